@@ -1,0 +1,62 @@
+# The commands of a working day. `make` lists them; each may be repeated, and is quick when there is nothing to do.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CONFIG ?= examples/gpt/gpt.toml
+ARGS ?=
+JOBS ?= $(shell nproc)
+TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
+SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
+
+.PHONY: help setup build train test bench format lint clean
+
+help:  ## this list
+	@echo 'make TARGET, where TARGET is'
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> takes a libtorch of your own instead of the wheel.'
+
+setup:  ## Debian packages, libtorch and the default text; installs what is missing (.ci/debian.txt, .ci/torch.txt)
+	@.ci/setup
+
+build: setup  ## the host, plug-ins, examples and tests, into build/
+	@$(call configure,)
+	@$(call compile)
+
+train: build  ## the main job; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
+	@build/bin/zeroth train $(CONFIG) $(ARGS)
+
+test: build  ## all tests
+	@.ci/test
+
+bench:  ## the benchmarks: a table, and build/bench.json
+	@.ci/setup bench
+	@$(call configure,-DZR_BENCHMARKS=ON)
+	@$(call compile)
+	@.ci/bench
+
+format:  ## lays the sources out anew (.clang-format)
+	@.ci/setup lint
+	@clang-format -i $(SOURCES)
+
+lint: build  ## layout, names and mistakes, as errors (.clang-format, .clang-tidy)
+	@.ci/setup lint
+	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
+	@run-clang-tidy -quiet -p build -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint.log 2>/dev/null || \
+	  { grep -E '(error|warning):' build/lint.log | sort -u >&2; echo 'lint: the whole of it is in build/lint.log' >&2; exit 1; }
+	@echo 'lint: clean'
+
+clean:  ## removes what was built; downloads (build/deps, build/data) stay
+	@find build -mindepth 1 -maxdepth 1 ! -name deps ! -name data -exec rm -rf {} + 2>/dev/null || true
+	@echo 'clean: build/ holds downloads only'
+
+# Quiet unless it fails.
+define configure
+cmake --preset dev $(TORCH_CACHE) $(1) > build/configure.log 2>&1 || \
+  { cat build/configure.log >&2; echo 'build: configuring failed; remedy: see above; if packages are missing, make setup' >&2; exit 3; }
+endef
+define compile
+cmake --build build -j $(JOBS) || \
+  { echo 'build: compiling failed, see the first error above; killed by the kernel: try JOBS=1' >&2; exit 3; }
+endef

@@ -1,0 +1,109 @@
+#include "zr/engine.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "base/failure.hpp"
+#include "engine/session.hpp"
+#include "model/torch_model.hpp"
+#include "program_state.hpp"
+
+namespace zr {
+
+using host::Failure;
+using host::LogicalRole;
+
+namespace {
+std::vector<std::pair<std::string, torch::Tensor>> pairs(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
+  std::vector<std::pair<std::string, torch::Tensor>> list;
+  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
+  return list;
+}
+
+LogicalRole role_of(What what) {
+  return what == What::value ? LogicalRole::value : what == What::gradient ? LogicalRole::gradient : LogicalRole::state;
+}
+}  // namespace
+
+struct Engine::State {
+  State(const Program& program, torch::nn::Module& model)
+      : torch_model(pairs(model.named_parameters()), pairs(model.named_buffers()),
+                    program.text("train.dtype") == "bf16" ? zr_dtype{ZR_BF16} : zr_dtype{ZR_F32}),
+        session(program.state()->setup(), torch_model) {
+    at::set_num_threads(session.threads());
+  }
+  host::TorchModel torch_model;
+  host::Session session;
+};
+
+Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
+
+Engine::Engine(const Program& program, torch::nn::Module& model) : state_(std::make_unique<State>(program, model)) {
+  if (program.state()->only_plan()) std::exit(0);
+}
+
+Engine::~Engine() = default;
+
+void Engine::backward(const torch::Tensor& loss, double weight) {
+  if (!loss.defined() || loss.numel() != 1)
+    host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) + " elements, but must be one number");
+  state_->session.begin_backward(loss.item<double>(), weight);
+  torch::autograd::backward({weight == 1 ? loss : loss * weight}, {});
+  state_->session.end_backward();
+}
+
+bool Engine::step() { return state_->session.step(); }
+void Engine::add_tokens(int64_t tokens) { state_->session.add_tokens(tokens); }
+int Engine::rank() const { return state_->session.rank(); }
+int Engine::world() const { return state_->session.world(); }
+int Engine::accumulation() const { return state_->session.accumulation(); }
+int64_t Engine::micro_batch() const { return state_->session.config().integer("train.micro_batch"); }
+int64_t Engine::steps() const { return state_->session.config().integer("train.steps"); }
+int64_t Engine::step_index() const { return state_->session.step_index(); }
+int64_t Engine::micro_index() const { return state_->session.micro_index(); }
+int64_t Engine::seed() const { return state_->session.config().integer("train.seed"); }
+double Engine::last_loss() const { return state_->session.last_loss(); }
+double Engine::last_grad_norm() const { return state_->session.last_grad_norm(); }
+std::string Engine::weights_hash() { return state_->session.weights_hash(); }
+double Engine::mean(double value) { return state_->session.mean(value); }
+void Engine::validation(double loss) { state_->session.validation(loss); }
+
+bool Engine::validation_due() const {
+  const int64_t every = state_->session.config().integer("eval.every"), made = step_index();
+  return made > 0 && every > 0 && (made % every == 0 || made == steps());
+}
+
+torch::Tensor Engine::get(const std::string& parameter, What what, const std::string& slot) {
+  host::Session& session = state_->session;
+  const uint32_t index = session.find(parameter);
+  torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
+  session.read(index, role_of(what), slot, tensor.data_ptr<float>());
+  return tensor;
+}
+
+void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
+  host::Session& session = state_->session;
+  const uint32_t index = session.find(parameter);
+  if (tensor.sizes().vec() != session.plan().input.parameters[index].shape)
+    host::fail_user("engine.set('" + parameter + "'): the tensor's shape is not the parameter's");
+  const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
+  session.write(index, role_of(what), slot, values.data_ptr<float>());
+}
+
+struct Engine::Evaluation::State {
+  explicit State(host::Session& s) : session(s), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) { session.evaluation(true); }
+  host::Session& session;
+  torch::NoGradGuard no_grad;
+  torch::Tensor random;
+};
+
+Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(engine.state_->session)) {}
+
+Engine::Evaluation::~Evaluation() noexcept(false) {
+  at::globalContext().defaultGenerator(at::kCPU).set_state(state_->random);
+  if (std::uncaught_exceptions() == 0) state_->session.evaluation(false);
+}
+
+}  // namespace zr

@@ -1,0 +1,59 @@
+// A trainer's command line and TOML file: `gpt gpt.toml train.steps=20`. Declares the program's own keys.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace zr {
+
+/// A key of the program's own tables. The default's type is the key's type.
+struct Key {
+  Key(std::string path, bool def, std::string meaning);
+  Key(std::string path, int def, std::string meaning, double min = -1e18, double max = 1e18);
+  Key(std::string path, double def, std::string meaning, double min = -1e300, double max = 1e300);
+  Key(std::string path, const char* def, std::string meaning, std::vector<std::string> choices = {});
+  std::string path;  // "model.layers"
+  std::string def;   // as TOML text
+  uint32_t type;     // ZR_KEY_*
+  std::string meaning;
+  double min = -1e300, max = 1e300;
+  std::vector<std::string> choices;
+};
+
+/// Construct it first in main(). Immutable; any thread may read.
+class Program {
+ public:
+  /// argv: FILE [path=value ...]. Exits (code 2, message on stderr) if the file or a key is wrong. Under `zeroth train`,
+  /// `explain` and `plan` it answers their questions and exits before any work is done.
+  Program(int argc, char** argv, std::vector<Key> keys = {});
+  /// The same from a file, for a main() with its own command line. Throws std::runtime_error.
+  explicit Program(const std::string& file, std::vector<std::string> overrides = {}, std::vector<Key> keys = {});
+  ~Program();
+
+  bool boolean(const std::string& path) const;
+  int64_t integer(const std::string& path) const;
+  double number(const std::string& path) const;
+  std::string text(const std::string& path) const;
+  /// The folder of the TOML file, for paths written relative to it.
+  std::string folder() const;
+  int rank() const;
+  int world() const;
+
+  struct State;
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// Runs fn, prints a failure as `zeroth: error: ...` on stderr and returns the exit code (2 user, 3 environment, 4 peer lost,
+/// 70 bug): `int main(...) { return zr::guarded([&] { ... }); }`.
+int guarded_run(void (*call)(void*), void* ctx);
+template <class F>
+int guarded(F&& fn) {
+  return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)));
+}
+
+}  // namespace zr

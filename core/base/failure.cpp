@@ -1,0 +1,64 @@
+#include "base/failure.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace zr::host {
+
+void fail_user(const std::string& text) { throw Failure(Exit::user, text); }
+void fail_environment(const std::string& text) { throw Failure(Exit::environment, text); }
+void fail_bug(const std::string& text) { throw Failure(Exit::bug, text); }
+
+namespace {
+// Edit distance where swapping two neighbours counts as one edit.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) now[j] = std::min(now[j], before[j - 2] + 1);
+    }
+    before = last;
+    last = now;
+  }
+  return last[b.size()];
+}
+}  // namespace
+
+std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  std::vector<std::string> best;
+  std::size_t least = std::max<std::size_t>(2, word.size() / 3);
+  for (const auto& candidate : candidates) {
+    const std::size_t d = distance(word, candidate);
+    if (d > least || d >= std::max(word.size(), candidate.size())) continue;
+    if (d < least) best.clear();
+    least = d;
+    if (std::find(best.begin(), best.end(), candidate) == best.end()) best.push_back(candidate);
+  }
+  return best;
+}
+
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto all = all_nearest(word, candidates);
+  return all.empty() ? "" : all.front();
+}
+
+void check(zr_code code, const zr_error& error, std::string_view who) {
+  if (code == ZR_OK) return;
+  const std::string said = error.msg[0] ? error.msg : "error code " + std::to_string(code);
+  const std::string text = std::string(who) + ": " + said;
+  switch (code) {
+    case ZR_INVALID: fail_user(text);
+    case ZR_UNSUPPORTED:
+    case ZR_NOMEM:
+    case ZR_IO: fail_environment(text);
+    case ZR_COMM:
+    case ZR_TIMEOUT:
+    case ZR_CANCELLED: throw Failure(Exit::peer_lost, text);
+    default: fail_bug(text);
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,45 @@
+// A failure a user can read: what went wrong, where, and what to do. Its class decides the process's exit code.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+enum class Exit { user = 2, environment = 3, peer_lost = 4, bug = 70 };
+
+class Failure : public std::runtime_error {
+ public:
+  Failure(Exit exit, const std::string& text) : std::runtime_error(text), exit_(exit) {}
+  Exit exit() const { return exit_; }
+  int code() const { return static_cast<int>(exit_); }
+
+ private:
+  Exit exit_;
+};
+
+/// Throws Failure(Exit::user): the user's input is wrong; `text` names thing, place and remedy.
+[[noreturn]] void fail_user(const std::string& text);
+/// Throws Failure(Exit::environment): the machine lacks something.
+[[noreturn]] void fail_environment(const std::string& text);
+/// Throws Failure(Exit::bug): an invariant of the host or of a plug-in is broken.
+[[noreturn]] void fail_bug(const std::string& text);
+
+/// The candidate nearest to `word` by edit distance, or "" if none is near enough to be meant.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+/// All candidates that are equally near, in their order.
+std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// A caller-owned error for a plug-in call, and the failure it becomes: "plug-in `who`: message".
+struct CallError : zr_error {
+  CallError() : zr_error{} { size = sizeof(zr_error); }
+};
+/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED ->
+/// peer_lost, else bug. `who` names plug-in and call.
+void check(zr_code code, const zr_error& error, std::string_view who);
+
+}  // namespace zr::host

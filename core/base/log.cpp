@@ -1,0 +1,49 @@
+#include "base/log.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+int from_environment() {
+  const char* set = std::getenv("ZR_LOG");
+  const std::string_view text = set ? set : "info";
+  return text == "debug" ? ZR_LOG_DEBUG : text == "warn" ? ZR_LOG_WARN : text == "error" ? ZR_LOG_ERROR : ZR_LOG_INFO;
+}
+std::atomic<int>& threshold() {
+  static std::atomic<int> value = from_environment();
+  return value;
+}
+}  // namespace
+
+void log(int level, const std::string& text) {
+  if (level < threshold()) return;
+  const char* prefix = level >= ZR_LOG_ERROR ? "error: " : level == ZR_LOG_WARN ? "warning: " : "";
+  const std::string line = std::string("zeroth: ") + prefix + text + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+void log_as_rank(int rank) {
+  if (rank > 0 && threshold() == ZR_LOG_INFO) threshold() = ZR_LOG_WARN;
+}
+
+int report_exception() {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+    return failure.code();
+  } catch (const std::exception& error) {
+    log(ZR_LOG_ERROR, error.what());
+  } catch (...) {
+    log(ZR_LOG_ERROR, "an exception that is no std::exception ended the program");
+  }
+  return static_cast<int>(Exit::bug);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,99 @@
+#include "base/text.hpp"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace zr::host {
+
+std::string shortest(double value) {
+  std::array<char, 40> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
+std::string bytes_text(int64_t bytes) {
+  static constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; std::fabs(value) >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
+  std::array<char, 40> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text.data();
+}
+
+std::string duration_text(double seconds) {
+  std::array<char, 40> text{};
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  if (seconds < 60) {
+    std::snprintf(text.data(), text.size(), "%.1fs", seconds);
+  } else if (whole < 3600) {
+    std::snprintf(text.data(), text.size(), "%dm %02ds", int(whole / 60), int(whole % 60));
+  } else {
+    std::snprintf(text.data(), text.size(), "%dh %02dm", int(whole / 3600), int(whole % 3600 / 60));
+  }
+  return text.data();
+}
+
+namespace {
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+
+template <std::size_t N>
+std::optional<double> parse_with(std::string_view text, const std::array<Unit, N>& units, bool unit_needed) {
+  double value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || !std::isfinite(value) || value < 0) return {};
+  std::string_view unit(rest, static_cast<std::size_t>(text.data() + text.size() - rest));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  if (unit.empty() && !unit_needed) return value;
+  for (const auto& [name, factor] : units)
+    if (unit == name) return value * factor;
+  return {};
+}
+}  // namespace
+
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  static constexpr std::array<Unit, 9> units{{{"B", 1},
+                                              {"KiB", 1024.0},
+                                              {"MiB", 1048576.0},
+                                              {"GiB", 1073741824.0},
+                                              {"TiB", 1099511627776.0},
+                                              {"KB", 1e3},
+                                              {"MB", 1e6},
+                                              {"GB", 1e9},
+                                              {"TB", 1e12}}};
+  const auto value = parse_with(text, units, false);
+  if (!value || *value != std::floor(*value) || *value > 9e18) return {};
+  return static_cast<int64_t>(*value);
+}
+
+std::optional<double> parse_duration(std::string_view text) {
+  static constexpr std::array<Unit, 5> units{{{"ms", 1e-3}, {"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}}};
+  return parse_with(text, units, true);
+}
+
+bool matches(std::string_view text, std::string_view pattern) {
+  std::size_t t = 0, p = 0, star = std::string_view::npos, mark = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      mark = t;
+    } else if (p < pattern.size() && pattern[p] == text[t]) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++mark;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,24 @@
+// Numbers as people and machines read them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace zr::host {
+
+/// Shortest text that reads back as the same double ("0.1", "1e-08", "nan", "inf").
+std::string shortest(double value);
+/// "1.50 GiB", "640 B".
+std::string bytes_text(int64_t bytes);
+/// "1m 05s", "2h 03m", "4.2s".
+std::string duration_text(double seconds);
+/// "64KiB", "1.5 GiB", "100MB", "4096" -> bytes; nothing if it is not a size.
+std::optional<int64_t> parse_bytes(std::string_view text);
+/// "250ms", "30s", "5min", "2h" -> seconds; nothing if it is not a duration.
+std::optional<double> parse_duration(std::string_view text);
+/// `text` matches `pattern`, in which `*` stands for any run of characters.
+bool matches(std::string_view text, std::string_view pattern);
+
+}  // namespace zr::host

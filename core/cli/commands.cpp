@@ -1,0 +1,174 @@
+#include "cli/commands.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+
+#include "base/failure.hpp"
+#include "cli/job_file.hpp"
+#include "cli/launch.hpp"
+#include "cli/trainer.hpp"
+
+namespace zr::host {
+
+namespace po = boost::program_options;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+struct Command {
+  const char* name;
+  const char* usage;
+  const char* meaning;
+  int (*run)(const Command&, const Arguments&);
+};
+
+// The options of a command, told apart from its words; --help is answered here.
+struct Parsed {
+  po::variables_map values;
+  Arguments words;
+  bool helped = false;
+};
+
+Parsed parse(const Command& command, const Arguments& arguments, po::options_description options = {}) {
+  po::options_description all;
+  all.add(options).add_options()("help,h", "show this")("words", po::value<Arguments>());
+  po::positional_options_description words;
+  words.add("words", -1);
+  Parsed parsed;
+  try {
+    po::store(po::command_line_parser(arguments).options(all).positional(words).run(), parsed.values);
+  } catch (const po::error& error) {
+    fail_user(std::string("zeroth ") + command.name + ": " + error.what() + "; usage: zeroth " + command.usage);
+  }
+  if (parsed.values.count("words")) parsed.words = parsed.values["words"].as<Arguments>();
+  if ((parsed.helped = parsed.values.count("help") > 0)) {
+    std::cout << "usage: zeroth " << command.usage << "\n\n" << command.meaning << "\n";
+    if (!options.options().empty()) std::cout << "\n" << options;
+  }
+  return parsed;
+}
+
+std::filesystem::path bin_folder() { return std::filesystem::canonical("/proc/self/exe").parent_path(); }
+
+JobFile judged(const Command& command, const Arguments& words) {
+  if (words.empty()) fail_user(std::string("zeroth ") + command.name + ": which file? usage: zeroth " + command.usage);
+  return judge_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder());
+}
+
+// The trainer's argv. A file that names no trainer is a failure here.
+Arguments trainer_of(const JobFile& job) {
+  const auto program = find_trainer(job.config.entry("job.program"), job.file, bin_folder());
+  Arguments argv{program.string(), job.file};
+  argv.insert(argv.end(), job.overrides.begin(), job.overrides.end());
+  return argv;
+}
+
+int train(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  if (parsed.helped) return 0;
+  const JobFile job = judged(command, parsed.words);
+  LaunchOptions options;
+  options.ranks = static_cast<int>(job.config.integer("job.ranks"));
+  options.threads = static_cast<int>(job.config.integer("job.threads"));
+  options.program = trainer_of(job);
+  options.environment = {{"ZR_PROGRESS", ::isatty(STDOUT_FILENO) ? "tty" : "plain"}};
+  return launch(options);
+}
+
+int explain_file(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  if (!parsed.helped) std::cout << explain(judged(command, parsed.words));
+  return 0;
+}
+
+// Becomes the trainer, which prints the plan and ends.
+int plan(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  if (parsed.helped) return 0;
+  const Arguments argv = trainer_of(judged(command, parsed.words)), environment = clean_environment({"ZR_ASK=plan"});
+  const auto pointers = [](const Arguments& texts) {
+    std::vector<char*> all;
+    for (const auto& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+    all.push_back(nullptr);
+    return all;
+  };
+  std::cout.flush();
+  ::execve(argv[0].c_str(), pointers(argv).data(), pointers(environment).data());
+  fail_environment("'" + argv[0] + "' cannot be executed: " + std::strerror(errno));
+}
+
+int plugins(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  if (parsed.helped) return 0;
+  if (parsed.words.size() > 1) fail_user(std::string("zeroth plugins: one file at a time; usage: zeroth ") + command.usage);
+  if (parsed.words.empty()) {
+    const Registry registry;
+    const std::string text = list_text(registry.list());
+    std::cout << "looked in";
+    for (const auto& folder : registry.directories())
+      std::cout << " " << folder.string() << (std::filesystem::is_directory(folder) ? "" : " (not there)");
+    std::cout << "\n" << (text.empty() ? "found none\n" : text);
+    return 0;
+  }
+  const Judgement judgement = Registry::judge(std::filesystem::absolute(parsed.words[0]));
+  std::cout << list_text({judgement});
+  return judgement.accepted ? 0 : static_cast<int>(Exit::user);
+}
+
+int launch_program(const Command& command, const Arguments& arguments) {
+  const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+  LaunchOptions options;
+  po::options_description ranks("options");
+  ranks.add_options()("ranks,n", po::value(&options.ranks)->default_value(1), "how many ranks to start")(
+      "threads,t", po::value(&options.threads)->default_value(0), "threads of a rank; 0: the cores shared evenly");
+  Parsed parsed = parse(command, {arguments.begin(), dashes}, ranks);
+  if (parsed.helped) return 0;
+  po::notify(parsed.values);
+  if (!parsed.words.empty() || dashes == arguments.end() || dashes + 1 == arguments.end())
+    fail_user(std::string("zeroth launch: the program stands behind `--`; usage: zeroth ") + command.usage);
+  if (options.ranks < 1 || options.threads < 0)
+    fail_user("zeroth launch: -n " + std::to_string(options.ranks) + " -t " + std::to_string(options.threads) + ": at least 1 rank, and 0 threads or more");
+  options.program.assign(dashes + 1, arguments.end());
+  return launch(options);
+}
+
+constexpr Command kCommands[] = {
+    {"train", "train FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.", train},
+    {"plan", "plan FILE.toml [table.key=value ...]", "Prints who will own which bytes, before anything is trained.", plan},
+    {"explain", "explain FILE.toml [table.key=value ...]", "Prints every effective value, where it comes from and what it means.", explain_file},
+    {"plugins", "plugins [FILE.so]", "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
+    {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]", "Starts the ranks of any program built on zr::Engine.", launch_program},
+};
+
+void help() {
+  std::cout << "zeroth " ZR_VERSION ": ZeRO as plug-ins for libtorch\n\nusage: zeroth COMMAND ...\n\n";
+  for (const Command& one : kCommands) std::cout << "  zeroth " << one.usage << "\n      " << one.meaning << "\n";
+  std::cout << "\n  zeroth COMMAND --help    zeroth --version\n\n"
+               "exit codes: 2 what the user wrote, 3 what the machine lacks, 4 a rank was lost, 70 a bug\n";
+}
+
+}  // namespace
+
+int run_command(const Arguments& arguments) {
+  const std::string name = arguments.empty() ? "--help" : arguments[0];
+  if (name == "--help" || name == "-h" || name == "help") return help(), 0;
+  if (name == "--version") {
+    std::cout << "zeroth " ZR_VERSION " (plug-in ABI " << ZR_ABI_MAJOR << "." << ZR_ABI_MINOR << ")\n";
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const Command& one : kCommands) {
+    if (name == one.name) return one.run(one, {arguments.begin() + 1, arguments.end()});
+    names.push_back(one.name);
+  }
+  const std::string near = nearest(name, names);
+  fail_user("there is no command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") + " (zeroth --help lists them)");
+}
+
+}  // namespace zr::host

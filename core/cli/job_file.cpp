@@ -1,0 +1,99 @@
+#include "cli/job_file.hpp"
+
+#include <algorithm>
+
+#include "cli/trainer.hpp"
+#include "plugin/choice.hpp"
+
+namespace zr::host {
+
+JobFile judge_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
+                   const std::filesystem::path& bin) {
+  const Document document = Document::load(file, overrides);
+  JobFile job{file, overrides, {}, {}};
+  Choice choice = choose(document, registry, std::get<int64_t>(document.early("job.ranks").value));
+  const Entry program = document.early("job.program");
+  if (!std::get<std::string>(program.value).empty()) {
+    job.program = find_trainer(program, file, bin);
+    const auto keys = ask_keys(job.program, file);
+    choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
+  }
+  job.config = document.check(choice.keys, 0, choice.unread);
+  return job;
+}
+
+namespace {
+
+using Cells = std::vector<std::string>;
+
+// Columns as wide as their widest cell, two spaces between; no spaces at the end of a line.
+std::string aligned(const std::vector<Cells>& rows, const std::string& indent) {
+  std::vector<std::size_t> widths;
+  for (const Cells& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (widths.size() <= i) widths.resize(i + 1);
+      if (row.size() > 1) widths[i] = std::max(widths[i], row[i].size());
+    }
+  std::string text;
+  for (const Cells& row : rows) {
+    std::string line = row.size() == 1 ? row[0] : indent;
+    for (std::size_t i = 0; row.size() > 1 && i < row.size(); ++i)
+      line += row[i] + std::string(i + 1 < row.size() ? widths[i] - row[i].size() + 2 : 0, ' ');
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string bare_default(const Key& key) {
+  if (key.def.empty()) return "required";
+  return key.def[0] == '@' ? "as " + key.def.substr(1) : key.def;
+}
+
+std::string one_plugin(const Component& one) {
+  const std::string major = std::to_string(ZR_ABI_MAJOR) + ".";
+  std::string text = std::string(role_of(one)) + " '" + one.table->id + "' " + one.table->version + "  (" + one.table->kind +
+                     ", ABI built " + major + std::to_string(one.module->built_minor) + ", needs " + major +
+                     std::to_string(one.module->need_minor) + "; " + one.module->vendor + ", " + one.module->build + ")\n  " +
+                     one.file.string() + "\n";
+  std::vector<Cells> rows;
+  const std::string table = std::string(role_of(one)) + "." + one.table->id;
+  for (const Key& key : keys_of(one.table->keys, one.table->n_keys, table))
+    rows.push_back({key.name, std::string(type_text(key.type)), bare_default(key), range_text(key),
+                    key.meaning + (key.per_group ? " (also per group)" : "")});
+  return text + aligned(rows, "    ");
+}
+
+}  // namespace
+
+std::string explain(const JobFile& job) {
+  const int64_t ranks = job.config.integer("job.ranks");
+  std::vector<Cells> rows{{job.file + ": " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
+                           (job.program.empty() ? "" : " of " + job.program.string())}};
+  for (const auto& [table, lines] : job.config.tables()) {
+    rows.push_back({""});
+    rows.push_back({"[" + table + "]"});
+    for (const auto& [name, entry] : lines) rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
+    if (table != "optimizer") continue;
+    for (const GroupConfig& group : job.config.groups()) {
+      std::string match;
+      for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + toml_text(pattern);
+      rows.push_back({"[[optimizer.groups]]"});
+      rows.push_back({"match", "[" + match + "]", group.origin.text(), "parameters by name; the first group that matches has them"});
+      rows.push_back({"lr_scale", toml_text(group.lr_scale), group.origin.text(), "their learning rate, in units of optimizer.lr"});
+      for (const Entry& own : group.own) rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
+    }
+  }
+  return aligned(rows, "  ");
+}
+
+std::string list_text(const std::vector<Judgement>& judged) {
+  std::string accepted, refused;
+  for (const Judgement& one : judged) {
+    for (const Component& component : one.components) accepted += one_plugin(component);
+    if (!one.accepted) refused += "refused: " + one.file.string() + "\n    " + one.reason + "\n";
+  }
+  return accepted + refused;
+}
+
+}  // namespace zr::host

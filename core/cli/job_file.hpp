@@ -1,0 +1,30 @@
+// A TOML file judged as its job would be: with the tables of the plug-ins it chooses and of the program it names.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "config/config.hpp"
+#include "plugin/plugin.hpp"
+
+namespace zr::host {
+
+struct JobFile {
+  std::string file;
+  std::vector<std::string> overrides;
+  std::filesystem::path program;  // "" if the file names none
+  Config config;                  // for job.ranks ranks
+};
+
+/// Throws Failure with everything that is wrong with the file. `bin` is where programs of the build or installation are.
+JobFile judge_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
+                   const std::filesystem::path& bin);
+
+/// Every effective value, its origin and meaning, aligned, by table.
+std::string explain(const JobFile& job);
+
+/// What `zeroth plugins` shows: accepted components with their keys, then what was refused and why.
+std::string list_text(const std::vector<Judgement>& judged);
+
+}  // namespace zr::host

@@ -1,0 +1,330 @@
+#include "cli/launch.hpp"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address_v4.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <set>
+
+#include "base/failure.hpp"
+#include "cli/launch_output.hpp"
+#include "cli/launch_process.hpp"
+#include "comm/store.hpp"
+
+extern char** environ;
+
+namespace zr::host {
+
+using boost::asio::posix::stream_descriptor;
+using boost::system::error_code;
+
+namespace {
+constexpr int kMostRanks = 1024;
+constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr auto kForOrderlyEnd = std::chrono::seconds(5);                // after a user's signal
+constexpr auto kForTable = std::chrono::milliseconds(3500);            // after a rank failed, should the store not speak
+constexpr auto kForSurvivors = std::chrono::milliseconds(2500);         // after the table: they end by themselves within two
+
+std::string random_hex(std::size_t bytes) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < bytes; ++i) {
+    unsigned char byte = 0;
+    if (getrandom(&byte, 1, 0) != 1) fail_environment("the system gives no random numbers (getrandom)");
+    text += {digits[byte >> 4], digits[byte & 15]};
+  }
+  return text;
+}
+
+int cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+class Launch {
+ public:
+  explicit Launch(const LaunchOptions& options);
+  ~Launch();
+  int run();
+
+ private:
+  struct Rank {
+    Process process;
+    bool running = false, sent_away = false;  // sent away: by this launcher, so its end is no failure
+    std::array<std::unique_ptr<stream_descriptor>, 2> streams;
+    std::array<bool, 2> paused{};
+    std::array<char, 65536> buffer;
+  };
+  std::vector<std::string> environment_of(int rank) const;
+  void start_rank(int rank, const std::string& file);
+  void listen_to_signals();
+  void read(int rank, Output::Stream stream);
+  void reap_all();
+  void ended(int rank, const Fate& fate);
+  void drain(int rank);
+  void stop(int signal, int sent);
+  void broke(const std::string& table);
+  void send_away(int signal, bool joined_too);
+  void end_all_after(std::chrono::milliseconds patience);
+  void tick();
+  void finish_if_done();
+  Rank& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+
+  const LaunchOptions& options_;
+  boost::asio::io_context io_;
+  boost::asio::signal_set signals_;
+  boost::asio::steady_timer tick_, deadline_;
+  OutputWriter writer_;
+  Output output_;
+  std::unique_ptr<Store> store_;
+  std::string job_, token_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  int running_ = 0;
+  int stopped_by_ = 0;          // the user's signal
+  bool told_ = false;           // the table is printed
+  int code_ = 0;                // of the failure that came first
+  bool followed_ = false;       // code_ is that of a rank which only followed another's failure
+  const long oom_kills_ = kernel_oom_kills();
+  struct sigaction pipe_before_ {};
+};
+
+Launch::Launch(const LaunchOptions& options)
+    : options_(options), signals_(io_), tick_(io_), deadline_(io_),
+      output_(writer_, STDOUT_FILENO, STDERR_FILENO, options.ranks, options.raw_rank0),
+      job_("zr-" + random_hex(6)), token_(random_hex(16)) {
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &ignore, &pipe_before_);
+}
+
+Launch::~Launch() {
+  for (auto& rank : ranks_)
+    if (rank->running) {
+      kill(-rank->process.pid, SIGKILL);
+      while (!reap(rank->process.pid)) usleep(1000);
+    }
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
+}
+
+std::vector<std::string> Launch::environment_of(int rank) const {
+  const int threads = options_.threads > 0 ? options_.threads : std::max(1, cores() / options_.ranks);
+  std::vector<std::pair<std::string, std::string>> added{{"ZR_RANK", std::to_string(rank)},
+                                                         {"ZR_WORLD", std::to_string(options_.ranks)},
+                                                         {"ZR_LOCAL_RANK", std::to_string(rank)},
+                                                         {"ZR_LOCAL_WORLD", std::to_string(options_.ranks)},
+                                                         {"ZR_STORE", "127.0.0.1:" + std::to_string(store_->port())},
+                                                         {"ZR_JOB", job_},
+                                                         {"ZR_TOKEN", token_},
+                                                         {"ZR_THREADS", std::to_string(threads)}};
+  if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  if (output_.columns() > 0) added.emplace_back("ZR_TERMINAL", std::to_string(output_.columns()));
+  added.insert(added.end(), options_.environment.begin(), options_.environment.end());
+  std::set<std::string> names;
+  std::vector<std::string> all;
+  for (auto entry = added.rbegin(); entry != added.rend(); ++entry)  // the last of a name holds
+    if (names.insert(entry->first).second) all.push_back(entry->first + "=" + entry->second);
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    if (names.insert(text.substr(0, text.find('='))).second) all.push_back(text);
+  }
+  return all;
+}
+
+void Launch::start_rank(int rank, const std::string& file) {
+  ProcessOptions process;
+  process.file = file;
+  process.arguments = options_.program;
+  process.environment = environment_of(rank);
+  process.reads_stdin = rank == 0 && !isatty(STDIN_FILENO);  // reading a terminal would stop a process of another group
+  process.one_pipe = output_.merged();
+  ranks_.push_back(std::make_unique<Rank>());
+  Rank& started = *ranks_.back();
+  started.process = start_process(process);
+  started.running = true;
+  ++running_;
+  store_->started(rank, started.process.pid);
+  const std::array ends{started.process.out, started.process.err};
+  for (const auto stream : {Output::out, Output::err}) {
+    if (ends[stream] < 0) continue;
+    fcntl(ends[stream], F_SETFL, O_NONBLOCK);
+    started.streams[stream] = std::make_unique<stream_descriptor>(io_, ends[stream]);
+    read(rank, stream);
+  }
+}
+
+void Launch::listen_to_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    if (now.sa_handler != SIG_IGN) signals_.add(signal);  // as nohup asks
+  }
+  signals_.add(SIGCHLD);
+  const auto wait = [this](const auto& again) -> void {
+    signals_.async_wait([this, again](const error_code& error, int signal) {
+      if (error) return;
+      signal == SIGCHLD ? reap_all() : stop(signal, signal);
+      again(again);
+    });
+  };
+  wait(wait);
+}
+
+int Launch::run() {
+  const std::string file = find_program(options_.program.empty() ? "" : options_.program[0]);
+  Store::Options store;
+  store.world = options_.ranks;
+  store.job = store.job_id = job_;
+  store.token = token_;
+  store.launched = true;
+  store.on_table = [this](const std::string& table) { broke(table); };
+  store_ = std::make_unique<Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(), std::vector<uint16_t>{0});
+  listen_to_signals();
+  for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank, file);
+  writer_.start();
+  tick();
+  reap_all();
+  io_.run();
+  error_code ignored;
+  signals_.clear(ignored);  // from here on Ctrl-C ends a launcher whose output nobody reads
+  writer_.flush();
+  return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
+}
+
+void Launch::read(int rank, Output::Stream stream) {
+  Rank& source = at(rank);
+  if (writer_.congested()) {
+    source.paused[stream] = true;  // tick() goes on
+    return;
+  }
+  source.streams[stream]->async_wait(stream_descriptor::wait_read, [this, rank, stream](const error_code& error) {
+    Rank& ready = at(rank);
+    if (error || !ready.streams[stream]) return;
+    const ssize_t n = ::read(ready.streams[stream]->native_handle(), ready.buffer.data(), ready.buffer.size());
+    if (n > 0) output_.bytes(rank, stream, {ready.buffer.data(), static_cast<std::size_t>(n)});
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+      ready.streams[stream].reset();
+    } else {
+      read(rank, stream);
+    }
+  });
+}
+
+void Launch::reap_all() {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (!at(rank).running) continue;
+    if (const auto fate = reap(at(rank).process.pid)) ended(rank, *fate);
+  }
+  finish_if_done();
+}
+
+// What the rank wrote last is in its pipes; a process outside its group may hold them open for ever.
+void Launch::drain(int rank) {
+  Rank& source = at(rank);
+  for (const auto stream : {Output::out, Output::err}) {
+    if (!source.streams[stream]) continue;
+    for (ssize_t n; (n = ::read(source.streams[stream]->native_handle(), source.buffer.data(), source.buffer.size())) != 0;) {
+      if (n < 0 && errno != EINTR) break;
+      if (n > 0) output_.bytes(rank, stream, {source.buffer.data(), static_cast<std::size_t>(n)});
+    }
+    source.streams[stream].reset();
+  }
+  output_.ended(rank);
+}
+
+void Launch::ended(int rank, const Fate& seen) {
+  Fate fate = seen;
+  at(rank).running = false;
+  --running_;
+  drain(rank);
+  if (fate.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
+    fate.note = "the kernel killed for lack of memory meanwhile (dmesg shows whom): lower train.micro_batch or job.ranks";
+  if (at(rank).sent_away) return;
+  if (!fate.good()) {
+    const int code = fate.signal ? static_cast<int>(Exit::peer_lost) : fate.code;
+    const bool follows = !fate.signal && code == static_cast<int>(Exit::peer_lost);
+    if (code_ == 0 || (followed_ && !follows)) {
+      code_ = code;
+      followed_ = follows;
+    }
+    end_all_after(kForTable);
+  }
+  store_->ended(rank, at(rank).process.pid, fate);
+  if (!fate.good()) send_away(SIGTERM, false);  // nobody tells those that have not joined
+}
+
+void Launch::broke(const std::string& table) {
+  told_ = true;
+  output_.error(table);
+  if (code_ == 0) {
+    code_ = static_cast<int>(Exit::peer_lost);
+    followed_ = true;
+  }
+  end_all_after(kForSurvivors);
+  finish_if_done();
+}
+
+// `signal` stops the job, the ranks get `sent`.
+void Launch::stop(int signal, int sent) {
+  if (stopped_by_) return send_away(SIGKILL, true);  // asked twice
+  stopped_by_ = signal;
+  store_->stop_judging();
+  send_away(sent, true);
+  send_away(SIGCONT, true);
+  end_all_after(kForOrderlyEnd);
+}
+
+void Launch::send_away(int signal, bool joined_too) {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (!at(rank).running || (!joined_too && store_->joined(rank))) continue;
+    at(rank).sent_away = true;
+    kill(-at(rank).process.pid, signal);
+  }
+}
+
+void Launch::end_all_after(std::chrono::milliseconds patience) {
+  const auto when = std::chrono::steady_clock::now() + patience;
+  if (deadline_.expiry() != decltype(deadline_)::time_point{} && deadline_.expiry() <= when) return;
+  deadline_.expires_at(when);
+  deadline_.async_wait([this](const error_code& error) {
+    if (!error) send_away(SIGKILL, true);
+  });
+}
+
+void Launch::tick() {
+  output_.tick();
+  if (writer_.failed() && !stopped_by_) stop(SIGPIPE, SIGTERM);
+  for (int rank = 0; rank < options_.ranks; ++rank)
+    for (const auto stream : {Output::out, Output::err})
+      if (at(rank).streams[stream] && std::exchange(at(rank).paused[stream], false)) read(rank, stream);
+  tick_.expires_after(kTick);
+  tick_.async_wait([this](const error_code& error) {
+    if (!error) tick();
+  });
+}
+
+void Launch::finish_if_done() {
+  if (running_ > 0 || (store_->broken() && !told_)) return;
+  store_->close();
+  io_.stop();
+}
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  if (options.ranks < 1 || options.ranks > kMostRanks)
+    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks; a host starts 1 to " + std::to_string(kMostRanks));
+  return Launch(options).run();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,216 @@
+#include "cli/launch_output.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+
+namespace zr::host {
+
+namespace {
+constexpr std::size_t kCongested = 4u << 20;
+constexpr std::size_t kMostTail = 4096, kMostLine = 65536;
+constexpr auto kForRestOfLine = std::chrono::milliseconds(500);
+constexpr std::string_view kError = "zeroth: error: ";
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto n = ::write(fd, text.data(), text.size());
+    if (n >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN) {
+      pollfd wait{fd, POLLOUT, 0};
+      poll(&wait, 1, -1);
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool one_place(int a, int b) {
+  struct stat x{}, y{};
+  return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+}  // namespace
+
+OutputWriter::~OutputWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void OutputWriter::start() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void OutputWriter::write(int fd, std::string text) {
+  const std::lock_guard lock(mutex_);
+  bytes_ += text.size();
+  queue_.emplace_back(fd, std::move(text));
+  changed_.notify_all();
+}
+
+bool OutputWriter::congested() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_ > kCongested;
+}
+
+bool OutputWriter::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+void OutputWriter::flush() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty(); });
+}
+
+void OutputWriter::run() {
+  std::set<int> gone;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const auto& [fd, text] = queue_.front();  // stays in place while others append
+    lock.unlock();
+    if (!gone.count(fd) && !write_all(fd, text)) gone.insert(fd);
+    lock.lock();
+    failed_ = !gone.empty();
+    bytes_ -= queue_.front().second.size();
+    queue_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+Output::Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0)
+    : writer_(writer), raw_rank0_(raw_rank0), merged_(one_place(out_fd, err_fd)) {
+  for (const int fd : {out_fd, err_fd}) sinks_.push_back({fd, isatty(fd) == 1, false, "", {}, {}});
+  sources_.resize(static_cast<std::size_t>(ranks), std::vector<Source>(2));
+  winsize size{};
+  if (sinks_[0].terminal && sinks_[1].terminal)
+    columns_ = ioctl(out_fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+void Output::bytes(int rank, Stream stream, std::string_view text) {
+  Source& source = sources_[static_cast<std::size_t>(rank)][stream];
+  Sink& to = sink(stream);
+  if (rank == 0 && raw_rank0_) return raw_bytes(source, to, text);
+  if (source.partial.empty()) source.since = Clock::now();
+  source.partial += text;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1)
+    whole_line(rank, source, to, source.partial.substr(begin, end - begin));
+  source.partial.erase(0, begin);
+  if (source.partial.size() > kMostLine) whole_line(rank, source, to, std::exchange(source.partial, ""));
+}
+
+// Passes everything on at once, but the lines of an error, which are passed whole or not at all.
+void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
+  if (source.partial.empty()) source.since = Clock::now();
+  const std::string all = std::exchange(source.partial, "") + std::string(text);
+  std::string_view rest = all;
+  while (!rest.empty()) {
+    const auto end = rest.find('\n');
+    const bool may_be_error = rest.substr(0, kError.size()) == kError.substr(0, rest.size()) || (source.in_error && rest[0] == ' ');
+    if (source.line_begins && may_be_error) {
+      if (end == std::string_view::npos && rest.size() < kMostLine) {
+        source.partial = rest;
+        return;
+      }
+      const std::string line(rest.substr(0, end));
+      if (!repeats(0, source, line)) pass(to, rest.substr(0, end == std::string_view::npos ? end : end + 1));
+    } else {
+      source.in_error = false;
+      pass(to, rest.substr(0, end == std::string_view::npos ? end : end + 1));
+      source.line_begins = false;
+    }
+    if (end == std::string_view::npos) return;
+    source.line_begins = true;
+    rest.remove_prefix(end + 1);
+  }
+}
+
+void Output::whole_line(int rank, Source& source, Sink& to, std::string line) {
+  const auto shown = line.rfind('\r', line.size() < 2 ? std::string::npos : line.size() - 2);
+  if (shown != std::string::npos) line.erase(0, shown + 1);  // of a redrawn line the last state
+  if (!repeats(rank, source, line)) insert(to, "[" + std::to_string(rank) + "] " + line);
+}
+
+bool Output::repeats(int rank, Source& source, const std::string& line) {
+  source.in_error = line.compare(0, kError.size(), kError) == 0 || (source.in_error && line[0] == ' ');
+  if (!source.in_error) return false;
+  const auto [at, fresh] = errors_.emplace(line, rank);
+  return !fresh && at->second != rank;
+}
+
+// Rank 0's own bytes; lines of others that waited for the end of its line follow it.
+void Output::pass(Sink& to, std::string_view text) {
+  writer_.write(to.fd, std::string(text));
+  const auto fresh = text.find_last_of("\r\n");
+  if (fresh != std::string_view::npos) to.tail.clear();
+  to.tail += fresh == std::string_view::npos ? text : text.substr(fresh + 1);
+  if (to.tail.size() > kMostTail) to.tail.erase(0, to.tail.size() - kMostTail);
+  to.dirty = text.back() != '\n';
+  if (!to.dirty) release(to);
+}
+
+void Output::insert(Sink& to, const std::string& line) {
+  if (!to.dirty) return writer_.write(to.fd, line + "\n");
+  if (to.terminal) return writer_.write(to.fd, "\r\x1b[K" + line + "\n" + to.tail);
+  if (to.held.empty()) to.held_since = Clock::now();
+  to.held.push_back(line);
+}
+
+void Output::release(Sink& to) {
+  for (const auto& line : std::exchange(to.held, {})) writer_.write(to.fd, line + "\n");
+}
+
+void Output::ended(int rank) {
+  for (const Stream stream : {out, err}) {
+    Source& source = sources_[static_cast<std::size_t>(rank)][stream];
+    const std::string rest = std::exchange(source.partial, "");
+    const bool raw = rank == 0 && raw_rank0_;
+    if (!rest.empty() && !raw) whole_line(rank, source, sink(stream), rest);
+    if (!rest.empty() && raw) pass(sink(stream), rest);
+    if (raw && sink(stream).dirty && !sink(stream).held.empty()) pass(sink(stream), "\n");
+  }
+}
+
+void Output::error(const std::string& text) {
+  Sink& to = sink(err);
+  if (to.dirty) pass(to, "\n");  // what stands there is rank 0's last word
+  std::string lines = std::string(kError) + text + "\n";
+  for (std::size_t begin = 0, end; (end = lines.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = lines.substr(begin, end - begin);
+    const auto [at, fresh] = errors_.emplace(line, -1);
+    if (fresh) writer_.write(to.fd, line + "\n");
+  }
+}
+
+void Output::tick() {
+  const auto now = Clock::now();
+  for (auto& to : sinks_)
+    if (!to.held.empty() && now - to.held_since > kForRestOfLine) pass(to, "\n");
+  if (!raw_rank0_) return;
+  for (const Stream stream : {out, err}) {
+    Source& source = sources_[0][stream];
+    if (source.partial.empty() || now - source.since < kForRestOfLine) continue;
+    pass(sink(stream), std::exchange(source.partial, ""));
+    source.line_begins = source.in_error = false;
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,167 @@
+#include "cli/launch_process.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::array kHandled{SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};
+
+struct Pipe {
+  int read = -1, write = -1;
+  Pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_environment(std::string("cannot open a pipe: ") + std::strerror(errno));
+    read = ends[0];
+    write = ends[1];
+  }
+  Pipe(const Pipe&) = delete;
+  ~Pipe() {
+    if (read >= 0) close(read);
+    if (write >= 0) close(write);
+  }
+  int take_read() { return std::exchange(read, -1); }
+};
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+bool executable_file(const std::string& path) {
+  struct stat info{};
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+struct ChildPlan {
+  const char* file;
+  char** arguments;
+  char** environment;
+  int in, out, err, status;
+  pid_t parent;
+  const sigset_t* mask;
+};
+
+// Between fork and exec: only calls that are safe after a fork.
+[[noreturn]] void become(const ChildPlan& plan) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != plan.parent) _exit(127);
+  for (const int signal : kHandled) {
+    struct sigaction action{};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN && signal != SIGPIPE) continue;
+    action = {};
+    action.sa_handler = SIG_DFL;
+    sigaction(signal, &action, nullptr);
+  }
+  sigprocmask(SIG_SETMASK, plan.mask, nullptr);
+  if ((plan.in >= 0 && dup2(plan.in, 0) < 0) || dup2(plan.out, 1) < 0 || dup2(plan.err, 2) < 0) _exit(127);
+  execve(plan.file, plan.arguments, plan.environment);
+  const int error = errno;
+  [[maybe_unused]] const auto told = write(plan.status, &error, sizeof error);
+  _exit(127);
+}
+
+[[noreturn]] void fail_exec(const std::string& file, int error) {
+  const std::string text = "'" + file + "' cannot be executed: ";
+  if (error == ENOEXEC) fail_user(text + "it is neither a program of this machine nor a script that begins with #!");
+  if (error == ENOENT)
+    fail_environment(text + "the interpreter or loader it names is missing (a script's first line, or `readelf -l " + file + "`)");
+  fail_environment(text + std::strerror(error));
+}
+}  // namespace
+
+std::string find_program(const std::string& name) {
+  if (name.empty()) fail_user("no program to launch: zeroth launch -n 2 -- PROGRAM ARGS");
+  struct stat info{};
+  if (name.find('/') != std::string::npos) {
+    if (stat(name.c_str(), &info) != 0) fail_user("program '" + name + "': " + std::strerror(errno) + ". Give the path of a program");
+    if (S_ISDIR(info.st_mode)) fail_user("program '" + name + "' is a folder. Give the path of a program");
+    if (!executable_file(name)) fail_user("program '" + name + "' is not executable: chmod +x " + name);
+    return name;
+  }
+  const char* set = std::getenv("PATH");
+  std::string path = set ? set : "/usr/local/bin:/usr/bin:/bin";
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const auto end = std::min(path.find(':', begin), path.size());
+    const std::string folder = path.substr(begin, end - begin);
+    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    if (executable_file(file)) return file;
+    begin = end + 1;
+  }
+  fail_user("program '" + name + "' is in no folder of PATH. " +
+            (stat(name.c_str(), &info) == 0 ? "There is one here: ./" + name : "Give the path of a program"));
+}
+
+Process start_process(const ProcessOptions& options) {
+  Pipe out, status;
+  std::optional<Pipe> err;
+  if (!options.one_pipe) err.emplace();
+  const int null = options.reads_stdin ? -1 : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const auto arguments = pointers(options.arguments), environment = pointers(options.environment);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const ChildPlan plan{options.file.c_str(), const_cast<char**>(arguments.data()), const_cast<char**>(environment.data()),
+                       null, out.write, err ? err->write : out.write, status.write, getpid(), &before};
+  const pid_t pid = fork();
+  if (pid == 0) become(plan);
+  const int fork_error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (null >= 0) close(null);
+  if (pid < 0) fail_environment(std::string("cannot start another process: ") + std::strerror(fork_error));
+  setpgid(pid, pid);  // as the child does: whoever comes first
+  close(std::exchange(status.write, -1));
+  int error = 0;
+  ssize_t got;
+  while ((got = read(status.read, &error, sizeof error)) < 0 && errno == EINTR) {
+  }
+  if (got == sizeof error) {
+    waitpid(pid, nullptr, 0);
+    fail_exec(options.file, error);
+  }
+  return {pid, out.take_read(), err ? err->take_read() : -1};
+}
+
+std::optional<Fate> reap(pid_t pid) {
+  siginfo_t info{};
+  if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return {};
+  kill(-pid, SIGKILL);  // while the dead leader still holds the group's number
+  int status = 0;
+  waitpid(pid, &status, 0);
+  Fate fate;
+  if (WIFSIGNALED(status)) {
+    fate.signal = WTERMSIG(status);
+  } else {
+    fate.code = WEXITSTATUS(status);
+  }
+  return fate;
+}
+
+long kernel_oom_kills() {
+  std::ifstream file("/proc/vmstat");
+  std::string name;
+  long value = 0;
+  while (file >> name >> value)
+    if (name == "oom_kill") return value;
+  return -1;
+}
+
+}  // namespace zr::host

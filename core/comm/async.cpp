@@ -1,0 +1,54 @@
+#include <cstdio>
+#include <new>
+
+#include "comm/communicator.hpp"
+#include "comm/done.hpp"
+
+namespace zr::host {
+
+zr_done* done_new(const zr_host* host) {
+  auto* done = new (std::nothrow) zr_done_s;
+  if (done) done->host = host;
+  return done;
+}
+
+void done_release(zr_done* done) {
+  if (done && done->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete done;
+}
+
+void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
+  done->native = native;
+  if (message) done->message = message;
+  done->code.store(code == ZR_AGAIN ? zr_code{ZR_INTERNAL} : code, std::memory_order_release);
+}
+
+zr_code done_poll(zr_done* done, zr_error* error) {
+  const zr_code code = done->code.load(std::memory_order_acquire);
+  if (code != ZR_OK && code != ZR_AGAIN && error) {
+    error->code = code;
+    error->native = done->native;
+    std::snprintf(error->msg, sizeof error->msg, "%s", done->message.c_str());
+  }
+  return code;
+}
+
+namespace {
+
+void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
+
+zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  if (done->code.load(std::memory_order_acquire) != ZR_AGAIN) return done_poll(done, error);
+  auto* communicator = static_cast<Communicator*>(Host::from_abi(done->host).context("communicator"));
+  if (communicator) return communicator->wait(done, timeout_ns, error);
+  error->code = ZR_STATE;
+  std::snprintf(error->msg, sizeof error->msg, "a completion was waited for before the communicator was opened");
+  return ZR_STATE;
+}
+
+const zr_async_service kService{sizeof(zr_async_service), 0, done_new, retain, done_release, done_resolve, done_poll, wait};
+
+}  // namespace
+
+void offer_async(Host& host) { host.offer("zr.host.async/1", &kService); }
+
+}  // namespace zr::host

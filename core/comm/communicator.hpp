@@ -1,0 +1,89 @@
+// The wrapped communicator: sequence numbers, fingerprints, time limits, wire counts around a communicator plug-in.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "comm/control.hpp"
+#include "plugin/host.hpp"
+#include "zr/abi/communicator.h"
+
+namespace zr::host {
+
+/// Bytes received by this rank, unpadded, by operation; `control` is the host's own traffic (agreement, export).
+struct WireCount {
+  std::array<int64_t, 16> bytes{};   // by ZR_ALL_REDUCE...
+  std::array<int64_t, 16> calls{};
+  int64_t control_bytes = 0;
+  int64_t total() const;             // without control
+};
+
+/// Runs of live elements of a planned buffer: what is not alignment padding. Ascending, disjoint.
+struct LiveRuns {
+  const char* base;
+  zr_dtype dtype;
+  int64_t elements;
+  std::vector<std::pair<int64_t, int64_t>> runs;  // [first, end) in elements
+};
+
+/// One per Engine. Calls are [use]: any thread, one at a time (the caller serialises). A world of one needs no plug-in:
+/// then collectives are local copies and folds.
+class Communicator {
+ public:
+  struct Options {
+    std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  };
+  /// Opens the plug-in (collective over the job). `instance` may be null if world is 1.
+  Communicator(Host& host, std::shared_ptr<Control> control, const Instance* instance, Options options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+
+  int rank() const;
+  int world() const;
+  /// Lent to plug-ins: submit goes through this wrapper.
+  zr_comm_ref ref() const;
+  /// Issues one collective and waits. Fills size, fingerprint. Throws Failure(peer_lost) with the report if a peer is lost,
+  /// stalls beyond the limit, or issued something else.
+  void run(zr_coll coll);
+  /// The same, counted as control traffic.
+  void run_control(zr_coll coll);
+  void barrier(const char* label);
+  /// Every rank's bytes, in rank order, equal length on all ranks. Control traffic.
+  std::vector<std::string> all_gather_bytes(const std::string& mine, const char* label);
+  /// root's bytes to all; length need not be known elsewhere. Control traffic.
+  std::string broadcast_bytes(const std::string& mine, int root, const char* label);
+
+  /// Memory peers can read in place (the plug-in's, or the host's own if it has none), zeroed, `align` at least 64.
+  void* allocate(int64_t bytes, int64_t align, Tier tier, Kind kind, const std::string& tag);
+  void free(void* memory);
+  /// Lets wire counts leave out alignment padding of a planned buffer.
+  void set_live(LiveRuns live);
+  WireCount wire() const;
+  /// Steps made so far, for reports.
+  void note_step(int64_t step);
+  /// Collectives submitted so far with a done that had not resolved at submit, and in all (overlap is counted, not timed).
+  int64_t submitted() const;
+  /// Unblocks every waiting call. [any]
+  void abort();
+  /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears it.
+  std::exception_ptr take_failure();
+
+  /// Waits for a completion while driving the plug-in's progress; timeout_ns < 0: the option's limit. For the async service.
+  zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Offers "zr.host.async/1". Its waits drive the progress of the host's context "communicator", if there is one.
+void offer_async(Host& host);
+
+}  // namespace zr::host

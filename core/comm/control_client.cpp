@@ -1,0 +1,418 @@
+#include "comm/control_client.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <boost/asio/ip/address_v4.hpp>
+#include <boost/asio/ip/address_v6.hpp>
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "comm/control_table.hpp"
+
+namespace zr::host {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+using wire::Type;
+
+namespace {
+constexpr auto kBeat = std::chrono::milliseconds(200);
+constexpr auto kForTable = std::chrono::milliseconds(2000);   // the store takes a second to build it
+constexpr auto kGrace = std::chrono::seconds(2);              // for the training thread to come to report()
+constexpr auto kForFarewell = std::chrono::milliseconds(500);  // at most, where the other end does not read
+constexpr std::size_t kMostWhat = 300;
+
+int64_t ms_since(std::chrono::steady_clock::time_point then) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - then).count();
+}
+}  // namespace
+
+ControlClient::ControlClient(Place place, std::chrono::milliseconds timeout)
+    : place_(std::move(place)),
+      pid_(getpid()),
+      self_(wire::this_peer()),
+      work_(boost::asio::make_work_guard(io_)),
+      beat_timer_(io_),
+      grace_timer_(io_) {
+  const auto deadline = Clock::now() + timeout;
+  activity_.what = "join";
+  activity_.waiting = true;
+  activity_since_ = heard_ = Clock::now();
+  const wire::Hello hello{place_.job, place_.token, place_.rank, place_.world, self_};
+  dial_ = std::make_shared<Dial>(io_, find_store(deadline), wire::encode(hello), deadline, "rank " + std::to_string(place_.rank));
+  dial_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
+               [this](const Failure& failure) {
+                 const std::lock_guard lock(mutex_);
+                 failure_ = failure;
+                 changed_.notify_all();
+               });
+  sigset_t all, before;  // signals are for the program's own threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { io_.run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  try {
+    wait_joined(deadline);
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+ControlClient::~ControlClient() { close(); }
+
+// Where to dial; rank 0 without a launcher starts the store first.
+std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
+  auto endpoints = resolve(place_.address, place_.ports, deadline);
+  if (!place_.serves) return endpoints;
+  auto address = endpoints.front().address();
+  if (!address.is_loopback()) {
+    address = address.is_v4() ? boost::asio::ip::address(boost::asio::ip::address_v4::any())
+                              : boost::asio::ip::address(boost::asio::ip::address_v6::any());
+  }
+  Store::Options options;
+  options.world = place_.world;
+  options.job = place_.job;
+  options.token = place_.token;
+  options.job_id = place_.job + "-" + std::to_string(pid_) + "-" +
+                   std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
+  store_ = std::make_unique<Store>(io_, std::move(options), address, place_.ports);
+  store_finished_ = false;
+  if (address.is_unspecified()) {
+    address = address.is_v4() ? boost::asio::ip::address(boost::asio::ip::address_v4::loopback())
+                              : boost::asio::ip::address(boost::asio::ip::address_v6::loopback());
+  }
+  return {tcp::endpoint(address, store_->port())};
+}
+
+void ControlClient::wait_joined(Clock::time_point deadline) {
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+  std::unique_lock lock(mutex_);
+  const auto over = [&] { return joined_ || failure_ || broken(); };
+  changed_.wait_until(lock, deadline, over);
+  if (!over() && !connection_made_) changed_.wait_for(lock, kForTable, over);  // the dial knows why
+  if (failure_) throw *failure_;
+  const bool all_here = joined_;
+  lock.unlock();
+  if (broken()) throw Failure(Exit::peer_lost, report(""));
+  if (!all_here) {
+    throw Failure(Exit::peer_lost, report("not all ranks have joined within " +
+                                          duration_text(static_cast<double>(limit.count()) / 1000)));
+  }
+  count_locals();
+}
+
+void ControlClient::count_locals() {
+  int before = 0, all = 0;
+  for (std::size_t rank = 0; rank < start_.peers.size(); ++rank) {
+    if (start_.peers[rank].machine != self_.machine) continue;
+    ++all;
+    if (static_cast<int>(rank) < place_.rank) ++before;
+  }
+  if (place_.local_rank < 0) place_.local_rank = before;
+  if (place_.local_world < 0) place_.local_world = all;
+}
+
+void ControlClient::welcomed(std::shared_ptr<Connection> connection) {
+  connection_ = std::move(connection);
+  connection_->hand_over([this](Type type, std::string_view body) { message(type, body); }, [this] { lost_store(); },
+                         wire::kMostBytes);
+  {
+    const std::lock_guard lock(mutex_);
+    connection_made_ = true;
+    heard_ = Clock::now();
+  }
+  beat();
+}
+
+void ControlClient::message(Type type, std::string_view body) {
+  wire::Reader reader(body);
+  std::unique_lock lock(mutex_);
+  heard_ = Clock::now();
+  switch (type) {
+    case Type::start:
+      start_ = wire::decode_start(body);
+      joined_ = true;
+      activity_ = {};
+      activity_since_ = heard_;
+      connection_->send(wire::encode(Type::beat, beat_locked()));
+      break;
+    case Type::value: {
+      const auto at = gets_.find(reader.u64());
+      if (at != gets_.end()) at->second = reader.text();
+      break;
+    }
+    case Type::news: {
+      const std::string headline = reader.text();
+      lock.unlock();
+      return broke(headline);
+    }
+    case Type::table: table_ = reader.text(); break;
+    case Type::bye: keeper_left_ = wire::decode_beat(body); break;
+    case Type::pong: return;
+    default: throw wire::Malformed("not a message to a rank");
+  }
+  changed_.notify_all();
+}
+
+void ControlClient::lost_store() {
+  connection_ = nullptr;
+  std::unique_lock lock(mutex_);
+  store_gone_ = true;
+  changed_.notify_all();
+  if (closed_) {
+    lock.unlock();
+    return stop_if_done();
+  }
+  if (keeper_left_) return;
+  const std::string headline = broken() ? headline_ : keeper_locked() + " is lost: its connection closed";
+  if (!table_) table_ = own_table_locked(headline);
+  lock.unlock();
+  broke(headline);
+}
+
+void ControlClient::beat() {
+  if (connection_) {
+    const std::lock_guard lock(mutex_);
+    connection_->send(wire::encode(Type::beat, beat_locked()));
+  }
+  if (keeper_left_) check_keeper();
+  beat_timer_.expires_after(kBeat);
+  beat_timer_.async_wait([this](const error_code& error) {
+    if (!error) beat();
+  });
+}
+
+// Rank 0 kept the store and has left in order: nobody else can tell that this rank waits for it in vain.
+void ControlClient::check_keeper() {
+  std::unique_lock lock(mutex_);
+  if (left_ || closed_ || !activity_.waiting) return;
+  const bool in_vain = keeper_left_->leaves > leaves_ ? activity_.sequence > keeper_left_->left_sequence : true;
+  if (!in_vain) return;
+  const std::string headline = "rank 0 ended after step " + std::to_string(keeper_left_->left_step) +
+                               " (its data ended?) while rank " + std::to_string(place_.rank) + " waits in " + activity_.what;
+  if (!table_) table_ = own_table_locked(headline);
+  lock.unlock();
+  broke(headline);
+}
+
+void ControlClient::broke(const std::string& headline) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken() || closed_) return;
+    if (left_) {
+      deferred_ = headline;
+      return;
+    }
+    headline_ = headline;
+    if (connection_) connection_->send(wire::encode(Type::words, beat_locked()));  // before a waiting thread sees the news
+    broken_.store(true, std::memory_order_relaxed);
+    changed_.notify_all();
+  }
+  run_callback();
+  grace_timer_.expires_after(kGrace);
+  grace_timer_.async_wait([this](const error_code& error) {
+    if (!error) end_if_absent();
+  });
+}
+
+void ControlClient::run_callback() {
+  const std::lock_guard lock(callback_mutex_);
+  if (const auto callback = std::exchange(callback_, nullptr)) callback();
+}
+
+// The training thread computes, or blocks where no news reaches it: the process must not outlive its job.
+void ControlClient::end_if_absent() {
+  std::unique_lock lock(mutex_);
+  if (reported_ || left_ || closed_) return;
+  std::string text = "rank " + std::to_string(place_.rank) + " (pid " + std::to_string(pid_) + ") ends, the job is broken: it was " +
+                     doing_text(activity_, ms_since(activity_since_)) + "; " + headline_;
+  if (place_.serves && table_) text = *table_;  // nobody else prints it
+  lock.unlock();
+  log(ZR_LOG_ERROR, text);
+  _exit(static_cast<int>(Exit::peer_lost));
+}
+
+wire::Beat ControlClient::beat_locked() {
+  wire::Beat beat;
+  beat.activity = activity_;
+  beat.age_ms = ms_since(activity_since_);
+  if (!getting_.empty()) {
+    beat.activity.what = "get of key '" + getting_ + "'";
+    beat.activity.waiting = true;
+    beat.age_ms = ms_since(getting_since_);
+  }
+  beat.leaves = leaves_;
+  beat.left_sequence = left_sequence_;
+  beat.left_step = left_step_;
+  beat.left = left_;
+  const uint64_t first = std::max(calls_told_, calls_made_ > calls_.size() ? calls_made_ - calls_.size() : 0);
+  for (uint64_t i = first; i < calls_made_; ++i) beat.recent.push_back(calls_[i % calls_.size()]);
+  calls_told_ = calls_made_;
+  return beat;
+}
+
+std::string ControlClient::keeper_locked() const {
+  if (place_.launched) return "the launcher, which keeps the job's store,";
+  const auto& peers = start_.peers;
+  return rank_text(0, peers.empty() ? 0 : peers[0].pid) + ", which keeps the job's store,";
+}
+
+// What this rank alone can say.
+std::string ControlClient::own_table_locked(const std::string& headline) const {
+  std::vector<TableLine> lines;
+  for (std::size_t i = 0; i < start_.peers.size(); ++i) {
+    const auto& peer = start_.peers[i];
+    const bool mine = static_cast<int>(i) == place_.rank;
+    const char process = peer.machine == self_.machine ? wire::state_of(peer.pid) : '?';
+    std::string state = process == '?' ? "not known" : process ? state_text(process) : "its process is gone";
+    if (mine) state = doing_text(activity_, ms_since(activity_since_));
+    if (!mine && i == 0 && keeper_left_) state = "ended in order after step " + std::to_string(keeper_left_->left_step);
+    lines.push_back({static_cast<int>(i), peer.pid, peer.host, state});
+  }
+  return table_text(headline, lines);
+}
+
+void ControlClient::post_send(std::string message) {
+  boost::asio::post(io_, [this, message = std::move(message)]() mutable {
+    if (connection_) connection_->send(std::move(message));
+  });
+}
+
+void ControlClient::put(const std::string& key, const std::string& value) {
+  if (value.size() > wire::kMostValueBytes)
+    fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " + bytes_text(static_cast<int64_t>(value.size())));
+  post_send(wire::Writer().text(key).text(value).message(Type::put));
+}
+
+std::string ControlClient::get(const std::string& key, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const uint64_t id = ++last_id_;
+  auto& slot = gets_[id];
+  getting_ = key;
+  getting_since_ = Clock::now();
+  post_send(wire::Writer().u64(id).text(key).message(Type::get));
+  changed_.wait_for(lock, timeout, [&] { return slot || broken() || store_gone_; });
+  const auto value = std::move(slot);
+  const bool gone = store_gone_;
+  gets_.erase(id);
+  const std::string waited = std::exchange(getting_, "");
+  if (value) return *value;
+  lock.unlock();
+  if (broken()) throw Failure(Exit::peer_lost, report(""));
+  if (gone) throw Failure(Exit::peer_lost, "rank 0, which kept the job's store, has ended: no key '" + waited + "' will come");
+  throw Failure(Exit::peer_lost, "no rank has put '" + waited + "' into the job's store within " +
+                                     duration_text(static_cast<double>(timeout.count()) / 1000));
+}
+
+void ControlClient::set_activity(const Activity& activity) {
+  const std::lock_guard lock(mutex_);
+  if (left_) {
+    left_ = false;
+    if (deferred_)
+      boost::asio::post(io_, [this, headline = *deferred_] { broke(headline); });
+  }
+  activity_.sequence = activity.sequence;
+  activity_.fingerprint = activity.fingerprint;
+  activity_.waiting = activity.waiting;
+  activity_.step = activity.step;
+  activity_.what.assign(activity.what, 0, kMostWhat);
+  activity_since_ = Clock::now();
+  if (activity.fingerprint == 0 || activity.sequence == 0) return;
+  if (calls_made_ > 0 && calls_[(calls_made_ - 1) % calls_.size()].sequence == activity.sequence) return;
+  wire::Call& call = calls_[calls_made_++ % calls_.size()];
+  call.sequence = activity.sequence;
+  call.fingerprint = activity.fingerprint;
+  call.what.assign(activity_.what);
+}
+
+std::string ControlClient::report(const std::string& mine) {
+  std::unique_lock lock(mutex_);
+  reported_ = true;
+  if (!broken() && !store_gone_) post_send(wire::Writer().text(mine).message(Type::report));
+  changed_.wait_for(lock, kForTable, [&] { return table_ || store_gone_; });
+  if (!table_) {
+    std::string headline = headline_.empty() ? "rank " + std::to_string(place_.rank) + ": " + mine : headline_;
+    if (!store_gone_) {
+      headline += "; " + keeper_locked() + " has not answered for " + duration_text(static_cast<double>(ms_since(heard_)) / 1000);
+      const bool near = !place_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
+      const std::string state = near ? state_text(wire::state_of(start_.peers[0].pid)) : "";
+      if (!state.empty()) headline += ", it is " + state;
+    }
+    table_ = own_table_locked(headline);
+  }
+  const std::string text = *table_;
+  if (!broken()) boost::asio::post(io_, [this, headline = text.substr(0, text.find('\n'))] { broke(headline); });
+  return text;
+}
+
+void ControlClient::on_broken(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(callback_mutex_);
+    callback_ = std::move(callback);
+  }
+  if (broken()) boost::asio::post(io_, [this] { run_callback(); });
+}
+
+void ControlClient::leave_locked(int64_t step) {
+  if (left_ || broken()) return;
+  post_send(wire::encode(Type::beat, beat_locked()));  // what it issued belongs to before the leave
+  left_ = true;
+  ++leaves_;
+  left_sequence_ = activity_.sequence;
+  left_step_ = step;
+  calls_made_ = calls_told_ = 0;
+  activity_.what.clear();
+  activity_.waiting = false;
+  post_send(wire::encode(Type::beat, beat_locked()));
+}
+
+void ControlClient::leave(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  leave_locked(step);
+}
+
+void ControlClient::close() {
+  {
+    std::unique_lock lock(mutex_);
+    if (closed_) return;
+    // The others wait for the table that this rank's store makes.
+    if (place_.serves && broken()) changed_.wait_for(lock, kForTable, [&] { return table_.has_value(); });
+    if (joined_) leave_locked(activity_.step);
+    closed_ = true;
+  }
+  boost::asio::post(io_, [this] { shut_down(); });
+  if (thread_.joinable()) thread_.join();
+}
+
+void ControlClient::shut_down() {
+  beat_timer_.cancel();
+  if (dial_) dial_->stop();
+  if (connection_) connection_->finish();
+  if (store_) {
+    wire::Beat farewell;
+    {
+      const std::lock_guard lock(mutex_);
+      farewell = beat_locked();
+    }
+    store_->finish(farewell, [this] {
+      store_finished_ = true;
+      stop_if_done();
+    });
+  }
+  grace_timer_.expires_after(kForFarewell);
+  grace_timer_.async_wait([this](const error_code& error) {
+    if (!error) io_.stop();
+  });
+  stop_if_done();
+}
+
+void ControlClient::stop_if_done() {
+  if (!connection_ && store_finished_) io_.stop();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,24 @@
+// The plug-ins' view of the job: "zr.host.job/1" and "zr.host.store/1" over a Control.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/control.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+/// Owns the service tables; lives as long as the Host. Not movable.
+class JobServices {
+ public:
+  JobServices(Host& host, Control& control, std::string run_folder);
+  ~JobServices();
+  JobServices(const JobServices&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,57 @@
+#include "config/batch.hpp"
+
+namespace zr::host {
+
+namespace {
+
+struct Number {
+  Entry& entry;
+  int64_t value = std::get<int64_t>(entry.value);
+  bool given() const { return value != 0; }
+  std::string text() const { return entry.key.path() + " = " + std::to_string(value) + " (" + entry.origin.text() + ")"; }
+  void set(int64_t to, Origin::From from) {
+    value = to;
+    entry.value = to;
+    entry.written = std::to_string(to);
+    entry.origin = {};
+    entry.origin.from = from;
+  }
+};
+
+std::string ranks(int64_t world) { return std::to_string(world) + (world == 1 ? " rank" : " ranks"); }
+
+// third = global / (other * world), if that is whole.
+std::string divide(const Number& global, Number& third, const Number& other, int64_t world) {
+  const int64_t by = other.value * world;
+  if (global.value % by == 0) {
+    third.set(global.value / by, Origin::From::derived);
+    return "";
+  }
+  const int64_t below = global.value / by * by;
+  return global.text() + " is no multiple of " + other.text() + " x " + ranks(world) + " = " + std::to_string(by) +
+         (below > 0 ? "; the nearest are " + std::to_string(below) + " and " : "; the nearest is ") + std::to_string(below + by);
+}
+
+}  // namespace
+
+std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumulation_entry, int64_t world) {
+  Number global{global_entry}, micro{micro_entry}, accumulation{accumulation_entry};
+  for (const Number* one : {&global, &micro, &accumulation})
+    if (one->value > (int64_t{1} << 40)) return one->text() + " is no batch anybody can compute: at most 2^40 samples";
+  if (global.given() && micro.given() && !accumulation.given()) return divide(global, accumulation, micro, world);
+  if (!accumulation.given()) accumulation.set(1, Origin::From::standard);
+  if (global.given() && !micro.given()) return divide(global, micro, accumulation, world);
+  if (!micro.given()) micro.set(1, Origin::From::standard);
+  const double product = double(micro.value) * double(accumulation.value) * double(world);
+  if (product > 1e18) return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " does not fit 64 bits";
+  const int64_t whole = micro.value * accumulation.value * world;
+  if (!global.given()) {
+    global.set(whole, Origin::From::derived);
+    return "";
+  }
+  if (global.value == whole) return "";
+  return global.text() + " contradicts " + micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " = " +
+         std::to_string(whole) + "; leave one of the three out and it follows from the other two";
+}
+
+}  // namespace zr::host

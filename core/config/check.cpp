@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "base/failure.hpp"
+#include "config/batch.hpp"
+#include "config/config.hpp"
+#include "config/tree.hpp"
+
+namespace zr::host {
+
+namespace {
+
+std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+std::string join(const std::string& table, std::string_view name) {
+  return table.empty() ? std::string(name) : table + "." + std::string(name);
+}
+std::string parent(const std::string& path) { return path.substr(0, path.rfind('.') == path.npos ? 0 : path.rfind('.')); }
+std::string did_you_mean(const std::vector<std::string>& near) {
+  std::string text;
+  for (const auto& one : near) text += (text.empty() ? "; did you mean '" : " or '") + one + "'";
+  return text + "?";
+}
+
+// The place of a key: its own, or its value's where toml++ knows none (what the command line laid over).
+Origin place(const toml::key& key, const toml::node& node) {
+  const Origin origin = origin_of(key.source());
+  const Origin value = origin_of(node.source());
+  return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
+}
+
+}  // namespace
+
+// One run of Document::check: gathers every problem of the file before it throws.
+class Check {
+ public:
+  Check(const Document::Tree& tree, const Document& document, const std::vector<Key>& more, const PluginIds& unread)
+      : tree_(tree), unread_(unread), keys_(host_keys()) {
+    keys_.insert(keys_.end(), more.begin(), more.end());
+    for (const auto& role : roles()) chosen_[role] = document.chosen(role);
+    for (const Key& key : keys_) declare(key);
+    for (const auto& [role, id] : chosen_)
+      if (id.find('/') == id.npos) tables_.insert(role + "." + id);
+  }
+
+  Config run(int world) {
+    names(tree_.root, "");
+    for (const Key& key : keys_) value(key);
+    groups();
+    throw_problems();
+    keep_chosen_schedule();
+    references();
+    ranks(world);
+    run_name();
+    batch();
+    throw_problems();
+    return std::move(config_);
+  }
+
+ private:
+  struct Problem {
+    Origin origin;
+    std::string text;
+  };
+
+  void problem(const Origin& origin, const std::string& text) { problems_.push_back({origin, text}); }
+
+  void throw_problems() {
+    if (problems_.empty()) return;
+    std::stable_sort(problems_.begin(), problems_.end(), [](const Problem& a, const Problem& b) {
+      return std::tuple(a.origin.from, a.origin.line, a.origin.column) <
+             std::tuple(b.origin.from, b.origin.line, b.origin.column);
+    });
+    std::string all;
+    for (const Problem& one : problems_) {
+      const bool placed = one.origin.from != Origin::From::standard;
+      all += (all.empty() ? "" : "\n") + (placed ? one.origin.text() : tree_.file) + ": " + one.text;
+    }
+    fail_user(all);
+  }
+
+  void declare(const Key& key) {
+    const std::string bad = declaration_problem(key);
+    if (!bad.empty()) fail_bug(bad);
+    const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
+    if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' stands in no table: declare it as \"table.key\"");
+    const std::string path = role ? key.name + ".use" : key.path();
+    if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
+    for (std::string table = role ? key.name : key.table; !table.empty();) {
+      tables_.insert(table);
+      const auto dot = table.rfind('.');
+      table.resize(dot == table.npos ? 0 : dot);
+    }
+  }
+
+  bool is_unread(const std::string& path) const {
+    const auto dot = path.find('.');
+    const auto at = unread_.find(path.substr(0, dot));
+    return dot != path.npos && at != unread_.end() &&
+           std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
+  }
+
+  // Every name of the file is a key, a table, or a table of a plug-in that was not loaded.
+  void names(const toml::table& table, const std::string& path) {
+    for (const auto& [key, node] : table) {
+      const std::string here = join(path, key.str());
+      if (paths_.count(here) || here == "optimizer.groups") continue;
+      const bool role = path.empty() && chosen_.count(here);
+      if (is_unread(here)) continue;
+      if (tables_.count(here) && node.is_table()) {
+        names(*node.as_table(), here);
+      } else if (tables_.count(here) && !role) {
+        problem(place(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
+      } else if (!role) {
+        unknown(place(key, node), here, node.is_table() || node.is_array_of_tables());
+      }
+    }
+  }
+
+  void unknown(const Origin& origin, const std::string& path, bool is_table) {
+    std::vector<std::string> candidates(tables_.begin(), tables_.end());
+    for (const auto& [role, ids] : unread_)
+      for (const auto& id : ids) candidates.push_back(join(role, id));
+    if (!is_table || path.rfind("optimizer.", 0) == 0) {
+      candidates.insert(candidates.end(), paths_.begin(), paths_.end());
+      candidates.push_back("optimizer.groups");
+    }
+    problem(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
+                        did_you_mean_of(path, candidates));
+  }
+
+  std::string did_you_mean_of(const std::string& path, const std::vector<std::string>& candidates) const {
+    const std::string table = parent(path), name = last_part(path);
+    std::vector<std::string> siblings, homonyms, names;
+    for (const auto& one : candidates) {
+      if (parent(one) == table) siblings.push_back(last_part(one));
+      if (last_part(one) == name) homonyms.push_back(one);
+      names.push_back(last_part(one));
+    }
+    std::vector<std::string> near;
+    for (const auto& one : all_nearest(name, siblings)) near.push_back(join(table, one));
+    if (near.empty()) near = homonyms;  // right name, wrong table
+    if (near.empty()) near = all_nearest(path, candidates);
+    if (near.empty())
+      for (const auto& one : candidates)
+        if (last_part(one) == nearest(name, names)) near.push_back(one);
+    if (!near.empty()) return did_you_mean(near);
+    std::string there;
+    for (const auto& one : siblings) there += (there.empty() ? "" : ", ") + one;
+    return table.empty() ? "; there are " + there : "; [" + table + "] has " + there;
+  }
+
+  void value(const Key& key) {
+    const bool role = key.table.empty();
+    std::string path = key.path();
+    const toml::node* node = node_at(tree_.root, path);
+    if (role && node && node->is_table()) node = node_at(tree_.root, path += ".use");
+    Entry entry{key, {}, {}, {}};
+    if (node) {
+      const auto raw = tree_.overrides.find(role ? key.name + ".use" : path);
+      Judged got = judged(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
+      entry.origin = origin_of(node->source());
+      if (!got.problem.empty()) return problem(entry.origin, path + ": " + got.problem);
+      entry.value = std::move(got.value);
+      entry.written = std::move(got.written);
+    } else if (key.def.empty()) {
+      return missing(key);
+    } else if (key.def[0] != '@') {
+      Judged standard = default_value(key);
+      entry.value = std::move(standard.value);
+      entry.written = std::move(standard.written);
+    }
+    config_.entries_.push_back(std::move(entry));
+  }
+
+  void missing(const Key& key) {
+    if (!problems_.empty()) return;  // it may be one of those, misspelt
+    const toml::node* table = node_at(tree_.root, key.table);
+    problem(table ? origin_of(table->source()) : Origin{},
+            "missing key '" + key.path() + "' (" + key.meaning + "): write it in [" + key.table + "]");
+  }
+
+  // Defaults that are another key's value.
+  void references() {
+    for (Entry& entry : config_.entries_) {
+      if (!entry.written.empty()) continue;
+      const Entry& other = config_.entry(entry.key.def.substr(1));
+      entry.value = other.value;
+      entry.written = other.written;
+      if (entry.key.type == ZR_KEY_FLOAT) entry.value = config_.number(other.key.path());
+    }
+  }
+
+  void keep_chosen_schedule() {
+    const std::string keep = "schedule." + config_.text("schedule.use");
+    std::erase_if(config_.entries_, [&](const Entry& entry) {
+      return entry.key.table.rfind("schedule.", 0) == 0 && entry.key.table != keep;
+    });
+  }
+
+  Entry& entry(std::string_view path) {
+    for (Entry& one : config_.entries_)
+      if (one.key.path() == path) return one;
+    fail_bug("no key '" + std::string(path) + "' was declared");
+  }
+
+  // Who starts the ranks decides how many there are; the file asks `zeroth train` for them.
+  void ranks(int world) {
+    Entry& ranks = entry("job.ranks");
+    world_ = std::get<int64_t>(ranks.value);
+    if (world <= 0 || world == world_) return;
+    world_ = world;
+    ranks.value = world_;
+    ranks.written = std::to_string(world_);
+    ranks.origin = {};
+    ranks.origin.from = Origin::From::launcher;
+  }
+
+  void run_name() {
+    Entry& name = entry("job.name");
+    std::string& text = std::get<std::string>(name.value);
+    if (text.empty()) text = std::filesystem::path(tree_.file).stem().string();
+    if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos)
+      problem(name.origin, "job.name: expected the name of one folder, found " + toml_quoted(text));
+    name.written = toml_quoted(text);
+  }
+
+  void batch() {
+    Entry &global = entry("train.global_batch"), &micro = entry("train.micro_batch"), &times = entry("train.accumulation");
+    Origin first;
+    for (const Entry* one : {&times, &micro, &global})
+      if (one->origin.from != Origin::From::standard) first = one->origin;
+    const std::string wrong = derive_batch(global, micro, times, world_);
+    if (!wrong.empty()) problem(first, wrong);
+  }
+
+  void groups() {
+    const toml::node* node = node_at(tree_.root, "optimizer.groups");
+    if (!node) return;
+    if (!node->is_array_of_tables()) return problem(origin_of(node->source()), "optimizer.groups: write each as [[optimizer.groups]]");
+    for (const auto& one : *node->as_array()) group(*one.as_table());
+  }
+
+  void group(const toml::table& table) {
+    GroupConfig group;
+    group.origin = origin_of(table.source());
+    Key scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0", "the group's learning rate, in units of optimizer.lr"};
+    scale.min = 0;
+    for (const auto& [key, node] : table) {
+      if (key == "match") {
+        patterns(node, group);
+      } else if (key == "lr_scale") {
+        if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
+      } else if (const Key* own = plugin_key(key.str()); own && own->per_group) {
+        if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
+      } else {
+        no_group_key(place(key, node), std::string(key.str()), own);
+      }
+    }
+    if (!table.contains("match"))
+      problem(group.origin, "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
+    for (const Entry& entry : config_.entries_) {
+      if (!is_plugin_key(entry.key)) continue;
+      const auto own = std::find_if(group.own.begin(), group.own.end(), [&](const Entry& e) { return e.key.name == entry.key.name; });
+      group.values.push_back(own == group.own.end() ? entry : *own);
+    }
+    config_.groups_.push_back(std::move(group));
+  }
+
+  // Of the chosen optimizer: the only one whose keys are here.
+  static bool is_plugin_key(const Key& key) { return key.table.rfind("optimizer.", 0) == 0; }
+
+  const Key* plugin_key(std::string_view name) const {
+    for (const Key& key : keys_)
+      if (key.name == name && is_plugin_key(key)) return &key;
+    return nullptr;
+  }
+
+  void no_group_key(const Origin& origin, const std::string& name, const Key* own) {
+    if (own) return problem(origin, "'" + name + "' cannot differ between groups: write it in [" + own->table + "]");
+    std::vector<std::string> there{"match", "lr_scale"};
+    for (const Key& key : keys_)
+      if (key.per_group) there.push_back(key.name);
+    const auto near = all_nearest(name, there);
+    std::string all;
+    for (const auto& one : there) all += (all.empty() ? "; a group has " : ", ") + one;
+    problem(origin, "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
+  }
+
+  std::optional<Entry> group_value(const Key& key, const toml::node& node) {
+    Judged got = judged(key, node, nullptr);
+    const Origin origin = origin_of(node.source());
+    if (got.problem.empty()) return Entry{key, std::move(got.value), std::move(got.written), origin};
+    problem(origin, "optimizer.groups: " + key.name + ": " + got.problem);
+    return {};
+  }
+
+  void patterns(const toml::node& node, GroupConfig& group) {
+    if (const auto* text = node.as_string()) group.match.push_back(text->get());
+    if (const auto* list = node.as_array())
+      for (const auto& one : *list)
+        if (const auto* text = one.as_string()) group.match.push_back(text->get());
+    const std::size_t given = node.is_array() ? node.as_array()->size() : 1;
+    if (group.match.empty() || group.match.size() != given)
+      problem(origin_of(node.source()), "optimizer.groups: match: expected name patterns such as [\"*.bias\", \"norm*\"]");
+  }
+
+  const Document::Tree& tree_;
+  const PluginIds& unread_;
+  std::vector<Key> keys_;
+  std::map<std::string, std::string> chosen_;
+  std::set<std::string> paths_, tables_;
+  std::vector<Problem> problems_;
+  Config config_;
+  int64_t world_ = 1;
+};
+
+Config Document::check(const std::vector<Key>& more, int world, const PluginIds& unread) const {
+  return Check(*tree_, *this, more, unread).run(world);
+}
+
+}  // namespace zr::host

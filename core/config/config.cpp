@@ -1,0 +1,124 @@
+#include "config/config.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "config/value.hpp"
+
+namespace zr::host {
+
+namespace {
+
+template <class T>
+const T& as(const Entry& entry, const char* type) {
+  if (const T* value = std::get_if<T>(&entry.value)) return *value;
+  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but is a " + std::string(type_text(entry.key.type)));
+}
+
+std::string float_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  const std::string text = shortest(value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+const Entry* find(const std::vector<Entry>& entries, std::string_view path) {
+  for (const Entry& entry : entries)
+    if (entry.key.path() == path) return &entry;
+  return nullptr;
+}
+
+std::string line(const std::string& name, const Entry& entry) {
+  std::string text = name + " = " + entry.written;
+  if (entry.origin.from == Origin::From::derived) text = "# " + text + "  (derived)";
+  if (text.size() < 40) text.resize(40, ' ');
+  return text + "  # " + entry.key.meaning + "\n";
+}
+
+std::string group_text(const GroupConfig& group) {
+  std::string text = "\n[[optimizer.groups]]\nmatch = [";
+  for (const auto& pattern : group.match) text += (&pattern == &group.match.front() ? "" : ", ") + toml_quoted(pattern);
+  text += "]\nlr_scale = " + float_text(group.lr_scale) + "\n";
+  for (const Entry& entry : group.own) text += entry.key.name + " = " + entry.written + "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string Origin::text() const {
+  switch (from) {
+    case From::standard: return "default";
+    case From::file: return file + ":" + std::to_string(line) + ":" + std::to_string(column);
+    case From::command_line: return "command line";
+    case From::derived: return "derived";
+    case From::launcher: return "launcher";
+  }
+  fail_bug("no such origin");
+}
+
+std::string toml_text(const Value& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* whole = std::get_if<int64_t>(&value)) return std::to_string(*whole);
+  if (const auto* real = std::get_if<double>(&value)) return float_text(*real);
+  if (const auto* text = std::get_if<std::string>(&value)) return toml_quoted(*text);
+  std::string list;
+  for (const double one : std::get<std::vector<double>>(value)) list += (list.empty() ? "" : ", ") + float_text(one);
+  return "[" + list + "]";
+}
+
+const Entry& Config::entry(std::string_view path) const {
+  if (const Entry* entry = find(entries_, path)) return *entry;
+  fail_bug("no key '" + std::string(path) + "' was declared");
+}
+
+bool Config::has(std::string_view path) const { return find(entries_, path) != nullptr; }
+bool Config::boolean(std::string_view path) const { return as<bool>(entry(path), "boolean"); }
+int64_t Config::integer(std::string_view path) const { return as<int64_t>(entry(path), "integer"); }
+double Config::number(std::string_view path) const {
+  const Entry& one = entry(path);
+  if (const auto* whole = std::get_if<int64_t>(&one.value)) return static_cast<double>(*whole);
+  return as<double>(one, "number");
+}
+const std::string& Config::text(std::string_view path) const { return as<std::string>(entry(path), "string"); }
+const std::vector<double>& Config::numbers(std::string_view path) const {
+  return as<std::vector<double>>(entry(path), "numbers");
+}
+const Origin& Config::origin(std::string_view path) const { return entry(path).origin; }
+bool Config::given(std::string_view path) const {
+  const auto from = origin(path).from;
+  return from == Origin::From::file || from == Origin::From::command_line;
+}
+
+std::vector<const Entry*> Config::table(std::string_view name) const {
+  std::vector<const Entry*> all;
+  for (const Entry& entry : entries_)
+    if (entry.key.table == name) all.push_back(&entry);
+  return all;
+}
+
+std::vector<std::pair<std::string, std::vector<Config::Row>>> Config::tables() const {
+  std::vector<std::pair<std::string, std::vector<Row>>> all;
+  for (const Entry& entry : entries_) {
+    const bool role = entry.key.table.empty();
+    const std::string& name = role ? entry.key.name : entry.key.table;
+    auto at = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.first == name; });
+    if (at == all.end()) at = all.insert(all.end(), {name, {}});
+    at->second.push_back({role ? "use" : entry.key.name, &entry});
+  }
+  return all;
+}
+
+std::string Config::to_toml() const {
+  std::string text;
+  for (const auto& [table, rows] : tables()) {
+    text += (text.empty() ? "[" : "\n[") + table + "]\n";
+    for (const Row& row : rows) text += line(row.name, *row.entry);
+    if (table == "optimizer")
+      for (const GroupConfig& group : groups_) text += group_text(group);
+  }
+  return text;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,107 @@
+// TOML text -> Config: typed, complete, every value with its origin. An unknown key is an error with file:line:column.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/key.hpp"
+
+namespace zr::host {
+
+struct Origin {
+  /// derived: follows from other keys; launcher: who started the ranks decided.
+  enum class From { standard, file, command_line, derived, launcher } from = From::standard;
+  std::string file;  // as the user wrote it
+  int line = 0, column = 0;
+  /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
+  std::string text() const;
+};
+
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
+/// A value as TOML text; doubles in shortest round-trip form.
+std::string toml_text(const Value& value);
+
+struct Entry {
+  Key key;
+  Value value;  // bytes as int64_t, durations in seconds as double
+  std::string written;  // as TOML text with its unit: "\"32MiB\""
+  Origin origin;
+};
+
+/// One [[optimizer.groups]]: parameters whose name matches any pattern (first group wins) get these values instead.
+struct GroupConfig {
+  std::vector<std::string> match;
+  double lr_scale = 1;
+  std::vector<Entry> values;  // every key of the chosen optimizer, the group's own value where it gives one
+  std::vector<Entry> own;     // those it gives
+  Origin origin;
+};
+
+/// Immutable after check(). Reading a path that is no key is a bug.
+class Config {
+ public:
+  bool boolean(std::string_view path) const;
+  int64_t integer(std::string_view path) const;  // also bytes
+  double number(std::string_view path) const;    // also durations, in seconds; integers widen
+  const std::string& text(std::string_view path) const;
+  const std::vector<double>& numbers(std::string_view path) const;
+  bool has(std::string_view path) const;
+  bool given(std::string_view path) const;  // in the file or on the command line
+  const Origin& origin(std::string_view path) const;
+  const Entry& entry(std::string_view path) const;
+  const std::vector<Entry>& entries() const { return entries_; }  // schema order
+  const std::vector<GroupConfig>& groups() const { return groups_; }
+  /// The entries of one table ("strategy.<id>"). The pointers live as the Config.
+  std::vector<const Entry*> table(std::string_view name) const;
+  /// All entries as they stand in a file: tables in order of first appearance, a role's own name written as [role] use.
+  struct Row {
+    std::string name;  // "use"
+    const Entry* entry;
+  };
+  std::vector<std::pair<std::string, std::vector<Row>>> tables() const;
+  /// The effective configuration as a TOML file that gives the same Config again, meanings as comments.
+  std::string to_toml() const;
+
+ private:
+  friend class Check;
+  std::vector<Entry> entries_;
+  std::vector<GroupConfig> groups_;
+};
+
+/// Ids of plug-ins, by role.
+using PluginIds = std::map<std::string, std::vector<std::string>>;
+
+/// A parsed file with the command line's overrides laid over it, not yet checked.
+class Document {
+ public:
+  /// Overrides are "path=value", value in TOML or a bare word ("strategy=zero0", "train.steps=20"). Throws
+  /// Failure(Exit::user) for a file that cannot be read or parsed, with file:line:column.
+  static Document load(const std::string& file, const std::vector<std::string>& overrides);
+  /// The same from text; `file` is the name used in messages.
+  static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides);
+
+  const std::string& file() const;
+  /// The plug-in named for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or the
+  /// role's default (from host_keys). Also says where it was named.
+  std::string chosen(const std::string& role, Origin* origin = nullptr) const;
+  /// One of the host's keys before everything is checked, judged alone: job.program and job.ranks are needed to find out
+  /// which other keys there are.
+  Entry early(const std::string& path) const;
+  /// Checks everything against host_keys() + `more` (the loaded plug-ins' and the program's). Tables [role.<id>] of `unread`
+  /// plug-ins, those that exist but were not loaded, are skipped; other tables are refused. Derives the third of
+  /// global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand in one
+  /// Failure, a line each.
+  Config check(const std::vector<Key>& more, int world, const PluginIds& unread = {}) const;
+
+  struct Tree;  // toml::table, kept out of this header
+
+ private:
+  std::shared_ptr<const Tree> tree_;
+};
+
+}  // namespace zr::host

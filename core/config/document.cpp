@@ -1,0 +1,171 @@
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "base/failure.hpp"
+#include "config/config.hpp"
+#include "config/tree.hpp"
+
+namespace zr::host {
+
+namespace {
+
+constexpr std::string_view kCommandLine = "command line";
+
+std::string read_file(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  if (in) in.peek();  // a folder opens, but cannot be read
+  if (!in.bad() && in.is_open()) text << in.rdbuf();
+  if (!in.is_open() || in.bad())
+    fail_user(file + ": cannot be read: " + std::strerror(errno ? errno : EIO) + "; name a TOML file");
+  return text.str();
+}
+
+std::vector<std::string> parts_of(const std::string& path) {
+  std::vector<std::string> parts;
+  std::string part;
+  for (std::istringstream in(path + "."); std::getline(in, part, '.');) parts.push_back(part);
+  return parts;
+}
+
+// "20" -> an integer, "5min" -> a string: what is no TOML value is a bare word.
+toml::table parsed_override(const std::string& text) {
+  try {
+    toml::table one = toml::parse("x = " + text, kCommandLine);
+    if (one.size() == 1) return one;
+  } catch (const toml::parse_error&) {
+  }
+  return toml::parse("x = " + toml_quoted(text), kCommandLine);
+}
+
+void move_in(toml::table& table, const std::string& name, toml::node& node) {
+  node.visit([&](auto& one) { table.insert_or_assign(name, std::move(one)); });
+}
+
+bool is_role(const std::string& name) {
+  for (const auto& role : roles())
+    if (role == name) return true;
+  return false;
+}
+
+// `strategy = "zero1"` becomes [strategy] use = "zero1".
+toml::table& as_role_table(toml::table& root, const std::string& role) {
+  toml::node* node = root.get(role);
+  if (!node || !node->is_table()) {
+    toml::table table;
+    if (node) move_in(table, "use", *node);
+    root.insert_or_assign(role, std::move(table));
+  }
+  return *root.get_as<toml::table>(role);
+}
+
+// For what toml++ says when a role is a string here and has a table there.
+std::string remedy(std::string_view said) {
+  for (const auto& role : roles())
+    if (said.find("existing string '" + role + ".") != said.npos)
+      return "; write [" + role + "] with use = \"...\" in it instead of " + role + " = \"...\"";
+  return "";
+}
+
+void lay_over(toml::table& root, const std::string& text, std::map<std::string, std::string>& raw) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    fail_user("command line: '" + text + "' changes no key; write path=value, as in train.steps=20");
+  std::string path = text.substr(0, equals);
+  auto parts = parts_of(path);
+  for (const auto& part : parts)
+    if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
+      fail_user("command line: '" + path + "' is no path of bare keys such as train.steps");
+  toml::table value = parsed_override(text.substr(equals + 1));
+  const bool whole_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
+  if (whole_role) {
+    parts.push_back("use");
+    path += ".use";
+  }
+  toml::table* table = &root;
+  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+    if (i == 0 && is_role(parts[0])) {
+      table = &as_role_table(root, parts[0]);
+      continue;
+    }
+    if (!table->get(parts[i])) table->insert(parts[i], toml::table{});
+    toml::node* next = table->get(parts[i]);
+    if (!next->is_table()) fail_user("command line: " + path + ": '" + parts[i] + "' is a value, not a table");
+    table = next->as_table();
+  }
+  move_in(*table, parts.back(), *value.get("x"));
+  raw[path] = text.substr(equals + 1);
+}
+
+}  // namespace
+
+Origin origin_of(const toml::source_region& region) {
+  Origin origin;
+  if (!region.path) return origin;
+  origin.file = *region.path;
+  origin.from = origin.file == kCommandLine ? Origin::From::command_line : Origin::From::file;
+  origin.line = static_cast<int>(region.begin.line);
+  origin.column = static_cast<int>(region.begin.column);
+  return origin;
+}
+
+const toml::node* node_at(const toml::table& root, std::string_view path) {
+  const toml::table* table = &root;
+  for (;;) {
+    const auto dot = path.find('.');
+    const toml::node* node = table->get(path.substr(0, dot));
+    if (dot == path.npos || !node) return node;
+    if (!node->is_table()) return nullptr;
+    table = node->as_table();
+    path.remove_prefix(dot + 1);
+  }
+}
+
+Document Document::load(const std::string& file, const std::vector<std::string>& overrides) {
+  return parse(read_file(file), file, overrides);
+}
+
+Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides) {
+  auto tree = std::make_shared<Tree>();
+  tree->file = file;
+  try {
+    tree->root = toml::parse(toml, file);
+  } catch (const toml::parse_error& error) {
+    fail_user(origin_of(error.source()).text() + ": " + std::string(error.description()) + remedy(error.description()));
+  }
+  for (const auto& one : overrides) lay_over(tree->root, one, tree->overrides);
+  Document document;
+  document.tree_ = std::move(tree);
+  return document;
+}
+
+const std::string& Document::file() const { return tree_->file; }
+
+std::string Document::chosen(const std::string& role, Origin* origin) const {
+  const Entry entry = early(role);
+  if (origin) *origin = entry.origin;
+  return std::get<std::string>(entry.value);
+}
+
+Entry Document::early(const std::string& path) const {
+  for (const Key& key : host_keys()) {
+    if (key.path() != path) continue;
+    std::string at = path;
+    const toml::node* node = node_at(tree_->root, at);
+    if (node && node->is_table() && is_role(path)) node = node_at(tree_->root, at += ".use");
+    if (!node) {
+      Judged standard = default_value(key);
+      return {key, std::move(standard.value), std::move(standard.written), {}};
+    }
+    const auto raw = tree_->overrides.find(at);
+    Judged got = judged(key, *node, raw == tree_->overrides.end() ? nullptr : &raw->second);
+    const Origin origin = origin_of(node->source());
+    if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
+    return {key, std::move(got.value), std::move(got.written), origin};
+  }
+  fail_bug("no key '" + path + "'");
+}
+
+}  // namespace zr::host

@@ -1,0 +1,52 @@
+#include "config/key_json.hpp"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::string_view kMark = "{\"zeroth_schema\":1,";
+
+// JSON has no infinity: no bound is null.
+nlohmann::json bound(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
+}  // namespace
+
+std::string to_json(const std::vector<Key>& keys) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Key& key : keys)
+    list.push_back({{"table", key.table},
+                    {"name", key.name},
+                    {"type", key.type},
+                    {"default", key.def},
+                    {"meaning", key.meaning},
+                    {"min", bound(key.min)},
+                    {"max", bound(key.max)},
+                    {"choices", key.choices}});
+  return std::string(kMark) + "\"keys\":" + list.dump() + "}";
+}
+
+std::vector<Key> keys_from_json(const std::string& output, const std::string& who) {
+  const auto at = output.rfind(kMark);
+  if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
+    fail_user(who + " does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
+  try {
+    const auto line = nlohmann::json::parse(output.substr(at, output.find('\n', at) - at));
+    std::vector<Key> keys;
+    for (const auto& one : line.at("keys")) {
+      Key key{one.at("table"), one.at("name"), one.at("type"), one.at("default"), one.at("meaning")};
+      if (!one.at("min").is_null()) key.min = one.at("min");
+      if (!one.at("max").is_null()) key.max = one.at("max");
+      key.choices = one.at("choices").get<std::vector<std::string>>();
+      keys.push_back(std::move(key));
+    }
+    return keys;
+  } catch (const nlohmann::json::exception& error) {
+    fail_user(who + " describes its keys in a form this zeroth does not read (" + error.what() +
+              "): build both from the same release");
+  }
+}
+
+}  // namespace zr::host

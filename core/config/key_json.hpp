@@ -1,0 +1,16 @@
+// Keys as JSON: how a program tells `zeroth` which tables it reads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/key.hpp"
+
+namespace zr::host {
+
+/// One line: {"zeroth_schema":1,"keys":[...]}.
+std::string to_json(const std::vector<Key>& keys);
+/// The keys in the last schema line of a program's output. Throws Failure(user) naming `who` if there is none.
+std::vector<Key> keys_from_json(const std::string& output, const std::string& who);
+
+}  // namespace zr::host

@@ -1,0 +1,14 @@
+// The learning rate of an update: a pure function of the configuration and the step.
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.hpp"
+
+namespace zr::host {
+
+/// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale. The formulas stand in
+/// core/config/README.md.
+double learning_rate(const Config& config, int64_t step);
+
+}  // namespace zr::host

@@ -1,0 +1,143 @@
+#include "config/value.hpp"
+
+#include <cmath>
+#include <sstream>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "config/tree.hpp"
+
+namespace zr::host {
+
+namespace {
+
+std::string shown(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (node.is_array()) return "an array";
+  if (const auto* text = node.as_string()) return toml_quoted(text->get());
+  if (const auto* real = node.as_floating_point()) return toml_text(Value(real->get()));
+  std::ostringstream out;
+  node.visit([&](const auto& one) { out << one; });
+  return out.str();
+}
+
+std::string expected(std::string_view what, const toml::node& node) {
+  return "expected " + std::string(what) + ", found " + shown(node);
+}
+
+Judged sound(Value value) {
+  std::string text = toml_text(value);
+  return {std::move(value), std::move(text), ""};
+}
+Judged wrong(std::string problem) { return {{}, {}, std::move(problem)}; }
+
+std::optional<double> number(const toml::node& node) {
+  if (const auto* whole = node.as_integer()) return static_cast<double>(whole->get());
+  if (const auto* real = node.as_floating_point()) return real->get();
+  return {};
+}
+
+Judged judged_bytes(const toml::node& node) {
+  const auto* text = node.as_string();
+  const auto* whole = node.as_integer();
+  const auto size = text ? parse_bytes(text->get()) : whole ? std::optional(whole->get()) : std::nullopt;
+  if (!size) return wrong(expected("a size such as \"32MiB\" or 4096", node));
+  return {*size, text ? toml_quoted(text->get()) : std::to_string(*size), ""};
+}
+
+Judged judged_duration(const toml::node& node) {
+  const auto* text = node.as_string();
+  const auto seconds = text ? parse_duration(text->get()) : std::nullopt;
+  if (!seconds) return wrong(expected("a duration such as \"30s\" or \"5min\"", node));
+  return {*seconds, toml_quoted(text->get()), ""};
+}
+
+Judged judged_floats(const toml::node& node) {
+  std::vector<double> all;
+  const auto* list = node.as_array();
+  for (std::size_t i = 0; list && i < list->size(); ++i) {
+    const auto one = number(*list->get(i));
+    if (!one) return wrong(expected("a number", *list->get(i)));
+    all.push_back(*one);
+  }
+  return list ? sound(std::move(all)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
+}
+
+Judged judged_type(const Key& key, const toml::node& node, const std::string* raw) {
+  switch (key.type) {
+    case ZR_KEY_BOOL:
+      if (const auto* flag = node.as_boolean()) return sound(flag->get());
+      return wrong(expected("true or false", node));
+    case ZR_KEY_INT:
+      if (const auto* whole = node.as_integer()) return sound(whole->get());
+      return wrong(expected("an integer", node));
+    case ZR_KEY_FLOAT:
+      if (const auto real = number(node)) return sound(*real);
+      return wrong(expected("a number", node));
+    case ZR_KEY_STRING:
+      if (const auto* text = node.as_string()) return sound(text->get());
+      if (raw && !node.is_table() && !node.is_array()) return sound(*raw);
+      return wrong(expected("a string", node));
+    case ZR_KEY_BYTES: return judged_bytes(node);
+    case ZR_KEY_DURATION: return judged_duration(node);
+    case ZR_KEY_FLOATS: return judged_floats(node);
+    default: fail_bug("key '" + key.path() + "' has the unknown type " + std::to_string(key.type));
+  }
+}
+
+std::string range_problem(const Key& key, const Judged& got) {
+  std::vector<double> all;
+  if (const auto* whole = std::get_if<int64_t>(&got.value)) all = {static_cast<double>(*whole)};
+  if (const auto* real = std::get_if<double>(&got.value)) all = {*real};
+  if (const auto* list = std::get_if<std::vector<double>>(&got.value)) all = *list;
+  for (const double one : all) {
+    if (!std::isfinite(one)) return "expected a finite number, found " + got.written;
+    if (one < key.min || one > key.max) return "expected " + range_text(key) + ", found " + got.written;
+  }
+  const auto* text = std::get_if<std::string>(&got.value);
+  if (!text || key.choices.empty()) return "";
+  for (const auto& choice : key.choices)
+    if (choice == *text) return "";
+  const std::string near = nearest(*text, key.choices);
+  return "expected one of " + range_text(key) + ", found " + got.written +
+         (near.empty() ? "" : "; did you mean " + toml_quoted(near) + "?");
+}
+
+}  // namespace
+
+Judged judged(const Key& key, const toml::node& node, const std::string* raw) {
+  Judged got = judged_type(key, node, raw);
+  if (got.problem.empty()) got.problem = range_problem(key, got);
+  return got;
+}
+
+Judged default_value(const Key& key) {
+  try {
+    const toml::table parsed = toml::parse("x = " + key.def);
+    return judged(key, *parsed.get("x"), nullptr);
+  } catch (const toml::parse_error&) {
+    return wrong("'" + key.def + "' is no TOML value");
+  }
+}
+
+std::string toml_quoted(const std::string& text) {
+  static constexpr char kHex[] = "0123456789ABCDEF";
+  std::string out = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"': out += "\\\""; break;
+      case '\\': out += "\\\\"; break;
+      case '\n': out += "\\n"; break;
+      case '\t': out += "\\t"; break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          out += std::string("\\u00") + kHex[(c >> 4) & 15] + kHex[c & 15];
+        } else {
+          out += c;
+        }
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace zr::host

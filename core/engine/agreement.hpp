@@ -1,0 +1,61 @@
+// What all ranks must know alike once a step: losses, touched parameters, non-finite elements, the norm (NUMERICS.md 6, 7, 11).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/pool.hpp"
+#include "comm/communicator.hpp"
+#include "plan/plan.hpp"
+#include "shard/update.hpp"
+
+namespace zr::host {
+
+struct Agreed {
+  double loss = 0;          // mean over the step's micro-batches, weighted if they are
+  double weight = 0;        // M, or the sum of the micro-batches' weights
+  double sum_of_squares = 0;
+  int64_t non_finite = 0;   // elements
+  int64_t tokens = 0;
+  std::vector<char> touched;
+};
+
+class Agreement {
+ public:
+  /// References outlive the agreement; `units` are this rank's.
+  Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units);
+  ~Agreement();
+  Agreement(const Agreement&) = delete;
+
+  struct Mine {
+    std::vector<double> losses, weights;  // by micro-step
+    int64_t tokens;
+    const std::vector<char>* touched;
+  };
+  /// Collective. Reads the units' sums, which must be complete.
+  Agreed reach(const Mine& mine);
+
+  /// Long-lived bytes of this rank, for the ledger's plan.
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Run {
+    int64_t leaf, count;  // leaves, in the job's logical order
+  };
+  void exchange_leaves();
+
+  Communicator& comm_;
+  Pool& pool_;
+  const Plan& plan_;
+  const std::vector<Unit>& units_;
+  std::vector<int64_t> first_leaf_;          // by parameter
+  int64_t leaves_ = 0;
+  std::vector<std::vector<Run>> provides_;   // by rank: leaves it hands to the others; empty if every rank has all
+  std::vector<int64_t> counts_;              // by rank: leaves it hands over
+  double* sent_ = nullptr;                   // own leaves, then everybody's: in memory peers can read
+  double* received_ = nullptr;
+  int64_t bytes_ = 0;
+  std::vector<double> all_;                  // by leaf
+};
+
+}  // namespace zr::host

@@ -1,0 +1,110 @@
+#include "engine/gradients.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap, CallCheck check)
+    : model_(model), strategy_(strategy), api_(strategy.api<zr_strategy_api>()), plan_(plan), comm_(comm), overlap_(overlap), check_(std::move(check)) {
+  const std::size_t n = plan.input.parameters.size();
+  taken_.assign(n, 0);
+  present_.assign(n, 0);
+  touched_.assign(n, 0);
+  model_.on_gradient([this](uint32_t param) { arrived(param); });
+}
+
+void GradientFlow::event(uint32_t kind) {
+  CallError error;
+  check_(api_->event(strategy_.self(), kind, micro_, &error), error, strategy_.who("event"));
+}
+
+void GradientFlow::begin(uint32_t micro) {
+  const std::lock_guard lock(mutex_);
+  micro_ = micro;
+  active_ = true;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  std::fill(present_.begin(), present_.end(), 0);
+  waiting_.clear();
+  submitted_before_ = submitted_at_last_ = comm_.submitted();
+  if (micro == 0) {
+    std::fill(touched_.begin(), touched_.end(), 0);
+    event(ZR_STEP_BEGIN);
+  }
+}
+
+void GradientFlow::arrived(uint32_t param) {
+  const std::lock_guard lock(mutex_);
+  const std::string& name = plan_.input.parameters[param].name;
+  if (!active_)
+    fail_user("a backward ran outside engine.backward() and gave '" + name + "' a gradient; call engine.backward(loss) instead of loss.backward()");
+  if (taken_[param] > 0)
+    fail_user("'" + name + "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
+              "set gradients.overlap = false");
+  submitted_at_last_ = comm_.submitted();
+  touched_[param] = 1;
+  if (present_[param]++) return;  // the model adds firings up; it waits already
+  if (!overlap_ || !place(param)) waiting_.push_back(param);
+  if (overlap_ && !waiting_.empty()) place_waiting();
+}
+
+bool GradientFlow::place(uint32_t param) {
+  const Parameter& parameter = plan_.input.parameters[param];
+  int64_t& taken = taken_[param];
+  while (taken < parameter.count) {
+    zr_view dst{};
+    CallError error;
+    const zr_code code = api_->grad_place(strategy_.self(), param, taken, micro_, &dst, &error);
+    if (code == ZR_AGAIN) return false;
+    check_(code, error, strategy_.who("grad_place"));
+    if (dst.count <= 0 || dst.count > parameter.count - taken || dst.dtype != plan_.input.weight_dtype)
+      fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) + " elements");
+    if (present_[param])
+      model_.copy_gradient(param, taken, dst);
+    else
+      std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
+    check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, micro_, &error), error, strategy_.who("grad_ready"));
+    taken += dst.count;
+  }
+  model_.drop_gradient(param);
+  return true;
+}
+
+void GradientFlow::place_waiting() {
+  for (bool progress = true; progress && !waiting_.empty();) {
+    progress = false;
+    for (std::size_t i = 0; i < waiting_.size();) {
+      const uint32_t param = waiting_[i];
+      const int64_t before = taken_[param];
+      if (place(param)) {
+        waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+        progress = true;
+      } else {
+        progress |= taken_[param] != before;
+        ++i;
+      }
+    }
+  }
+}
+
+void GradientFlow::end() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  // Last parameters first, as backward visits them: strategies fill buckets from the end.
+  waiting_.clear();
+  for (auto param = static_cast<uint32_t>(taken_.size()); param-- > 0;) {
+    const Parameter& parameter = plan_.input.parameters[param];
+    if (!parameter.frozen && (taken_[param] < parameter.count || parameter.count == 0)) waiting_.push_back(param);
+  }
+  place_waiting();
+  if (!waiting_.empty())
+    fail_bug(strategy_.who("grad_place") + " has no room for '" + plan_.input.parameters[waiting_.front()].name + "' although no bucket is filling");
+  event(ZR_BACKWARD_END);
+  collectives_ += comm_.submitted() - submitted_before_;
+  collectives_early_ += submitted_at_last_ - submitted_before_;
+}
+
+}  // namespace zr::host

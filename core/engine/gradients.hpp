@@ -1,0 +1,58 @@
+// From autograd to the strategy: each gradient is placed into a bucket as it appears, missing ones as zeros at the end.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "model/model.hpp"
+#include "plan/plan.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+/// Throws if a plug-in's call failed, with what the communicator knows if it was the cause.
+using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
+
+class GradientFlow {
+ public:
+  /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended.
+  GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap, CallCheck check);
+
+  /// A micro-step begins; 0 is the first of a step.
+  void begin(uint32_t micro);
+  /// Autograd has this parameter's gradient. [use], any thread.
+  void arrived(uint32_t param);
+  /// The backward has ended: zeros for what did not come, then the strategy's BACKWARD_END.
+  void end();
+  /// By parameter: some micro-batch of this step had a gradient for it, on this rank.
+  const std::vector<char>& touched() const { return touched_; }
+  /// Collectives of all backwards so far, and those among them that had been submitted before the last gradient of theirs arrived.
+  int64_t collectives() const { return collectives_; }
+  int64_t collectives_early() const { return collectives_early_; }
+
+ private:
+  bool place(uint32_t param);
+  void place_waiting();
+  void event(uint32_t kind);
+
+  Model& model_;
+  const Instance& strategy_;
+  const zr_strategy_api* api_;
+  const Plan& plan_;
+  const Communicator& comm_;
+  bool overlap_;
+  CallCheck check_;
+  std::mutex mutex_;
+  uint32_t micro_ = 0;
+  bool active_ = false;
+  std::vector<int64_t> taken_;     // by parameter: elements handed to the strategy in this micro-step
+  std::vector<char> present_;      // by parameter: autograd delivered in this micro-step
+  std::vector<char> touched_;
+  std::vector<uint32_t> waiting_;  // delivered, no room yet
+  int64_t submitted_before_ = 0, submitted_at_last_ = 0;  // the communicator's count: at begin(), at the last arrival
+  int64_t collectives_ = 0, collectives_early_ = 0;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,110 @@
+// Session's logical tensors: any parameter's value, gradient or state, whole and in fp32, however it is sharded.
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "engine/session.hpp"
+#include "shard/rounding.hpp"
+
+namespace zr::host {
+
+uint32_t Session::find(const std::string& parameter) const {
+  std::vector<std::string> names;
+  for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
+    const Parameter& p = plan_.input.parameters[i];
+    if (p.name == parameter || std::find(p.aliases.begin(), p.aliases.end(), parameter) != p.aliases.end()) return i;
+    names.push_back(p.name);
+  }
+  const std::string near = nearest(parameter, names);
+  fail_user("the model has no parameter '" + parameter + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
+}
+
+zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::string& slot) const {
+  if (role == LogicalRole::value) return unit.master.count ? unit.master : unit.weight;
+  if (role == LogicalRole::gradient) return unit.sum;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < plan_.input.slots.size(); ++i) {
+    if (slot == plan_.input.slots[i].name) {
+      if (plan_.input.slots[i].shape != ZR_SLOT_LIKE_PARAM || plan_.input.slots[i].dtype != ZR_F32)
+        fail_user("optimizer state '" + slot + "' is not an fp32 tensor like its parameter");
+      return unit.slots[i];
+    }
+    names.emplace_back(plan_.input.slots[i].name);
+  }
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  fail_user("optimizer '" + std::string(setup_.optimizer.table->id) + "' has no state '" + slot + "'; it has: " + (list.empty() ? "none" : list));
+}
+
+void Session::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
+  const Parameter& parameter = plan_.input.parameters[param];
+  if (parameter.frozen && role != LogicalRole::value) fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  for (const Unit& unit : units_) {
+    if (unit.param != param) continue;
+    const zr_view view = state_view(unit, role, slot);
+    std::memcpy(out + unit.first, view.data, static_cast<std::size_t>(unit.count) * 4);
+  }
+  if (parameter.frozen)
+    for (const Piece& piece : plan_.mine.weights)
+      if (piece.param == param)
+        widen(static_cast<const char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype), plan_.input.weight_dtype, piece.count,
+              out + piece.first);
+  for (const Segment& segment : plan_.segments[param]) {
+    if (segment.owners.size() == static_cast<std::size_t>(world())) continue;
+    zr_coll broadcast{};
+    broadcast.op = ZR_BROADCAST;
+    broadcast.root = segment.owners.front();
+    broadcast.src = broadcast.dst = {out + segment.first, segment.count, ZR_F32, 0, {1, 0}};
+    broadcast.label = parameter.name.c_str();
+    comm_->run_control(broadcast);
+  }
+  if (role == LogicalRole::gradient)
+    for (int64_t i = 0; i < parameter.count; ++i) out[i] *= grad_mul_;
+}
+
+void Session::store(uint32_t param, const float* values) {
+  for (const Unit& unit : units_)
+    if (unit.param == param && unit.master.count) std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+  for (const Piece& piece : plan_.mine.weights)
+    if (piece.param == param)
+      narrow(values + piece.first, piece.count, plan_.input.weight_dtype,
+             static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype));
+}
+
+void Session::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
+  const Parameter& parameter = plan_.input.parameters[param];
+  if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
+  if (role == LogicalRole::value) {
+    store(param, values);
+    notify_updated();
+    return;
+  }
+  if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+  for (const Unit& unit : units_)
+    if (unit.param == param) std::memcpy(state_view(unit, role, slot).data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+}
+
+std::string Session::weights_hash() {
+  std::vector<uint32_t> order(plan_.input.parameters.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return plan_.input.parameters[a].name < plan_.input.parameters[b].name; });
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  std::vector<float> values;
+  for (const uint32_t param : order) {
+    const Parameter& parameter = plan_.input.parameters[param];
+    values.resize(static_cast<std::size_t>(parameter.count));
+    read(param, LogicalRole::value, "", values.data());
+    XXH3_64bits_update(state.get(), parameter.name.c_str(), parameter.name.size() + 1);
+    XXH3_64bits_update(state.get(), values.data(), values.size() * 4);
+  }
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));
+  return text;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,167 @@
+#include "engine/session.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "config/schedule.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+
+// A generator state from three numbers, by the finaliser of SplitMix64.
+uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t x = a;
+  for (const uint64_t y : {b, c}) {
+    x += 0x9e3779b97f4a7c15u + y;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+// Every rank's value, in rank order.
+template <class T>
+std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> values;
+  for (const std::string& bytes : comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), label)) {
+    T value;
+    std::memcpy(&value, bytes.data(), sizeof value);
+    values.push_back(value);
+  }
+  return values;
+}
+}  // namespace
+
+// Adds the time since the last mark to a phase.
+struct Session::Timer {
+  static void lap(Session& session, Phase phase) {
+    const auto now = Clock::now();
+    session.record_->add(phase, std::chrono::duration<double>(now - session.mark_).count());
+    session.mark_ = now;
+  }
+};
+
+void Session::call(zr_code code, const zr_error& error, const std::string& who) {
+  if (code == ZR_OK) return;
+  if (const auto failure = comm_ ? comm_->take_failure() : nullptr) std::rethrow_exception(failure);
+  check(code, error, who);
+}
+
+void Session::reseed() {
+  model_.seed(mix(static_cast<uint64_t>(config().integer("train.seed")), static_cast<uint64_t>(step_), static_cast<uint64_t>(micro_index())));
+}
+
+void Session::begin_backward(double loss, double weight) {
+  if (micro_ == accumulation_)
+    fail_user("engine.backward() was called " + std::to_string(accumulation_ + 1) + " times without engine.step(); call engine.step() after every backward");
+  if (!(weight > 0) || !std::isfinite(weight)) fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
+  Timer::lap(*this, Phase::forward);
+  losses_.push_back(loss);
+  weights_.push_back(weight);
+  gradients_->begin(static_cast<uint32_t>(micro_));
+}
+
+void Session::end_backward() {
+  Timer::lap(*this, Phase::backward);
+  gradients_->end();
+  Timer::lap(*this, Phase::reduce);
+  if (++micro_ < accumulation_) reseed();
+}
+
+bool Session::step() {
+  if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
+  if (micro_ < accumulation_) return false;
+  CallError error;
+  const int64_t wire_before = record_wire_;
+  call(strategy_->api<zr_strategy_api>()->grads_finish(strategy_->self(), &error), error, strategy_->who("grads_finish"));
+  Timer::lap(*this, Phase::reduce);
+
+  const Agreed agreed = agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"), &gradients_->touched()});
+  const double norm = std::sqrt(agreed.sum_of_squares) / agreed.weight;
+  const double clip = config().number("train.clip");
+  const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
+  grad_mul_ = static_cast<float>(scale / agreed.weight);
+  const double rate = learning_rate(config(), updates_);
+  Timer::lap(*this, Phase::agree);
+
+  const bool finite = agreed.non_finite == 0;
+  if (finite) {
+    std::vector<double> rates(agreed.touched.size());
+    for (std::size_t i = 0; i < rates.size(); ++i) {
+      rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
+      param_steps_[i] += agreed.touched[i] ? 1 : 0;
+    }
+    update(*optimizer_, granularity_, pool_, plan_, units_, {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
+    ++updates_;
+    Timer::lap(*this, Phase::optimizer);
+    notify_updated();
+  }
+  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error, strategy_->who("event"));
+  Timer::lap(*this, Phase::gather);
+
+  comm_->note_step(++step_);
+  micro_ = 0;
+  last_ = {agreed.loss, norm};
+  finish_step(agreed, rate, wire_before);
+  return true;
+}
+
+void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {
+  record_wire_ = 0;
+  for (const int64_t bytes : all_gather(*comm_, comm_->wire().total(), "wire count")) record_wire_ += bytes;
+  const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - step_start_).count();
+  step_start_ = now;
+  record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3, static_cast<double>(agreed.tokens) / seconds,
+                 record_wire_ - wire_before, agreed.non_finite > 0},
+                ledger_.peak(Tier::device));
+  losses_.clear();
+  weights_.clear();
+  tokens_ = 0;
+  reseed();
+  if (step_ == config().integer("train.steps")) finish_run();
+}
+
+void Session::notify_updated() {
+  CallError error;
+  call(strategy_->api<zr_strategy_api>()->updated(strategy_->self(), &error), error, strategy_->who("updated"));
+}
+
+void Session::finish_run() {
+  record_->set_hash(weights_hash());
+  WireCount all;
+  for (const WireCount& other : all_gather(*comm_, comm_->wire(), "wire count")) {
+    for (std::size_t i = 0; i < all.bytes.size(); ++i) {
+      all.bytes[i] += other.bytes[i];
+      all.calls[i] += other.calls[i];
+    }
+    all.control_bytes += other.control_bytes;
+  }
+  record_->set_wire(all);
+  mark_ = Clock::now();
+}
+
+double Session::mean(double value) {
+  double sum = 0;
+  for (const double other : all_gather(*comm_, value, "mean")) sum += other;
+  return sum / world();
+}
+
+void Session::validation(double loss) {
+  record_->validation(step_, loss);
+  mark_ = step_start_ = Clock::now();
+}
+
+void Session::evaluation(bool begins) {
+  CallError error;
+  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error), error, strategy_->who("event"));
+  if (!begins) mark_ = step_start_ = Clock::now();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,131 @@
+// One model in training: the rooms put together, and the step. Without libtorch; zr::Engine is its face.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "base/pool.hpp"
+#include "comm/communicator.hpp"
+#include "comm/control.hpp"
+#include "comm/job.hpp"
+#include "config/config.hpp"
+#include "engine/agreement.hpp"
+#include "engine/gradients.hpp"
+#include "engine/record.hpp"
+#include "model/model.hpp"
+#include "plan/plan.hpp"
+#include "plugin/host.hpp"
+#include "shard/update.hpp"
+
+namespace zr::host {
+
+/// What the configuration decided, before a model is known.
+struct Setup {
+  Config config;
+  Component strategy, optimizer;
+  std::optional<Component> communicator;  // needed from two ranks on
+  std::shared_ptr<Control> control;
+  bool only_plan = false;  // print the plan for config's job.ranks and stop
+};
+
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+enum class LogicalRole { value, gradient, state };
+
+/// Training thread only. Collective methods are called by all ranks alike.
+class Session {
+ public:
+  /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives it.
+  Session(Setup setup, Model& model);
+  ~Session();
+  Session(const Session&) = delete;
+
+  /// Around autograd's run over one micro-batch.
+  void begin_backward(double loss, double weight);
+  void end_backward();
+  /// On the accumulation boundary: agree, clip, update, gather; true then. Collective.
+  bool step();
+
+  int rank() const { return control_->rank(); }
+  int world() const { return control_->world(); }
+  int accumulation() const { return accumulation_; }
+  int threads() const { return pool_.width(); }
+  int64_t step_index() const { return step_; }
+  int64_t micro_index() const { return int64_t{micro_} * world() + rank(); }
+  const Config& config() const { return setup_.config; }
+  void add_tokens(int64_t tokens) { tokens_ += tokens; }
+  double last_loss() const { return last_.loss; }
+  double last_grad_norm() const { return last_.grad_norm; }
+
+  /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
+  uint32_t find(const std::string& parameter) const;
+  const Plan& plan() const { return plan_; }
+  /// Writes the whole logical tensor, fp32, to out[count]; or sets it. `slot` names an optimizer state. Collective.
+  void read(uint32_t param, LogicalRole role, const std::string& slot, float* out);
+  void write(uint32_t param, LogicalRole role, const std::string& slot, const float* values);
+  /// XXH3 of the fp32 values in name order, 16 hex digits. Collective.
+  std::string weights_hash();
+  double mean(double value);  // over ranks, in rank order. Collective.
+  void validation(double loss);
+  void evaluation(bool begins);
+
+  const Ledger& ledger() const { return ledger_; }
+  Communicator& communicator() { return *comm_; }
+
+ private:
+  struct Timer;
+  void assign_groups(std::vector<Parameter>& parameters);
+  void check_optimizer(const zr_optimizer_desc& desc) const;
+  void compare_ranks();
+  void allocate();
+  void take_rank_zero();
+  void reseed();
+  void call(zr_code code, const zr_error& error, const std::string& who);
+  /// Writes fp32 values into this rank's master and weight pieces of a parameter.
+  void store(uint32_t param, const float* values);
+  zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
+  void notify_updated();
+  void finish_run();
+  void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
+
+  Setup setup_;
+  Model& model_;
+  std::shared_ptr<Control> control_;
+  int accumulation_ = 1;
+  Ledger ledger_;
+  Pool pool_;
+  Host host_;
+  std::unique_ptr<JobServices> services_;
+  std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
+  std::unique_ptr<Communicator> comm_;
+  uint32_t granularity_ = 0;
+  Plan plan_;
+  std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
+  std::vector<void*> buffers_;     // of the plan, memory peers can read
+  zr_view master_{};
+  std::vector<zr_view> slots_;
+  std::vector<Unit> units_;
+  std::unique_ptr<GradientFlow> gradients_;
+  std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<Record> record_;
+
+  int64_t step_ = 0;     // made so far
+  int64_t updates_ = 0;  // of them not skipped: the schedule's clock
+  int micro_ = 0;        // micro-steps of the coming step made so far
+  std::vector<double> losses_, weights_;
+  std::vector<int64_t> param_steps_;
+  std::vector<double> group_rates_;
+  int64_t tokens_ = 0;        // of this rank since the last step
+  int64_t record_wire_ = 0;   // bytes of all ranks up to the last step
+  float grad_mul_ = 1;
+  struct {
+    double loss = 0, grad_norm = 0;
+  } last_;
+  std::chrono::steady_clock::time_point mark_, step_start_;
+};
+
+}  // namespace zr::host

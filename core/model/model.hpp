@@ -1,0 +1,46 @@
+// What the step needs of a model, without a word of libtorch: parameters, their memory, and gradients as they appear.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/plan.hpp"
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+/// A named buffer of the model (running statistics): raw bytes, alive as long as the model.
+struct ModelBuffer {
+  std::string name;
+  void* data;
+  int64_t bytes;
+};
+
+/// Implemented once over libtorch (torch_model.hpp) and once by tests. Training thread only, but for the gradient calls.
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const std::vector<Parameter>& parameters() const = 0;
+  virtual std::vector<ModelBuffer> buffers() = 0;
+  /// The parameter's present value as fp32: out[count].
+  virtual void read(uint32_t param, float* out) = 0;
+  /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's use of it.
+  virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
+  /// Gives the parameters memory of their own again, with the present values.
+  virtual void release() = 0;
+
+  /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward is there; [use].
+  using Arrived = std::function<void(uint32_t param)>;
+  virtual void on_gradient(Arrived arrived) = 0;
+  /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
+  virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
+  /// The gradient that arrived is no longer needed.
+  virtual void drop_gradient(uint32_t param) = 0;
+
+  /// Reseeds the random generator that dropout draws from.
+  virtual void seed(uint64_t seed) = 0;
+};
+
+}  // namespace zr::host

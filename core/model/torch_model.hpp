@@ -1,0 +1,35 @@
+// The libtorch side of Model: parameters bound to flat memory, gradients caught where autograd accumulates them.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+
+#include "model/model.hpp"
+
+namespace zr::host {
+
+class TorchModel final : public Model {
+ public:
+  /// Names in the model's order; a tensor under several names is one parameter. Throws Failure(user) for parameters that are not
+  /// dense floating-point CPU tensors.
+  TorchModel(std::vector<std::pair<std::string, torch::Tensor>> parameters, std::vector<std::pair<std::string, torch::Tensor>> buffers,
+             zr_dtype dtype);
+  ~TorchModel() override;
+
+  const std::vector<Parameter>& parameters() const override;
+  std::vector<ModelBuffer> buffers() override;
+  void read(uint32_t param, float* out) override;
+  void bind(uint32_t param, void* memory, zr_dtype dtype) override;
+  void release() override;
+  void on_gradient(Arrived arrived) override;
+  void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
+  void drop_gradient(uint32_t param) override;
+  void seed(uint64_t seed) override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,190 @@
+#include "plan/plan.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+PlanView::PlanView(const PlanInput& input, int rank) {
+  for (const Parameter& p : input.parameters)
+    params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
+                       static_cast<int32_t>(p.shape.size()), p.group, p.count});
+  for (const zr_param& p : params_) pointers_.push_back(&p);
+  in_ = {sizeof(zr_plan_in),
+         rank,
+         input.world,
+         input.weight_dtype,
+         input.weight_dtype,
+         ZR_F32,
+         input.accumulation,
+         static_cast<uint32_t>(params_.size()),
+         kLeaf,
+         kAlign,
+         pointers_.data()};
+}
+
+namespace {
+
+// Collects one rank's plan and checks each piece as it comes.
+class Collector {
+ public:
+  Collector(const PlanInput& input, int rank) : input_(input), rank_(rank) {}
+
+  zr_plan_sink sink() {
+    return {sizeof(zr_plan_sink), 0, this,
+            [](void* self, const zr_buffer* b) { static_cast<Collector*>(self)->buffer(*b); },
+            [](void* self, const zr_piece* p) { static_cast<Collector*>(self)->piece(*p); }};
+  }
+
+  RankPlan finish() {
+    // The sinks are called from C: what they found wrong is thrown here.
+    if (!wrong_.empty()) fail_bug("the strategy's plan for rank " + std::to_string(rank_) + " is unsound: " + wrong_);
+    for (const Piece& p : plan_.sums) {
+      plan_.state_offset.push_back(plan_.state_elements);
+      plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  void wrong(const std::string& text) {
+    if (wrong_.empty()) wrong_ = text;
+  }
+
+  void buffer(const zr_buffer& b) {
+    if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WINDOW)
+      wrong("buffer " + std::to_string(plan_.buffers.size()) + " has no size, dtype or role");
+    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype});
+  }
+
+  void piece(const zr_piece& p) {
+    if (p.param >= input_.parameters.size()) return wrong("a piece of parameter " + std::to_string(p.param) + ", which is not");
+    const Parameter& parameter = input_.parameters[p.param];
+    const std::string where = "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
+    if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_SUM) return wrong(where + ": a piece is of role weight or sum");
+    if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count) return wrong(where + " is outside the parameter");
+    if (p.first % kLeaf || ((p.first + p.count) % kLeaf && p.first + p.count != parameter.count))
+      return wrong(where + " is cut inside a leaf of " + std::to_string(kLeaf) + " elements");
+    if (p.buffer >= plan_.buffers.size()) return wrong(where + " lies in buffer " + std::to_string(p.buffer) + ", which is not");
+    const Buffer& buffer = plan_.buffers[p.buffer];
+    if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
+      return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
+    const bool weight = p.role == ZR_ROLE_WEIGHT;
+    if (buffer.dtype != (weight ? input_.weight_dtype : zr_dtype{ZR_F32})) return wrong(where + " lies in a buffer of another dtype");
+    if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
+    std::vector<Piece>& list = weight ? plan_.weights : plan_.sums;
+    if (!list.empty()) {
+      const Piece& last = list.back();
+      if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
+        return wrong(where + ": pieces of a role come by parameter, ascending, and do not overlap");
+    }
+    list.push_back({p.param, p.buffer, p.first, p.count, p.offset});
+  }
+
+  const PlanInput& input_;
+  int rank_;
+  RankPlan plan_;
+  std::string wrong_;
+};
+
+// Runs of one parameter with the set of ranks that hold each.
+std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<std::pair<int, const Piece*>>& held) {
+  std::vector<int64_t> edges{0, parameter.count};
+  for (const auto& [rank, piece] : held) {
+    edges.push_back(piece->first);
+    edges.push_back(piece->first + piece->count);
+  }
+  std::sort(edges.begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i + 1 < edges.size(); ++i) {
+    Segment segment{edges[i], edges[i + 1] - edges[i], {}};
+    for (const auto& [rank, piece] : held)
+      if (piece->first <= segment.first && segment.first < piece->first + piece->count) segment.owners.push_back(rank);
+    if (segment.owners.empty())
+      fail_bug("the strategy's plan leaves '" + parameter.name + "' [" + std::to_string(segment.first) + ", " +
+               std::to_string(segment.first + segment.count) + ") without an owner");
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+  std::vector<RankPlan> ranks;
+  for (int r = 0; r < input.world; ++r) {
+    const PlanView view(input, r);
+    Collector collector(input, r);
+    strategy(view.in(), collector.sink());
+    ranks.push_back(collector.finish());
+  }
+  std::vector<std::vector<std::pair<int, const Piece*>>> held(input.parameters.size());
+  for (int r = 0; r < input.world; ++r) {
+    const RankPlan& plan = ranks[static_cast<std::size_t>(r)];
+    for (const Piece& piece : plan.sums) held[piece.param].emplace_back(r, &piece);
+    for (const Piece& piece : plan.weights)
+      if (input.parameters[piece.param].frozen) held[piece.param].emplace_back(r, &piece);
+  }
+  Plan plan;
+  plan.input = input;
+  plan.rank = rank;
+  plan.has_master = input.weight_dtype != ZR_F32;
+  for (std::size_t i = 0; i < held.size(); ++i) plan.segments.push_back(cut_by_owner(input.parameters[i], held[i]));
+  plan.mine = std::move(ranks[static_cast<std::size_t>(rank)]);
+  return plan;
+}
+
+int64_t Plan::slot_elements(std::size_t slot) const {
+  const zr_slot& s = input.slots[slot];
+  return s.shape == ZR_SLOT_PER_BLOCK ? (mine.state_elements + s.block - 1) / s.block : mine.state_elements;
+}
+
+namespace {
+Kind kind_of_role(uint32_t role) {
+  switch (role) {
+    case ZR_ROLE_WEIGHT: return Kind::weights;
+    case ZR_ROLE_GRAD:
+    case ZR_ROLE_SUM: return Kind::gradients;
+    case ZR_ROLE_BUCKET: return Kind::buckets;
+    default: return Kind::window;
+  }
+}
+}  // namespace
+
+void Plan::enter(Ledger& ledger) const {
+  for (const Buffer& b : mine.buffers) ledger.plan(Tier::device, kind_of_role(b.role), b.elements * size_of(b.dtype));
+  if (has_master) ledger.plan(Tier::device, Kind::master, mine.state_elements * 4);
+  for (std::size_t i = 0; i < input.slots.size(); ++i)
+    ledger.plan(Tier::device, Kind::slots, slot_elements(i) * size_of(input.slots[i].dtype));
+}
+
+std::string Plan::text(const std::string& title) const {
+  int64_t trainable = 0, frozen = 0;
+  for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
+  std::string out = title + ": " + std::to_string(trainable) + " parameters";
+  if (frozen) out += " and " + std::to_string(frozen) + " frozen";
+  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" + (input.world == 1 ? "" : "s") +
+         ", bytes of rank " + std::to_string(rank) + "\n";
+  int64_t total = 0;
+  const auto row = [&](const std::string& kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+    const int64_t bytes = elements * size_of(dtype);
+    total += bytes;
+    char line[160];
+    std::snprintf(line, sizeof line, "  %-10s %-28s %14lld x %lld B = %12s\n", kind.c_str(), tag.c_str(),
+                  static_cast<long long>(elements), static_cast<long long>(size_of(dtype)), bytes_text(bytes).c_str());
+    out += line;
+  };
+  for (const Buffer& b : mine.buffers) row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag, b.elements, b.dtype);
+  if (has_master) row("master", "fp32 master weights", mine.state_elements, ZR_F32);
+  for (std::size_t i = 0; i < input.slots.size(); ++i) row("slots", input.slots[i].name, slot_elements(i), input.slots[i].dtype);
+  char line[160];
+  std::snprintf(line, sizeof line, "  %-10s %-28s %34s\n", "in all", "without activations", bytes_text(total).c_str());
+  return out + line;
+}
+
+}  // namespace zr::host

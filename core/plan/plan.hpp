@@ -1,0 +1,98 @@
+// Config + strategy + parameter shapes + world -> Plan: who owns which bytes, where. Pure and printable.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "zr/abi/optimizer.h"
+#include "zr/abi/strategy.h"
+
+namespace zr::host {
+
+/// A parameter of the model, in the model's order. Tied weights are one parameter; its other names are aliases.
+struct Parameter {
+  std::string name;
+  std::vector<std::string> aliases;
+  std::vector<int64_t> shape;
+  int64_t count = 0;  // elements
+  bool frozen = false;
+  uint32_t group = 0;
+};
+
+/// Elements a parameter is never cut inside: the leaf of the norm (NUMERICS.md 7).
+inline constexpr int64_t kLeaf = 1024;
+/// Elements every piece starts at a multiple of: 64 bytes at two bytes an element.
+inline constexpr int64_t kAlign = 32;
+
+struct PlanInput {
+  std::vector<Parameter> parameters;
+  int world = 1;
+  zr_dtype weight_dtype = ZR_F32;
+  int accumulation = 1;
+  std::vector<zr_slot> slots;  // of the optimizer
+};
+
+struct Buffer {
+  uint32_t role;  // ZR_ROLE_*
+  std::string tag;
+  int64_t elements;
+  zr_dtype dtype;
+};
+
+struct Piece {
+  uint32_t param, buffer;
+  int64_t first, count, offset;  // elements
+};
+
+/// What one rank holds.
+struct RankPlan {
+  std::vector<Buffer> buffers;
+  std::vector<Piece> weights;  // by parameter, ascending
+  std::vector<Piece> sums;     // likewise: what this rank updates
+  std::vector<int64_t> state_offset;  // of each sum piece in the master and in every slot, elements
+  int64_t state_elements = 0;         // of the master, and of a slot like the parameter
+};
+
+/// A run of a parameter and the ranks that update it (or, for frozen parameters, hold its weights): one or all alike.
+struct Segment {
+  int64_t first, count;
+  std::vector<int> owners;  // ascending
+};
+
+struct Plan {
+  PlanInput input;
+  int rank = 0;
+  RankPlan mine;
+  std::vector<std::vector<Segment>> segments;  // by parameter
+  bool has_master = false;                     // weights are narrower than fp32
+  int64_t slot_elements(std::size_t slot) const;
+
+  /// Notes every byte this rank will hold.
+  void enter(Ledger& ledger) const;
+  /// Bytes by kind with the arithmetic, for people.
+  std::string text(const std::string& title) const;
+};
+
+/// The strategy's plan() of one rank; throws Failure if the plug-in fails.
+using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink& sink)>;
+
+/// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) naming parameter and rule if a piece is cut
+/// inside a leaf, misaligned, out of its buffer, overlapping, or if a trainable element has no owner.
+Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);
+
+/// PlanInput and rank in the ABI's words; valid while both live.
+class PlanView {
+ public:
+  PlanView(const PlanInput& input, int rank);
+  const zr_plan_in& in() const { return in_; }
+
+ private:
+  std::vector<zr_param> params_;
+  std::vector<const zr_param*> pointers_;
+  zr_plan_in in_{};
+};
+
+}  // namespace zr::host

@@ -1,0 +1,35 @@
+#include "plugin/choice.hpp"
+
+namespace zr::host {
+
+namespace {
+
+Component load(Role role, const Document& document, const Registry& registry, Choice& choice) {
+  const std::string name(name_of(role));
+  Origin origin;
+  const std::string id = document.chosen(name, &origin);
+  const bool standard = origin.from == Origin::From::standard;
+  const Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
+  const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
+  choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
+  std::erase(choice.unread[name], component.table->id);
+  return component;
+}
+
+}  // namespace
+
+Choice choose(const Document& document, const Registry& registry, int64_t ranks) {
+  Choice choice;
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator})
+    choice.unread[std::string(name_of(role))] = registry.ids(role);
+  choice.strategy = load(Role::strategy, document, registry, choice);
+  choice.optimizer = load(Role::optimizer, document, registry, choice);
+  if (ranks > 1) {
+    choice.communicator = load(Role::communicator, document, registry, choice);
+  } else {
+    choice.unread["communicator"].push_back(document.chosen("communicator"));
+  }
+  return choice;
+}
+
+}  // namespace zr::host

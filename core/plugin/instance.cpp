@@ -1,0 +1,86 @@
+// A component's life: its module started once, created with its table's values, destroyed, the module shut down.
+#include <map>
+#include <mutex>
+
+#include "base/failure.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+namespace {
+
+// A C function of a plug-in that lets an exception out breaks the ABI; what it said is worth more than a crash.
+template <class F>
+void call(const std::string& who, F&& fn) {
+  CallError error;
+  zr_code code = ZR_OK;
+  try {
+    code = fn(&error);
+  } catch (const std::exception& escaped) {
+    fail_bug(who + " threw across the C boundary: " + escaped.what() + "; its author must return a code");
+  } catch (...) {
+    fail_bug(who + " threw across the C boundary; its author must return a code");
+  }
+  check(code, error, who);
+}
+
+struct Users {
+  std::mutex mutex;
+  std::map<const zr_module*, int> count;
+};
+Users& users() {
+  static auto* all = new Users;
+  return *all;
+}
+
+// Startup stands before the first create, shutdown after the last destroy; both may happen several times.
+void start(Host& host, const zr_module* module, const std::string& who) {
+  const std::lock_guard lock(users().mutex);
+  if (users().count[module] == 0 && module->startup)
+    call(who, [&](zr_error* error) { return module->startup(host.abi(), error); });
+  ++users().count[module];
+}
+
+void stop(const zr_module* module) {
+  const std::lock_guard lock(users().mutex);
+  if (--users().count[module] == 0 && module->shutdown) module->shutdown();
+}
+
+// The plug-in's own text may not say what it missed; the host knows what was asked for.
+std::string with_missed(const Failure& failure, const std::vector<std::string>& missed) {
+  std::string text = failure.what();
+  std::string ids;
+  for (const auto& id : missed)
+    if (text.find(id) == text.npos) ids += (ids.empty() ? "" : ", ") + id;
+  if (!ids.empty()) text += " (it asked for " + ids + ", which this host does not offer)";
+  return missed.empty() ? text : text + ": install a newer zeroth, or a plug-in for this one";
+}
+
+}  // namespace
+
+Instance::Instance(Host& host, const Component& component, const Config& config, const std::string& table)
+    : component_(component) {
+  start(host, component.module, who("startup"));
+  host.take_missed();
+  const ConfigView view(config.table(table));
+  zr_code code = ZR_OK;
+  try {
+    call(who("create"), [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
+    if (!self_) fail_bug(who("create") + " reported success, but made nothing; its author must set *self");
+  } catch (const Failure& failure) {
+    stop(component.module);
+    if (code != ZR_UNSUPPORTED) throw;
+    throw Failure(failure.exit(), with_missed(failure, host.take_missed()));
+  }
+}
+
+Instance::~Instance() {
+  component_.table->destroy(self_);
+  stop(component_.module);
+}
+
+std::string Instance::who(const char* call) const {
+  return std::string(role_of(component_)) + " '" + component_.table->id + "' (" + component_.file.string() + "): " + call;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,132 @@
+// A module's own tables, checked once after loading: what the rest of the host then relies on.
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "plugin/judge.hpp"
+#include "zr/abi/communicator.h"
+#include "zr/abi/offload.h"
+#include "zr/abi/optimizer.h"
+#include "zr/abi/strategy.h"
+
+namespace zr::host {
+
+namespace {
+
+struct Slot {
+  std::size_t offset;
+  const char* name;
+};
+// What a role's table must hold: its least size and the slots that may not be null.
+struct Shape {
+  std::size_t size;
+  std::vector<Slot> slots;
+};
+#define SLOT(api, name) \
+  Slot { offsetof(api, name), #name }
+const Shape& shape_of(Role role) {
+  static const Shape strategy{sizeof(zr_strategy_api),
+                              {SLOT(zr_strategy_api, plan), SLOT(zr_strategy_api, bind), SLOT(zr_strategy_api, grad_place),
+                               SLOT(zr_strategy_api, grad_ready), SLOT(zr_strategy_api, event),
+                               SLOT(zr_strategy_api, grads_finish), SLOT(zr_strategy_api, updated)}};
+  static const Shape communicator{sizeof(zr_communicator_api),
+                                  {SLOT(zr_communicator_api, open), SLOT(zr_communicator_api, close),
+                                   SLOT(zr_communicator_api, caps), SLOT(zr_communicator_api, submit),
+                                   SLOT(zr_communicator_api, abort)}};
+  static const Shape optimizer{sizeof(zr_optimizer_api),
+                               {SLOT(zr_optimizer_api, describe), SLOT(zr_optimizer_api, add_group), SLOT(zr_optimizer_api, step)}};
+  static const Shape offload{sizeof(zr_offload_api),
+                             {SLOT(zr_offload_api, open), SLOT(zr_offload_api, caps), SLOT(zr_offload_api, reserve),
+                              SLOT(zr_offload_api, release), SLOT(zr_offload_api, write), SLOT(zr_offload_api, read),
+                              SLOT(zr_offload_api, flush)}};
+  switch (role) {
+    case Role::strategy: return strategy;
+    case Role::communicator: return communicator;
+    case Role::optimizer: return optimizer;
+    default: return offload;
+  }
+}
+#undef SLOT
+
+std::string too_short(const char* what, std::size_t has, std::size_t needs) {
+  return std::string(what) + " has " + std::to_string(has) + " bytes, the least is " + std::to_string(needs);
+}
+
+std::string api_problem(const zr_component& component, Role role) {
+  const Shape& shape = shape_of(role);
+  uint32_t size = 0;
+  std::memcpy(&size, component.api, sizeof size);
+  if (size < shape.size) return too_short("its api table", size, shape.size);
+  for (const Slot& slot : shape.slots) {
+    const void* function = nullptr;
+    std::memcpy(&function, static_cast<const char*>(component.api) + slot.offset, sizeof function);
+    if (!function) return "its slot '" + std::string(slot.name) + "' is null, but every " + std::string(name_of(role)) + " needs it";
+  }
+  return "";
+}
+
+std::string key_problem(const zr_component& component, Role role) {
+  if (component.n_keys && !component.keys) return "it counts " + std::to_string(component.n_keys) + " keys, but has no list of them";
+  for (uint32_t i = 0; i < component.n_keys; ++i) {
+    const zr_key* key = component.keys[i];
+    if (!key || !key->name) return "key " + std::to_string(i) + " has no name";
+    if (key->size < sizeof(zr_key)) return too_short("a key", key->size, sizeof(zr_key));
+  }
+  std::set<std::string> names;
+  for (const Key& key : keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
+    const std::string problem = declaration_problem(key);
+    if (!problem.empty()) return problem;
+    if (!names.insert(key.name).second) return "the key '" + key.name + "' is declared twice";
+  }
+  return "";
+}
+
+bool is_id(const std::string& id) {
+  return !id.empty() && id.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+}
+
+std::string component_problem(const zr_component& component, Role role) {
+  if (component.size < sizeof(zr_component)) return too_short("its component", component.size, sizeof(zr_component));
+  if (!component.version || !component.api || !component.create || !component.destroy)
+    return "its version, api, create or destroy is null";
+  std::string problem = api_problem(component, role);
+  return problem.empty() ? key_problem(component, role) : problem;
+}
+
+std::string table_problem(const zr_module& module, const Tags& tags) {
+  if (!module.name || !module.vendor || !module.version || !module.build) return "its name, vendor, version or build is null";
+  std::set<std::string> seen;
+  for (uint32_t i = 0; i < module.n_components; ++i) {
+    const zr_component* component = module.components ? module.components[i] : nullptr;
+    if (!component || !component->id || !component->kind) return "component " + std::to_string(i) + " has no id or no kind";
+    for (const Role role : kRoles) {
+      if (kind_of(role) != component->kind) continue;
+      const std::string who = std::string(name_of(role)) + " '" + component->id + "'";
+      if (!is_id(component->id)) return who + ": an id is small letters, digits and underscores";
+      if (!seen.insert(who).second) return "it holds " + who + " twice";
+      if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
+        return "it holds " + who + ", but exports no tag zr_tag_kind_" + std::string(name_of(role)) + ": add ZR_TAG";
+      const std::string problem = component_problem(*component, role);
+      if (!problem.empty()) return who + ": " + problem;
+    }
+  }
+  for (const Role role : tags.roles)
+    if (std::none_of(seen.begin(), seen.end(), [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
+      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " promises a " + std::string(kind_of(role)) + ", but it holds none";
+  return "";
+}
+
+std::string mended(const std::string& problem) { return problem.empty() ? "" : problem + ": its author must mend it"; }
+
+}  // namespace
+
+std::string module_problem(const zr_module* module, const Tags& tags) {
+  if (module->size < sizeof(zr_module)) return mended(too_short("its module", module->size, sizeof(zr_module)));
+  if (module->need_minor > ZR_ABI_MINOR)
+    return "its module needs plug-in ABI " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(module->need_minor) +
+           ", though its tag says less; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(ZR_ABI_MINOR) +
+           ": install a newer zeroth";
+  return mended(table_problem(*module, tags));
+}
+
+}  // namespace zr::host

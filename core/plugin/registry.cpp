@@ -1,0 +1,213 @@
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/failure.hpp"
+#include "plugin/judge.hpp"
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+std::string_view name_of(Role role) {
+  switch (role) {
+    case Role::strategy: return "strategy";
+    case Role::communicator: return "communicator";
+    case Role::optimizer: return "optimizer";
+    default: return "offload";
+  }
+}
+
+std::string_view kind_of(Role role) {
+  switch (role) {
+    case Role::strategy: return "zr.strategy/1";
+    case Role::communicator: return "zr.communicator/1";
+    case Role::optimizer: return "zr.optimizer/1";
+    default: return "zr.offload/1";
+  }
+}
+
+std::string_view role_of(const Component& component) {
+  for (const Role role : kRoles)
+    if (kind_of(role) == component.table->kind) return name_of(role);
+  fail_bug(component.file.string() + ": a component of kind '" + component.table->kind + "' was loaded");
+}
+
+std::string with_articles(const std::vector<Role>& roles) {
+  std::string text;
+  for (const Role role : roles) {
+    const std::string name(name_of(role));
+    text += (text.empty() ? "" : " and ") + std::string(name[0] == 'o' ? "an " : "a ") + name;
+  }
+  return text;
+}
+
+namespace {
+
+std::string file_name(Role role, const std::string& id) { return "zr_" + std::string(name_of(role)) + "_" + id + ".so"; }
+
+// "strategy", "zero1" of zr_strategy_zero1.so.
+bool split_name(const fs::path& file, Role& role, std::string& id) {
+  const std::string name = file.filename().string();
+  for (const Role one : kRoles) {
+    const std::string start = "zr_" + std::string(name_of(one)) + "_";
+    if (name.rfind(start, 0) != 0 || file.extension() != ".so" || name.size() <= start.size() + 3) continue;
+    role = one;
+    id = name.substr(start.size(), name.size() - start.size() - 3);
+    return true;
+  }
+  return false;
+}
+
+const Component* find(const Judgement& judgement, Role role, const std::string& id) {
+  for (const Component& one : judgement.components)
+    if (kind_of(role) == one.table->kind && (id.empty() || id == one.table->id)) return &one;
+  return nullptr;
+}
+
+std::string twice(const std::vector<fs::path>& files) {
+  std::string text = "two folders hold it, ";
+  for (const fs::path& file : files) text += (&file == &files.front() ? "" : " and ") + file.string();
+  return text + ": remove one, or name the file by its absolute path";
+}
+
+// The file of an id must hold it.
+std::string name_problem(const Judgement& judgement, Role role, const std::string& id) {
+  if (find(judgement, role, id)) return "";
+  const Component* other = find(judgement, role, "");
+  const std::string held = other ? other->table->id : "";
+  return "it holds " + std::string(name_of(role)) + " '" + held + "', not '" + id + "': call the file " + file_name(role, held);
+}
+
+std::string kind_problem(const Tags& tags, Role role) {
+  if (!tags.refusal.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
+  return "it holds " + with_articles(tags.roles) + ", but " + with_articles({role}) + " is needed here: name one of that kind";
+}
+
+std::vector<fs::path> candidates(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  Role role{};
+  std::string id;
+  for (const auto& one : fs::directory_iterator(folder, error))
+    if (split_name(one.path(), role, id)) found.push_back(one.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+std::vector<fs::path> Registry::standard_directories() {
+  std::vector<fs::path> all;
+  if (const char* set = ::secure_getenv("ZR_PLUGIN_PATH")) {
+    std::istringstream in(set);
+    for (std::string one; std::getline(in, one, ':');) {
+      if (one.empty()) continue;
+      if (!fs::path(one).is_absolute()) fail_user("ZR_PLUGIN_PATH: '" + one + "' is relative: write the folder in full, from /");
+      all.emplace_back(one);
+    }
+  }
+  Dl_info self{};
+  std::error_code error;
+  if (!::dladdr(reinterpret_cast<const void*>(&split_name), &self) || !self.dli_fname) return all;
+  // A program's own name may be relative to a folder since left; /proc knows.
+  const fs::path program = fs::canonical("/proc/self/exe", error);
+  fs::path file = fs::canonical(self.dli_fname, error);
+  if (error || file.filename() == program.filename()) file = program;
+  const fs::path base = file.parent_path().parent_path();
+  if (fs::exists(base / "CMakeCache.txt", error)) all.push_back(base / "plugins");
+  for (const fs::path& installed : {base / ZR_LIBDIR / "zeroth/plugins", file.parent_path() / "zeroth/plugins"})
+    if (fs::is_directory(installed, error)) all.push_back(installed);
+  return all;
+}
+
+Registry::Registry(std::vector<fs::path> directories) {
+  std::error_code error;
+  for (const fs::path& one : directories) {
+    const auto same = [&](const fs::path& other) { return one == other || fs::equivalent(one, other, error); };
+    if (std::none_of(directories_.begin(), directories_.end(), same)) directories_.push_back(one);
+  }
+}
+
+std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const fs::path& folder : directories_)
+    if (fs::exists(folder / file_name(role, id), error)) found.push_back(folder / file_name(role, id));
+  return found;
+}
+
+bool Registry::exists(Role role, const std::string& id) const { return !files(role, id).empty(); }
+
+std::vector<std::string> Registry::ids(Role role) const {
+  std::set<std::string> all;
+  Role of{};
+  std::string id;
+  for (const fs::path& folder : directories_)
+    for (const fs::path& file : candidates(folder))
+      if (split_name(file, of, id) && of == role) all.insert(id);
+  return {all.begin(), all.end()};
+}
+
+void Registry::fail_missing(Role role, const std::string& id, const std::string& where) const {
+  const std::vector<std::string> there = ids(role);
+  const std::string near = nearest(id, there);
+  std::string text = where + ": there is no " + std::string(name_of(role)) + " plug-in '" + id + "'";
+  if (!near.empty()) text += "; did you mean '" + near + "'?";
+  text += near.empty() ? "; there are" : " There are";
+  for (const auto& one : there) text += (&one == &there.front() ? " " : ", ") + one;
+  if (there.empty()) text += " none";
+  text += " (looked for " + file_name(role, id) + " in ";
+  for (const fs::path& folder : directories_) text += (&folder == &directories_.front() ? "" : ", ") + folder.string();
+  fail_user(text + (directories_.empty() ? "no folder" : "") + "; ZR_PLUGIN_PATH adds folders)");
+}
+
+Component Registry::load(Role role, const std::string& id, const std::string& where) const {
+  const std::string who = where + ": " + std::string(name_of(role)) + " plug-in '" + id + "': ";
+  const bool by_path = !id.empty() && id[0] == '/';
+  if (!by_path && id.find('/') != id.npos) fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
+  const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
+  if (found.empty()) fail_missing(role, id, where);
+  if (found.size() > 1) fail_user(who + twice(found));
+  const std::string refused = by_path ? who : who + found[0].string() + ": ";
+  const Tags tags = examine(found[0]);
+  if (const std::string problem = kind_problem(tags, role); !problem.empty()) fail_user(refused + problem);
+  const Judgement judgement = open_library(found[0], tags);
+  if (!judgement.accepted) fail_environment(refused + judgement.reason);
+  if (!by_path)
+    if (const std::string problem = name_problem(judgement, role, id); !problem.empty()) fail_environment(refused + problem);
+  const auto of_role = [&](const Component& one) { return kind_of(role) == one.table->kind; };
+  if (by_path && std::count_if(judgement.components.begin(), judgement.components.end(), of_role) > 1)
+    fail_user(refused + "it holds several of them: name one by its id, with the folder in ZR_PLUGIN_PATH");
+  return *find(judgement, role, by_path ? "" : id);
+}
+
+Judgement Registry::judge(const fs::path& file) { return open_library(file, examine(file)); }
+
+std::vector<Judgement> Registry::list() const {
+  std::vector<Judgement> all;
+  Role role{};
+  std::string id;
+  for (const fs::path& folder : directories_)
+    for (const fs::path& file : candidates(folder)) {
+      split_name(file, role, id);
+      Judgement judgement{file, false, "", {}};
+      const Tags tags = examine(file);
+      if (const auto same = files(role, id); same.size() > 1) {
+        judgement.reason = twice(same);
+      } else if (judgement.reason = kind_problem(tags, role); judgement.reason.empty()) {
+        judgement = open_library(file, tags);
+        if (judgement.accepted) judgement.reason = name_problem(judgement, role, id);
+      }
+      judgement.accepted = judgement.reason.empty();
+      if (!judgement.accepted) judgement.components.clear();
+      all.push_back(std::move(judgement));
+    }
+  return all;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,15 @@
+// Between fp32 and the narrower weight types: widening is exact, narrowing rounds to nearest even (NUMERICS.md 10).
+#pragma once
+
+#include <cstdint>
+
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+/// out[count] = fp32 of `count` elements of `dtype` (fp32, bf16, fp16).
+void widen(const void* values, zr_dtype dtype, int64_t count, float* out);
+/// out[count] of `dtype` = values rounded; NaN stays NaN.
+void narrow(const float* values, int64_t count, zr_dtype dtype, void* out);
+
+}  // namespace zr::host

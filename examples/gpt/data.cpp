@@ -1,0 +1,95 @@
+#include "data.hpp"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+namespace gpt {
+namespace {
+
+// Sebastiano Vigna's splitmix64 finaliser: a counter-based generator has no state to carry or to restore.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+[[noreturn]] void refuse(const std::string& file, const std::string& why) {
+  throw std::runtime_error(
+      "data.text: " + file + ": " + why +
+      "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own");
+}
+
+}  // namespace
+
+Text::Text(const std::string& file) : file_(file) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);  // plain files pass through
+  if (!in) {
+    refuse(file, std::strerror(errno));
+  }
+  std::vector<char> block(1 << 20);
+  int n = 0;
+  while ((n = gzread(in.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
+    bytes_.append(block.data(), static_cast<size_t>(n));
+  }
+  int code = Z_OK;
+  gzerror(in.get(), &code);  // a cut-off file ends in good order, but says so here
+  if (n < 0 || code != Z_OK) {
+    refuse(file, code == Z_ERRNO ? std::strerror(errno) : "its gzip data is damaged or cut off");
+  }
+  split_ = static_cast<int64_t>(bytes_.size()) / 20 * 19;
+}
+
+Batch Text::training(int64_t seed, int64_t step, int64_t m, int64_t samples, int64_t context) const {
+  const auto choices = split_ - context;
+  if (choices < 1) {
+    refuse(file_,
+           "holds " + std::to_string(bytes_.size()) + " bytes, too few for model.context = " + std::to_string(context));
+  }
+  uint64_t key = mix(static_cast<uint64_t>(seed));
+  key = mix(key ^ static_cast<uint64_t>(step));
+  key = mix(key ^ static_cast<uint64_t>(m));
+  std::vector<int64_t> starts(static_cast<size_t>(samples));
+  for (size_t i = 0; i < starts.size(); ++i) {
+    starts[i] = static_cast<int64_t>(mix(key + i) % static_cast<uint64_t>(choices));
+  }
+  return gather(starts, context);
+}
+
+int64_t Text::validation_chunks(int64_t context) const {
+  const auto chunks = (static_cast<int64_t>(bytes_.size()) - split_ - 1) / (context * kChunk);
+  if (chunks < 1) {
+    refuse(file_, "holds " + std::to_string(bytes_.size()) + " bytes, a twentieth of which is too little for " +
+                      std::to_string(kChunk) + " validation samples of model.context = " + std::to_string(context));
+  }
+  return chunks;
+}
+
+Batch Text::validation(int64_t chunk, int64_t context) const {
+  std::vector<int64_t> starts(kChunk);
+  for (int64_t i = 0; i < kChunk; ++i) {
+    starts[static_cast<size_t>(i)] = split_ + (chunk * kChunk + i) * context;
+  }
+  return gather(starts, context);
+}
+
+Batch Text::gather(const std::vector<int64_t>& starts, int64_t context) const {
+  const auto samples = static_cast<int64_t>(starts.size());
+  Batch batch{torch::empty({samples, context}, torch::kLong), torch::empty({samples, context}, torch::kLong)};
+  auto* bytes = batch.bytes.data_ptr<int64_t>();
+  auto* next = batch.next.data_ptr<int64_t>();
+  for (const auto start : starts) {
+    const auto* from = reinterpret_cast<const unsigned char*>(bytes_.data()) + start;
+    bytes = std::copy(from, from + context, bytes);
+    next = std::copy(from + 1, from + context + 1, next);
+  }
+  return batch;
+}
+
+}  // namespace gpt

@@ -1,0 +1,40 @@
+// The bytes of one text as training and validation batches.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpt {
+
+struct Batch {
+  torch::Tensor bytes, next;  // int64 [samples, context]; next is bytes, one later
+};
+
+/// The first 95 % of the text are for training, the rest for validation. Immutable.
+class Text {
+ public:
+  /// Reads a plain or gzipped file. Throws std::runtime_error with file and remedy.
+  explicit Text(const std::string& file);
+
+  /// Micro-batch m of a step: a function of its arguments alone, so ranks and accumulation do not change what is
+  /// trained on.
+  Batch training(int64_t seed, int64_t step, int64_t m, int64_t samples, int64_t context) const;
+
+  /// Fixed windows, side by side, in chunks of kChunk samples.
+  static constexpr int64_t kChunk = 32;
+  int64_t validation_chunks(int64_t context) const;
+  Batch validation(int64_t chunk, int64_t context) const;
+
+  size_t size() const { return bytes_.size(); }
+
+ private:
+  Batch gather(const std::vector<int64_t>& starts, int64_t context) const;
+
+  std::string file_, bytes_;
+  int64_t split_ = 0;  // first byte of validation
+};
+
+}  // namespace gpt

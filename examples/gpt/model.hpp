@@ -1,0 +1,121 @@
+// A byte-level GPT: pre-LN blocks, causal attention, learned positions, tied head. An ordinary libtorch module.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace gpt {
+
+constexpr int64_t kVocabulary = 256;  // bytes
+
+struct Config {
+  int64_t layers = 4, width = 192, heads = 6, context = 128;
+  double dropout = 0;
+};
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const Config& c)
+      : heads_(c.heads),
+        dropout_(c.dropout),
+        ln1_(register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})))),
+        qkv_(register_module("qkv", torch::nn::Linear(c.width, 3 * c.width))),
+        proj_(register_module("proj", torch::nn::Linear(c.width, c.width))),
+        ln2_(register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})))),
+        up_(register_module("up", torch::nn::Linear(c.width, 4 * c.width))),
+        down_(register_module("down", torch::nn::Linear(4 * c.width, c.width))) {}
+
+  torch::Tensor forward(torch::Tensor x) {
+    x = x + drop(attend(ln1_(x)));
+    return x + drop(down_(torch::gelu(up_(ln2_(x)))));
+  }
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x) {
+    const auto samples = x.size(0), length = x.size(1), width = x.size(2);
+    const auto qkv = qkv_(x).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto mixed = torch::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, is_training() ? dropout_ : 0.0,
+                                                           /*is_causal=*/true);
+    return proj_(mixed.transpose(1, 2).reshape({samples, length, width}));
+  }
+  torch::Tensor drop(const torch::Tensor& x) { return dropout_ > 0 ? torch::dropout(x, dropout_, is_training()) : x; }
+
+  int64_t heads_;
+  double dropout_;
+  torch::nn::LayerNorm ln1_;
+  torch::nn::Linear qkv_, proj_;
+  torch::nn::LayerNorm ln2_;
+  torch::nn::Linear up_, down_;
+};
+TORCH_MODULE(Block);
+
+class ModelImpl : public torch::nn::Module {
+ public:
+  explicit ModelImpl(const Config& c)
+      : context_(c.context),
+        wte_(register_module("wte", torch::nn::Embedding(kVocabulary, c.width))),
+        wpe_(register_module("wpe", torch::nn::Embedding(c.context, c.width))) {
+    TORCH_CHECK(c.width % c.heads == 0, "model.width = ", c.width, " is not a multiple of model.heads = ", c.heads);
+    for (int64_t i = 0; i < c.layers; ++i) {
+      blocks_->push_back(Block(c));
+    }
+    register_module("blocks", blocks_);
+    ln_ = register_module("ln", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})));
+    initialise(c.layers);
+  }
+
+  /// Logits [samples, length, 256] for bytes [samples, length] (int64), length <= context.
+  torch::Tensor forward(const torch::Tensor& bytes) {
+    auto x = wte_(bytes) + wpe_(torch::arange(bytes.size(1), bytes.options()));
+    for (const auto& block : *blocks_) {
+      x = block->as<Block>()->forward(x);
+    }
+    return torch::linear(ln_(x), wte_->weight);
+  }
+
+  /// Mean nats per byte.
+  torch::Tensor loss(const torch::Tensor& bytes, const torch::Tensor& next) {
+    return torch::cross_entropy_loss(forward(bytes).flatten(0, 1).to(torch::kFloat), next.flatten());
+  }
+
+  /// `length` bytes that continue `prompt`. Draws from its own generator: training's random state is not touched.
+  std::string sample(const std::string& prompt, int64_t length, uint64_t seed, double temperature = 0.8) {
+    torch::NoGradGuard no_grad;
+    auto generator = torch::make_generator<at::CPUGeneratorImpl>(seed);
+    auto text = prompt;
+    for (int64_t i = 0; i < length; ++i) {
+      const auto tail = text.substr(text.size() - std::min<size_t>(text.size(), context_));
+      auto bytes = torch::empty({1, static_cast<int64_t>(tail.size())}, torch::kLong);
+      std::transform(tail.begin(), tail.end(), bytes.data_ptr<int64_t>(), [](unsigned char c) { return c; });
+      const auto odds = torch::softmax(forward(bytes)[0][-1].to(torch::kFloat) / temperature, 0);
+      text += static_cast<char>(torch::multinomial(odds, 1, false, generator).item<int64_t>());
+    }
+    return text;
+  }
+
+ private:
+  void initialise(int64_t layers) {
+    torch::NoGradGuard no_grad;
+    for (const auto& entry : named_parameters()) {
+      const auto& name = entry.key();
+      if (entry.value().dim() == 2) {
+        const bool into_residual = name.find("proj.") != name.npos || name.find("down.") != name.npos;
+        torch::nn::init::normal_(entry.value(), 0, into_residual ? 0.02 / std::sqrt(2.0 * layers) : 0.02);
+      } else if (name.find("bias") != name.npos) {
+        torch::nn::init::zeros_(entry.value());
+      }
+    }
+  }
+
+  int64_t context_;
+  torch::nn::Embedding wte_, wpe_;
+  torch::nn::ModuleList blocks_;
+  torch::nn::LayerNorm ln_{nullptr};
+};
+TORCH_MODULE(Model);
+
+}  // namespace gpt

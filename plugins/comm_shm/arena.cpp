@@ -1,0 +1,181 @@
+#include "arena.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+namespace shm {
+
+namespace {
+constexpr const char* kTag = "shared memory: signals and staging";
+
+[[noreturn]] void refuse(zr_code code, const std::string& what) {
+  const int error = errno;
+  throw zr::Error(code, what + ": " + std::strerror(error), error);
+}
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id.empty() ? "unknown" : id;
+}
+
+std::string pid_namespace() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/pid", &info) == 0 ? std::to_string(info.st_ino) : "unknown";
+}
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0 || !name[0]) return "unknown";
+  return name;
+}
+}  // namespace
+
+Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
+    : host_(host),
+      rank_(rank),
+      world_(world),
+      layout_(world, staging_bytes),
+      fds_(static_cast<size_t>(world), -1),
+      heads_(static_cast<size_t>(world), nullptr),
+      seen_(static_cast<size_t>(world), std::vector<Seen>(kSegments)) {
+  const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) refuse(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
+  fds_[rank] = fd;
+  ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);  // so that no peer can be hurt by a cut; a kernel that refuses costs nothing else
+  extend(layout_.bytes, "signals and staging");
+  heads_[rank] = map(fd, 0, layout_.bytes, "signals and staging");
+  host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(layout_.bytes));
+  std::random_device random;
+  identity_ = (uint64_t{random()} << 32) | random();
+  head(rank).identity = identity_;
+  head(rank).magic = kMagic;
+}
+
+Arena::~Arena() {
+  for (const auto& [memory, own] : own_) ::munmap(const_cast<char*>(memory), own.bytes);
+  for (const auto& list : seen_)
+    for (const Seen& seen : list)
+      if (seen.memory) ::munmap(seen.memory, seen.bytes);
+  for (char* start : heads_)
+    if (start) ::munmap(start, layout_.bytes);
+  for (const int fd : fds_)
+    if (fd >= 0) ::close(fd);
+  if (heads_[rank_]) host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(layout_.bytes));
+}
+
+Address Arena::address() const { return {host_name(), boot_id(), pid_namespace(), ::getpid(), fds_[rank_], identity_}; }
+
+void Arena::connect(int peer, const Address& address) {
+  const Address mine = this->address();
+  const std::string who = "rank " + std::to_string(peer);
+  if (address.boot != mine.boot)
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm serves ranks of one host: " + who + " is on host '" + address.host + "', this is rank " +
+                                        std::to_string(rank_) + " on '" + mine.host +
+                                        "'; start all ranks on one host, or choose a communicator for several");
+  if (address.container != mine.container)
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" + address.host +
+                                        "' is in another container (PID namespace) than rank " + std::to_string(rank_) +
+                                        "; start all ranks in one");
+  const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0)
+    refuse(ZR_COMM, "cannot open the memory of " + who + " (" + path + "), whose process must be alive and of the same user");
+  fds_[peer] = fd;
+  heads_[peer] = map(fd, 0, layout_.bytes, "the head of " + who);
+  if (head(peer).magic != kMagic || head(peer).identity != address.identity)
+    throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " + std::to_string(address.pid) + " has ended or was replaced");
+}
+
+void Arena::extend(uint64_t bytes, const char* what) {
+  const auto offset = static_cast<off_t>(end_);
+  int error = 0;
+  do {
+    error = ::ftruncate(fds_[rank_], offset + static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    if (!error) error = ::fallocate(fds_[rank_], 0, offset, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error) {
+    errno = error;
+    refuse(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+  }
+  end_ += bytes;
+}
+
+char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& what) const {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) refuse(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+  return static_cast<char*>(memory);
+}
+
+void* Arena::allocate(uint64_t bytes) {
+  forget_released();
+  bytes = Layout::page(bytes ? bytes : 1);
+  Segment* table = head(rank_).segments;
+  uint32_t free = 0;
+  while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
+  if (free == kSegments)
+    throw zr::Error(ZR_NOMEM, "more than " + std::to_string(kSegments) + " pieces of shared memory at a time; allocate fewer and larger ones");
+  const uint64_t offset = end_;
+  extend(bytes, "a buffer");
+  char* memory = map(fds_[rank_], offset, bytes, "a buffer");
+  table[free].offset = offset;
+  table[free].bytes = bytes;
+  table[free].generation.fetch_add(1, std::memory_order_release);
+  own_[memory] = {bytes, offset, free};
+  return memory;
+}
+
+void Arena::release(void* memory) {
+  const auto at = own_.find(static_cast<char*>(memory));
+  if (at == own_.end()) return;
+  head(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
+  ::munmap(memory, at->second.bytes);
+  // A peer that has it mapped still holds addresses only: the pages go now.
+  ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset), static_cast<off_t>(at->second.bytes));
+  own_.erase(at);
+  forget_released();
+}
+
+void Arena::forget_released() {
+  for (int r = 0; r < world_; ++r) {
+    if (!heads_[r]) continue;
+    for (uint32_t i = 0; i < kSegments; ++i) {
+      Seen& seen = seen_[r][i];
+      if (!seen.memory || head(r).segments[i].generation.load(std::memory_order_acquire) == seen.generation) continue;
+      ::munmap(seen.memory, seen.bytes);
+      seen = {};
+    }
+  }
+}
+
+Place Arena::place(const void* data, int64_t bytes) const {
+  auto at = own_.upper_bound(static_cast<const char*>(data));
+  if (at == own_.begin()) return {};
+  --at;
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - at->first);
+  if (offset + static_cast<uint64_t>(bytes) > at->second.bytes) return {};
+  return {at->second.segment, head(rank_).segments[at->second.segment].generation.load(std::memory_order_relaxed), offset};
+}
+
+char* Arena::at(int r, const Place& place) {
+  Seen& seen = seen_[r][place.segment];
+  if (seen.generation != place.generation || !seen.memory) {
+    if (seen.memory) ::munmap(seen.memory, seen.bytes);
+    seen = {};
+    const Segment& segment = head(r).segments[place.segment];
+    seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r));
+    seen.bytes = segment.bytes;
+    seen.generation = place.generation;
+  }
+  return seen.memory + place.offset;
+}
+
+}  // namespace shm

@@ -1,0 +1,75 @@
+// One memory file (memfd) a rank: its head, its staging room, and the segments handed out by mem_alloc. Peers map segments when
+// an operation first refers to them. Nothing of it has a name in a file system, so nothing is left when processes die.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "page.hpp"
+#include "zr/base.hpp"
+
+namespace shm {
+
+/// Where a rank's memory file is found: told to the others through the store.
+struct Address {
+  std::string host, boot, container;  // container: the PID namespace
+  int64_t pid = 0;
+  int fd = -1;
+  uint64_t identity = 0;
+};
+
+class Arena {
+ public:
+  Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes);
+  ~Arena();
+  Arena(const Arena&) = delete;
+
+  Address address() const;
+  /// Opens a peer's file. Throws naming the rank and the remedy.
+  void connect(int peer, const Address& address);
+
+  Signals& signals(int r) const { return reinterpret_cast<Head*>(heads_[r])->signals; }
+  Notice& notice(int r, uint64_t number) const {
+    return *reinterpret_cast<Notice*>(heads_[r] + layout_.ring + number % kRing * layout_.notice_bytes);
+  }
+  Letter* letters(int from, int to) const { return reinterpret_cast<Letter*>(heads_[from] + layout_.letters) + to * static_cast<int>(kLetters); }
+  /// Where a rank's loads for collectives stand, and those for messages: room() bytes each.
+  char* staging(int r) const { return heads_[r] + layout_.staging; }
+  char* letter_staging(int r) const { return staging(r) + layout_.room(); }
+  int64_t room() const { return static_cast<int64_t>(layout_.room()); }
+
+  /// Zeroed, on a page.
+  void* allocate(uint64_t bytes);
+  void release(void* memory);
+  /// Nowhere unless all of [data, data + bytes) is one of this rank's segments.
+  Place place(const void* data, int64_t bytes) const;
+  /// A peer's (or one's own) memory in this process. Maps its segment at the first use.
+  char* at(int r, const Place& place);
+
+ private:
+  struct Own {
+    uint64_t bytes, offset;
+    uint32_t segment;
+  };
+  struct Seen {
+    uint32_t generation = 0;
+    char* memory = nullptr;
+    uint64_t bytes = 0;
+  };
+  Head& head(int r) const { return *reinterpret_cast<Head*>(heads_[r]); }
+  char* map(int fd, uint64_t offset, uint64_t bytes, const std::string& what) const;
+  void extend(uint64_t bytes, const char* what);
+  void forget_released();
+
+  zr::Host host_;
+  const int rank_, world_;
+  const Layout layout_;
+  uint64_t identity_ = 0, end_ = 0;  // end_: of the file
+  std::vector<int> fds_;             // by rank
+  std::vector<char*> heads_;         // by rank: the file's start
+  std::map<const char*, Own> own_;   // by address
+  std::vector<std::vector<Seen>> seen_;
+};
+
+}  // namespace shm

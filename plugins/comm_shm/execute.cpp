@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <cstring>
+
+#include "wire.hpp"
+
+namespace shm {
+
+namespace {
+using Finish = Operation::Finish;
+constexpr int64_t kStreams = int64_t{2} << 20;   // bytes from which on a result would only push other data out of the cache
+constexpr int64_t kParallel = int64_t{1} << 20;  // bytes from which on more threads pay
+constexpr int64_t kCopyRun = int64_t{64} << 10;
+
+// Rank r's share of n elements when all ranks reduce for all: on cache lines, whatever the type.
+Extent share(int64_t n, int r, int world) {
+  const auto cut = [&](int64_t i) { return std::min(n, (n * i / world + 63) / 64 * 64); };
+  return {cut(r), cut(r + 1) - cut(r), cut(r)};
+}
+}  // namespace
+
+bool Wire::execute(Operation& op) {
+  if (op.staged) return through_staging(op);
+  compare(op);
+  switch (way(op)) {
+    case Way::nothing: return true;
+    case Way::push:
+      push(op);
+      op.finish = Finish::all;
+      return true;
+    case Way::pull:
+      pull(op);
+      if (op.sends(rank_)) op.finish = op.coll.op == ZR_GATHER || op.coll.op == ZR_REDUCE ? Finish::root : Finish::all;
+      return true;
+    case Way::stage:
+      op.staged = true;
+      op.first_load = loads_;
+      return through_staging(op);
+  }
+  return true;
+}
+
+void Wire::compare(const Operation& op) {
+  const Notice& first = arena_.notice(0, op.number);
+  const auto said = [&](int r) {
+    const Notice& notice = arena_.notice(r, op.number);
+    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" + notice.shape;
+  };
+  const auto differ = [&](int p, int r, const std::string& how) {
+    fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " + said(r) + how);
+  };
+  for (int r = 1; r < world_; ++r) {
+    const Notice& other = arena_.notice(r, op.number);
+    if (other.fingerprint != first.fingerprint || other.op != first.op) differ(0, r, "");
+  }
+  if (op.coll.op != ZR_ALL_TO_ALL) return;
+  for (int p = 0; p < world_; ++p)
+    for (int r = 0; r < world_; ++r) {
+      const int64_t sent = arena_.notice(p, op.number).to()[r], expected = arena_.notice(r, op.number).to()[world_ + p];
+      if (sent != expected) differ(p, r, "; the former sends the latter " + std::to_string(sent) + " elements, which expects " + std::to_string(expected));
+    }
+}
+
+Wire::Way Wire::way(const Operation& op) {
+  if (op.coll.op == ZR_BARRIER) return Way::nothing;
+  bool src_shared = true, dst_shared = true, in_place = false;
+  for (int r = 0; r < world_; ++r) {
+    const uint32_t traits = arena_.notice(r, op.number).traits;
+    src_shared &= !op.sends(r) || (traits & kSrcShared);
+    dst_shared &= !op.receives(r) || (traits & kDstShared);
+    in_place |= (traits & kInPlace) != 0;
+  }
+  const bool everywhere = op.coll.op == ZR_ALL_REDUCE;
+  // With ACCUMULATE an all_reduce's results may differ between ranks, so each rank folds for itself.
+  if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE)) return Way::push;
+  // Read by peers while it is written.
+  const bool clash = in_place && (everywhere || op.coll.op == ZR_ALL_TO_ALL);
+  return src_shared && !clash ? Way::pull : Way::stage;
+}
+
+Extent Wire::extent(const Operation& op, int p, int r) const {
+  if (op.coll.op != ZR_ALL_TO_ALL) return op.extent(p, r, nullptr, nullptr);
+  return op.extent(p, r, arena_.notice(p, op.number).to(), arena_.notice(r, op.number).to() + world_);
+}
+
+const char* Wire::source(const Operation& op, int p) {
+  return p == rank_ ? static_cast<const char*>(op.coll.src.data) : arena_.at(p, arena_.notice(p, op.number).src);
+}
+char* Wire::destination(const Operation& op, int r) {
+  return r == rank_ ? static_cast<char*>(op.coll.dst.data) : arena_.at(r, arena_.notice(r, op.number).dst);
+}
+
+// This rank writes its own dst.
+void Wire::pull(const Operation& op) {
+  if (!op.receives(rank_)) return;
+  const int64_t size = op.width();
+  if (op.is_fold()) {
+    const Extent mine = extent(op, rank_, rank_);
+    if (mine.count == 0) return;
+    sources_.clear();
+    for (int p = 0; p < world_; ++p) sources_.push_back(source(op, p) + mine.from * size);
+    outs_.assign(1, op.coll.dst.data);
+    const bool rewrites = op.in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
+    fold(op, op.coll.dst.dtype, 0, mine.count, !rewrites && op.dst_bytes() >= kStreams);
+    return;
+  }
+  for (int i = 1; i <= world_; ++i) {
+    const int p = (rank_ + i) % world_;  // not all ranks from one at a time
+    const Extent part = op.sends(p) ? extent(op, p, rank_) : Extent{};
+    if (part.count == 0) continue;
+    char* to = static_cast<char*>(op.coll.dst.data) + part.to * size;
+    const char* from = source(op, p) + part.from * size;
+    if (to != from) copy(to, from, part.count * size);
+  }
+}
+
+// This rank reduces its share of the elements for all who receive.
+void Wire::push(const Operation& op) {
+  const Extent mine = share(op.coll.src.count, rank_, world_);
+  if (mine.count == 0) return;
+  sources_.clear();
+  outs_.clear();
+  bool in_place = false;
+  for (int i = 0; i < world_; ++i) {
+    const int r = (rank_ + i) % world_;
+    sources_.push_back(source(op, i));
+    if (op.receives(r)) outs_.push_back(destination(op, r));
+    in_place |= (arena_.notice(r, op.number).traits & kInPlace) != 0;
+  }
+  const bool rewrites = in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
+  const zr_dtype dst_dtype = arena_.notice(op.coll.op == ZR_REDUCE ? op.coll.root : rank_, op.number).dst_dtype;
+  fold(op, dst_dtype, mine.from, mine.count, !rewrites && mine.count * size_of(op.coll.src.dtype) >= kStreams);
+}
+
+// Load by load: every rank puts a part of its src into its staging room, then takes its part of everybody's.
+bool Wire::through_staging(Operation& op) {
+  const int64_t size = op.width();
+  const int64_t slot = op.is_cut() ? arena_.room() / world_ / 64 * 64 : arena_.room();
+  const int64_t run = slot / size;
+  if (op.loads == 0) op.loads = loads_of(op, run);
+  for (; op.load < op.loads; ++op.load, op.loaded = false) {
+    const uint64_t number = op.first_load + op.load;
+    if (!op.loaded) {
+      if (!all_reached(&Signals::drained, number)) return false;
+      fill_room(op, run);
+      op.loaded = true;
+      publish(&Signals::filled, number + 1);
+    }
+    if (!all_reached(&Signals::filled, number + 1)) return false;
+    take_from_rooms(op, run);
+    publish(&Signals::drained, number + 1);
+  }
+  loads_ = op.first_load + op.loads;
+  return true;
+}
+
+uint64_t Wire::loads_of(const Operation& op, int64_t run) {
+  int64_t longest = 0;
+  for (int p = 0; p < world_; ++p)
+    for (int r = 0; r < world_; ++r)
+      if (op.sends(p) && op.receives(r)) longest = std::max(longest, extent(op, p, r).count);
+  return static_cast<uint64_t>((longest + run - 1) / run);
+}
+
+namespace {
+// The load's part of an extent.
+Extent cut(const Extent& whole, uint64_t load, int64_t run) {
+  const int64_t first = std::min(whole.count, static_cast<int64_t>(load) * run);
+  return {whole.from + first, std::min(run, whole.count - first), whole.to + first};
+}
+}  // namespace
+
+void Wire::fill_room(const Operation& op, int64_t run) {
+  if (!op.sends(rank_)) return;
+  const int64_t size = size_of(op.coll.src.dtype);
+  for (int r = 0; r < (op.is_cut() ? world_ : 1); ++r) {
+    const Extent part = cut(extent(op, rank_, r), op.load, run);
+    copy(arena_.staging(rank_) + r * run * size, static_cast<const char*>(op.coll.src.data) + part.from * size, part.count * size);
+  }
+}
+
+void Wire::take_from_rooms(const Operation& op, int64_t run) {
+  if (!op.receives(rank_)) return;
+  const int64_t size = op.width(), to_size = size_of(op.coll.dst.dtype);
+  const int64_t slot = op.is_cut() ? rank_ * run * size : 0;
+  sources_.clear();
+  for (int p = 0; p < world_; ++p) {
+    if (!op.sends(p)) continue;
+    const Extent part = cut(extent(op, p, rank_), op.load, run);
+    sources_.push_back(arena_.staging(p) + slot);
+    outs_.assign(1, static_cast<char*>(op.coll.dst.data) + part.to * to_size);
+    if (!op.is_fold())
+      copy(outs_[0], sources_.back(), part.count * size);
+    else if (p == world_ - 1)
+      fold(op, op.coll.dst.dtype, 0, part.count, false);
+  }
+}
+
+void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams) {
+  const zr::FoldKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype, dst_dtype};
+  const auto n = static_cast<int32_t>(sources_.size()), n_outs = static_cast<int32_t>(outs_.size());
+  const auto run = [&](int64_t at, int64_t elements) { fold_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams); };
+  const int64_t size = size_of(kind.src);
+  if (count * size < kParallel || tasks_.width() < 2) return run(first, count);
+  const int64_t blocks = (count + zr::kFoldBlock - 1) / zr::kFoldBlock;
+  tasks_.parallel_for(blocks, kCopyRun / (zr::kFoldBlock * size), [&](int64_t begin, int64_t end) {
+    run(first + begin * zr::kFoldBlock, std::min(count, end * zr::kFoldBlock) - begin * zr::kFoldBlock);
+  });
+}
+
+void Wire::copy(void* dst, const void* src, int64_t bytes) {
+  if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, bytes >= kStreams);
+  tasks_.parallel_for((bytes + kCopyRun - 1) / kCopyRun, 4, [&](int64_t begin, int64_t end) {
+    copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun, std::min(bytes, end * kCopyRun) - begin * kCopyRun,
+          bytes >= kStreams);
+  });
+}
+
+}  // namespace shm

@@ -1,0 +1,147 @@
+#include "operation.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace shm {
+
+namespace {
+struct Type {
+  const char* name;
+  int64_t size;
+};
+constexpr Type kTypes[] = {{"none", 0}, {"fp32", 4}, {"bf16", 2}, {"fp16", 2}, {"fp64", 8}, {"int8", 1}, {"uint8", 1}, {"int32", 4}, {"int64", 8}};
+constexpr const char* kOps[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
+                                "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
+
+const Type& type_of(zr_dtype dtype) { return kTypes[dtype >= ZR_F32 && dtype <= ZR_I64 ? dtype : 0]; }
+
+bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto* x = static_cast<const char*>(a);
+  const auto* y = static_cast<const char*>(b);
+  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+}  // namespace
+
+int64_t size_of(zr_dtype dtype) { return type_of(dtype).size; }
+const char* name_of(zr_dtype dtype) { return type_of(dtype).name; }
+const char* name_of_op(uint32_t op) { return op <= ZR_BARRIER ? kOps[op] : "unknown operation"; }
+
+std::string Operation::what() const { return std::string(name_of_op(coll.op)) + " '" + label + "'"; }
+
+std::string Operation::shape() const {
+  if (coll.op == ZR_BARRIER) return "";
+  const bool by_dst = coll.op == ZR_ALL_GATHER || coll.op == ZR_BROADCAST || coll.op == ZR_RECV;
+  const int64_t elements = by_dst ? coll.dst.count : starts.empty() || coll.op == ZR_ALL_TO_ALL ? coll.src.count : starts.back();
+  return std::string(" (") + name_of(receives(rank) ? coll.dst.dtype : coll.src.dtype) + ", " + std::to_string(elements) + " elements)";
+}
+
+bool Operation::sends(int r) const {
+  if (coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER) return r == coll.root;
+  return coll.op != ZR_RECV && coll.op != ZR_BARRIER;
+}
+
+bool Operation::receives(int r) const {
+  if (coll.op == ZR_REDUCE || coll.op == ZR_GATHER) return r == coll.root;
+  return coll.op != ZR_SEND && coll.op != ZR_BARRIER;
+}
+
+Extent Operation::extent(int p, int r, const int64_t* to, const int64_t* from) const {
+  switch (coll.op) {
+    case ZR_REDUCE_SCATTER:
+    case ZR_SCATTER: return {starts[r], counts[r], 0};
+    case ZR_ALL_GATHER:
+    case ZR_GATHER: return {0, counts[p], starts[p]};
+    case ZR_ALL_TO_ALL: return {std::accumulate(to, to + r, int64_t{0}), to[r], std::accumulate(from, from + p, int64_t{0})};
+    default: return {0, coll.op == ZR_BROADCAST ? coll.dst.count : coll.src.count, 0};
+  }
+}
+
+bool Operation::blocks(const Operation& later) const {
+  const auto writes = [](const Operation& a, const Operation& b) {
+    if (!a.receives(a.rank)) return false;
+    return (b.sends(b.rank) && overlap(a.coll.dst.data, a.dst_bytes(), b.coll.src.data, b.src_bytes())) ||
+           (b.receives(b.rank) && overlap(a.coll.dst.data, a.dst_bytes(), b.coll.dst.data, b.dst_bytes()));
+  };
+  return state != State::complete && (writes(*this, later) || writes(later, *this));
+}
+
+void Operation::check(bool ok, const char* why) const {
+  if (!ok) throw zr::Error(ZR_INVALID, what() + ": " + why);
+}
+
+void Operation::take(const zr_coll& given, int own_rank, int ranks) {
+  done = zr::Done();
+  state = State::waiting;
+  letter = nullptr;
+  finish = Finish::nobody;
+  staged = loaded = false;
+  load = loads = 0;
+  rank = own_rank;
+  world = ranks;
+  coll = given;
+  label = given.label ? given.label : "";
+  check(coll.op >= ZR_ALL_REDUCE && coll.op <= ZR_BARRIER, "no such operation");
+  if (coll.op == ZR_BARRIER) {
+    coll.src = coll.dst = zr_view{};
+    return;
+  }
+  check(!sends(rank) || (size_of(coll.src.dtype) && coll.src.count >= 0 && (coll.src.data || coll.src.count == 0)), "src is no valid view");
+  check(!receives(rank) || (size_of(coll.dst.dtype) && coll.dst.count >= 0 && (coll.dst.data || coll.dst.count == 0)), "dst is no valid view");
+  const bool both = sends(rank) && receives(rank), wide = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  check(!both || coll.src.dtype == coll.dst.dtype || (is_fold() && wide), "src and dst are of different types");
+  check(!is_fold() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "no such reduction");
+  const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
+  check(!rooted || (coll.root >= 0 && coll.root < world), "root is no rank");
+  check(!is_message() || (coll.peer >= 0 && coll.peer < world && coll.peer != rank), "peer is no other rank");
+  check_counts();
+  check_overlap();
+}
+
+void Operation::check_counts() {
+  const bool parts = is_cut() || coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER;
+  counts.clear();
+  recv_counts.clear();
+  starts.clear();
+  if (!parts) {
+    check(!sends(rank) || !receives(rank) || coll.src.count == coll.dst.count, "src and dst are of different lengths");
+    return;
+  }
+  const bool by_src = coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER;
+  const int64_t equal = coll.op == ZR_ALL_TO_ALL ? coll.src.count / world : by_src ? coll.src.count : coll.dst.count;
+  counts.assign(static_cast<size_t>(world), equal);
+  if (coll.counts) counts.assign(coll.counts, coll.counts + world);
+  recv_counts = counts;
+  if (coll.recv_counts) recv_counts.assign(coll.recv_counts, coll.recv_counts + world);
+  coll.counts = coll.recv_counts = nullptr;
+  for (const auto* list : {&counts, &recv_counts})
+    check(std::all_of(list->begin(), list->end(), [](int64_t n) { return n >= 0; }), "a count is negative");
+  starts.assign(1, 0);
+  for (const int64_t n : counts) starts.push_back(starts.back() + n);
+  const int64_t total = starts.back(), mine = counts[static_cast<size_t>(rank)];
+  if (sends(rank)) check(coll.src.count == (by_src ? mine : total), "src is not as long as the counts say");
+  if (!receives(rank)) return;
+  const int64_t received = std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0});
+  check(coll.dst.count == (coll.op == ZR_ALL_TO_ALL ? received : by_src ? total : mine), "dst is not as long as the counts say");
+}
+
+void Operation::check_overlap() {
+  in_place = sends(rank) && receives(rank) && overlap(coll.src.data, src_bytes(), coll.dst.data, dst_bytes());
+  if (!in_place) return;
+  const auto* src = static_cast<const char*>(coll.src.data);
+  const auto* dst = static_cast<const char*>(coll.dst.data);
+  const int64_t own = starts.empty() ? 0 : starts[static_cast<size_t>(rank)] * size_of(coll.src.dtype);
+  bool fits = false;
+  switch (coll.op) {
+    case ZR_REDUCE_SCATTER:
+    case ZR_SCATTER: fits = dst == src + own; break;
+    case ZR_ALL_GATHER:
+    case ZR_GATHER: fits = src == dst + own; break;
+    case ZR_ALL_TO_ALL: fits = src == dst && counts == recv_counts; break;
+    default: fits = src == dst; break;
+  }
+  check(fits && coll.src.dtype == coll.dst.dtype, "src and dst overlap, but src is not dst's own range");
+}
+
+}  // namespace shm

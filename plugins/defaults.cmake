@@ -1,0 +1,4 @@
+# The plug-ins that a file which names none gets. core/ knows no plug-in by name: this is where the names come from.
+set(ZR_DEFAULT_STRATEGY zero0)
+set(ZR_DEFAULT_OPTIMIZER adamw)
+set(ZR_DEFAULT_COMMUNICATOR shm)

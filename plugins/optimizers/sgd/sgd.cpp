@@ -1,0 +1,51 @@
+// SGD: gradient descent with momentum, dampening, Nesterov's variant and weight decay, as torch::optim::SGD has them.
+#include "kernel.hpp"
+#include "zr/optimizer.hpp"
+
+namespace {
+
+class Sgd : public zr::Optimizer<Sgd> {
+ public:
+  static constexpr zr_key keys[] = {
+      zr::key_float("momentum", "0", 0, zr::kNoBound, "Share of the last direction kept; 0 keeps no buffer"),
+      zr::key_float("dampening", "0", -zr::kNoBound, 1, "Share of the gradient held back from the buffer"),
+      zr::key_bool("nesterov", "false", "Look ahead by one more share of momentum"),
+      zr::per_group(zr::key_float("weight_decay", "0", 0, zr::kNoBound, "Share of a weight added to its gradient")),
+  };
+  static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
+  static constexpr bool rounds = true;
+
+  explicit Sgd(const zr::Config& config)
+      : momentum_(config.number("momentum")),
+        dampening_(config.number("dampening")),
+        weight_decay_(config.number("weight_decay")),
+        nesterov_(config.boolean("nesterov")),
+        kernel_(ZR_CHOOSE(sgd)) {
+    if (nesterov_ && (momentum_ == 0 || dampening_ != 0)) {
+      throw zr::Error(ZR_INVALID, "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
+    }
+  }
+  uint32_t n_slots() const { return momentum_ == 0 ? 0 : 1; }
+
+  void update(const zr::Update& u) const {
+    SgdConstants c;
+    c.mul = u.mul;
+    c.weight_decay = static_cast<float>(weight_decay_);
+    c.momentum = static_cast<float>(momentum_);
+    c.gain = static_cast<float>(1 - dampening_);
+    c.lr = static_cast<float>(u.lr);
+    c.decays = weight_decay_ != 0;
+    c.first = u.step == 1;
+    c.nesterov = nesterov_;
+    kernel_(c, {u.weight, u.grad, momentum_ == 0 ? nullptr : u.slot(0), u.count, u.out, u.out_dtype, u.streams});
+  }
+
+ private:
+  double momentum_, dampening_, weight_decay_;
+  bool nesterov_;
+  decltype(ZR_CHOOSE(sgd)) kernel_;
+};
+
+}  // namespace
+
+ZR_OPTIMIZER(Sgd, "sgd", "zeroth", "0.1.0");

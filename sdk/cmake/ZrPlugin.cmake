@@ -1,0 +1,60 @@
+# zr_add_plugin(<target> ROLE strategy|communicator|optimizer|offload ID <id> SOURCES <file>...
+#               [KERNELS <file>...] [LIBRARIES <lib>...])
+#
+# A plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins) that exports zr_module_v1 and its data
+# tags and nothing else. No multiply and add is contracted into one rounding: an update's bits are part of its contract.
+# KERNELS are compiled once per instruction set, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
+set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "Where ZrPlugin.cmake and zr.map stand")
+
+function(zr_plugin_compile_settings target)
+  target_link_libraries(${target} PRIVATE zr::sdk)
+  target_compile_features(${target} PRIVATE cxx_std_17)
+  set_target_properties(${target} PROPERTIES
+    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(${target} PRIVATE -ffp-contract=off -fno-math-errno
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
+endfunction()
+
+function(zr_add_plugin target)
+  cmake_parse_arguments(PLUGIN "" "ROLE;ID" "SOURCES;KERNELS;LIBRARIES" ${ARGN})
+  if(NOT PLUGIN_ROLE MATCHES "^(strategy|communicator|optimizer|offload)$")
+    message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, optimizer or offload")
+  endif()
+  if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*$")
+    message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be small letters, digits and underscores")
+  endif()
+  if(NOT PLUGIN_SOURCES OR PLUGIN_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "zr_add_plugin(${target}): give SOURCES; not understood: \"${PLUGIN_UNPARSED_ARGUMENTS}\"")
+  endif()
+  if(NOT ZR_PLUGIN_OUTPUT)
+    set(ZR_PLUGIN_OUTPUT ${CMAKE_BINARY_DIR}/plugins)
+  endif()
+
+  add_library(${target} MODULE ${PLUGIN_SOURCES})
+  zr_plugin_compile_settings(${target})
+  target_link_libraries(${target} PRIVATE ${PLUGIN_LIBRARIES})
+  set(map ${ZR_PLUGIN_CMAKE_DIR}/zr.map)
+  set_target_properties(${target} PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME zr_${PLUGIN_ROLE}_${PLUGIN_ID}
+    LIBRARY_OUTPUT_DIRECTORY ${ZR_PLUGIN_OUTPUT} LINK_DEPENDS ${map})
+  target_link_options(${target} PRIVATE -Wl,--version-script=${map} -Wl,--exclude-libs,ALL -Wl,-z,now)
+  if(NOT ZR_SANITIZE)  # a sanitizer's own symbols come from the program
+    target_link_options(${target} PRIVATE -Wl,-z,defs)
+  endif()
+
+  if(PLUGIN_KERNELS)
+    set(flags_portable "")
+    set(flags_avx2 -mavx2)
+    set(flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+    set(sets portable)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+      list(APPEND sets avx2 avx512)
+    endif()
+    foreach(isa ${sets})
+      add_library(${target}_${isa} OBJECT ${PLUGIN_KERNELS})
+      zr_plugin_compile_settings(${target}_${isa})
+      target_compile_definitions(${target}_${isa} PRIVATE ZR_ISA=${isa})
+      target_compile_options(${target}_${isa} PRIVATE ${flags_${isa}} $<$<NOT:$<CONFIG:Debug>>:-O3>)
+      target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_${isa}>)
+    endforeach()
+  endif()
+endfunction()

@@ -1,0 +1,78 @@
+/* Strategy role, "zr.strategy/1": who owns which part, and when it travels. It issues its collectives itself. */
+#ifndef ZR_ABI_STRATEGY_H
+#define ZR_ABI_STRATEGY_H
+#include "zr/abi/base.h"
+#include "zr/abi/communicator.h"
+
+enum { ZR_PARAM_FROZEN = 1u << 0 }; /* no gradient, no state */
+typedef struct zr_param { /* lives as long as the instance */
+  uint32_t size, flags;
+  const char *name;
+  const int64_t *shape;
+  int32_t ndim;
+  uint32_t group;
+  int64_t count; /* elements */
+} zr_param;
+
+typedef struct zr_plan_in { /* lives as long as the instance */
+  uint32_t size;
+  int32_t rank, world;
+  zr_dtype weight_dtype;
+  zr_dtype grad_dtype;  /* of one backward's gradient, also on the wire */
+  zr_dtype sum_dtype;   /* of the sum over micro-batches and ranks */
+  int32_t accumulation; /* micro-steps a step */
+  uint32_t n_params;
+  int64_t leaf;  /* parameters are never cut inside a run of this many elements, counted from their start */
+  int64_t align; /* every parameter starts at a multiple of this many elements in every buffer */
+  const zr_param *const *params; /* the model's order */
+} zr_plan_in;
+
+enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD = 2, ZR_ROLE_SUM = 3, ZR_ROLE_BUCKET = 4, ZR_ROLE_WINDOW = 5 };
+typedef struct zr_buffer { /* memory that the host shall allocate on this rank, zeroed, where peers can read it */
+  uint32_t size, role;
+  const char *tag; /* for the ledger; copied */
+  int64_t elements;
+  zr_dtype dtype;
+  uint32_t rsv;
+} zr_buffer;
+typedef struct zr_piece { /* elements [first, first + count) of a parameter stand at `offset` of a buffer */
+  uint32_t size, role; /* WEIGHT: whole parameters, or shards. SUM: what this rank updates, in fold order */
+  uint32_t param, buffer;
+  int64_t first, count, offset;
+} zr_piece;
+typedef struct zr_plan_sink { /* lives until plan() returns */
+  uint32_t size, rsv;
+  void *ctx;
+  void (*buffer)(void *ctx, const zr_buffer *); /* numbered 0, 1, ... in call order */
+  void (*piece)(void *ctx, const zr_piece *);
+} zr_plan_sink;
+
+typedef struct zr_bind {
+  uint32_t size, n_buffers;
+  const zr_view *buffers; /* in plan order; the views are copied, the memory lives as long as the instance */
+  zr_comm_ref comm;       /* lives as long as the instance */
+} zr_bind;
+
+enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END = 2, ZR_STEP_END = 3, ZR_EVAL_BEGIN = 4, ZR_EVAL_END = 5 };
+enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4 };
+
+typedef struct zr_strategy_api {
+  uint32_t size, rsv;
+  /* [control] Pure, no communication, any rank of any world: buffers first, then pieces by parameter and ascending. */
+  zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
+  zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *); /* [control] after the plan was allocated */
+  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written (not
+   * added to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the gradient. */
+  zr_code (*grad_place)(void *self, uint32_t param, int64_t first, uint32_t micro, zr_view *dst, zr_error *);
+  /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter is
+   * announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
+  zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
+  zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *); /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END */
+  zr_code (*grads_finish)(void *self, zr_error *); /* [step] on return every SUM piece holds its sum over the step */
+  zr_code (*updated)(void *self, zr_error *); /* [step] weights under SUM pieces changed: on return every WEIGHT piece is new */
+  /* [use] Parameters that are not whole on this rank: make them so, and let them go. NULL slots: weights always are whole. */
+  zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *whole, zr_done *, zr_error *);
+  zr_code (*release)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_done *after, zr_error *);
+  void (*abort)(void *self); /* [any] or NULL: the host has aborted the communicator */
+} zr_strategy_api;
+#endif

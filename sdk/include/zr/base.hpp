@@ -1,0 +1,374 @@
+// The C++17 layer over zr/abi, part by part: errors, the host's services, configuration, completions, the module.
+// It is compiled into each plug-in (hidden, inline) and is no part of the ABI.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "zr/abi/base.h"
+#include "zr/abi/host.h"
+#include "zr/abi/module.h"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+/// What a plug-in throws; becomes a zr_code and its text at the boundary. Another exception becomes ZR_INTERNAL.
+class Error : public std::runtime_error {
+ public:
+  Error(zr_code code, const std::string& message, int64_t native = 0)
+      : std::runtime_error(message), code_(code), native_(native) {}
+  zr_code code() const { return code_; }
+  int64_t native() const { return native_; }
+
+ private:
+  zr_code code_;
+  int64_t native_;
+};
+
+inline zr_code fill(zr_error* error, zr_code code, int64_t native, const char* message) noexcept {
+  if (error && error->size >= sizeof(zr_error)) {
+    error->code = code;
+    error->native = native;
+    std::snprintf(error->msg, sizeof error->msg, "%s", message);
+  }
+  return code;
+}
+
+/// Runs fn, which returns nothing or a zr_code. No exception leaves.
+template <class F>
+zr_code guard(zr_error* error, F&& fn) noexcept {
+  try {
+    if constexpr (std::is_void_v<decltype(fn())>) {
+      fn();
+      return ZR_OK;
+    } else {
+      return fn();
+    }
+  } catch (const Error& e) {
+    return fill(error, e.code(), e.native(), e.what());
+  } catch (const std::bad_alloc&) {
+    return fill(error, ZR_NOMEM, 0, "out of memory");
+  } catch (const std::exception& e) {
+    return fill(error, ZR_INTERNAL, 0, e.what());
+  } catch (...) {
+    return fill(error, ZR_INTERNAL, 0, "an exception that is no std::exception");
+  }
+}
+
+/// Throws what a call through the ABI reported.
+inline void check(zr_code code, const zr_error& error) {
+  if (code != ZR_OK) throw Error(code, error.msg[0] ? error.msg : "no message", error.native);
+}
+inline zr_error no_error() {
+  zr_error error{};
+  error.size = sizeof error;
+  return error;
+}
+
+/// Writes as much of `value` as the caller of an out-struct has room for, and says how much that was.
+template <class T>
+void answer(T* out, T value) {
+  value.size = out->size < sizeof(T) ? out->size : static_cast<uint32_t>(sizeof(T));
+  std::memcpy(out, &value, value.size);
+}
+
+// ---- the host ----------------------------------------------------------------------------------------------------------
+
+template <class Service>
+inline constexpr const char* service_id = nullptr;
+template <>
+inline constexpr const char* service_id<zr_config_service> = "zr.host.config/1";
+template <>
+inline constexpr const char* service_id<zr_async_service> = "zr.host.async/1";
+template <>
+inline constexpr const char* service_id<zr_memory_service> = "zr.host.memory/1";
+template <>
+inline constexpr const char* service_id<zr_task_service> = "zr.host.tasks/1";
+template <>
+inline constexpr const char* service_id<zr_store_service> = "zr.host.store/1";
+template <>
+inline constexpr const char* service_id<zr_job_service> = "zr.host.job/1";
+
+/// Copyable; the host lives as long as the process. [any]
+class Host {
+ public:
+  explicit Host(const zr_host* host) : host_(host) {}
+  const zr_host* abi() const { return host_; }
+  /// Null if the host does not offer it.
+  template <class Service>
+  const Service* find(const char* id = service_id<Service>) const {
+    return static_cast<const Service*>(host_->service(host_, id));
+  }
+  /// Throws ZR_UNSUPPORTED naming the service.
+  template <class Service>
+  const Service& need(const char* id = service_id<Service>) const {
+    const Service* service = find<Service>(id);
+    if (!service) throw Error(ZR_UNSUPPORTED, std::string("needs the host service \"") + id + "\", which this host does not offer");
+    return *service;
+  }
+  void log(int32_t level, const std::string& text) const { host_->log(host_, level, text.c_str()); }
+
+ private:
+  const zr_host* host_;
+};
+
+/// The values of one TOML table, checked by the host against the component's keys. Lives until the call it was given to
+/// returns. Throws for a name that is not among the keys, or is of another type. [control]
+class Config {
+ public:
+  Config(const Host& host, const zr_config* config) : service_(host.need<zr_config_service>()), config_(config) {}
+  bool boolean(const char* key) const { return read<int32_t>(service_.get_bool, key) != 0; }
+  int64_t integer(const char* key) const { return read<int64_t>(service_.get_int, key); }  // also bytes
+  double number(const char* key) const { return read<double>(service_.get_float, key); }   // also durations, in seconds
+  std::string text(const char* key) const { return read<const char*>(service_.get_string, key); }
+  std::vector<double> numbers(const char* key) const {
+    const double* values = nullptr;
+    uint32_t n = 0;
+    if (zr_code code = service_.get_floats(config_, key, &values, &n)) refuse(code, key);
+    return std::vector<double>(values, values + n);
+  }
+
+ private:
+  template <class T, class Get>
+  T read(Get get, const char* key) const {
+    T value{};
+    if (zr_code code = get(config_, key, &value)) refuse(code, key);
+    return value;
+  }
+  [[noreturn]] static void refuse(zr_code code, const char* key) {
+    throw Error(code, std::string("key \"") + key + "\" was read, but it is no key of this component, or of another type");
+  }
+  const zr_config_service& service_;
+  const zr_config* config_;
+};
+
+/// fn(begin, end) over [0, n) on the host's threads, in runs of at least grain; returns when all ran, rethrows the first
+/// exception. [step] [use]
+class Tasks {
+ public:
+  explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
+  uint32_t width() const { return service_->width(host_); }
+  template <class F>
+  void parallel_for(int64_t n, int64_t grain, F&& fn) const {
+    struct Call {
+      std::remove_reference_t<F>& fn;
+      std::atomic_flag failed = ATOMIC_FLAG_INIT;
+      std::exception_ptr error;
+    } call{fn, {}, {}};
+    const auto run = [](void* ctx, int64_t begin, int64_t end) {
+      Call& call = *static_cast<Call*>(ctx);
+      try {
+        call.fn(begin, end);
+      } catch (...) {
+        if (!call.failed.test_and_set()) call.error = std::current_exception();
+      }
+    };
+    service_->parallel_for(host_, n, grain, run, &call);
+    if (call.error) std::rethrow_exception(call.error);
+  }
+
+ private:
+  const zr_host* host_;
+  const zr_task_service* service_;
+};
+
+/// One reference to a host completion; movable. Letting go of it does not cancel: whoever resolves it later holds a
+/// reference of its own (retained()). [any], but wait: [use]
+class Done {
+ public:
+  Done() = default;  // nothing to wait for
+  /// A fresh one, for a call that takes a zr_done*.
+  explicit Done(const Host& host) : service_(&host.need<zr_async_service>()), done_(service_->done_new(host.abi())) {
+    if (!done_) throw std::bad_alloc();
+  }
+  /// Another reference to what a call was given, to resolve after the call has returned. done may be null: an empty Done.
+  static Done retained(const Host& host, zr_done* done) {
+    Done kept;
+    if (!done) return kept;
+    kept.service_ = &host.need<zr_async_service>();
+    kept.service_->done_retain(done);
+    kept.done_ = done;
+    return kept;
+  }
+  Done(Done&& other) noexcept { swap(other); }
+  Done& operator=(Done&& other) noexcept {
+    Done(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Done() {
+    if (done_) service_->done_release(done_);
+  }
+  explicit operator bool() const { return done_ != nullptr; }
+  zr_done* abi() const { return done_; }
+  /// Exactly once, by whoever accepted the call.
+  void resolve(zr_code code = ZR_OK, int64_t native = 0, const char* message = nullptr) const {
+    service_->done_resolve(done_, code, native, message);
+  }
+  /// False: not yet. Throws what it was resolved with if that is no success. An empty Done is ready.
+  bool ready() const {
+    if (!done_) return true;
+    zr_error error = no_error();
+    const zr_code code = service_->done_poll(done_, &error);
+    if (code == ZR_AGAIN) return false;
+    check(code, error);
+    return true;
+  }
+  /// Waits within the host's own limit, and throws as ready() does.
+  void wait() const {
+    if (!done_) return;
+    zr_error error = no_error();
+    check(service_->done_wait(done_, -1, &error), error);
+  }
+
+ private:
+  void swap(Done& other) noexcept {
+    std::swap(service_, other.service_);
+    std::swap(done_, other.done_);
+  }
+  const zr_async_service* service_ = nullptr;
+  zr_done* done_ = nullptr;
+};
+
+/// A view's elements as T, which must be the type of its dtype's size.
+template <class T>
+T* data(const zr_view& view) {
+  return static_cast<T*>(view.data);
+}
+/// Elements [first, first + count) of a view whose elements are `size` bytes.
+inline zr_view part(const zr_view& view, int64_t first, int64_t count, int64_t size) {
+  zr_view run = view;
+  run.data = static_cast<char*>(view.data) + first * size;
+  run.count = count;
+  return run;
+}
+
+// ---- keys --------------------------------------------------------------------------------------------------------------
+// `static constexpr zr_key keys[] = {zr::key_float("eps", "1e-8", 0, 1, "Keeps the denominator from zero")};` in a class.
+// def is TOML text; null: the key must be given. meaning: one line, no full stop.
+
+inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
+
+constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double min, double max, const char* choices,
+                        const char* meaning) {
+  return zr_key{static_cast<uint32_t>(sizeof(zr_key)), type, 0, 0, name, def, min, max, choices, meaning};
+}
+constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
+  return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
+}
+constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_float(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_FLOAT, name, def, min, max, nullptr, meaning);
+}
+/// choices: "a|b|c", or null for any text.
+constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
+  return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
+}
+constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_duration(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_DURATION, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_floats(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_FLOATS, name, def, min, max, nullptr, meaning);
+}
+/// Optimizers: a parameter group may override it.
+constexpr zr_key per_group(zr_key key) {
+  key.flags |= ZR_KEY_PER_GROUP;
+  return key;
+}
+
+// ---- components and the module -----------------------------------------------------------------------------------------
+
+#define ZR_DETECT(trait, member)                 \
+  template <class T, class = void>               \
+  inline constexpr bool trait = false;           \
+  template <class T>                             \
+  inline constexpr bool trait<T, std::void_t<decltype(&T::member)>> = true
+ZR_DETECT(has_keys, keys);
+
+/// What the constructor of an author's class may take: (Config, Host), (Config), (Host) or nothing. Calls use(arguments...).
+template <class D, class Use>
+auto with_arguments(const Config& config, const Host& host, Use&& use) {
+  if constexpr (std::is_constructible_v<D, const Config&, const Host&>) {
+    return use(config, host);
+  } else if constexpr (std::is_constructible_v<D, const Config&>) {
+    return use(config);
+  } else if constexpr (std::is_constructible_v<D, const Host&>) {
+    return use(host);
+  } else {
+    static_assert(std::is_default_constructible_v<D>, "a component is made from (zr::Config, zr::Host), either, or nothing");
+    return use();
+  }
+}
+
+template <class D, std::size_t... I>
+constexpr auto key_pointers(std::index_sequence<I...>) {
+  return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
+}
+template <class D>
+struct Keys {
+  static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
+};
+
+/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D> or zr::Communicator<D, Wire>. D::Layer
+/// comes from that base: the object behind `self`, its kind and its api.
+template <class D>
+constexpr zr_component component(const char* id, const char* version) {
+  using Layer = typename D::Layer;
+  zr_component c{};
+  c.size = sizeof c;
+  c.id = id;
+  c.kind = Layer::kind;
+  c.version = version;
+  c.api = &Layer::api;
+  c.create = [](const zr_host* abi, const zr_config* config, void** self, zr_error* error) noexcept {
+    return guard(error, [&] {
+      const Host host(abi);
+      *self = new Layer(Config(host, config), host);
+    });
+  };
+  c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
+  if constexpr (has_keys<D>) {
+    c.keys = Keys<D>::list.data();
+    c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());
+  }
+  return c;
+}
+
+template <std::size_t N, std::size_t... I>
+constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
+  return {&list[I]...};
+}
+
+}  // namespace sdk
+}  // namespace zr
+
+static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 1, "ZR_MODULE names the tag of this version");
+
+/// The library's one function and its ABI tag, for any number of components: ZR_MODULE("name", "vendor", "1.0",
+/// zr::component<A>("a", "1.0"), ...); then ZR_TAG(kind_<role>); for each kind among them. At namespace scope, once.
+#define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                             \
+  ZR_TAG(abi_0_1);                                                                                                        \
+  static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                          \
+  static constexpr auto zr_component_list =                                                                               \
+      zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>());           \
+  extern "C" const zr_module* zr_module_v1(uint32_t) {                                                                    \
+    static constexpr zr_module module{sizeof(zr_module), ZR_ABI_MINOR, ZR_ABI_MINOR, NAME, VENDOR, VERSION, __VERSION__,  \
+                                      zr_component_list.data(), static_cast<uint32_t>(zr_component_list.size()), 0,       \
+                                      nullptr, nullptr};                                                                  \
+    return &module;                                                                                                       \
+  }                                                                                                                       \
+  static_assert(true, "")

@@ -1,0 +1,96 @@
+// The collectives a strategy or an optimizer issues, through the host's wrapped communicator.
+//
+//   comm.run(zr::all_gather(mine, whole, "weights"));                            // complete on return
+//   zr::Done done = comm.start(zr::reduce_scatter(bucket, sum, "bucket 3"));     // done.wait() later
+#pragma once
+
+#include "zr/abi/communicator.h"
+#include "zr/base.hpp"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+/// A collective on `src` and `dst`; the host fills the fingerprint. counts: see zr/abi/communicator.h; they and the label
+/// need to live only until run() or start() returns.
+inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, const char* label,
+                          const int64_t* counts = nullptr) {
+  zr_coll c{};
+  c.size = sizeof c;
+  c.op = op;
+  c.src = src;
+  c.dst = dst;
+  c.counts = counts;
+  c.label = label;
+  return c;
+}
+/// flags: ZR_COLL_ACCUMULATE folds into what dst holds.
+inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0, uint32_t reduce = ZR_SUM) {
+  zr_coll c = collective(ZR_ALL_REDUCE, src, dst, label);
+  c.flags = flags;
+  c.reduce = reduce;
+  return c;
+}
+inline zr_coll reduce_scatter(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
+                              const int64_t* counts = nullptr) {
+  zr_coll c = collective(ZR_REDUCE_SCATTER, src, dst, label, counts);
+  c.flags = flags;
+  c.reduce = ZR_SUM;
+  return c;
+}
+inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, const char* label, uint32_t flags = 0) {
+  zr_coll c = collective(ZR_REDUCE, src, dst, label);
+  c.flags = flags;
+  c.reduce = ZR_SUM;
+  c.root = root;
+  return c;
+}
+inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr) {
+  return collective(ZR_ALL_GATHER, src, dst, label, counts);
+}
+/// In place: root's `view` to everybody's.
+inline zr_coll broadcast(const zr_view& view, int32_t root, const char* label) {
+  zr_coll c = collective(ZR_BROADCAST, view, view, label);
+  c.root = root;
+  return c;
+}
+inline zr_coll all_to_all(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr,
+                          const int64_t* recv_counts = nullptr) {
+  zr_coll c = collective(ZR_ALL_TO_ALL, src, dst, label, counts);
+  c.recv_counts = recv_counts;
+  return c;
+}
+inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_view{}, zr_view{}, label); }
+
+/// The lent communicator. Copyable; lives as long as the instance it was bound to. [use]: collectives leave in the same order
+/// on every rank, so an author issues them in an order that no timing decides.
+class Comm {
+ public:
+  Comm(const Host& host, const zr_comm_ref& ref) : host_(host), ref_(ref) {}
+  int32_t rank() const { return ref_.rank; }
+  int32_t world() const { return ref_.world; }
+  /// Complete on return: dst is written, src may be overwritten.
+  void run(const zr_coll& coll) const { submit(coll, nullptr); }
+  /// Starts; both views' memory must stay until the Done is ready. Collectives complete in the order they were started.
+  Done start(const zr_coll& coll) const {
+    Done done(host_);
+    submit(coll, done.abi());
+    return done;
+  }
+  /// Lets what was started advance, without waiting.
+  void progress() const {
+    if (!ref_.api->progress) return;
+    zr_error error = no_error();
+    check(ref_.api->progress(ref_.comm, &error), error);
+  }
+
+ private:
+  void submit(const zr_coll& coll, zr_done* done) const {
+    zr_error error = no_error();
+    check(ref_.api->submit(ref_.comm, &coll, nullptr, done, &error), error);
+  }
+  Host host_;
+  zr_comm_ref ref_;
+};
+
+}  // namespace sdk
+}  // namespace zr

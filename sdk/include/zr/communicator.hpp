@@ -1,0 +1,103 @@
+// Communicators in C++: how flat buffers move between ranks.
+//
+//   class Ring {                                                          // one opened communicator; its destructor closes
+//    public:
+//     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
+//     void submit(const zr_coll&, zr_stream*, zr_done*);                  // [use]
+//     void progress();                                                    // [use], optional
+//     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, with
+//     void mem_free(void* memory) noexcept;                               // [use]; never null
+//     void abort() noexcept;                                              // [any]: may meet any other call
+//   };
+//   class Mine : public zr::Communicator<Mine, Ring> {
+//    public:
+//     static constexpr zr_key keys[] = {...};                             // optional
+//     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
+//     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
+//   };
+//   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
+//
+// submit with a null done: complete on return. With one: start, and return; views' memory stays until it is resolved, all
+// other arguments (counts, recv_counts, label, the zr_coll) go when submit returns, so copy them, and keep the completion as
+// zr::Done::retained(host, done), to be resolved once, in submission order. A submit that throws must not resolve it.
+// A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after.
+// The Mine that opened a Ring outlives it.
+#pragma once
+
+#include <memory>
+
+#include "zr/abi/communicator.h"
+#include "zr/base.hpp"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+ZR_DETECT(has_progress, progress);
+ZR_DETECT(has_mem_alloc, mem_alloc);
+ZR_DETECT(has_mem_free, mem_free);
+
+template <class D, class Wire>
+class CommunicatorLayer {
+ public:
+  static constexpr const char* kind = "zr.communicator/1";
+  CommunicatorLayer(const Config& config, const Host& host)
+      : own_(with_arguments<D>(config, host, [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
+
+  static zr_code open(void* self, const zr_comm_open* how, void** comm, zr_error* error) noexcept {
+    return guard(error, [&] {
+      std::unique_ptr<Wire> wire = static_cast<CommunicatorLayer*>(self)->own_->open(*how);
+      *comm = wire.release();
+    });
+  }
+  static void close(void* comm) noexcept { delete static_cast<Wire*>(comm); }
+  static zr_code caps(void* comm, zr_comm_caps* out, zr_error* error) noexcept {
+    return guard(error, [&] { answer(out, static_cast<const Wire*>(comm)->caps()); });
+  }
+  static zr_code submit(void* comm, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error) noexcept {
+    return guard(error, [&] { static_cast<Wire*>(comm)->submit(*coll, stream, done); });
+  }
+  static zr_code progress(void* comm, zr_error* error) noexcept {
+    return guard(error, [&] { static_cast<Wire*>(comm)->progress(); });
+  }
+  static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, void** out, zr_error* error) noexcept {
+    return guard(error, [&] { *out = static_cast<Wire*>(comm)->mem_alloc(bytes, align, flags); });
+  }
+  static void mem_free(void* comm, void* memory) noexcept {
+    if (memory) static_cast<Wire*>(comm)->mem_free(memory);
+  }
+  static void abort(void* comm) noexcept { static_cast<Wire*>(comm)->abort(); }
+
+  static constexpr zr_communicator_api table() {
+    static_assert(has_mem_alloc<Wire> == has_mem_free<Wire>, "a wire has both mem_alloc and mem_free, or neither");
+    zr_communicator_api t{};
+    t.size = sizeof t;
+    t.open = open;
+    t.close = close;
+    t.caps = caps;
+    t.submit = submit;
+    t.abort = abort;
+    if constexpr (has_progress<Wire>) t.progress = progress;
+    if constexpr (has_mem_alloc<Wire>) {
+      t.mem_alloc = mem_alloc;
+      t.mem_free = mem_free;
+    }
+    return t;
+  }
+  static constexpr zr_communicator_api api = table();
+
+ private:
+  std::unique_ptr<D> own_;
+};
+
+/// Base of an author's class; Wire is what open() makes.
+template <class D, class Wire>
+struct Communicator {
+  using Layer = CommunicatorLayer<D, Wire>;
+};
+
+}  // namespace sdk
+}  // namespace zr
+
+#define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION)                   \
+  ZR_TAG(kind_communicator);                                          \
+  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

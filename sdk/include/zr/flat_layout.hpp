@@ -1,0 +1,135 @@
+// A layout many strategies share: all parameters in one flat row, cut into buckets, each bucket cut over the ranks.
+//
+// Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of zr_plan_in.align.
+// Buckets are runs of the trainable part in the order they leave: from the end, as backward visits parameters. Every cut, of
+// buckets and of ranks, is an edge of a leaf, or lies between parameters. Pure; immutable after construction. [any]
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "zr/abi/strategy.h"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+class FlatLayout {
+ public:
+  struct Range {
+    int64_t begin, end;  // flat elements
+    int64_t size() const { return end - begin; }
+  };
+
+  /// `in` outlives the layout. bucket_elements: the most a bucket holds (one leaf at least).
+  FlatLayout(const zr_plan_in& in, int64_t bucket_elements) : in_(&in), offset_(in.n_params) {
+    for (const bool frozen : {false, true}) {
+      for (uint32_t p = 0; p < in.n_params; ++p) {
+        if (((in.params[p]->flags & ZR_PARAM_FROZEN) != 0) != frozen) continue;
+        offset_[p] = total_;
+        if (!frozen) {
+          start_.push_back(total_);
+          live_.push_back(live_total_);
+          param_.push_back(p);
+          live_total_ += in.params[p]->count;
+        }
+        total_ += (in.params[p]->count + in.align - 1) / in.align * in.align;
+      }
+      if (!frozen) trainable_ = total_;
+    }
+    for (int64_t end = trainable_; end > 0;) {
+      int64_t begin = edge(std::max<int64_t>(0, end - bucket_elements), true);
+      if (begin >= end) begin = edge(end - 1, false);
+      buckets_.push_back({begin, end});
+      end = begin;
+    }
+  }
+
+  int64_t trainable() const { return trainable_; }            // flat elements, alignment included
+  int64_t total() const { return total_; }                    // with frozen parameters
+  int64_t offset(uint32_t param) const { return offset_[param]; }
+  int64_t count(uint32_t param) const { return in_->params[param]->count; }
+  const std::vector<Range>& buckets() const { return buckets_; }  // in the order they leave
+  /// The bucket that holds a flat element of the trainable part.
+  std::size_t bucket_of(int64_t element) const {
+    const auto at = std::partition_point(buckets_.begin(), buckets_.end(), [&](const Range& b) { return b.begin > element; });
+    return static_cast<std::size_t>(at - buckets_.begin());
+  }
+  /// Elements of parameters, alignment left out, in [begin, end) of the trainable part.
+  int64_t live(const Range& range) const { return live_before(range.end) - live_before(range.begin); }
+
+  /// Rank r's part of a bucket: parts differ from the mean by less than a leaf.
+  Range part(std::size_t bucket, int32_t rank) const {
+    const Range& b = buckets_[bucket];
+    return {cut(b, rank), cut(b, rank + 1)};
+  }
+  /// Elements of every rank's part, for a collective's counts.
+  std::vector<int64_t> counts(std::size_t bucket) const {
+    std::vector<int64_t> counts;
+    for (int32_t r = 0; r < in_->world; ++r) counts.push_back(part(bucket, r).size());
+    return counts;
+  }
+
+  /// Calls fn(param, first, count, flat offset) for every parameter's elements in a range of the trainable part, ascending.
+  template <class F>
+  void pieces(const Range& range, F&& fn) const {
+    if (range.size() <= 0 || start_.empty()) return;
+    for (std::size_t i = index_of(range.begin); i < start_.size() && start_[i] < range.end; ++i) {
+      const int64_t count = in_->params[param_[i]]->count;
+      const int64_t first = std::max<int64_t>(0, range.begin - start_[i]), last = std::min(count, range.end - start_[i]);
+      if (last > first) fn(param_[i], first, last - first, start_[i] + first);
+    }
+  }
+
+ private:
+  // The trainable parameter (as an index of start_) whose room holds a flat element.
+  std::size_t index_of(int64_t element) const {
+    return static_cast<std::size_t>(std::upper_bound(start_.begin(), start_.end(), element) - start_.begin()) - 1;
+  }
+  // The nearest edge of a leaf at or above (up) or at or below a flat element.
+  int64_t edge(int64_t element, bool up) const {
+    if (element <= 0 || start_.empty()) return 0;
+    if (element >= trainable_) return trainable_;
+    const std::size_t i = index_of(element);
+    const int64_t inside = element - start_[i], next = i + 1 < start_.size() ? start_[i + 1] : trainable_;
+    const int64_t down = inside / in_->leaf * in_->leaf;
+    if (!up || down == inside) return start_[i] + std::min(down, last_edge(i));
+    const int64_t above = down + in_->leaf;
+    return above < in_->params[param_[i]]->count ? start_[i] + above : next;
+  }
+  // The last edge inside a parameter, from its start.
+  int64_t last_edge(std::size_t i) const {
+    const int64_t count = in_->params[param_[i]]->count;
+    return count == 0 ? 0 : (count - 1) / in_->leaf * in_->leaf;
+  }
+  int64_t live_before(int64_t element) const {
+    if (element <= 0 || start_.empty()) return 0;
+    if (element >= trainable_) return live_total_;
+    const std::size_t i = index_of(element);
+    return live_[i] + std::min(element - start_[i], in_->params[param_[i]]->count);
+  }
+  // The edge nearest to where rank r's share of a bucket's live elements begins.
+  int64_t cut(const Range& bucket, int32_t rank) const {
+    if (rank <= 0) return bucket.begin;
+    if (rank >= in_->world) return bucket.end;
+    const int64_t before = live_before(bucket.begin);
+    const int64_t target = before + (live_before(bucket.end) - before) / in_->world * rank +
+                           (live_before(bucket.end) - before) % in_->world * rank / in_->world;
+    const auto at = std::upper_bound(live_.begin(), live_.end(), target) - live_.begin() - 1;
+    const auto i = static_cast<std::size_t>(at);
+    const int64_t element = start_[i] + target - live_[i];
+    const int64_t below = edge(element, false), above = edge(element, true);
+    const int64_t nearest = target - live_before(below) <= live_before(above) - target ? below : above;
+    return std::clamp(nearest, bucket.begin, bucket.end);
+  }
+
+  const zr_plan_in* in_;
+  std::vector<int64_t> offset_;             // by parameter
+  std::vector<int64_t> start_, live_;       // of trainable parameters: flat start, live elements before it
+  std::vector<uint32_t> param_;             // which parameter that is
+  std::vector<Range> buckets_;
+  int64_t trainable_ = 0, total_ = 0, live_total_ = 0;
+};
+
+}  // namespace sdk
+}  // namespace zr

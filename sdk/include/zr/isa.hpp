@@ -1,0 +1,61 @@
+// One kernel source, compiled per instruction set, chosen at run time. In a header that kernel.cpp and the plug-in share:
+//
+//   ZR_KERNEL(void update(const Constants&, float* weight, const float* grad, int64_t count))
+//
+// In kernel.cpp (KERNELS of zr_add_plugin): `namespace ZR_ISA { void update(...) { a plain loop } }`. In the plug-in, once an
+// instance: `auto* update = ZR_CHOOSE(update);`. A kernel includes no header with ordinary inline functions: the linker keeps
+// one copy of those, and it may be the one this machine cannot run. The bits are the same in every set as long as the loop
+// is plain elementwise arithmetic: nothing is contracted or reassociated.
+#pragma once
+
+#if defined(__x86_64__)
+#define ZR_KERNEL(declaration) \
+  namespace portable {         \
+  declaration;                 \
+  }                            \
+  namespace avx2 {             \
+  declaration;                 \
+  }                            \
+  namespace avx512 {           \
+  declaration;                 \
+  }
+#define ZR_CHOOSE(kernel) zr::choose(portable::kernel, avx2::kernel, avx512::kernel)
+#else
+#define ZR_KERNEL(declaration) \
+  namespace portable {         \
+  declaration;                 \
+  }
+#define ZR_CHOOSE(kernel) zr::choose(portable::kernel, portable::kernel, portable::kernel)
+#endif
+
+#ifndef ZR_ISA  // not in a kernel
+#include <cstdlib>
+#include <string>
+
+#include "zr/base.hpp"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+/// The widest set that this machine has, at most what the environment's ZR_ISA says. [control]
+template <class Kernel>
+Kernel* choose(Kernel* portable, Kernel* avx2, Kernel* avx512) {
+  const char* named = std::getenv("ZR_ISA");
+  const std::string most = named ? named : "avx512";
+  if (most != "portable" && most != "avx2" && most != "avx512") {
+    throw Error(ZR_INVALID, "the environment has ZR_ISA=" + most + ": must be portable, avx2 or avx512, or unset");
+  }
+#if defined(__x86_64__)
+  const bool has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (most == "avx512" && has512) return avx512;
+  if (most != "portable" && __builtin_cpu_supports("avx2")) return avx2;
+#else
+  (void)avx2, (void)avx512;
+#endif
+  return portable;
+}
+
+}  // namespace sdk
+}  // namespace zr
+#endif

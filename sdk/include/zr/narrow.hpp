@@ -1,0 +1,50 @@
+// fp32 to bf16 and fp16 and back, without instructions that only some machines have: the same bits everywhere, and loops over
+// it vectorise. Always inlined, so that kernels compiled for several instruction sets never share one copy.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define ZR_ALWAYS_INLINE __attribute__((always_inline)) inline
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+ZR_ALWAYS_INLINE uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+ZR_ALWAYS_INLINE float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// To nearest, ties to even; a NaN becomes 0x7fc0, as libtorch has it.
+ZR_ALWAYS_INLINE uint16_t to_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+ZR_ALWAYS_INLINE float from_bf16(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
+
+/// To nearest, ties to even; beyond 65504 + half a step: infinity; a NaN becomes 0x7e00 with its sign.
+ZR_ALWAYS_INLINE uint16_t to_f16(float value) {
+  const uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
+  // Below 2^-14 a half counts in steps of 2^-24, which are the steps of a float in [0.5, 1): the addition rounds.
+  const uint32_t small = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (size - 0x38000000u + 0x0fffu + ((size >> 13) & 1u)) >> 13;
+  const uint32_t beyond = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  return static_cast<uint16_t>(sign | (size < 0x38800000u ? small : size < 0x47800000u ? normal : beyond));
+}
+ZR_ALWAYS_INLINE float from_f16(uint16_t value) {
+  const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16, size = value & 0x7fffu;
+  const float small = float_of(0x3f000000u + size) - 0.5f;  // size steps of 2^-24, exact
+  const uint32_t normal = (size << 13) + 0x38000000u;
+  const uint32_t beyond = 0x7f800000u | (size & 0x3ffu) << 13;
+  return float_of(sign | (size < 0x0400u ? bits_of(small) : size < 0x7c00u ? normal : beyond));
+}
+
+}  // namespace sdk
+}  // namespace zr

@@ -1,0 +1,181 @@
+// Optimizers in C++: the arithmetic of one run of elements. The host owns all memory, the schedule, clipping and cadence.
+//
+//   struct Descent : zr::Optimizer<Descent> {
+//     static constexpr zr_key keys[] = {zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last update"))};
+//     static constexpr zr_slot slots[] = {zr::slot("velocity")};
+//     float momentum;
+//     explicit Descent(const zr::Config& config) : momentum(float(config.number("momentum"))) {}
+//     void update(const zr::Update& u) const {
+//       float* v = u.slot(0);
+//       for (int64_t i = 0; i < u.count; ++i) {
+//         v[i] = momentum * v[i] + u.mul * u.grad[i];
+//         u.weight[i] -= float(u.lr) * v[i];
+//       }
+//     }
+//   };
+//   ZR_OPTIMIZER(Descent, "descent", "example", "1.0.0");
+//
+// One Descent is made for each parameter group. update() is const and must neither allocate, block nor communicate: several
+// threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless granularity says otherwise),
+// so an element's result may depend on nothing but its own values. Where the model's weights are not fp32, `weight` is the
+// fp32 master and the layer rounds it into the model's weight afterwards. A class that says `static constexpr bool rounds =
+// true` writes `out` itself, in the same pass: zr/rounding.hpp does it, zr/isa.hpp compiles the loop per instruction set.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "zr/abi/optimizer.h"
+#include "zr/base.hpp"
+#include "zr/narrow.hpp"
+
+namespace zr {
+inline namespace sdk __attribute__((visibility("hidden"))) {
+
+/// One run of one parameter, lent for the call. Nothing overlaps.
+struct Update {
+  float* weight;      // in/out: the master
+  const float* grad;  // in; multiply by mul, once, in fp32
+  int64_t first, count;  // the run, in the parameter's flat index
+  float mul;
+  int64_t step;        // of this parameter: 1 at its first update
+  double lr;           // schedule and group applied
+  uint16_t* out;       // the model's weight, or null where `weight` is it
+  zr_dtype out_dtype;  // ZR_BF16, ZR_F16, or ZR_F32 where out is null
+  bool streams;        // the parameter's `out` is larger than a core's cache: better written past it
+  const zr_opt_unit& unit;  // name, shape; may hold more elements than this run
+  const zr_step& job;
+  float* slot(uint32_t i) const { return data<float>(unit.slots[i]) + (first - unit.first); }  // of an fp32 slot
+};
+
+/// An optimizer state of the parameter's shape, fp32 unless said; the host allocates it, zeroed.
+constexpr zr_slot slot(const char* name, zr_dtype dtype = ZR_F32, uint32_t flags = 0) {
+  return zr_slot{name, dtype, ZR_SLOT_LIKE_PARAM, flags, 0};
+}
+
+ZR_DETECT(has_slots, slots);
+ZR_DETECT(has_granularity, granularity);
+ZR_DETECT(has_rounds, rounds);
+ZR_DETECT(has_n_slots, n_slots);
+
+template <class D>
+class OptimizerLayer {
+ public:
+  static constexpr const char* kind = "zr.optimizer/1";
+  OptimizerLayer(const Config& config, const Host& host) : host_(host) {
+    const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (bytes > 0) cache_bytes_ = bytes;
+    add(config);
+  }
+
+  static zr_code describe(void* self, zr_optimizer_desc* out, zr_error*) noexcept {
+    zr_optimizer_desc desc{};
+    desc.granularity = granularity();
+    if constexpr (has_slots<D>) {
+      desc.slots = D::slots;
+      desc.n_slots = std::extent_v<decltype(D::slots)>;
+      if constexpr (has_n_slots<D>) desc.n_slots = static_cast<OptimizerLayer*>(self)->groups_[0].n_slots();
+    }
+    answer(out, desc);
+    return ZR_OK;
+  }
+  static zr_code add_group(void* self, uint32_t group, const zr_config* config, zr_error* error) noexcept {
+    return guard(error, [&] {
+      OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
+      if (group != layer.groups_.size()) {
+        throw Error(ZR_STATE, "group " + std::to_string(group) + " was added where group " +
+                                  std::to_string(layer.groups_.size()) + " is next");
+      }
+      layer.add(Config(layer.host_, config));
+    });
+  }
+  static zr_code step(void* self, const zr_step* step, const zr_opt_unit* const* units, uint32_t n, zr_stream*, zr_done* done,
+                      zr_error* error) noexcept {
+    return guard(error, [&] {
+      const OptimizerLayer& layer = *static_cast<const OptimizerLayer*>(self);
+      const zr_async_service* async = done ? &layer.host_.template need<zr_async_service>() : nullptr;
+      for (uint32_t i = 0; i < n; ++i) layer.check(*units[i]);
+      for (uint32_t i = 0; i < n; ++i) layer.update(*units[i], *step);
+      if (async) async->done_resolve(done, ZR_OK, 0, nullptr);
+    });
+  }
+  static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, describe, add_group, nullptr, step, nullptr, nullptr};
+
+ private:
+  void add(const Config& config) {
+    with_arguments<D>(config, host_, [&](const auto&... arguments) { groups_.emplace_back(arguments...); });
+  }
+  /// All units are checked before the first is touched.
+  void check(const zr_opt_unit& u) const {
+    const auto refuse = [&](const std::string& why) { throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why); };
+    const bool own = u.weight.dtype == ZR_F32, narrow = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
+    if (u.group >= groups_.size()) {
+      refuse("is in group " + std::to_string(u.group) + ", there are " + std::to_string(groups_.size()));
+    }
+    if (!own && !narrow) refuse("weights are fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
+    if (u.grad.dtype != ZR_F32) refuse("the gradient sum is fp32, not dtype " + std::to_string(u.grad.dtype));
+    if (narrow && u.master.dtype != ZR_F32) refuse("narrow weights need an fp32 master");
+    if (u.weight.count != u.count || u.grad.count != u.count || (narrow && u.master.count != u.count)) {
+      refuse("weight, master and gradient do not hold " + std::to_string(u.count) + " elements each");
+    }
+  }
+  static constexpr uint32_t granularity() {
+    if constexpr (has_granularity<D>) return D::granularity;
+    return ZR_ELEMENTWISE;
+  }
+  static constexpr bool rounds() {
+    if constexpr (has_rounds<D>) return D::rounds;
+    return false;
+  }
+  void update(const zr_opt_unit& u, const zr_step& step) const {
+    const bool own = u.weight.dtype == ZR_F32;
+    uint16_t* out = own ? nullptr : data<uint16_t>(u.weight);
+    int64_t whole = 1;
+    for (int32_t i = 0; i < u.ndim; ++i) whole *= u.shape[i];
+    // Rounding follows while the block is in the cache, where a parameter may be cut at all.
+    constexpr int64_t kBlock = 16384;
+    const int64_t block = !own && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
+    for (int64_t at = 0; at < u.count; at += block) {
+      const Update run{data<float>(own ? u.weight : u.master) + at,
+                       data<const float>(u.grad) + at,
+                       u.first + at,
+                       std::min(block, u.count - at),
+                       step.grad_mul,
+                       u.step,
+                       u.lr,
+                       own ? nullptr : out + at,
+                       u.weight.dtype,
+                       whole * 2 > cache_bytes_,
+                       u,
+                       step};
+      groups_[u.group].update(run);
+      if (!own && !rounds()) round(run);
+    }
+  }
+  static void round(const Update& run) {
+    if (run.out_dtype == ZR_BF16) {
+      for (int64_t i = 0; i < run.count; ++i) run.out[i] = to_bf16(run.weight[i]);
+    } else {
+      for (int64_t i = 0; i < run.count; ++i) run.out[i] = to_f16(run.weight[i]);
+    }
+  }
+  Host host_;
+  int64_t cache_bytes_ = 1 << 20;
+  std::vector<D> groups_;
+};
+
+/// Base of an author's class: the hyperparameters of one group, and update(). Optional static members: keys, slots,
+/// granularity (ZR_ROWWISE, ...; elementwise if not given), rounds. Optional: `uint32_t n_slots() const`, how many of the slots
+/// group 0's configuration asks for.
+template <class D>
+struct Optimizer {
+  using Layer = OptimizerLayer<D>;
+};
+
+}  // namespace sdk
+}  // namespace zr
+
+#define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION)                      \
+  ZR_TAG(kind_optimizer);                                             \
+  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

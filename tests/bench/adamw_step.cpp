@@ -1,0 +1,237 @@
+// AdamW's update of 64 M parameters (a GPT block of width 2304) through the real plug-in, beside the memory traffic alone and
+// beside libtorch's own.
+// adamw_step [rows.json]
+//
+// Ours and the traffic share memory as the host gives it: in huge pages where the kernel has them. libtorch has the tensors it
+// allocates itself, as a user's would be; "in our memory" is its kernel on ours, to tell the arithmetic from the pages (both
+// are at the speed of memory). bf16: fp32 masters and a rounded copy; libtorch copies in a second pass, it has no other way.
+#include <ATen/Parallel.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <sys/mman.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <thread>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "bench/row.hpp"
+#include "contract/optimizer_under_test.hpp"
+
+namespace {
+
+constexpr int64_t kWidth = 2304, kTile = 1 << 20, kRounds = 9;
+const std::vector<int64_t> kTensors = {kWidth, kWidth, 3 * kWidth * kWidth, 3 * kWidth, kWidth * kWidth, kWidth, kWidth, kWidth,
+                                       4 * kWidth * kWidth, 4 * kWidth, 4 * kWidth * kWidth, kWidth};
+constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
+
+/// Huge pages where the kernel gives them, touched.
+template <class T>
+T* memory(int64_t count) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  madvise(at, bytes, MADV_HUGEPAGE);
+  std::memset(at, 0, bytes);
+  return static_cast<T*>(at);
+}
+
+struct Streams {
+  float *weight, *grad, *exp_avg, *exp_avg_sq;
+  uint16_t* narrow;
+};
+Streams streams_of(int64_t count) {
+  Streams s{memory<float>(count), memory<float>(count), memory<float>(count), memory<float>(count), memory<uint16_t>(count)};
+  for (int64_t i = 0; i < count; ++i) {
+    s.weight[i] = 1e-3f * static_cast<float>(i % 97 + 1);
+    s.grad[i] = 1e-4f * static_cast<float>(i % 89 - 44);
+  }
+  return s;
+}
+
+/// The same reads and writes as the update, almost no arithmetic. Compiled for this machine.
+void traffic(const Streams& s, int64_t begin, int64_t end, bool narrow) {
+  float* __restrict w = s.weight;
+  const float* __restrict g = s.grad;
+  float* __restrict m = s.exp_avg;
+  float* __restrict v = s.exp_avg_sq;
+  const auto block = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const float t = g[i] * 1e-9f;
+      w[i] += t;
+      m[i] += t;
+      v[i] += t;
+    }
+  };
+  if (!narrow) return block(begin, end);
+  for (int64_t i = begin; i < end; i += 32) {  // 64 bytes of narrow weights, whatever they are
+    block(i, i + 32);
+#if defined(__SSE2__)
+    float* to = reinterpret_cast<float*>(s.narrow + i);
+    for (int64_t j = 0; j < 16; j += 4) _mm_stream_ps(to + j, _mm_load_ps(w + i + j));
+  }
+  _mm_sfence();
+#else
+    std::memcpy(s.narrow + i, w + i, 64);
+  }
+#endif
+}
+
+/// A run of one tensor, as the engine would hand it to the optimizer.
+struct Tile {
+  int64_t at, count;  // in the flat streams
+  int64_t first;      // in its tensor
+  const int64_t* shape;
+};
+std::vector<Tile> tiles_of_all() {
+  std::vector<Tile> tiles;
+  int64_t start = 0;
+  for (const int64_t& elements : kTensors) {
+    for (int64_t first = 0; first < elements; first += kTile) {
+      tiles.push_back({start + first, std::min(kTile, elements - first), first, &elements});
+    }
+    start += elements;
+  }
+  return tiles;
+}
+
+/// fn(tile) over all, one contiguous share a thread.
+void on_threads(int threads, const std::vector<Tile>& tiles, const std::function<void(const Tile&)>& fn) {
+  const auto share = [&](std::size_t t) {
+    for (std::size_t i = tiles.size() * t / threads; i < tiles.size() * (t + 1) / threads; ++i) fn(tiles[i]);
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(share, t);
+  share(0);
+  for (std::thread& other : others) other.join();
+}
+
+void ours(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, const Tile& tile, bool narrow) {
+  using zr::testing::view_of;
+  zr_step job{};
+  job.size = sizeof job;
+  job.grad_mul = 1;
+  job.step = 2;
+  zr_view slots[] = {view_of(s.exp_avg + tile.at, tile.count), view_of(s.exp_avg_sq + tile.at, tile.count)};
+  zr_opt_unit unit{};
+  unit.size = sizeof unit;
+  unit.name = "weight";
+  unit.shape = tile.shape;
+  unit.ndim = 1;
+  unit.first = unit.grad_first = tile.first;
+  unit.count = unit.grad_count = tile.count;
+  unit.step = 2;
+  unit.lr = kLr;
+  const zr_view master = view_of(s.weight + tile.at, tile.count);
+  unit.weight = narrow ? view_of(s.narrow + tile.at, tile.count, ZR_BF16) : master;
+  unit.master = narrow ? master : zr_view{};
+  unit.grad = view_of(s.grad + tile.at, tile.count);
+  unit.slots = slots;
+  adamw.step(job, {&unit});
+}
+
+struct Tensors {
+  std::vector<torch::Tensor> weight, grad, exp_avg, exp_avg_sq, narrow, steps;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+  Tensors(const Streams& s, bool in_our_memory) {
+    int64_t at = 0;
+    for (const int64_t elements : kTensors) {
+      const auto tensor = [&](auto* stream, torch::ScalarType type) {
+        const torch::Tensor blob = torch::from_blob(stream + at, {elements}, type);
+        return in_our_memory ? blob : blob.clone();
+      };
+      weight.push_back(tensor(s.weight, torch::kFloat32));
+      grad.push_back(tensor(s.grad, torch::kFloat32));
+      exp_avg.push_back(tensor(s.exp_avg, torch::kFloat32));
+      exp_avg_sq.push_back(tensor(s.exp_avg_sq, torch::kFloat32));
+      narrow.push_back(tensor(s.narrow, torch::kBFloat16));
+      steps.push_back(torch::ones({}));
+      at += elements;
+    }
+    const auto options = torch::optim::AdamWOptions(kLr).betas({kBeta1, kBeta2}).eps(kEps).weight_decay(kDecay);
+    optimizer = std::make_unique<torch::optim::AdamW>(weight, options);
+    for (std::size_t i = 0; i < kTensors.size(); ++i) {
+      weight[i].mutable_grad() = grad[i];
+      auto state = std::make_unique<torch::optim::AdamWParamState>();
+      state->step(1);
+      state->exp_avg(exp_avg[i]);
+      state->exp_avg_sq(exp_avg_sq[i]);
+      optimizer->state()[weight[i].unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+  void copy_out() {
+    for (std::size_t i = 0; i < kTensors.size(); ++i) narrow[i].copy_(weight[i]);
+  }
+  void fused() {
+    at::_fused_adamw_(weight, grad, exp_avg, exp_avg_sq, {}, steps, kLr, kBeta1, kBeta2, kDecay, kEps, false, false);
+  }
+  void step(bool fused_kernel, bool narrow_too) {
+    if (fused_kernel) {
+      fused();
+    } else {
+      optimizer->step();
+    }
+    if (narrow_too) copy_out();
+  }
+};
+
+double seconds(const std::function<void()>& fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Variant {
+  std::string name;
+  double target;
+  std::function<void()> run;
+};
+
+std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, Tensors& theirs, Tensors& shared,
+                                    bool narrow, int threads) {
+  const std::vector<Tile> tiles = tiles_of_all();
+  const double count = static_cast<double>(tiles.back().at + tiles.back().count);
+  at::set_num_threads(threads);
+  const std::vector<Variant> variants = {
+      {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, narrow); }); }},
+      {"same streams, no maths", 0.90,
+       [&] { on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, narrow); }); }},
+      {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, narrow); }},
+      {"the same in our memory", 0, [&] { shared.step(true, narrow); }},
+      {"torch::optim::AdamW", 4, [&] { theirs.step(false, narrow); }}};
+  std::vector<std::vector<double>> times(variants.size());
+  for (int64_t round = -1; round < kRounds; ++round) {  // the first warms up
+    for (std::size_t i = 0; i < variants.size(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin on for a while
+      const double ns = seconds(variants[i].run) / count * 1e9;
+      if (round >= 0) times[i].push_back(ns);
+    }
+  }
+  const std::string name = std::string("adamw_step_") + (narrow ? "bf16_" : "fp32_") + std::to_string(threads) + "t";
+  std::vector<zr::bench::Row> rows;
+  for (std::size_t i = 1; i < variants.size(); ++i) {
+    rows.push_back(zr::bench::compare(name, "ns/param", times[0], variants[i].name, times[i], variants[i].target));
+    zr::bench::print(rows.back());
+  }
+  return rows;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  torch::NoGradGuard no_grad;
+  const Streams s = streams_of(std::accumulate(kTensors.begin(), kTensors.end(), int64_t{0}));
+  Tensors theirs(s, false), shared(s, true);
+  const zr::testing::OptimizerUnderTest adamw(ZR_BUILD_DIR "/plugins", "adamw",
+                                              {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}});
+  std::vector<zr::bench::Row> rows;
+  for (const bool narrow : {false, true}) {
+    for (const int threads : {1, 2}) {
+      for (zr::bench::Row& row : measure(adamw, s, theirs, shared, narrow, threads)) rows.push_back(std::move(row));
+    }
+  }
+  if (argc > 1) zr::bench::append(argv[1], rows);
+}

@@ -1,0 +1,73 @@
+// One row of a benchmark: our figure beside a reference measured in the same seconds. Absolute figures move with the machine;
+// the ratio is what is held against a target.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace zr::bench {
+
+struct Row {
+  std::string name;  // "adamw_step_fp32_1t"
+  double value;      // ours, median
+  std::string unit;
+  std::string reference;  // what was measured beside it
+  double reference_value;
+  double ratio;   // above 1: ours is better
+  double target;  // the ratio asked for; 0: none
+};
+
+inline double median(std::vector<double> values) {
+  if (values.empty()) throw std::invalid_argument("the median of nothing");
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+/// A row from rounds in which both were measured one after the other. The ratio is the median of the rounds' ratios, so that a
+/// change of the machine's speed between rounds cancels. `less_is_better`: for times; else for rates.
+inline Row compare(const std::string& name, const std::string& unit, const std::vector<double>& ours,
+                   const std::string& reference, const std::vector<double>& theirs, double target, bool less_is_better = true) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.size() && i < theirs.size(); ++i) {
+    ratios.push_back(less_is_better ? theirs[i] / ours[i] : ours[i] / theirs[i]);
+  }
+  return {name, median(ours), unit, reference, median(theirs), median(ratios), target};
+}
+
+/// One aligned line on standard output; red on a terminal if the ratio is below the target.
+inline void print(const Row& row) {
+  const bool red = row.ratio < row.target && isatty(STDOUT_FILENO);
+  std::printf("%s%-26s %10.4g %-9s %-26s %10.4g   ratio %6.3f", red ? "\x1b[31m" : "", row.name.c_str(), row.value,
+              row.unit.c_str(), row.reference.c_str(), row.reference_value, row.ratio);
+  if (row.target > 0) std::printf("   target %5.2f%s", row.target, row.ratio < row.target ? "   MISSED" : "");
+  std::printf("%s\n", red ? "\x1b[0m" : "");
+  std::fflush(stdout);
+}
+
+/// Appends rows to the JSON array in `file`, which is made if it does not exist.
+inline void append(const std::string& file, const std::vector<Row>& rows) {
+  nlohmann::json all = nlohmann::json::array();
+  if (std::ifstream in(file); in) all = nlohmann::json::parse(in);
+  for (const Row& row : rows) {
+    all.push_back({{"name", row.name},
+                   {"value", row.value},
+                   {"unit", row.unit},
+                   {"reference", row.reference},
+                   {"reference_value", row.reference_value},
+                   {"ratio", row.ratio},
+                   {"target", row.target}});
+  }
+  std::ofstream out(file);
+  out << all.dump(1) << "\n";
+  if (!out.flush()) throw std::runtime_error(file + ": the rows could not be written");
+}
+
+}  // namespace zr::bench

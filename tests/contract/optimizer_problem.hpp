@@ -1,0 +1,107 @@
+// One parameter with its gradient and states, as the host would hold it, and the units it is cut into.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "contract/optimizer_under_test.hpp"
+#include "zr/narrow.hpp"
+
+namespace zr::testing {
+
+inline const std::string kPlugins = ZR_BUILD_DIR "/plugins";
+
+struct Problem {
+  static constexpr uint16_t kUntouched = 0x1234;
+  int64_t count;
+  zr_dtype dtype;
+  std::vector<int64_t> shape;
+  std::vector<float> weight, grad;  // weight: the master
+  std::vector<std::vector<float>> slots;
+  std::vector<uint16_t> narrow;  // out() and what stands around it
+  int64_t shift = 0, step = 1;
+  uint32_t group = 0;
+  float grad_mul = 0.37f;
+  double lr = 3e-3;
+
+  Problem(int64_t count, uint32_t n_slots, zr_dtype dtype = ZR_F32)
+      : count(count), dtype(dtype), shape{count}, weight(count), grad(count), slots(n_slots, std::vector<float>(count)),
+        narrow(count + 128, kUntouched) {
+    // Weights of either sign, some zero, some tiny, as initialisations have them.
+    for (int64_t i = 0; i < count; ++i) weight[i] = i % 11 == 0 ? 0.f : number() * (i % 7 == 0 ? 1e-6f : 0.5f);
+    new_gradient();
+  }
+  /// Gradients over eight decades.
+  void new_gradient() {
+    for (float& g : grad) g = number() * std::pow(10.f, -4 + 4 * number());
+  }
+  uint16_t* out() {
+    const auto lead = (64 - reinterpret_cast<uintptr_t>(narrow.data()) % 64) / 2;
+    return narrow.data() + lead + 32 + shift;
+  }
+  bool same_bits(Problem& other) {
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    bool all = same(weight, other.weight) && std::equal(out(), out() + (dtype == ZR_F32 ? 0 : count), other.out());
+    for (std::size_t i = 0; i < slots.size(); ++i) all = all && same(slots[i], other.slots[i]);
+    return all;
+  }
+
+  /// A unit and the slot views it points at.
+  struct Unit {
+    zr_opt_unit unit{};
+    std::vector<zr_view> slots;
+    zr_opt_unit* get() { return &unit; }
+  };
+  std::unique_ptr<Unit> unit(int64_t first, int64_t n) {
+    auto made = std::make_unique<Unit>();
+    for (auto& slot : slots) made->slots.push_back(view_of(slot.data() + first, n));
+    zr_opt_unit& u = made->unit;
+    u.size = sizeof u;
+    u.group = group;
+    u.name = "weight";
+    u.shape = shape.data();
+    u.ndim = static_cast<int32_t>(shape.size());
+    u.first = u.grad_first = first;
+    u.count = u.grad_count = n;
+    u.step = step;
+    u.lr = lr;
+    const zr_view master = view_of(weight.data() + first, n);
+    u.weight = dtype == ZR_F32 ? master : view_of(out() + first, n, dtype);
+    u.master = dtype == ZR_F32 ? zr_view{} : master;
+    u.grad = view_of(grad.data() + first, n);
+    u.slots = made->slots.data();
+    return made;
+  }
+  zr_step job() const {
+    zr_step job{};
+    job.size = sizeof job;
+    job.grad_mul = grad_mul;
+    job.step = step;
+    return job;
+  }
+  void run(const OptimizerUnderTest& optimizer, std::vector<std::pair<int64_t, int64_t>> runs = {}) {
+    if (runs.empty()) runs = {{0, count}};
+    std::vector<std::unique_ptr<Unit>> made;
+    std::vector<const zr_opt_unit*> units;
+    for (const auto& [first, n] : runs) {
+      made.push_back(unit(first, n));
+      units.push_back(made.back()->get());
+    }
+    optimizer.step(job(), units);
+  }
+
+ private:
+  /// In (-1, 1), the same sequence every time.
+  float number() {
+    random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(static_cast<int32_t>(random_ >> 32)) * 0x1p-31f;
+  }
+  uint64_t random_ = 1;
+};
+
+}  // namespace zr::testing

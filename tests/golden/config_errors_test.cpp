@@ -1,0 +1,40 @@
+// Every error a TOML file can cause, word for word: config_errors.txt.
+#include <gtest/gtest.h>
+
+#include "base/failure.hpp"
+#include "golden/cases.hpp"
+#include "sample_keys.hpp"
+
+namespace zr::host {
+
+namespace {
+std::string error_of(const golden::Case& one) {
+  try {
+    const int world = one["world"].empty() ? 0 : std::stoi(one["world"]);
+    std::vector<std::string> overrides = golden::lines_of(one["overrides"]);
+    if (one["bare"].empty()) overrides.insert(overrides.begin(), {"strategy=flat", "optimizer=adam", "data.text=a.txt"});
+    Document::parse(one["job.toml"], "job.toml", overrides).check(sample::keys(), world, sample::others());
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.exit(), Exit::user);
+    return failure.what();
+  }
+  return "no error";
+}
+}  // namespace
+
+TEST(ConfigErrors, AreWordForWordAsInTheGoldenFile) {
+  const auto cases = golden::read_cases(ZR_SOURCE_DIR "/tests/golden/config_errors.txt");
+  ASSERT_GE(cases.size(), 40u);
+  for (const auto& one : cases) EXPECT_EQ(error_of(one), one["says"]) << "case: " << one.title;
+}
+
+TEST(ConfigErrors, NameAFileThatCannotBeRead) {
+  try {
+    Document::load("/nowhere/job.toml", {});
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "/nowhere/job.toml: cannot be read: No such file or directory; name a TOML file");
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,36 @@
+// Every refusal of a plug-in, word for word: plugin_errors.txt.
+#include <gtest/gtest.h>
+
+#include "base/failure.hpp"
+#include "golden/cases.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+namespace {
+// What a job that names optimizer 'bad' of this folder ends with.
+std::string outcome(const std::string& folder) {
+  Ledger ledger;
+  Pool pool(1);
+  Host host(ledger, pool);
+  std::string said = "no error";
+  try {
+    const Component bad = Registry({folder}).load(Role::optimizer, "bad", "job.toml:1:13");
+    const auto keys = keys_of(bad.table->keys, bad.table->n_keys, "optimizer.bad");
+    const Config config = Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
+    const Instance instance(host, bad, config, "optimizer.bad");
+  } catch (const Failure& failure) {
+    said = failure.what();
+  }
+  for (auto at = said.find(folder); at != said.npos; at = said.find(folder)) said.replace(at, folder.size(), "{folder}");
+  return said;
+}
+}  // namespace
+
+TEST(PluginErrors, AreWordForWordAsInTheGoldenFile) {
+  const auto cases = golden::read_cases(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt");
+  ASSERT_GE(cases.size(), 25u);
+  for (const auto& one : cases) EXPECT_EQ(outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title), one["says"]) << "case: " << one.title;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,14 @@
+# The control plane and the launcher, tested with real processes.
+add_executable(launch_tool launch_tool.cpp)
+target_link_libraries(launch_tool PRIVATE zr_cli)
+add_executable(launch_rank launch_rank.cpp)
+target_link_libraries(launch_rank PRIVATE zr_comm)
+target_include_directories(launch_rank PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+set_target_properties(launch_tool launch_rank PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+
+zr_test(launch_kill_test SOURCES launch_kill_test.cpp LIBRARIES GTest::gmock LABELS multirank)
+add_dependencies(launch_kill_test launch_tool launch_rank)
+zr_test(launch_join_test SOURCES launch_join_test.cpp LIBRARIES zr_comm GTest::gmock LABELS multirank)
+add_dependencies(launch_join_test launch_rank launch_tool)
+zr_test(launch_output_test SOURCES launch_output_test.cpp LIBRARIES GTest::gmock util LABELS multirank)
+add_dependencies(launch_output_test launch_rank launch_tool)

@@ -1,0 +1,128 @@
+// A program that a test starts, its output in files, and the page its ranks share with the test.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "multirank/launch_page.hpp"
+
+namespace zr::test {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+inline std::string tool() { return std::string(ZR_BUILD_DIR) + "/tests/launch_tool"; }
+inline std::string rank_program() { return std::string(ZR_BUILD_DIR) + "/tests/launch_rank"; }
+
+/// A folder of its own with the page; removed at the end.
+class Scene {
+ public:
+  Scene() {
+    std::string name = std::filesystem::temp_directory_path() / "zr_launch_XXXXXX";
+    if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
+    folder_ = name;
+    page_ = map_page(page_file());
+  }
+  ~Scene() {
+    munmap(page_, sizeof(Page));
+    std::filesystem::remove_all(folder_);
+  }
+  Scene(const Scene&) = delete;
+  Page& page() { return *page_; }
+  std::string page_file() const { return folder_ / "page"; }
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path folder_;
+  Page* page_;
+};
+
+/// True once `what` is, within `patience`.
+inline bool eventually(const std::function<bool()>& what, milliseconds patience = milliseconds(10000)) {
+  for (const auto end = Clock::now() + patience; Clock::now() < end; std::this_thread::sleep_for(milliseconds(1)))
+    if (what()) return true;
+  return what();
+}
+
+inline char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto end = text.rfind(')');
+  return end == std::string::npos ? char{0} : text[end + 2];
+}
+inline bool gone(pid_t pid) {
+  const char state = process_state(pid);
+  return state == 0 || state == 'Z' || state == 'X';
+}
+
+class Job {
+ public:
+  Job(Scene& scene, const std::vector<std::string>& argv, Environment environment = {}) {
+    static int number = 0;
+    const std::string base = scene.folder() / ("job" + std::to_string(++number));
+    out_ = base + ".out";
+    err_ = base + ".err";
+    environment.emplace_back("ZR_TEST_PAGE", scene.page_file());
+    pid_ = fork();
+    if (pid_ == 0) {
+      const int out = open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+      const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+      dup2(out, 1);
+      dup2(err, 2);
+      for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+      std::vector<char*> arguments;
+      for (const auto& text : argv) arguments.push_back(const_cast<char*>(text.c_str()));
+      arguments.push_back(nullptr);
+      execvp(arguments[0], arguments.data());
+      _exit(127);
+    }
+  }
+  ~Job() {
+    if (!code_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  Job(const Job&) = delete;
+  pid_t pid() const { return pid_; }
+  /// The exit code, 128 + a signal, or -1 if it has not ended in time.
+  int wait(milliseconds patience = milliseconds(20000)) {
+    int status = 0;
+    if (!code_ && eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, patience))
+      code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return code_.value_or(-1);
+  }
+  std::string out() const { return text(out_); }
+  std::string err() const { return text(err_); }
+
+ private:
+  static std::string text(const std::string& file) {
+    std::ifstream stream(file);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  pid_t pid_;
+  std::optional<int> code_;
+  std::string out_, err_;
+};
+
+inline std::vector<std::string> launched(int ranks, std::vector<std::string> options) {
+  options.insert(options.begin(), {tool(), std::to_string(ranks), rank_program()});
+  return options;
+}
+
+}  // namespace zr::test

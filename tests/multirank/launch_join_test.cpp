@@ -1,0 +1,345 @@
+// Ranks find one another under every launcher's variables, and nobody else gets in.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <random>
+
+#include "comm/control_wire.hpp"
+#include "multirank/launch_job.hpp"
+
+using namespace zr::test;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+namespace {
+constexpr auto kSoon = milliseconds(5000);
+
+int some_port() {
+  static std::mt19937 random{std::random_device{}()};
+  return 15000 + int(random() % 4000);
+}
+
+Environment torchrun(int rank, int world, int port) {
+  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},       {"LOCAL_RANK", std::to_string(rank)},
+          {"MASTER_ADDR", "127.0.0.1"},         {"LOCAL_WORLD_SIZE", std::to_string(world)}, {"MASTER_PORT", std::to_string(port)},
+          {"TORCHELASTIC_RUN_ID", "none"}};
+}
+
+std::vector<std::string> with_rank_program(std::vector<std::string> options) {
+  options.insert(options.begin(), rank_program());
+  return options;
+}
+
+using Jobs = std::vector<std::unique_ptr<Job>>;
+
+Jobs under_torchrun(Scene& scene, int world, const std::vector<std::string>& options) {
+  Jobs jobs;
+  const int port = some_port();
+  for (int rank = 0; rank < world; ++rank)
+    jobs.push_back(std::make_unique<Job>(scene, with_rank_program(options), torchrun(rank, world, port)));
+  return jobs;
+}
+
+bool all_run(Page& page, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank)
+    if (page.ranks[size_t(rank)].phase < Phase::computing) return false;
+  return true;
+}
+
+TEST(Torchrun, RanksTrainAndLeave) {
+  Scene scene;
+  const auto jobs = under_torchrun(scene, 3, {"steps=5"});
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(jobs[size_t(rank)]->wait(), 0) << jobs[size_t(rank)]->err();
+    EXPECT_EQ(jobs[size_t(rank)]->out(),
+              "rank " + std::to_string(rank) + " of 3, local " + std::to_string(rank) + " of 3, done\n");
+  }
+}
+
+TEST(Torchrun, AKilledRankIsNamedByAllOthers) {
+  for (const int victim : {0, 2}) {
+    Scene scene;
+    const auto jobs = under_torchrun(scene, 3, {});
+    ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 3); }));
+    std::this_thread::sleep_for(milliseconds(300));
+    const std::string pid = std::to_string(jobs[size_t(victim)]->pid());
+    kill(jobs[size_t(victim)]->pid(), SIGKILL);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_EQ(jobs[size_t(rank)]->wait(kSoon), 4);
+      EXPECT_THAT(jobs[size_t(rank)]->err(),
+                  HasSubstr(victim == 0 ? "rank 0 (pid " + pid + "), which keeps the job's store, is lost: its connection closed"
+                                        : "rank 2 (pid " + pid + ") is lost: its connection closed"));
+      EXPECT_THAT(jobs[size_t(rank)]->err(), ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
+    }
+  }
+}
+
+TEST(Torchrun, AStoppedKeeperOfTheStoreIsNamed) {
+  Scene scene;
+  const auto jobs = under_torchrun(scene, 2, {"timeout_ms=600"});
+  ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 2); }));
+  std::this_thread::sleep_for(milliseconds(100));
+  kill(jobs[0]->pid(), SIGSTOP);
+  EXPECT_EQ(jobs[1]->wait(milliseconds(600) + kSoon), 4);
+  EXPECT_THAT(jobs[1]->err(), ContainsRegex("rank 1: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within 600ms; rank 0 .pid "
+                                            "[0-9]+., which keeps the job's store, has not answered for [0-9.]+s, it is stopped .T."));
+}
+
+TEST(Torchrun, AKeeperWhoseDataEndIsNamed) {
+  Scene scene;
+  const auto jobs = under_torchrun(scene, 2, {"short_rank=0", "short_steps=5"});
+  EXPECT_EQ(jobs[0]->wait(), 0);
+  EXPECT_EQ(jobs[1]->wait(kSoon), 4);
+  EXPECT_THAT(jobs[1]->err(), HasSubstr("zeroth: error: rank 0 ended after step 5 (its data ended?) while rank 1 waits in all_reduce "
+                                        "'gradient bucket 0' (fp32, 4096)"));
+}
+
+TEST(Torchrun, ATakenPortIsSteppedOver) {
+  Scene scene;
+  const int port = some_port();
+  const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(uint16_t(port + 1));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(taken, 8), 0);  // it takes connections and never answers
+  Jobs jobs;
+  for (int rank = 0; rank < 2; ++rank)
+    jobs.push_back(std::make_unique<Job>(scene, with_rank_program({"steps=2"}), torchrun(rank, 2, port)));
+  for (const auto& job : jobs) EXPECT_EQ(job->wait(), 0) << job->err();
+  close(taken);
+}
+
+TEST(Mpirun, RanksTrainAndAKilledOneEndsAll) {
+  const Environment root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  const std::vector<std::string> mpirun{"mpirun.openmpi", "--oversubscribe", "-n", "3", rank_program()};
+  {
+    Scene scene;
+    auto command = mpirun;
+    command.push_back("steps=5");
+    Job job(scene, command, root);
+    ASSERT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(job.out(), HasSubstr("rank 2 of 3, local 2 of 3, done\n"));
+  }
+  Scene scene;
+  Job job(scene, mpirun, root);
+  ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 3); })) << job.err();
+  kill(scene.page().ranks[1].pid, SIGKILL);
+  EXPECT_GT(job.wait(kSoon), 0);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[size_t(rank)].pid); }));
+}
+
+TEST(Srun, RanksCountTheirHostsThemselves) {
+  Scene scene;
+  const std::string id = std::to_string(some_port());
+  Jobs jobs;
+  for (int rank = 0; rank < 3; ++rank)
+    jobs.push_back(std::make_unique<Job>(scene, with_rank_program({"steps=3"}),
+                                         Environment{{"SLURM_PROCID", std::to_string(rank)},
+                                                     {"SLURM_STEP_NUM_TASKS", "3"},
+                                                     {"SLURM_STEP_NUM_NODES", "1"},
+                                                     {"SLURM_JOB_ID", id},
+                                                     {"SLURM_STEP_ID", "0"}}));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(jobs[size_t(rank)]->wait(), 0) << jobs[size_t(rank)]->err();
+    EXPECT_THAT(jobs[size_t(rank)]->out(), HasSubstr("local " + std::to_string(rank) + " of 3"));
+  }
+}
+
+TEST(Mpiexec, RanksOfOneParentMeet) {
+  Scene scene;
+  Jobs jobs;
+  for (int rank = 0; rank < 2; ++rank)
+    jobs.push_back(std::make_unique<Job>(scene, with_rank_program({"steps=3"}),
+                                         Environment{{"PMI_RANK", std::to_string(rank)},
+                                                     {"PMI_SIZE", "2"},
+                                                     {"MPI_LOCALRANKID", std::to_string(rank)},
+                                                     {"MPI_LOCALNRANKS", "2"}}));
+  for (const auto& job : jobs) EXPECT_EQ(job->wait(), 0) << job->err();
+}
+
+TEST(NoLauncher, IsAJobOfOneRank) {
+  Scene scene;
+  Job job(scene, with_rank_program({"steps=3"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "rank 0 of 1, local 0 of 1, done\n");
+  EXPECT_LT(scene.page().ranks[0].join_us, 20000);
+}
+
+TEST(Join, SaysWhoHasNotCome) {
+  Scene scene;
+  Job job(scene, with_rank_program({"join_timeout_ms=400"}), torchrun(0, 3, some_port()));
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), ContainsRegex("^zeroth: error: rank 0: not all ranks have joined within 0.4s; rank 1 has not joined; rank 2 has not "
+                                       "joined\n  rank 0  pid [0-9]+ +waits 0.[4-9]s in join, step 0\n  rank 1  pid - +has not joined the "
+                                       "job\n  rank 2  pid - +has not joined the job\n$"));
+}
+
+TEST(Join, SaysWhereItFoundNoStore) {
+  Scene scene;
+  Job job(scene, with_rank_program({"join_timeout_ms=300"}),
+          Environment{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "14999"}});
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_EQ(job.err(), "zeroth: error: rank 1 found no store of its job at 127.0.0.1 port 15000 to 15007: Connection refused. Is rank 0, "
+                       "which keeps it, running, and is this its address? ZR_STORE=host:port, the same for every rank, names another\n");
+}
+
+TEST(Join, RefusesASecondProcessOfOneRank) {
+  Scene scene;
+  const int port = some_port();
+  Job keeper(scene, with_rank_program({"steps=1"}), torchrun(0, 3, port));
+  Job first(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
+  std::this_thread::sleep_for(milliseconds(300));
+  Job second(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
+  EXPECT_EQ(second.wait(), 3);
+  EXPECT_THAT(second.err(), HasSubstr("zeroth: error: rank 1 (pid " + std::to_string(first.pid()) + ") has joined already, and pid " +
+                                      std::to_string(second.pid()) + " on "));
+  Job third(scene, with_rank_program({"steps=1"}), torchrun(2, 3, port));
+  EXPECT_EQ(third.wait(), 0);
+  EXPECT_EQ(keeper.wait(), 0);
+}
+
+TEST(Join, RefusesARankThatWasToldOfAnotherWorld) {
+  Scene scene;
+  const int port = some_port();
+  Job keeper(scene, with_rank_program({}), torchrun(0, 3, port));
+  Job other(scene, with_rank_program({}), torchrun(1, 2, port));
+  EXPECT_EQ(other.wait(), 3);
+  EXPECT_EQ(other.err(),
+            "zeroth: error: rank 1 was told of 2 ranks, the job has 3: start all ranks with one launcher command\n");
+}
+
+TEST(Join, TakesMillisecondsForSixteenRanks) {
+  Scene scene;
+  const auto begin = Clock::now();
+  Job job(scene, launched(16, {"steps=2"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_LT(Clock::now() - begin, milliseconds(3000));
+  int64_t least = INT64_MAX, most = 0;
+  for (int rank = 0; rank < 16; ++rank) {
+    least = std::min<int64_t>(least, scene.page().ranks[size_t(rank)].join_us);
+    most = std::max<int64_t>(most, scene.page().ranks[size_t(rank)].join_us);
+  }
+  EXPECT_LT(least, 200000);  // the last to come waits for nobody
+  RecordProperty("least_us", int(least));
+  std::printf("join of 16 ranks: %.1f ms the last, %.1f ms the first\n", double(least) / 1e3, double(most) / 1e3);
+}
+
+TEST(Join, AndEndCostMillisecondsForTwoRanks) {
+  Scene scene;
+  const auto begin = Clock::now();
+  Job job(scene, launched(2, {"steps=1"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count();
+  EXPECT_LT(took, 500000);
+  std::printf("launch, join, one step, end of 2 ranks: %.1f ms\n", double(took) / 1e3);
+}
+
+// A raw connection to a running job's store.
+class Knock {
+ public:
+  explicit Knock(const std::string& store) {
+    fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(uint16_t(std::stoi(store.substr(store.rfind(':') + 1))));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ~Knock() { close(fd_); }
+  void say(const std::string& bytes) { EXPECT_GT(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), 0); }
+  // Everything until the store closes the connection.
+  std::string answer() {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t n; (n = recv(fd_, buffer, sizeof buffer, 0)) > 0;) all.append(buffer, size_t(n));
+    return all;
+  }
+
+ private:
+  int fd_;
+};
+
+TEST(Store, SurvivesStrangersAndGarbage) {
+  using namespace zr::host;
+  Scene scene;
+  auto& page = scene.page();
+  Job job(scene, launched(2, {"steps=150", "compute_ms=5"}));
+  ASSERT_TRUE(eventually([&] { return all_run(page, 2); }));
+  const std::string store = page.ranks[0].store.data();
+  std::mt19937 random(1);
+  for (int i = 0; i < 20; ++i) {
+    std::string bytes(1 + random() % 3000, '\0');
+    for (char& c : bytes) c = char(random());
+    Knock(store).say(bytes);
+  }
+  {
+    Knock knock(store);  // a length of 4 GiB
+    knock.say(std::string("\xff\xff\xff\xff\x01", 5));
+    EXPECT_EQ(knock.answer(), "");
+  }
+  {
+    Knock knock(store);  // a beat before the hello
+    knock.say(wire::encode(wire::Type::beat, wire::Beat{}));
+    EXPECT_EQ(knock.answer(), "");
+  }
+  {
+    Knock knock(store);  // a hello cut off, its inner lengths beyond its end
+    std::string hello = wire::encode(wire::Hello{"job", "token", 0, 2, {}});
+    hello[wire::kHeaderBytes] = 127;
+    knock.say(hello);
+    EXPECT_EQ(knock.answer(), "");
+  }
+  {
+    Knock knock(store);
+    knock.say(wire::encode(wire::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, wire::this_peer()}));
+    const std::string answer = knock.answer();
+    EXPECT_THAT(answer, HasSubstr("it keeps another job's store"));
+  }
+  Knock silent(store);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.err(), "");
+}
+
+struct Wrong {
+  const char* name;
+  Environment environment;
+  const char* text;
+};
+class WrongVariables : public testing::TestWithParam<Wrong> {};
+
+TEST_P(WrongVariables, AreNamedWithTheRemedy) {
+  Scene scene;
+  Job job(scene, with_rank_program({}), GetParam().environment);
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_EQ(job.err(), std::string("zeroth: error: ") + GetParam().text + "\n");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, WrongVariables,
+    testing::Values(
+        Wrong{"ZerothWithoutWorld", {{"ZR_RANK", "0"}},
+              "ZR_WORLD is not set, but zeroth launch's other variables are: start the program by `zeroth launch -n N -- PROGRAM`, or unset "
+              "ZR_RANK"},
+        Wrong{"TorchrunWithoutAddress", {{"RANK", "0"}, {"WORLD_SIZE", "2"}},
+              "MASTER_ADDR is not set, but torchrun's other variables are: start the program by torchrun or `zeroth launch`, or unset RANK "
+              "and WORLD_SIZE"},
+        Wrong{"RankBeyondWorld", {{"RANK", "2"}, {"WORLD_SIZE", "2"}},
+              "RANK=2 is not a number from 0 to 1: start the program by torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE"},
+        Wrong{"StoreWithoutPort", {{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "here"}},
+              "ZR_STORE=here is not host:port: set it as in ZR_STORE=node01:29600"},
+        Wrong{"MpirunOverHosts",
+              {{"OMPI_COMM_WORLD_RANK", "0"},
+               {"OMPI_COMM_WORLD_SIZE", "4"},
+               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+               {"PMIX_NAMESPACE", "7"}},
+              "mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, mpirun -x "
+              "ZR_STORE=host:port ..."}),
+    [](const auto& info) { return info.param.name; });
+}  // namespace

@@ -1,0 +1,123 @@
+// A stand-in for a trainer, of the control plane alone: computes, meets the others in "all_reduce", step after step.
+// launch_rank key=value...; see Plan.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "comm/control.hpp"
+#include "multirank/launch_page.hpp"
+
+using namespace zr::host;
+using namespace zr::test;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+struct Plan {
+  std::map<std::string, int64_t> values{{"steps", 1000000}, {"compute_ms", 1}, {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
+                                        {"late_rank", -1}, {"late_ms", 0},      // sleeps so long before it joins
+                                        {"short_rank", -1}, {"short_steps", 0},  // its data ends early
+                                        {"busy_rank", -1}, {"busy_step", 0},     // computes for ever from this step
+                                        {"odd_rank", -1}, {"odd_step", 0},       // issues another collective there
+                                        {"fail_rank", -1}, {"fail_step", 0}, {"fail_code", 2},  // throws there
+                                        {"quit_rank", -1}, {"quit_step", 0},  // _exit(0) there: neither leaves nor fails
+                                        {"exit_rank", -1},                    // leaves by exit(0) without a word after its steps
+                                        {"engines", 1}};                      // how often all steps are done
+  int64_t operator[](const std::string& key) const { return values.at(key); }
+  bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
+};
+
+struct Trainer {
+  const Plan& plan;
+  Control& control;
+  Page& page;
+  int64_t step = 0;
+  uint64_t sequence = 0;
+
+  Page::Rank& mine() { return page.ranks[size_t(control.rank())]; }
+
+  void compute(bool for_ever) {
+    mine().phase = Phase::computing;
+    control.set_activity({sequence, 0, "computing", false, step});
+    do std::this_thread::sleep_for(milliseconds(plan["compute_ms"]));
+    while (for_ever);
+  }
+
+  void all_reduce(int bucket) {
+    const bool odd = plan.is("odd", control.rank()) && step == plan["odd_step"];
+    const std::string what = (odd ? "all_gather 'weights " : "all_reduce 'gradient bucket ") + std::to_string(bucket) + "' (fp32, 4096)";
+    control.set_activity({++sequence, odd ? 99u : uint64_t(7 + bucket), what, true, step});
+    mine().phase = Phase::collective;
+    mine().sequence.fetch_add(1);
+    const auto begin = steady_clock::now();
+    for (int rank = 0; rank < control.world();) {
+      if (!odd && page.ranks[size_t(rank)].sequence >= mine().sequence) {
+        ++rank;
+        continue;
+      }
+      if (control.broken()) throw Failure(Exit::peer_lost, control.report(what + " was broken off"));
+      if (steady_clock::now() - begin > milliseconds(plan["timeout_ms"]))
+        throw Failure(Exit::peer_lost, control.report(what + " has not completed within " + std::to_string(plan["timeout_ms"]) + "ms"));
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    mine().phase = Phase::computing;
+  }
+
+  void train() {
+    const int rank = control.rank();
+    const int64_t steps = plan.is("short", rank) ? plan["short_steps"] : plan["steps"];
+    for (step = 0; step < steps; ++step) {
+      mine().step = step;
+      if (plan.is("fail", rank) && step == plan["fail_step"]) throw Failure(Exit(plan["fail_code"]), "the data of this rank are bad");
+      if (plan.is("quit", rank) && step == plan["quit_step"]) _exit(0);
+      compute(plan.is("busy", rank) && step == plan["busy_step"]);
+      for (int bucket = 0; bucket < 2; ++bucket) all_reduce(bucket);
+    }
+    if (plan.is("exit", rank)) std::exit(0);
+    mine().phase = Phase::left;
+    control.leave(step);
+  }
+};
+
+int run(int argc, char** argv) {
+  Plan plan;
+  for (int i = 1; i < argc; ++i) {
+    const char* equals = std::strchr(argv[i], '=');
+    const std::string key(argv[i], equals ? size_t(equals - argv[i]) : std::strlen(argv[i]));
+    if (!equals || !plan.values.count(key)) fail_user("launch_rank: what is " + std::string(argv[i]) + "?");
+    plan.values[key] = std::atoll(equals + 1);
+  }
+  Page& page = *map_page(std::getenv("ZR_TEST_PAGE"));
+  // The rank is told here only to find the place in the page before join() says it.
+  int told = 0;
+  for (const char* name : {"SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "ZR_RANK"})
+    if (const char* value = std::getenv(name)) told = std::atoi(value);
+  Page::Rank& mine = page.ranks[size_t(told)];
+  if (const char* store = std::getenv("ZR_STORE")) std::snprintf(mine.store.data(), mine.store.size(), "%s", store);
+  mine.pid = getpid();
+  mine.phase = Phase::before_join;
+  if (plan.is("late", told)) std::this_thread::sleep_for(milliseconds(plan["late_ms"]));
+  mine.phase = Phase::joining;
+  const auto begin = steady_clock::now();
+  const auto control = Control::join(milliseconds(plan["join_timeout_ms"]));
+  mine.join_us = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - begin).count();
+  for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page}.train();
+  std::printf("rank %d of %d, local %d of %d, done\n", control->rank(), control->world(), control->local_rank(), control->local_world());
+  return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const Failure& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+    return failure.code();
+  }
+}

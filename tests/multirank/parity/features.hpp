@@ -1,0 +1,113 @@
+// Small models that hold what shards badly, and their data: a function of step and micro-batch alone.
+#pragma once
+
+#include <torch/nn.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace parity {
+
+inline constexpr int64_t kSamples = 3;   // of a micro-batch
+inline constexpr int64_t kTokens = 5;    // of a sample
+inline constexpr int64_t kWords = 61;    // indivisible by 2, 3, 4
+inline constexpr int64_t kWidth = 36;
+
+/// `loss(step, m)` of micro-batch m.
+struct Model : torch::nn::Module {
+  virtual torch::Tensor loss(int64_t step, int64_t m) = 0;
+};
+
+inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000003 * step + 7919 * m + 17));
+  return torch::randint(0, high, shape, generator, torch::kLong);
+}
+
+/// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout, embedding, a layer
+/// that only even micro-batches use, batch norm's buffers, all in one.
+struct Everything : Model {
+  explicit Everything(double dropout) {
+    embedding = register_module("embedding", torch::nn::Embedding(kWords, kWidth));
+    twice = register_module("twice", torch::nn::Linear(kWidth, kWidth));
+    large = register_module("large", torch::nn::Linear(kWidth, 577));
+    narrow = register_module("narrow", torch::nn::Linear(577, kWidth));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    batch_norm = register_module("batch_norm", torch::nn::BatchNorm1d(kWidth));
+    sometimes = register_module("sometimes", torch::nn::Linear(kWidth, kWidth));
+    frozen = register_module("frozen", torch::nn::Linear(kWidth, kWidth));
+    for (auto& p : frozen->parameters()) p.requires_grad_(false);
+    unused = register_parameter("unused", torch::ones({7, 3}));
+    scalar = register_parameter("scalar", torch::ones({}));
+    drop = register_module("drop", torch::nn::Dropout(dropout));
+    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWords).bias(false)));
+    head->weight = head->register_parameter("weight", embedding->weight);  // tied
+  }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    const auto words = draw(step, m, kWords, {kSamples, kTokens}), targets = draw(step + 1000, m, kWords, {kSamples, kTokens});
+    auto x = embedding(words).view({-1, kWidth});
+    x = x + drop(torch::gelu(twice(x)));
+    x = x + drop(narrow(torch::gelu(large(norm(x)))));
+    x = twice(x) * scalar + frozen(x);
+    if (m % 2 == 0) x = x + sometimes(x);
+    x = batch_norm(x);
+    return torch::nn::functional::cross_entropy(head(x).to(torch::kFloat), targets.view(-1));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear twice{nullptr}, large{nullptr}, narrow{nullptr}, sometimes{nullptr}, frozen{nullptr}, head{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::BatchNorm1d batch_norm{nullptr};
+  torch::nn::Dropout drop{nullptr};
+  torch::Tensor unused, scalar;
+};
+
+/// Fewer elements than a leaf: all ranks but one own nothing.
+struct Tiny : Model {
+  Tiny() { line = register_module("line", torch::nn::Linear(2, 1)); }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    const auto x = draw(step, m, 9, {kSamples, 2}).to(line->weight.scalar_type());
+    return (line(x).to(torch::kFloat) - draw(step + 1000, m, 5, {kSamples, 1}).to(torch::kFloat)).square().mean();
+  }
+  torch::nn::Linear line{nullptr};
+};
+
+/// Recurrent weights, updated through time.
+struct Recurrent : Model {
+  Recurrent() {
+    embedding = register_module("embedding", torch::nn::Embedding(kWords, kWidth));
+    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(kWidth, 29).batch_first(true)));
+    head = register_module("head", torch::nn::Linear(29, kWords));
+  }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    const auto words = draw(step, m, kWords, {kSamples, kTokens});
+    const auto x = std::get<0>(lstm(embedding(words)));
+    return torch::nn::functional::cross_entropy(head(x).to(torch::kFloat).view({-1, kWords}), draw(step + 1000, m, kWords, {kSamples * kTokens}));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::LSTM lstm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+
+/// Many layers in the order they are used, so that backward fills the buckets from the last.
+struct Wide : Model {
+  Wide() {
+    for (int i = 0; i < 6; ++i) lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(128, 128)));
+  }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    auto x = draw(step, m, 9, {kSamples, 128}).to(lines[0]->weight.scalar_type());
+    for (auto& line : lines) x = torch::tanh(line(x));
+    return x.to(torch::kFloat).square().mean();
+  }
+  std::vector<torch::nn::Linear> lines;
+};
+
+/// Seeds libtorch's generator, then builds: "everything", "dropout", "tiny", "recurrent", "wide".
+inline std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
+  torch::manual_seed(seed);
+  if (name == "tiny") return std::make_shared<Tiny>();
+  if (name == "wide") return std::make_shared<Wide>();
+  if (name == "recurrent") return std::make_shared<Recurrent>();
+  return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0);
+}
+
+}  // namespace parity

@@ -1,0 +1,155 @@
+#include "multirank/parity/reference.hpp"
+
+#include <cmath>
+#include <set>
+
+namespace parity {
+
+namespace {
+
+struct State {
+  std::string name;
+  torch::Tensor tensor;                // weight, in the training dtype
+  std::vector<float> master, sum, m, v;
+  int64_t steps = 0;
+  bool touched = false;
+};
+
+// NUMERICS.md 1: the generator is reseeded from (seed, step, m); the mixing is SplitMix64's (core/engine/README.md).
+uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
+  uint64_t x = seed;
+  for (const uint64_t y : {step, m}) {
+    x += 0x9e3779b97f4a7c15u + y;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+// NUMERICS.md 7: leaves of 1024, 16 lanes, folded in logical order.
+double sum_of_squares(const std::vector<State>& states) {
+  double total = 0;
+  for (const State& s : states)
+    for (std::size_t leaf = 0; leaf < s.sum.size(); leaf += 1024) {
+      double lanes[16] = {};
+      for (std::size_t i = leaf; i < std::min(leaf + 1024, s.sum.size()); ++i) {
+        const double x = s.sum[i];
+        lanes[(i - leaf) % 16] = lanes[(i - leaf) % 16] + x * x;
+      }
+      double sum = 0;
+      for (const double lane : lanes) sum = sum + lane;
+      total = total + sum;
+    }
+  return total;
+}
+
+// plugins/optimizers/adamw/README.md, defaults.
+void adamw(State& s, float mul, double lr) {
+  const double step = static_cast<double>(s.steps);
+  const auto decay = static_cast<float>(1 - lr * 0.01), beta1 = static_cast<float>(0.9), gain1 = static_cast<float>(1 - 0.9);
+  const auto beta2 = static_cast<float>(0.999), gain2 = static_cast<float>(1 - 0.999);
+  const double correction = std::sqrt(1 - std::pow(0.999, step));
+  const auto rate = static_cast<float>(lr * correction / (1 - std::pow(0.9, step))), eps = static_cast<float>(1e-8 * correction);
+  for (std::size_t i = 0; i < s.master.size(); ++i) {
+    const float g = s.sum[i] * mul;
+    const float kept1 = s.m[i] * beta1, new1 = g * gain1;
+    s.m[i] = kept1 + new1;
+    const float kept2 = s.v[i] * beta2, part2 = g * gain2, new2 = part2 * g;
+    s.v[i] = kept2 + new2;
+    const float root = std::sqrt(s.v[i]), kept = s.master[i] * decay, step_size = s.m[i] * rate;
+    s.master[i] = kept - step_size / (root + eps);
+  }
+}
+
+// plugins/optimizers/sgd/README.md: momentum 0.9, Nesterov, weight decay 0.1.
+void sgd(State& s, float mul, double lr) {
+  const float rate = static_cast<float>(lr), mu = 0.9f, decay = 0.1f;
+  for (std::size_t i = 0; i < s.master.size(); ++i) {
+    float g = s.sum[i] * mul;
+    const float pulled = s.master[i] * decay;
+    g = g + pulled;
+    const float kept = s.m[i] * mu;
+    s.m[i] = s.steps == 1 ? g : kept + g;
+    const float ahead = s.m[i] * mu;
+    g = g + ahead;
+    const float move = g * rate;
+    s.master[i] = s.master[i] - move;
+  }
+}
+
+std::vector<float> floats(const torch::Tensor& tensor) {
+  const torch::Tensor flat = tensor.detach().to(torch::kFloat).contiguous();
+  return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
+}
+
+}  // namespace
+
+Outcome reference(const Recipe& recipe) {
+  auto model = make(recipe.model, recipe.seed);
+  std::vector<State> states;
+  Outcome outcome;
+  std::set<const void*> seen;
+  std::vector<std::pair<std::string, torch::Tensor>> frozen;
+  std::vector<std::vector<float>> masters;
+  for (const auto& item : model->named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied
+    if (!item.value().requires_grad()) {
+      frozen.emplace_back(item.key(), item.value());
+      continue;
+    }
+    State s{item.key(), item.value(), floats(item.value()), {}, {}, {}};
+    s.sum.resize(s.master.size());
+    s.m.resize(s.master.size());
+    s.v.resize(s.master.size());
+    states.push_back(std::move(s));
+  }
+  if (recipe.dtype == "bf16") {
+    for (auto& item : model->named_parameters()) item.value().set_data(item.value().to(torch::kBFloat16));
+    for (auto& item : model->named_buffers())
+      if (item.value().is_floating_point()) item.value().set_data(item.value().to(torch::kBFloat16));
+  }
+  for (int64_t step = 0; step < recipe.steps; ++step) {
+    double loss_sum = 0, weight_sum = 0;
+    for (State& s : states) {
+      std::fill(s.sum.begin(), s.sum.end(), 0.0f);
+      s.touched = false;
+    }
+    for (int i = 0; i < recipe.micro_batches; ++i) {
+      const int m = recipe.backwards ? recipe.micro_batches - 1 - i : i;
+      torch::manual_seed(mixed(recipe.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(m)));
+      const double weight = recipe.weighted ? m + 1 : 1;
+      const auto loss = model->loss(step, m);
+      (recipe.weighted ? loss * weight : loss).backward();
+      loss_sum = loss_sum + loss.item<double>() * weight;
+      weight_sum = weight_sum + weight;
+      for (State& s : states) {
+        if (!s.tensor.grad().defined()) {  // line 3: counts as zeros
+          for (float& g : s.sum) g = g + 0.0f;
+          continue;
+        }
+        s.touched = true;
+        const std::vector<float> g = floats(s.tensor.grad());
+        for (std::size_t i = 0; i < g.size(); ++i) s.sum[i] = s.sum[i] + g[i];
+        s.tensor.mutable_grad() = torch::Tensor();
+      }
+    }
+    const double norm = std::sqrt(sum_of_squares(states)) / weight_sum;
+    const double scale = recipe.clip > 0 ? std::min(1.0, recipe.clip / (norm + 1e-6)) : 1.0;
+    const auto mul = static_cast<float>(scale / weight_sum);
+    const torch::NoGradGuard no_grad;
+    for (State& s : states) {
+      if (!s.touched) continue;
+      ++s.steps;
+      recipe.optimizer == "adamw" ? adamw(s, mul, recipe.lr) : sgd(s, mul, recipe.lr);
+      s.tensor.copy_(torch::from_blob(s.master.data(), s.tensor.sizes(), torch::kFloat));
+    }
+    outcome.losses.push_back(loss_sum / weight_sum);
+    outcome.norms.push_back(norm);
+  }
+  for (const State& s : states) outcome.weights[s.name] = s.master;
+  for (const auto& [name, tensor] : frozen) outcome.weights[name] = floats(tensor);
+  return outcome;
+}
+
+}  // namespace parity

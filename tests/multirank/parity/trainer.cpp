@@ -1,0 +1,54 @@
+// One rank of the parity tests: trains every cell of a list, one Engine after another, and writes what came out.
+//   parity_trainer TOML LIST OUT     a line of LIST: cell name, then overrides, separated by spaces
+#include <torch/torch.h>
+
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "multirank/parity/features.hpp"
+#include "multirank/parity/outcome.hpp"
+#include "zr/engine.hpp"
+
+namespace {
+
+parity::Outcome train(const zr::Program& program) {
+  // Another model on every rank: the engine must take rank 0's.
+  const auto seed = static_cast<uint64_t>(program.integer("train.seed"));
+  auto model = parity::make(program.text("parity.model"), seed + 1000 * static_cast<uint64_t>(program.rank()));
+  zr::Engine engine(program, *model);
+  parity::Outcome outcome;
+  while (!engine.done()) {
+    const int64_t m = engine.micro_index();
+    engine.backward(model->loss(engine.step_index(), m), program.boolean("parity.weighted") ? static_cast<double>(m + 1) : 1.0);
+    if (!engine.step()) continue;
+    outcome.losses.push_back(engine.last_loss());
+    outcome.norms.push_back(engine.last_grad_norm());
+  }
+  for (const auto& item : model->named_parameters()) {
+    const auto value = engine.get(item.key());
+    if (engine.world() > 0) outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+  }
+  return outcome;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  return zr::guarded([&] {
+    at::set_num_threads(1);
+    const std::vector<zr::Key> keys{{"parity.model", "everything", "which model"}, {"parity.weighted", false, "micro-batches of unequal weight"}};
+    std::ifstream list(argv[2]);
+    for (std::string line; std::getline(list, line);) {
+      std::istringstream words(line);
+      std::string name, word;
+      words >> name;
+      std::vector<std::string> overrides;
+      while (words >> word) overrides.push_back(word);
+      const zr::Program program(argv[1], overrides, keys);
+      const parity::Outcome outcome = train(program);
+      if (program.rank() == 0) save(outcome, std::string(argv[3]) + "/" + name);
+    }
+  });
+}

@@ -1,0 +1,95 @@
+// A strategy from outside plugins/, written from sdk/ alone: whole parameters, dealt round-robin to owners. The owner of a
+// parameter gets its sum by a reduce and sends the new weights by a broadcast.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zr/strategy.hpp"
+
+namespace {
+
+class Dealt : public zr::Strategy<Dealt> {
+ public:
+  void plan(const zr_plan_in& in, zr::Plan& plan) const {
+    int64_t all = 0, own = 0, trainable = 0;
+    const auto owners = deal(in);
+    for (uint32_t p = 0; p < in.n_params; ++p) {
+      all += room(in, p);
+      if (owners[p] >= 0) trainable += room(in, p);
+      if (owners[p] == in.rank) own += room(in, p);
+    }
+    const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights", all, in.weight_dtype);
+    plan.buffer(ZR_ROLE_GRAD, "gradients", trainable, in.grad_dtype);
+    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "own sums", own, in.sum_dtype);
+    int64_t at = 0, own_at = 0;
+    for (uint32_t p = 0; p < in.n_params; at += room(in, p++)) {
+      if (in.params[p]->count == 0) continue;
+      plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, in.params[p]->count, at);
+      if (owners[p] != in.rank) continue;
+      plan.piece(ZR_ROLE_SUM, p, sums, 0, in.params[p]->count, own_at);
+      own_at += room(in, p);
+    }
+  }
+
+  void bind(const zr_plan_in& in, const zr::Bound& bound) {
+    comm_.emplace(bound.comm);
+    const auto owners = deal(in);
+    int64_t weight = 0, gradient = 0, sum = 0;
+    for (uint32_t p = 0; p < in.n_params; ++p) {
+      const int64_t count = in.params[p]->count;
+      Parameter parameter{in.params[p]->name, owners[p], zr::part(bound.buffers[0], weight, count), {}, {}, count};
+      weight += room(in, p);
+      if (owners[p] >= 0) {
+        parameter.gradient = zr::part(bound.buffers[1], gradient, count);
+        gradient += room(in, p);
+      }
+      if (owners[p] == in.rank) {
+        parameter.sum = zr::part(bound.buffers[2], sum, count);
+        sum += room(in, p);
+      }
+      parameters_.push_back(parameter);
+    }
+  }
+
+  zr_view grad_place(uint32_t param, int64_t first, uint32_t) {
+    return zr::part(parameters_[param].gradient, first, parameters_[param].count - first);
+  }
+  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
+  void event(uint32_t kind, uint32_t micro) {
+    if (kind != ZR_BACKWARD_END) return;
+    for (const Parameter& p : parameters_)
+      if (p.owner >= 0 && p.count > 0) comm_->run(zr::reduce(p.gradient, p.sum, p.owner, p.name, micro > 0 ? ZR_COLL_ACCUMULATE : 0));
+  }
+  void grads_finish() {}
+  void updated() {
+    for (const Parameter& p : parameters_)
+      if (p.owner >= 0 && p.count > 0) comm_->run(zr::broadcast(p.weight, p.owner, p.name));
+  }
+
+ private:
+  struct Parameter {
+    const char* name;
+    int32_t owner;
+    zr_view weight, gradient, sum;
+    int64_t count;
+  };
+  static int64_t room(const zr_plan_in& in, uint32_t p) { return zr::round_up(in.params[p]->count, in.align); }
+  // The rank that updates each parameter; -1 for frozen ones.
+  static std::vector<int32_t> deal(const zr_plan_in& in) {
+    std::vector<int32_t> owners;
+    int32_t next = 0;
+    for (uint32_t p = 0; p < in.n_params; ++p) {
+      const bool frozen = in.params[p]->flags & ZR_PARAM_FROZEN;
+      owners.push_back(frozen ? -1 : next);
+      if (!frozen) next = (next + 1) % in.world;
+    }
+    return owners;
+  }
+
+  std::optional<zr::Comm> comm_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace
+
+ZR_STRATEGY(Dealt, "dealt", "test", "1.0.0");

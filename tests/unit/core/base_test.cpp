@@ -1,0 +1,96 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "base/failure.hpp"
+#include "base/ledger.hpp"
+#include "base/pool.hpp"
+#include "base/text.hpp"
+
+namespace {
+
+using namespace zr::host;
+
+TEST(Nearest, FindsAMisspeltWordAndLeavesAStrangerAlone) {
+  const std::vector<std::string> words{"train.steps", "train.seed", "train.clip", "strategy"};
+  EXPECT_EQ(nearest("train.stpes", words), "train.steps");
+  EXPECT_EQ(nearest("train.clp", words), "train.clip");
+  EXPECT_EQ(nearest("strateggy", words), "strategy");
+  EXPECT_EQ(nearest("zebra", words), "");
+}
+
+TEST(Shortest, ReadsBackAsTheSameDouble) {
+  for (const double value : {0.1, 1.0 / 3, 1e-300, 6.02e23, -0.0, 2.5e-308}) EXPECT_EQ(std::stod(shortest(value)), value);
+  EXPECT_EQ(shortest(0.1), "0.1");
+}
+
+TEST(Sizes, AreReadWithTheirUnit) {
+  EXPECT_EQ(parse_bytes("64KiB"), 65536);
+  EXPECT_EQ(parse_bytes("1.5 GiB"), 1610612736);
+  EXPECT_EQ(parse_bytes("100MB"), 100000000);
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  for (const char* wrong : {"", "MiB", "64kib", "-1MiB", "1.5", "nan", "1e400GiB", "64 KiBs"}) EXPECT_FALSE(parse_bytes(wrong)) << wrong;
+}
+
+TEST(Durations, AreReadWithTheirUnit) {
+  EXPECT_EQ(parse_duration("250ms"), 0.25);
+  EXPECT_EQ(parse_duration("5min"), 300);
+  EXPECT_EQ(parse_duration("1.5h"), 5400);
+  for (const char* wrong : {"", "5", "5 minutes", "-1s", "infs"}) EXPECT_FALSE(parse_duration(wrong)) << wrong;
+}
+
+TEST(Patterns, MatchAnyRunOfCharacters) {
+  EXPECT_TRUE(matches("blocks.0.ln1.weight", "*ln*.weight"));
+  EXPECT_TRUE(matches("bias", "*bias"));
+  EXPECT_TRUE(matches("a", "*"));
+  EXPECT_FALSE(matches("weights", "*.weight"));
+  EXPECT_FALSE(matches("ln.weight.x", "ln.*t"));
+}
+
+TEST(Ledger, RemembersPlanPeakAndHolders) {
+  Ledger ledger;
+  ledger.plan(Tier::device, Kind::weights, 100);
+  ledger.add(Tier::device, Kind::weights, "weights", 100);
+  ledger.add(Tier::device, Kind::slots, "m", 50);
+  ledger.add(Tier::device, Kind::slots, "m", -50);
+  ASSERT_EQ(ledger.rows().size(), 2u);
+  EXPECT_EQ(ledger.rows()[0].planned, 100);
+  EXPECT_EQ(ledger.rows()[1].now, 0);
+  EXPECT_EQ(ledger.rows()[1].peak, 50);
+  EXPECT_EQ(ledger.peak(Tier::device), 150);
+  EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
+}
+
+TEST(Pool, RunsEveryElementOnceOnAnyNumberOfThreads) {
+  for (const int width : {1, 2, 5}) {
+    Pool pool(width);
+    std::vector<std::atomic<int>> seen(1000);
+    pool.parallel_for(1000, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
+    });
+    for (const auto& n : seen) EXPECT_EQ(n, 1);
+  }
+}
+
+TEST(Pool, HandsOnTheFirstException) {
+  Pool pool(3);
+  EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Failure);
+}
+
+TEST(Failures, CarryTheirExitCode) {
+  zr_error error{};
+  std::snprintf(error.msg, sizeof error.msg, "beta1 must be below 1");
+  try {
+    check(ZR_INVALID, error, "optimizer 'x'");
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), 2);
+    EXPECT_STREQ(failure.what(), "optimizer 'x': beta1 must be below 1");
+  }
+  EXPECT_THROW(check(ZR_INTERNAL, error, "x"), Failure);
+  EXPECT_NO_THROW(check(ZR_OK, error, "x"));
+}
+
+}  // namespace

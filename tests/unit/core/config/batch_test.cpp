@@ -1,0 +1,47 @@
+#include <gtest/gtest.h>
+
+#include "sample_keys.hpp"
+
+namespace zr::host {
+
+namespace {
+struct Batch {
+  int64_t global, micro, accumulation;
+  std::string origins;
+  bool operator==(const Batch&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Batch& b) {
+  return out << b.global << " = " << b.micro << " x " << b.accumulation << " " << b.origins;
+}
+Batch batch(const std::string& toml, int world) {
+  const Config config = sample::check("[train]\n" + toml, {}, world);
+  std::string origins;
+  for (const char* key : {"train.global_batch", "train.micro_batch", "train.accumulation"})
+    origins += config.origin(key).text().substr(0, 3) + " ";
+  return {config.integer("train.global_batch"), config.integer("train.micro_batch"), config.integer("train.accumulation"), origins};
+}
+}  // namespace
+
+TEST(Batch, IsOneSampleARankByDefault) { EXPECT_EQ(batch("", 3), (Batch{3, 1, 1, "der def def "})); }
+
+TEST(Batch, FollowsFromAnyTwo) {
+  EXPECT_EQ(batch("global_batch = 48\nmicro_batch = 4", 3), (Batch{48, 4, 4, "job job der "}));
+  EXPECT_EQ(batch("global_batch = 48\naccumulation = 4", 3), (Batch{48, 4, 4, "job der job "}));
+  EXPECT_EQ(batch("micro_batch = 4\naccumulation = 4", 3), (Batch{48, 4, 4, "der job job "}));
+}
+
+TEST(Batch, FollowsFromOneWithoutAccumulation) {
+  EXPECT_EQ(batch("global_batch = 48", 3), (Batch{48, 16, 1, "job der def "}));
+  EXPECT_EQ(batch("micro_batch = 4", 3), (Batch{12, 4, 1, "der job def "}));
+  EXPECT_EQ(batch("accumulation = 4", 3), (Batch{12, 1, 4, "der def job "}));
+}
+
+TEST(Batch, MayBeGivenThreefoldIfItAgrees) {
+  EXPECT_EQ(batch("global_batch = 24\nmicro_batch = 2\naccumulation = 4", 3), (Batch{24, 2, 4, "job job job "}));
+}
+
+TEST(Batch, TakesZeroForNotGiven) {
+  EXPECT_EQ(batch("global_batch = 12\nmicro_batch = 2\naccumulation = 0", 2), (Batch{12, 2, 3, "job job der "}));
+}
+
+}  // namespace zr::host

@@ -1,0 +1,183 @@
+#include <gtest/gtest.h>
+
+#include "base/failure.hpp"
+#include "sample_keys.hpp"
+
+namespace zr::host {
+
+using sample::check;
+
+TEST(Config, GivesEveryKeyItsDefault) {
+  const Config config = check("");
+  EXPECT_EQ(config.integer("job.ranks"), 1);
+  EXPECT_EQ(config.number("optimizer.lr"), 1e-3);
+  EXPECT_EQ(config.text("train.dtype"), "fp32");
+  EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 16 << 20);
+  EXPECT_EQ(config.number("communicator.timeout"), 300);
+  EXPECT_EQ(config.numbers("optimizer.adam.betas"), (std::vector<double>{0.9, 0.999}));
+  EXPECT_TRUE(config.boolean("optimizer.adam.fused"));
+  EXPECT_EQ(config.origin("job.ranks").text(), "default");
+  EXPECT_FALSE(config.given("job.ranks"));
+}
+
+TEST(Config, ReadsUnitsInValues) {
+  const Config config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
+  EXPECT_EQ(config.number("communicator.timeout"), 5400);
+  EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 65536);
+  EXPECT_EQ(config.entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
+  EXPECT_EQ(check("", {"strategy.flat.bucket_bytes=8192"}).integer("strategy.flat.bucket_bytes"), 8192);
+}
+
+TEST(Config, TakesAnIntegerForANumberAndSaysWhereItStood) {
+  const Config config = check("[train]\nclip = 1\n  steps = 7");
+  EXPECT_EQ(config.number("train.clip"), 1.0);
+  EXPECT_EQ(config.number("train.steps"), 7.0);
+  EXPECT_EQ(config.origin("train.clip").text(), "job.toml:7:8");
+  EXPECT_EQ(config.origin("train.steps").text(), "job.toml:8:11");
+  EXPECT_TRUE(config.given("train.steps"));
+}
+
+TEST(Config, LaysTheCommandLineOverTheFile) {
+  const Config config = check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.clip=1e-1", "model.kind=mlp",
+                                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
+  EXPECT_EQ(config.integer("train.steps"), 20);
+  EXPECT_EQ(config.text("job.name"), "2024");
+  EXPECT_EQ(config.number("train.clip"), 0.1);
+  EXPECT_EQ(config.text("model.kind"), "mlp");
+  EXPECT_EQ(config.numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
+  EXPECT_FALSE(config.boolean("optimizer.adam.fused"));
+  EXPECT_EQ(config.origin("train.steps").text(), "command line");
+  EXPECT_TRUE(config.given("train.steps"));
+}
+
+TEST(Config, TakesTheLastOfTwoOverrides) { EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2); }
+
+TEST(Config, TakesAnOverrideForAString) {
+  // A value that holds a second assignment is one string, not two keys.
+  EXPECT_EQ(check("", {"data.text=a = 1\ntrain.steps = 9"}).text("data.text"), "a = 1\ntrain.steps = 9");
+  EXPECT_EQ(check("", {"data.text=\"quoted\""}).text("data.text"), "quoted");
+  EXPECT_EQ(check("", {"data.text=true"}).text("data.text"), "true");
+  EXPECT_EQ(check("", {"data.text="}).text("data.text"), "");
+}
+
+TEST(Config, SwitchesAPluginFromTheCommandLine) {
+  // The file's table of the plug-in that is not chosen now stays, unread.
+  const std::string toml = "[strategy]\nuse = \"flat\"\n[strategy.flat]\nbucket_bytes = \"1MiB\"\n";
+  const Document document = Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
+  EXPECT_EQ(document.chosen("strategy"), "cut");
+  const Config config = document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
+  EXPECT_EQ(config.text("strategy"), "cut");
+  EXPECT_FALSE(config.has("strategy.flat.bucket_bytes"));
+}
+
+TEST(Config, NamesPluginsByStringTableOrDefault) {
+  Origin origin;
+  const Document text = Document::parse("strategy = \"flat\"", "job.toml", {});
+  EXPECT_EQ(text.chosen("strategy", &origin), "flat");
+  EXPECT_EQ(origin.text(), "job.toml:1:12");
+  EXPECT_EQ(Document::parse("[strategy]\nuse = \"flat\"", "job.toml", {}).chosen("strategy", &origin), "flat");
+  EXPECT_EQ(origin.text(), "job.toml:2:7");
+  EXPECT_EQ(Document::parse("strategy = {use = \"flat\"}", "job.toml", {}).chosen("strategy"), "flat");
+  EXPECT_EQ(Document::parse("strategy = \"flat\"", "job.toml", {"strategy.flat.bucket_bytes=1MiB"}).chosen("strategy"), "flat");
+  EXPECT_EQ(Document::parse("", "job.toml", {"strategy=flat"}).chosen("strategy", &origin), "flat");
+  EXPECT_EQ(origin.text(), "command line");
+  EXPECT_EQ(Document::parse("", "job.toml", {}).chosen("strategy", &origin), "zero0");
+  EXPECT_EQ(origin.text(), "default");
+  EXPECT_EQ(Document::parse("[strategy.flat]", "job.toml", {}).chosen("strategy"), "zero0");
+}
+
+TEST(Config, NamesTheRunAfterTheFile) {
+  EXPECT_EQ(check("").text("job.name"), "job");
+  EXPECT_EQ(check("[job]\nname = \"mine\"").text("job.name"), "mine");
+}
+
+TEST(Config, LetsTheLauncherDecideHowManyRanks) {
+  const Config config = check("[job]\nranks = 2", {}, 3);
+  EXPECT_EQ(config.integer("job.ranks"), 3);
+  EXPECT_EQ(config.origin("job.ranks").text(), "launcher");
+  EXPECT_EQ(config.integer("train.global_batch"), 3);
+  EXPECT_EQ(check("[job]\nranks = 2").integer("train.global_batch"), 2);
+  EXPECT_EQ(check("[job]\nranks = 2", {}, 2).origin("job.ranks").text(), "job.toml:7:9");
+}
+
+TEST(Config, ReadsTheChosenScheduleAlone) {
+  const Config config = check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
+  EXPECT_EQ(config.integer("schedule.cosine.warmup"), 3);
+  EXPECT_FALSE(config.has("schedule.linear.warmup"));
+}
+
+TEST(Config, LetsADefaultFollowAnotherKey) {
+  const Config config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
+  EXPECT_EQ(config.number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
+  EXPECT_EQ(config.integer("schedule.WarmupDecayLR.total_num_steps"), 50);
+  EXPECT_EQ(config.origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
+}
+
+TEST(Config, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
+  const Config config = check("[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
+                              "[[optimizer.groups]]\nmatch = \"head\"",
+                              {"optimizer.adam.fused=false"});
+  ASSERT_EQ(config.groups().size(), 2u);
+  const GroupConfig& first = config.groups()[0];
+  EXPECT_EQ(first.match, (std::vector<std::string>{"*.bias", "norm*"}));
+  EXPECT_EQ(first.lr_scale, 2);
+  ASSERT_EQ(first.own.size(), 1u);
+  ASSERT_EQ(first.values.size(), 3u);
+  EXPECT_EQ(first.values[1].key.name, "weight_decay");
+  EXPECT_EQ(std::get<double>(first.values[1].value), 0);
+  EXPECT_FALSE(std::get<bool>(first.values[2].value));
+  EXPECT_EQ(config.groups()[1].match, std::vector<std::string>{"head"});
+  EXPECT_EQ(std::get<double>(config.groups()[1].values[1].value), 0.01);
+  EXPECT_EQ(config.groups()[1].lr_scale, 1);
+}
+
+TEST(Config, IsTheSameAfterItsOwnToml) {
+  const Config first = check("[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
+                             "[schedule]\nuse = \"WarmupLR\"\n"
+                             "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
+                             {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
+  const std::string toml = first.to_toml();
+  const Config second = Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
+  EXPECT_EQ(second.to_toml(), toml);
+  ASSERT_EQ(second.entries().size(), first.entries().size());
+  for (std::size_t i = 0; i < first.entries().size(); ++i) {
+    EXPECT_EQ(second.entries()[i].key.path(), first.entries()[i].key.path());
+    EXPECT_EQ(second.entries()[i].value, first.entries()[i].value) << first.entries()[i].key.path();
+  }
+  ASSERT_EQ(second.groups().size(), 1u);
+  EXPECT_EQ(second.groups()[0].match, first.groups()[0].match);
+  EXPECT_EQ(second.groups()[0].values[1].value, first.groups()[0].values[1].value);
+}
+
+TEST(Config, WritesWhatWasDerivedAsAComment) {
+  EXPECT_NE(check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# accumulation = 4  (derived)"), std::string::npos);
+}
+
+TEST(Config, WritesNumbersThatReadBackTheSame) {
+  EXPECT_EQ(toml_text(1.0), "1.0");
+  EXPECT_EQ(toml_text(0.1), "0.1");
+  EXPECT_EQ(toml_text(1e-8), "1e-08");
+  EXPECT_EQ(toml_text(int64_t{-3}), "-3");
+  EXPECT_EQ(toml_text(true), "true");
+  EXPECT_EQ(toml_text(std::string("a\"\n\x01")), "\"a\\\"\\n\\u0001\"");
+  EXPECT_EQ(toml_text(std::vector<double>{1, 0.5}), "[1.0, 0.5]");
+}
+
+TEST(Config, RefusesToReadAKeyThatNobodyDeclared) {
+  const Config config = check("");
+  EXPECT_THROW(config.integer("train.stpes"), Failure);
+  EXPECT_THROW(config.text("train.steps"), Failure);
+}
+
+TEST(Config, RefusesKeysDeclaredTwice) {
+  const std::vector<Key> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
+  try {
+    Document::parse("", "job.toml", {}).check(twice, 1);
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "the key 'train.steps' is declared twice");
+    EXPECT_EQ(failure.exit(), Exit::bug);
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,81 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "base/failure.hpp"
+#include "config/key_json.hpp"
+#include "sample_keys.hpp"
+
+namespace zr::host {
+
+TEST(HostKeys, AreSoundAndUniqueAndSayTheirMeaning) {
+  std::set<std::string> paths;
+  for (const Key& key : host_keys()) {
+    EXPECT_EQ(declaration_problem(key), "") << key.path();
+    EXPECT_TRUE(paths.insert(key.path()).second) << key.path();
+    EXPECT_GE(key.meaning.size(), 8u) << key.path();
+    EXPECT_FALSE(key.def.empty()) << key.path();  // three lines train
+  }
+  EXPECT_GE(paths.size(), 40u);
+}
+
+TEST(Keys, ComeFromAComponentsSchema) {
+  const zr_key eps{sizeof(zr_key), ZR_KEY_FLOAT, ZR_KEY_PER_GROUP, 0, "eps", "1e-8", 0, 1, nullptr, "keeps from zero"};
+  const zr_key mode{sizeof(zr_key), ZR_KEY_STRING, 0, 0, "mode", nullptr, -INFINITY, INFINITY, "fast|exact", "how"};
+  const zr_key* list[] = {&eps, &mode};
+  const auto keys = keys_of(list, 2, "optimizer.x");
+  ASSERT_EQ(keys.size(), 2u);
+  EXPECT_EQ(keys[0].path(), "optimizer.x.eps");
+  EXPECT_TRUE(keys[0].per_group);
+  EXPECT_EQ(range_text(keys[0]), "0 to 1");
+  EXPECT_EQ(keys[1].def, "");
+  EXPECT_EQ(keys[1].choices, (std::vector<std::string>{"fast", "exact"}));
+  EXPECT_EQ(range_text(keys[1]), "fast|exact");
+}
+
+TEST(Keys, TellWhatIsWrongWithTheirDeclaration) {
+  Key key{"a", "b", ZR_KEY_INT, "1", "a number"};
+  EXPECT_EQ(declaration_problem(key), "");
+  key.def = "x";
+  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': 'x' is no TOML value");
+  key.def = "\"1\"";
+  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': expected an integer, found \"1\"");
+  key.def = "1";
+  key.min = 2;
+  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': expected at least 2, found 1");
+  key.max = 1;
+  EXPECT_EQ(declaration_problem(key), "the key 'a.b' has an empty range");
+  key.type = 99;
+  EXPECT_EQ(declaration_problem(key), "the key 'a.b' has the unknown type 99");
+  key.name = "b.c";
+  EXPECT_EQ(declaration_problem(key), "the key's name 'b.c' is no bare TOML key");
+  EXPECT_EQ(declaration_problem({"a", "b", ZR_KEY_INT, "1", "two\nlines"}), "the key 'a.b' does not say its meaning in one line");
+}
+
+TEST(Keys, SurviveTheirJourneyAsJson) {
+  const auto before = sample::keys();
+  const auto after = keys_from_json("a line of the program's own\n" + to_json(before) + "\nand another\n", "the program");
+  ASSERT_EQ(after.size(), before.size());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(after[i].path(), before[i].path());
+    EXPECT_EQ(after[i].type, before[i].type);
+    EXPECT_EQ(after[i].def, before[i].def);
+    EXPECT_EQ(after[i].meaning, before[i].meaning);
+    EXPECT_EQ(after[i].min, before[i].min);
+    EXPECT_EQ(after[i].max, before[i].max);
+    EXPECT_EQ(after[i].choices, before[i].choices);
+  }
+}
+
+TEST(Keys, AreMissedInTheOutputOfAnotherProgram) {
+  try {
+    keys_from_json("hello\n", "the program /bin/echo");
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(),
+                 "the program /bin/echo does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
+  }
+}
+
+}  // namespace zr::host

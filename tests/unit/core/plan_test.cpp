@@ -1,0 +1,160 @@
+// The plan: what the strategies give, and what the host refuses.
+#include "plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/failure.hpp"
+#include "zr/flat_layout.hpp"
+
+namespace {
+
+using namespace zr::host;
+
+std::vector<Parameter> parameters(const std::vector<int64_t>& counts) {
+  std::vector<Parameter> list;
+  for (std::size_t i = 0; i < counts.size(); ++i) list.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
+  return list;
+}
+
+PlanInput input(const std::vector<int64_t>& counts, int world, zr_dtype dtype = ZR_F32) {
+  PlanInput in;
+  in.parameters = parameters(counts);
+  in.world = world;
+  in.weight_dtype = dtype;
+  return in;
+}
+
+// A strategy that puts everything everywhere, but for what `spoil` does to one sum piece.
+StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
+  return [=](const zr_plan_in& in, const zr_plan_sink& sink) {
+    int64_t elements = 0;
+    for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
+    const zr_buffer weights{sizeof(zr_buffer), ZR_ROLE_WEIGHT, "weights", elements, in.weight_dtype, 0};
+    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_SUM, "sums", elements, ZR_F32, 0};
+    sink.buffer(sink.ctx, &weights);
+    sink.buffer(sink.ctx, &sums);
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
+      int64_t offset = 0;
+      for (uint32_t p = 0; p < in.n_params; ++p) {
+        zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_SUM ? 1u : 0u, 0, in.params[p]->count, offset};
+        offset += (in.params[p]->count + in.align - 1) / in.align * in.align;
+        if (role == ZR_ROLE_SUM && spoil) spoil(piece);
+        sink.piece(sink.ctx, &piece);
+      }
+    }
+  };
+}
+
+std::string refusal(const std::function<void(zr_piece&)>& spoil) {
+  try {
+    make_plan(input({3000, 50}, 2), 0, everywhere(spoil));
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+TEST(Plan, OfReplicatedStateNamesEveryRankAsOwner) {
+  const Plan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
+  ASSERT_EQ(plan.segments.size(), 2u);
+  EXPECT_EQ(plan.segments[0][0].owners, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(plan.mine.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
+}
+
+TEST(Plan, RefusesAPieceCutInsideALeaf) {
+  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 1000); }),
+            "the strategy's plan for rank 0 is unsound: 'p0' [0, 1000) is cut inside a leaf of 1024 elements");
+}
+TEST(Plan, RefusesAMisalignedPiece) {
+  EXPECT_EQ(refusal([](zr_piece& p) { p.offset += p.param == 1 ? -8 : 0; }),
+            "the strategy's plan for rank 0 is unsound: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
+}
+TEST(Plan, RefusesAPieceOutsideItsParameter) {
+  EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }), "the strategy's plan for rank 0 is unsound: 'p0' [1024, 4024) is outside the parameter");
+}
+TEST(Plan, RefusesWeightsAsSums) {
+  EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }), "the strategy's plan for rank 0 is unsound: 'p0' [0, 3000) lies in buffer 7, which is not");
+}
+TEST(Plan, RefusesElementsWithoutAnOwner) {
+  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }), "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
+}
+
+TEST(Plan, EntersEveryByteIntoTheLedger) {
+  PlanInput in = input({3000, 50}, 2, ZR_BF16);
+  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"scale", ZR_F32, ZR_SLOT_PER_BLOCK, 0, 32}};
+  const Plan plan = make_plan(in, 0, everywhere());
+  Ledger ledger;
+  plan.enter(ledger);
+  // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m; a scale for each 32.
+  EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4) + 96 * 4);
+}
+
+// ---- the layout strategies share ----
+
+TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
+  const std::vector<int64_t> counts{1, 1023, 1024, 1025, 5000, 7, 70000, 33, 2048};
+  for (int world = 1; world <= 7; ++world)
+    for (const int64_t bucket : {1024, 5000, 16384, 1 << 20}) {
+      const PlanInput in = input(counts, world);
+      const PlanView view(in, 0);
+      const zr::FlatLayout layout(view.in(), bucket);
+      int64_t end = layout.trainable(), live = 0;
+      for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+        const auto& range = layout.buckets()[b];
+        EXPECT_EQ(range.end, end) << "buckets leave from the end, without gaps";
+        end = range.begin;
+        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kLeaf)) << "a bucket holds what it may";
+        live += layout.live(range);
+        int64_t at = range.begin;
+        for (int r = 0; r < world; ++r) {
+          const auto part = layout.part(b, r);
+          EXPECT_EQ(part.begin, at);
+          at = part.end;
+          EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world), kLeaf)
+              << "a rank's part differs from the mean by less than a leaf";
+          layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
+            EXPECT_EQ(first % kLeaf, 0);
+            EXPECT_TRUE((first + count) % kLeaf == 0 || first + count == counts[param]);
+            EXPECT_EQ(offset % kAlign, 0);
+          });
+        }
+        EXPECT_EQ(at, range.end);
+      }
+      EXPECT_EQ(end, 0);
+      EXPECT_EQ(live, 1 + 1023 + 1024 + 1025 + 5000 + 7 + 70000 + 33 + 2048);
+    }
+}
+
+TEST(FlatLayout, PutsFrozenParametersBehindTrainableOnes) {
+  PlanInput in = input({100, 200, 300}, 2);
+  in.parameters[1].frozen = true;
+  const PlanView view(in, 0);
+  const zr::FlatLayout layout(view.in(), 1 << 20);
+  EXPECT_EQ(layout.offset(0), 0);
+  EXPECT_EQ(layout.offset(2), 128);
+  EXPECT_EQ(layout.offset(1), 128 + 320);
+  EXPECT_EQ(layout.trainable(), 128 + 320);
+  EXPECT_EQ(layout.total(), 128 + 320 + 224);
+}
+
+TEST(FlatLayout, OfAModelWithoutTrainableParametersHasNoBuckets) {
+  PlanInput in = input({100}, 2);
+  in.parameters[0].frozen = true;
+  const PlanView view(in, 0);
+  EXPECT_TRUE(zr::FlatLayout(view.in(), 1024).buckets().empty());
+}
+
+TEST(FlatLayout, GivesMoreRanksThanLeavesEmptyParts) {
+  const PlanInput in = input({10}, 4);
+  const PlanView view(in, 0);
+  const zr::FlatLayout layout(view.in(), 1024);
+  int64_t sum = 0, empty = 0;
+  for (int r = 0; r < 4; ++r) {
+    sum += layout.live(layout.part(0, r));
+    empty += layout.part(0, r).size() == 0;
+  }
+  EXPECT_EQ(sum, 10);
+  EXPECT_EQ(empty, 3);
+}
+
+}  // namespace

@@ -1,0 +1,63 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "plugin/elf.hpp"
+#include "scratch.hpp"
+
+namespace zr::host {
+
+namespace {
+const std::string kGood = ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so";
+
+std::string bytes_of(const std::string& file) {
+  std::ostringstream text;
+  text << std::ifstream(file, std::ios::binary).rdbuf();
+  return text.str();
+}
+}  // namespace
+
+TEST(ElfReader, FindsTheTagsOfALibrary) {
+  const auto found = exported_from(kGood, "zrabi");
+  ASSERT_TRUE(found);
+  std::vector<std::string> names = *found;
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"zr_tag_abi_0_1", "zr_tag_kind_optimizer"}));
+}
+
+TEST(ElfReader, FindsThemInAStrippedFileToo) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kGood);
+  ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
+  ASSERT_LT(bytes_of(copy).size(), bytes_of(kGood).size());
+  EXPECT_EQ(exported_from(copy, "zrabi")->size(), 2u);
+}
+
+TEST(ElfReader, FindsNothingInASectionThatIsNotThere) { EXPECT_TRUE(exported_from(kGood, "nosuch")->empty()); }
+
+TEST(ElfReader, RefusesWhatIsNoLibrary) {
+  EXPECT_FALSE(exported_from(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
+  EXPECT_FALSE(exported_from("/nowhere", "zrabi"));
+  EXPECT_FALSE(exported_from(ZR_SOURCE_DIR, "zrabi"));
+}
+
+TEST(ElfReader, SurvivesAFileCutAnywhereAndAnyByteOfItsHeaderChanged) {
+  const test::Scratch scratch;
+  const std::string whole = bytes_of(kGood);
+  const auto tags = [&](std::string bytes) {
+    const std::string file = scratch.write("cut.so", bytes);
+    const auto found = exported_from(file, "zrabi");
+    return found ? found->size() : 0;
+  };
+  for (std::size_t n = 0; n < whole.size(); n += 1 + whole.size() / 200) EXPECT_LE(tags(whole.substr(0, n)), 2u);
+  for (std::size_t i = 0; i < 64; ++i) {
+    std::string changed = whole;
+    changed[i] = static_cast<char>(changed[i] ^ 0xff);
+    EXPECT_LE(tags(changed), 2u);
+  }
+}
+
+}  // namespace zr::host

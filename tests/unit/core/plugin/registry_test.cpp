@@ -1,0 +1,146 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "base/failure.hpp"
+#include "plugin/plugin.hpp"
+#include "scratch.hpp"
+
+namespace zr::host {
+
+namespace {
+const std::string kFolder = ZR_BUILD_DIR "/tests/plugins/good", kFile = kFolder + "/zr_optimizer_bad.so";
+
+Registry none() { return Registry(std::vector<std::filesystem::path>{}); }
+
+std::string refusal(const Registry& registry, const std::string& id, Role role = Role::optimizer) {
+  try {
+    registry.load(role, id, "job.toml:1:13");
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "no error";
+}
+}  // namespace
+
+TEST(Registry, LoadsAPluginByItsId) {
+  const Component bad = Registry({kFolder}).load(Role::optimizer, "bad", "here");
+  EXPECT_STREQ(bad.table->id, "bad");
+  EXPECT_STREQ(bad.module->vendor, "tests");
+  EXPECT_EQ(bad.file, kFile);
+  EXPECT_EQ(role_of(bad), "optimizer");
+}
+
+TEST(Registry, LoadsAPluginByItsAbsolutePathWhateverItsName) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile, "mine.so");
+  EXPECT_STREQ(none().load(Role::optimizer, copy, "here").table->id, "bad");
+}
+
+TEST(Registry, LoadsAStrippedPlugin) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile);
+  ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
+  EXPECT_STREQ(Registry({scratch.folder()}).load(Role::optimizer, "bad", "here").table->id, "bad");
+}
+
+TEST(Registry, LoadsAFileOnce) {
+  const Registry registry({kFolder});
+  EXPECT_EQ(registry.load(Role::optimizer, "bad", "here").table, registry.load(Role::optimizer, kFile, "here").table);
+}
+
+TEST(Registry, NamesTheNearestIdAndThoseThereAre) {
+  EXPECT_EQ(refusal(Registry({kFolder}), "bat"),
+            "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? There are bad (looked for zr_optimizer_bat.so in " +
+                kFolder + "; ZR_PLUGIN_PATH adds folders)");
+  EXPECT_EQ(refusal(Registry({kFolder}), "shm", Role::communicator),
+            "job.toml:1:13: there is no communicator plug-in 'shm'; there are none (looked for zr_communicator_shm.so in " + kFolder +
+                "; ZR_PLUGIN_PATH adds folders)");
+}
+
+TEST(Registry, RefusesARelativePath) {
+  EXPECT_EQ(refusal(Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
+            "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': a plug-in is named by its id or by an absolute path, from /");
+}
+
+TEST(Registry, RefusesAnAbsolutePathWithoutAFile) {
+  EXPECT_EQ(refusal(none(), "/nowhere/zr.so"), "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file");
+  EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is no file");
+}
+
+TEST(Registry, RefusesAFileThatIsNoLibrary) {
+  const test::Scratch scratch;
+  scratch.write("zr_optimizer_note.so", "a shopping list");
+  EXPECT_EQ(refusal(Registry({scratch.folder()}), "note"),
+            "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
+                ": it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+}
+
+TEST(Registry, RefusesAnIdThatTwoFoldersHold) {
+  const test::Scratch one, two;
+  const std::string first = one.copy(kFile), second = two.copy(kFile);
+  const Registry registry({one.folder(), two.folder()});
+  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': two folders hold it, " + first + " and " + second +
+                                          ": remove one, or name the file by its absolute path");
+  EXPECT_STREQ(registry.load(Role::optimizer, second, "here").table->id, "bad");
+  for (const Judgement& each : registry.list()) EXPECT_FALSE(each.accepted);
+}
+
+TEST(Registry, TakesAFolderNamedTwiceForOne) {
+  const Registry registry({kFolder, kFolder + "/."});
+  EXPECT_EQ(registry.directories().size(), 1u);
+  EXPECT_EQ(refusal(registry, "bad"), "no error");
+}
+
+TEST(Registry, RefusesAFileThatOthersMayChange) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile);
+  ::chmod(copy.c_str(), 0664);
+  EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
+            "job.toml:1:13: optimizer plug-in 'bad': " + copy +
+                ": it can be changed by other users, who could run code as you: chmod go-w " + copy);
+}
+
+TEST(Registry, RefusesAFolderThatOthersMayChange) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile);
+  ::chmod(scratch.folder().c_str(), 0777);
+  const std::string folder = std::filesystem::canonical(scratch.folder()).string();
+  EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
+            "job.toml:1:13: optimizer plug-in 'bad': " + copy +
+                ": its folder can be changed by other users, who could run code as you: chmod go-w " + folder);
+}
+
+TEST(Registry, ListsWhatItFoundAndWhatItRefused) {
+  const test::Scratch scratch;
+  scratch.copy(kFile);
+  scratch.write("zr_strategy_note.so", "a shopping list");
+  scratch.write("other.so", "no candidate");
+  const auto all = Registry({scratch.folder()}).list();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_TRUE(all[0].accepted);
+  EXPECT_EQ(all[0].components.size(), 1u);
+  EXPECT_FALSE(all[1].accepted);
+  EXPECT_EQ(all[1].reason, "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+  EXPECT_EQ(Registry({scratch.folder()}).ids(Role::strategy), std::vector<std::string>{"note"});
+}
+
+TEST(Registry, ReadsAbsoluteFoldersFromTheEnvironment) {
+  ::setenv("ZR_PLUGIN_PATH", ("/nowhere::" + kFolder).c_str(), 1);
+  const auto folders = Registry::standard_directories();
+  ASSERT_GE(folders.size(), 3u);
+  EXPECT_EQ(folders[0], "/nowhere");
+  EXPECT_EQ(folders[1], kFolder);
+  EXPECT_EQ(folders[2], std::filesystem::canonical(ZR_BUILD_DIR) / "plugins");
+  ::setenv("ZR_PLUGIN_PATH", "plugins", 1);
+  try {
+    Registry::standard_directories();
+    ADD_FAILURE();
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "ZR_PLUGIN_PATH: 'plugins' is relative: write the folder in full, from /");
+  }
+  ::unsetenv("ZR_PLUGIN_PATH");
+}
+
+}  // namespace zr::host

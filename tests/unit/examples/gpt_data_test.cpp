@@ -1,0 +1,126 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+
+#include "data.hpp"
+
+namespace {
+
+using gpt::Text;
+
+class GptData : public testing::Test {
+ protected:
+  GptData() : folder_(std::filesystem::temp_directory_path() / ("gpt_data_test." + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~GptData() override { std::filesystem::remove_all(folder_); }
+
+  std::string plain(const std::string& bytes) const {
+    const auto file = folder_ / "text";
+    std::ofstream(file, std::ios::binary) << bytes;
+    return file;
+  }
+  std::string gzipped(const std::string& bytes) const {
+    const auto file = folder_ / "text.gz";
+    gzFile out = gzopen(file.c_str(), "wb");
+    gzwrite(out, bytes.data(), static_cast<unsigned>(bytes.size()));
+    gzclose(out);
+    return file;
+  }
+  static std::string refusal(const std::function<void()>& attempt) {
+    try {
+      attempt();
+    } catch (const std::runtime_error& e) {
+      return e.what();
+    }
+    return "";
+  }
+
+  std::filesystem::path folder_;
+};
+
+// Byte i tells where it stands (modulo 251), so a sample shows from where it was cut.
+std::string counting(size_t n) {
+  std::string bytes(n, 0);
+  for (size_t i = 0; i < n; ++i) {
+    bytes[i] = static_cast<char>(i % 251);
+  }
+  return bytes;
+}
+
+constexpr char kRemedy[] = "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own";
+
+TEST_F(GptData, TargetsAreTheBytesOneLater) {
+  const Text text(plain(counting(20000)));
+  const auto batch = text.training(1, 2, 3, 4, 16);
+  ASSERT_EQ(batch.bytes.sizes(), (std::vector<int64_t>{4, 16}));
+  EXPECT_TRUE(batch.next.equal((batch.bytes + 1) % 251));
+  const auto held_out = text.validation(0, 16);
+  EXPECT_TRUE(held_out.next.equal((held_out.bytes + 1) % 251));
+}
+
+TEST_F(GptData, AMicroBatchIsAFunctionOfSeedStepAndIndexAlone) {
+  const auto file = plain(counting(20000));
+  const Text one(file), other(file);
+  other.training(7, 0, 0, 8, 16);  // what was read before has no influence
+  EXPECT_TRUE(one.training(1, 2, 3, 8, 16).bytes.equal(other.training(1, 2, 3, 8, 16).bytes));
+  EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(9, 2, 3, 8, 16).bytes));
+  EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(1, 9, 3, 8, 16).bytes));
+  EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(1, 2, 9, 8, 16).bytes));
+}
+
+TEST_F(GptData, TrainingNeverReadsTheLastTwentieth) {
+  const Text text(plain(std::string(9500, 'a') + std::string(500, 'b')));
+  for (int64_t step = 0; step < 300; ++step) {
+    const auto batch = text.training(1, step, 0, 32, 64);
+    ASSERT_EQ(batch.next.max().item<int64_t>(), 'a');
+  }
+}
+
+TEST_F(GptData, ValidationWindowsLieSideBySideInTheLastTwentieth) {
+  const std::string bytes = counting(40000);  // 2000 held out: three chunks of 32 windows of 20, and 80 bytes over
+  const Text text(plain(bytes));
+  ASSERT_EQ(text.validation_chunks(20), 3);
+  int64_t at = 38000;
+  for (int64_t chunk = 0; chunk < 3; ++chunk) {
+    const auto batch = text.validation(chunk, 20);
+    for (int64_t i = 0; i < Text::kChunk; ++i, at += 20) {
+      ASSERT_EQ(batch.bytes[i][0].item<int64_t>(), at % 251);
+    }
+  }
+}
+
+TEST_F(GptData, AGzippedTextGivesTheSameBatches) {
+  const auto bytes = counting(20000);
+  const Text one(plain(bytes)), other(gzipped(bytes));
+  EXPECT_EQ(one.size(), other.size());
+  EXPECT_TRUE(one.training(1, 2, 3, 8, 16).bytes.equal(other.training(1, 2, 3, 8, 16).bytes));
+}
+
+TEST_F(GptData, RefusesWhatItCannotReadWithTheRemedy) {
+  EXPECT_EQ(refusal([] { Text("/no/such/file"); }),
+            "data.text: /no/such/file: No such file or directory" + std::string(kRemedy));
+  EXPECT_EQ(refusal([&] { Text{folder_.string()}; }), "data.text: " + folder_.string() + ": Is a directory" + kRemedy);
+  const auto cut = gzipped(counting(20000));
+  std::filesystem::resize_file(cut, 100);
+  EXPECT_EQ(refusal([&] { Text{cut}; }), "data.text: " + cut + ": its gzip data is damaged or cut off" + kRemedy);
+}
+
+TEST_F(GptData, RefusesATextTooShortForTheContext) {
+  const auto file = plain(std::string(100, 'a'));
+  const Text text(file);
+  EXPECT_EQ(refusal([&] { text.training(1, 0, 0, 1, 128); }),
+            "data.text: " + file + ": holds 100 bytes, too few for model.context = 128" + kRemedy);
+  EXPECT_EQ(
+      refusal([&] { text.validation_chunks(16); }),
+      "data.text: " + file +
+          ": holds 100 bytes, a twentieth of which is too little for 32 validation samples of model.context = 16" +
+          kRemedy);
+}
+
+}  // namespace
