@@ -102,7 +102,8 @@ struct Engine::Evaluation::State {
 Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(engine.state_->session)) {}
 
 Engine::Evaluation::~Evaluation() noexcept(false) {
-  at::globalContext().defaultGenerator(at::kCPU).set_state(state_->random);
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(state_->random);
   if (std::uncaught_exceptions() == 0) state_->session.evaluation(false);
 }
 

@@ -91,7 +91,7 @@ double Program::number(const std::string& path) const { return state_->setup().c
 std::string Program::text(const std::string& path) const { return state_->setup().config.text(path); }
 std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
-int Program::world() const { return state_->setup().control->world(); }
+int Program::world() const { return static_cast<int>(state_->setup().config.integer("job.ranks")); }
 
 int guarded_run(void (*call)(void*), void* ctx) {
   try {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/failure.hpp"
 #include "cli/trainer.hpp"
 #include "plugin/choice.hpp"
 
@@ -18,7 +19,12 @@ JobFile judge_file(const std::string& file, const std::vector<std::string>& over
     const auto keys = ask_keys(job.program, file);
     choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
   }
-  job.config = document.check(choice.keys, 0, choice.unread);
+  try {
+    job.config = document.check(choice.keys, 0, choice.unread);
+  } catch (const Failure& failure) {
+    if (!job.program.empty()) throw;
+    throw Failure(failure.exit(), failure.what() + ("\n" + file) + ": job.program names no program, so tables of its own are not known");
+  }
   return job;
 }
 

@@ -33,9 +33,9 @@ using boost::system::error_code;
 namespace {
 constexpr int kMostRanks = 1024;
 constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kForOrderlyEnd = std::chrono::seconds(5);                // after a user's signal
-constexpr auto kForTable = std::chrono::milliseconds(3500);            // after a rank failed, should the store not speak
-constexpr auto kForSurvivors = std::chrono::milliseconds(2500);         // after the table: they end by themselves within two
+constexpr auto kForOrderlyEnd = std::chrono::seconds(5);         // after a user's signal
+constexpr auto kForTable = std::chrono::milliseconds(3500);      // after a rank failed, should the store not speak
+constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the table: they end by themselves within two
 
 std::string random_hex(std::size_t bytes) {
   static constexpr char digits[] = "0123456789abcdef";
@@ -92,18 +92,22 @@ class Launch {
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
-  int stopped_by_ = 0;          // the user's signal
-  bool told_ = false;           // the table is printed
-  int code_ = 0;                // of the failure that came first
-  bool followed_ = false;       // code_ is that of a rank which only followed another's failure
+  int stopped_by_ = 0;     // the user's signal
+  bool told_ = false;      // the table is printed
+  int code_ = 0;           // of the failure that came first
+  bool followed_ = false;  // code_ is that of a rank which only followed another's failure
   const long oom_kills_ = kernel_oom_kills();
   struct sigaction pipe_before_ {};
 };
 
 Launch::Launch(const LaunchOptions& options)
-    : options_(options), signals_(io_), tick_(io_), deadline_(io_),
+    : options_(options),
+      signals_(io_),
+      tick_(io_),
+      deadline_(io_),
       output_(writer_, STDOUT_FILENO, STDERR_FILENO, options.ranks, options.raw_rank0),
-      job_("zr-" + random_hex(6)), token_(random_hex(16)) {
+      job_("zr-" + random_hex(6)),
+      token_(random_hex(16)) {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &pipe_before_);
@@ -129,7 +133,6 @@ std::vector<std::string> Launch::environment_of(int rank) const {
                                                          {"ZR_TOKEN", token_},
                                                          {"ZR_THREADS", std::to_string(threads)}};
   if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
-  if (output_.columns() > 0) added.emplace_back("ZR_TERMINAL", std::to_string(output_.columns()));
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   std::set<std::string> names;
   std::vector<std::string> all;
@@ -189,7 +192,8 @@ int Launch::run() {
   store.token = token_;
   store.launched = true;
   store.on_table = [this](const std::string& table) { broke(table); };
-  store_ = std::make_unique<Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(), std::vector<uint16_t>{0});
+  store_ =
+      std::make_unique<Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(), std::vector<uint16_t>{0});
   listen_to_signals();
   for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank, file);
   writer_.start();
@@ -234,7 +238,8 @@ void Launch::drain(int rank) {
   Rank& source = at(rank);
   for (const auto stream : {Output::out, Output::err}) {
     if (!source.streams[stream]) continue;
-    for (ssize_t n; (n = ::read(source.streams[stream]->native_handle(), source.buffer.data(), source.buffer.size())) != 0;) {
+    for (ssize_t n;
+         (n = ::read(source.streams[stream]->native_handle(), source.buffer.data(), source.buffer.size())) != 0;) {
       if (n < 0 && errno != EINTR) break;
       if (n > 0) output_.bytes(rank, stream, {source.buffer.data(), static_cast<std::size_t>(n)});
     }
@@ -249,7 +254,8 @@ void Launch::ended(int rank, const Fate& seen) {
   --running_;
   drain(rank);
   if (fate.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
-    fate.note = "the kernel killed for lack of memory meanwhile (dmesg shows whom): lower train.micro_batch or job.ranks";
+    fate.note =
+        "the kernel killed for lack of memory meanwhile (dmesg shows whom): lower train.micro_batch or job.ranks";
   if (at(rank).sent_away) return;
   if (!fate.good()) {
     const int code = fate.signal ? static_cast<int>(Exit::peer_lost) : fate.code;
@@ -323,7 +329,8 @@ void Launch::finish_if_done() {
 
 int launch(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > kMostRanks)
-    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks; a host starts 1 to " + std::to_string(kMostRanks));
+    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks; a host starts 1 to " +
+              std::to_string(kMostRanks));
   return Launch(options).run();
 }
 

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,7 +33,8 @@ bool write_all(int fd, std::string_view text) {
 }
 
 bool one_place(int a, int b) {
-  struct stat x{}, y{};
+  struct stat x {
+  }, y{};
   return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 }  // namespace
@@ -99,9 +99,6 @@ Output::Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw
     : writer_(writer), raw_rank0_(raw_rank0), merged_(one_place(out_fd, err_fd)) {
   for (const int fd : {out_fd, err_fd}) sinks_.push_back({fd, isatty(fd) == 1, false, "", {}, {}});
   sources_.resize(static_cast<std::size_t>(ranks), std::vector<Source>(2));
-  winsize size{};
-  if (sinks_[0].terminal && sinks_[1].terminal)
-    columns_ = ioctl(out_fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 void Output::bytes(int rank, Stream stream, std::string_view text) {
@@ -124,7 +121,8 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
   std::string_view rest = all;
   while (!rest.empty()) {
     const auto end = rest.find('\n');
-    const bool may_be_error = rest.substr(0, kError.size()) == kError.substr(0, rest.size()) || (source.in_error && rest[0] == ' ');
+    const bool may_be_error =
+        rest.substr(0, kError.size()) == kError.substr(0, rest.size()) || (source.in_error && rest[0] == ' ');
     if (source.line_begins && may_be_error) {
       if (end == std::string_view::npos && rest.size() < kMostLine) {
         source.partial = rest;

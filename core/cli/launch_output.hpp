@@ -1,4 +1,5 @@
-// Merges the ranks' output onto the launcher's: rank 0's bytes as they are, the others' in whole lines with "[1] " before.
+// Merges the ranks' output onto the launcher's: rank 0's bytes as they are, the others' in whole lines with "[1] "
+// before.
 #pragma once
 
 #include <chrono>
@@ -45,8 +46,6 @@ class Output {
   Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0);
   /// Both streams go to one place: a rank needs one pipe only (`out`), which keeps the order.
   bool merged() const { return merged_; }
-  /// Columns, if what is written is seen on a terminal; else 0.
-  int columns() const { return columns_; }
   void bytes(int rank, Stream stream, std::string_view text);
   /// The rank has ended: its unfinished lines are written.
   void ended(int rank);
@@ -59,9 +58,9 @@ class Output {
   struct Sink {
     int fd;
     bool terminal;
-    bool dirty = false;              // rank 0's line is not finished
-    std::string tail;                // of it, since the last carriage return
-    std::vector<std::string> held;   // lines of others, until it is
+    bool dirty = false;             // rank 0's line is not finished
+    std::string tail;               // of it, since the last carriage return
+    std::vector<std::string> held;  // lines of others, until it is
     Clock::time_point held_since;
   };
   struct Source {
@@ -80,9 +79,8 @@ class Output {
   OutputWriter& writer_;
   const bool raw_rank0_;
   bool merged_ = false;
-  int columns_ = 0;
   std::vector<Sink> sinks_;
-  std::vector<std::vector<Source>> sources_;      // by rank and stream
+  std::vector<std::vector<Source>> sources_;        // by rank and stream
   std::map<std::string, int, std::less<>> errors_;  // lines of errors, and who printed them first
 };
 

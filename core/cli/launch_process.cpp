@@ -45,7 +45,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }
 
 bool executable_file(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
@@ -64,7 +64,7 @@ struct ChildPlan {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != plan.parent) _exit(127);
   for (const int signal : kHandled) {
-    struct sigaction action{};
+    struct sigaction action {};
     sigaction(signal, nullptr, &action);
     if (action.sa_handler == SIG_IGN && signal != SIGPIPE) continue;
     action = {};
@@ -83,16 +83,18 @@ struct ChildPlan {
   const std::string text = "'" + file + "' cannot be executed: ";
   if (error == ENOEXEC) fail_user(text + "it is neither a program of this machine nor a script that begins with #!");
   if (error == ENOENT)
-    fail_environment(text + "the interpreter or loader it names is missing (a script's first line, or `readelf -l " + file + "`)");
+    fail_environment(text + "the interpreter or loader it names is missing (a script's first line, or `readelf -l " +
+                     file + "`)");
   fail_environment(text + std::strerror(error));
 }
 }  // namespace
 
 std::string find_program(const std::string& name) {
   if (name.empty()) fail_user("no program to launch: zeroth launch -n 2 -- PROGRAM ARGS");
-  struct stat info{};
+  struct stat info {};
   if (name.find('/') != std::string::npos) {
-    if (stat(name.c_str(), &info) != 0) fail_user("program '" + name + "': " + std::strerror(errno) + ". Give the path of a program");
+    if (stat(name.c_str(), &info) != 0)
+      fail_user("program '" + name + "': " + std::strerror(errno) + ". Give the path of a program");
     if (S_ISDIR(info.st_mode)) fail_user("program '" + name + "' is a folder. Give the path of a program");
     if (!executable_file(name)) fail_user("program '" + name + "' is not executable: chmod +x " + name);
     return name;
@@ -119,8 +121,15 @@ Process start_process(const ProcessOptions& options) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const ChildPlan plan{options.file.c_str(), const_cast<char**>(arguments.data()), const_cast<char**>(environment.data()),
-                       null, out.write, err ? err->write : out.write, status.write, getpid(), &before};
+  const ChildPlan plan{options.file.c_str(),
+                       const_cast<char**>(arguments.data()),
+                       const_cast<char**>(environment.data()),
+                       null,
+                       out.write,
+                       err ? err->write : out.write,
+                       status.write,
+                       getpid(),
+                       &before};
   const pid_t pid = fork();
   if (pid == 0) become(plan);
   const int fork_error = errno;

@@ -12,8 +12,8 @@
 namespace zr::host {
 
 struct Process {
-  pid_t pid = -1;           // also its process group
-  int out = -1, err = -1;   // ends to read from; err is -1 if both streams are one. The caller closes them
+  pid_t pid = -1;          // also its process group
+  int out = -1, err = -1;  // ends to read from; err is -1 if both streams are one. The caller closes them
 };
 
 struct ProcessOptions {
@@ -27,8 +27,9 @@ struct ProcessOptions {
 /// The file a shell would run. Throws Failure(user) with the remedy.
 std::string find_program(const std::string& name);
 
-/// Throws Failure if the file cannot be executed or the machine has no room. The process is killed when the calling thread
-/// ends; it gets default dispositions for the signals that launch() handles, but those that were ignored before it.
+/// Throws Failure if the file cannot be executed or the machine has no room. The process is killed when the calling
+/// thread ends; it gets default dispositions for the signals that launch() handles, but those that were ignored before
+/// it.
 Process start_process(const ProcessOptions& options);
 
 /// How `pid` ended, or nothing if it runs. What is left of its process group is killed.

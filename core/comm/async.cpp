@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <new>
 
+#include "base/log.hpp"
 #include "comm/communicator.hpp"
 #include "comm/done.hpp"
 
@@ -17,6 +18,7 @@ void done_release(zr_done* done) {
 }
 
 void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
+  if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
   done->native = native;
   if (message) done->message = message;
   done->code.store(code == ZR_AGAIN ? zr_code{ZR_INTERNAL} : code, std::memory_order_release);
@@ -37,11 +39,13 @@ namespace {
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  if (done->code.load(std::memory_order_acquire) != ZR_AGAIN) return done_poll(done, error);
-  auto* communicator = static_cast<Communicator*>(Host::from_abi(done->host).context("communicator"));
+  auto* communicator = done->host->ctx ? static_cast<Communicator*>(Host::from_abi(done->host).context("communicator")) : nullptr;
+  // Through the communicator even if it is resolved: a failure becomes this side's too.
   if (communicator) return communicator->wait(done, timeout_ns, error);
+  const zr_code code = done_poll(done, error);
+  if (code != ZR_AGAIN) return code;
   error->code = ZR_STATE;
-  std::snprintf(error->msg, sizeof error->msg, "a completion was waited for before the communicator was opened");
+  std::snprintf(error->msg, sizeof error->msg, "a completion was waited for while no communicator is open");
   return ZR_STATE;
 }
 

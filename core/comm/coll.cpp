@@ -5,7 +5,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <numeric>
 
 #include "base/dtype.hpp"
 
@@ -14,81 +13,126 @@ namespace zr::host {
 std::string_view name_of_op(uint32_t op) {
   static constexpr std::array<std::string_view, 12> names{"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
                                                           "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
-  return op < names.size() ? names[op] : "unknown";
+  return op < names.size() ? names[op] : "unknown operation";
 }
 
-int64_t total_of(const zr_coll& coll, int rank, int world) {
-  switch (coll.op) {
-    case ZR_ALL_GATHER: return coll.dst.count;
-    case ZR_BROADCAST:
-    case ZR_RECV: return coll.dst.count;
-    case ZR_GATHER: return coll.counts ? std::accumulate(coll.counts, coll.counts + world, int64_t{0}) : coll.src.count * world;
-    case ZR_SCATTER: return coll.counts ? std::accumulate(coll.counts, coll.counts + world, int64_t{0}) : coll.dst.count * world;
-    case ZR_BARRIER: return 0;
-    default: (void)rank; return coll.src.count;
-  }
+bool is_message(const zr_coll& coll) { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
+bool is_fold(const zr_coll& coll) { return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE; }
+
+bool reads_src(const zr_coll& coll, int rank) {
+  if (coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER) return rank == coll.root;
+  return coll.op != ZR_RECV && coll.op != ZR_BARRIER;
 }
 
-std::vector<int64_t> parts_of(const int64_t* counts, int64_t total, int world) {
-  if (counts) return {counts, counts + world};
-  return std::vector<int64_t>(static_cast<std::size_t>(world), total / world);
+bool writes_dst(const zr_coll& coll, int rank) {
+  if (coll.op == ZR_REDUCE || coll.op == ZR_GATHER) return rank == coll.root;
+  return coll.op != ZR_SEND && coll.op != ZR_BARRIER;
 }
 
-uint64_t fingerprint_of(const zr_coll& coll, int rank, int world) {
-  if (coll.op == ZR_SEND || coll.op == ZR_RECV) return 0;
-  const bool same_everywhere = coll.op != ZR_ALL_TO_ALL;
-  const bool has_dst = coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER;
-  struct {
+namespace {
+int64_t sum_of(const int64_t* counts, int n) {
+  int64_t sum = 0;
+  for (int r = 0; r < n; ++r) sum += counts[r];
+  return sum;
+}
+// all_gather, gather: src is the part. The cut operations: src is the whole.
+bool gathers(const zr_coll& coll) { return coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER; }
+bool scatters(const zr_coll& coll) { return coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_SCATTER; }
+}  // namespace
+
+int64_t total_of(const zr_coll& coll, int world) {
+  if (gathers(coll)) return coll.counts ? sum_of(coll.counts, world) : coll.src.count * world;
+  if (scatters(coll)) return coll.counts ? sum_of(coll.counts, world) : coll.dst.count * world;
+  if (coll.op == ZR_BARRIER) return 0;
+  return coll.op == ZR_BROADCAST || coll.op == ZR_RECV ? coll.dst.count : coll.src.count;
+}
+
+Range part_of_rank(const int64_t* counts, int64_t total, int r, int world) {
+  if (counts) return {sum_of(counts, r), counts[r]};
+  return {total / world * r, total / world};
+}
+
+uint64_t fingerprint_of(const zr_coll& coll, int world) {
+  if (is_message(coll)) return 0;
+  // What differs between ranks by right is left out: the counts of an all_to_all, a view that only the root has.
+  const bool by_dst = coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER;
+  const bool has_both = coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER, exchanges = coll.op == ZR_ALL_TO_ALL;
+  const struct {
     int64_t total;
     uint32_t op, reduce, flags;
-    int32_t src, dst, root;
-  } words{same_everywhere ? total_of(coll, rank, world) : 0, coll.op, coll.reduce, coll.flags,
-          coll.op == ZR_BARRIER ? 0 : coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER ? coll.dst.dtype : coll.src.dtype, has_dst ? coll.dst.dtype : 0, coll.root};
+    int32_t dtype, dst, root;
+  } words{exchanges ? 0 : total_of(coll, world), coll.op, coll.reduce, coll.flags, coll.op == ZR_BARRIER ? 0 : by_dst ? coll.dst.dtype : coll.src.dtype,
+          has_both ? coll.dst.dtype : 0, coll.root};
   uint64_t hash = XXH3_64bits(&words, sizeof words);
-  if (coll.counts && same_everywhere) hash = XXH3_64bits_withSeed(coll.counts, static_cast<std::size_t>(world) * 8, hash);
+  if (coll.counts && !exchanges) hash = XXH3_64bits_withSeed(coll.counts, static_cast<std::size_t>(world) * 8, hash);
   if (coll.label) hash = XXH3_64bits_withSeed(coll.label, std::strlen(coll.label), hash);
   return hash ? hash : 1;
 }
 
-void describe(const zr_coll& coll, int64_t total, std::string& text) {
+void describe(const zr_coll& coll, int world, std::string& text) {
   text.assign(name_of_op(coll.op));
   text += " '";
   text += coll.label ? coll.label : "";
   text += "'";
   if (coll.op == ZR_BARRIER) return;
   text += " (";
-  text += name_of(coll.src.dtype ? coll.src.dtype : coll.dst.dtype);
+  text += name_of(coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype);
   text += ", ";
   char digits[24];
-  text.append(digits, std::to_chars(digits, digits + sizeof digits, total).ptr);
-  text += " elements)";
+  text.append(digits, std::to_chars(digits, digits + sizeof digits, total_of(coll, world)).ptr);
+  text += ")";
 }
 
-int64_t received_bytes(const zr_coll& coll, int rank, int world, const std::function<int64_t(const zr_view&)>& live) {
-  const int64_t others = world - 1, from = size_of(coll.src.dtype), to = size_of(coll.dst.dtype);
-  switch (coll.op) {
-    case ZR_ALL_REDUCE: {  // a reduce-scatter in equal parts, then an all-gather
-      const int64_t n = coll.dst.count, own = n * (rank + 1) / world - n * rank / world;
-      return others * own * from + (n - own) * to;
-    }
-    case ZR_REDUCE_SCATTER: return others * live(coll.dst) * from;
-    case ZR_REDUCE: return rank == coll.root ? others * live(coll.dst) * from : 0;
-    case ZR_ALL_GATHER:
-    case ZR_GATHER: {
-      if (coll.op == ZR_GATHER && rank != coll.root) return 0;
-      const auto parts = parts_of(coll.counts, coll.dst.count, world);
-      const int64_t first = std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0});
-      return (live(coll.dst) - live(part_of(coll.dst, first, parts[static_cast<std::size_t>(rank)]))) * to;
-    }
-    case ZR_BROADCAST:
-    case ZR_SCATTER: return rank == coll.root ? 0 : live(coll.dst) * to;
-    case ZR_ALL_TO_ALL: {
-      const auto parts = parts_of(coll.recv_counts ? coll.recv_counts : coll.counts, coll.dst.count, world);
-      return (coll.dst.count - parts[static_cast<std::size_t>(rank)]) * to;
-    }
-    case ZR_RECV: return coll.dst.count * to;
-    default: return 0;
+namespace {
+std::string view_problem(const char* name, const zr_view& view) {
+  const std::string text = name;
+  if (size_of(view.dtype) == 0) return text + " has no element type";
+  if (view.count < 0) return text + " has " + std::to_string(view.count) + " elements";
+  if (!view.data && view.count > 0) return text + " has " + std::to_string(view.count) + " elements and no address";
+  if (view.device.type != 1) return text + " is not in the CPU's memory";
+  return "";
+}
+
+std::string length_problem(const char* name, int64_t has, int64_t wanted, const char* what) {
+  if (has == wanted) return "";
+  return std::string(name) + " has " + std::to_string(has) + " elements, " + what + " has " + std::to_string(wanted);
+}
+
+std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int rank, int world) {
+  const auto first_of = [](const std::string& a, const std::string& b) { return a.empty() ? b : a; };
+  if (coll.op == ZR_ALL_TO_ALL) {
+    const int64_t* to = coll.counts;
+    const int64_t* from = coll.recv_counts ? coll.recv_counts : to;
+    const std::string sent = to ? length_problem("src", coll.src.count, sum_of(to, world), "what is sent") : "";
+    if (!to && coll.src.count % world) return "src has " + std::to_string(coll.src.count) + " elements, which " + std::to_string(world) + " ranks cannot share equally";
+    return first_of(sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "what is received"));
   }
+  const int64_t total = total_of(coll, world), mine = part_of_rank(coll.counts, total, rank, world).count;
+  const auto of = [&](const char* name, int64_t count, bool part) { return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the whole"); };
+  if (reads && writes && !gathers(coll) && !scatters(coll)) return length_problem("dst", coll.dst.count, coll.src.count, "src");
+  return first_of(reads ? of("src", coll.src.count, gathers(coll)) : "", writes ? of("dst", coll.dst.count, scatters(coll)) : "");
+}
+}  // namespace
+
+std::string problem_of(const zr_coll& coll, int rank, int world) {
+  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return "there is no operation " + std::to_string(coll.op);
+  if (coll.op == ZR_BARRIER) return "";
+  const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
+  if (rooted && (coll.root < 0 || coll.root >= world)) return "root " + std::to_string(coll.root) + " is no rank";
+  if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank)) return "peer " + std::to_string(coll.peer) + " is no other rank";
+  if (is_fold(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX)) return "there is no reduction " + std::to_string(coll.reduce);
+  const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
+  if (reads)
+    if (const std::string why = view_problem("src", coll.src); !why.empty()) return why;
+  if (writes)
+    if (const std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
+  const bool widens = is_fold(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  if (reads && writes && coll.src.dtype != coll.dst.dtype && !widens)
+    return "src is " + std::string(name_of(coll.src.dtype)) + " and dst is " + std::string(name_of(coll.dst.dtype));
+  for (const int64_t* counts : {coll.counts, coll.recv_counts})
+    for (int r = 0; counts && r < world; ++r)
+      if (counts[r] < 0) return "rank " + std::to_string(r) + "'s count is " + std::to_string(counts[r]);
+  return lengths_problem(coll, reads, writes, rank, world);
 }
 
 }  // namespace zr::host

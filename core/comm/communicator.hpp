@@ -1,40 +1,23 @@
 // The wrapped communicator: sequence numbers, fingerprints, time limits, wire counts around a communicator plug-in.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/ledger.hpp"
 #include "comm/control.hpp"
+#include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
 #include "zr/abi/communicator.h"
 
 namespace zr::host {
 
-/// Bytes received by this rank, unpadded, by operation; `control` is the host's own traffic (agreement, export).
-struct WireCount {
-  std::array<int64_t, 16> bytes{};   // by ZR_ALL_REDUCE...
-  std::array<int64_t, 16> calls{};
-  int64_t control_bytes = 0;
-  int64_t total() const;             // without control
-};
-
-/// Runs of live elements of a planned buffer: what is not alignment padding. Ascending, disjoint.
-struct LiveRuns {
-  const char* base;
-  zr_dtype dtype;
-  int64_t elements;
-  std::vector<std::pair<int64_t, int64_t>> runs;  // [first, end) in elements
-};
-
 /// One per Engine. Calls are [use]: any thread, one at a time (the caller serialises). A world of one needs no plug-in:
-/// then collectives are local copies and folds.
+/// then collectives are local copies and folds. What the plug-in lacks is made of its all_gather (README.md).
 class Communicator {
  public:
   struct Options {
@@ -47,10 +30,12 @@ class Communicator {
 
   int rank() const;
   int world() const;
-  /// Lent to plug-ins: submit goes through this wrapper.
+  /// Lent to plug-ins: submit goes through this wrapper. It fills size and fingerprint; a failure is told as a code, and as what
+  /// take_failure() gives.
   zr_comm_ref ref() const;
   /// Issues one collective and waits. Fills size, fingerprint. Throws Failure(peer_lost) with the report if a peer is lost,
-  /// stalls beyond the limit, or issued something else.
+  /// stalls beyond the limit, or issued something else; after that every call throws the same. Failure(user) if the collective
+  /// makes no sense.
   void run(zr_coll coll);
   /// The same, counted as control traffic.
   void run_control(zr_coll coll);
@@ -68,7 +53,7 @@ class Communicator {
   WireCount wire() const;
   /// Steps made so far, for reports.
   void note_step(int64_t step);
-  /// Collectives submitted so far with a done that had not resolved at submit, and in all (overlap is counted, not timed).
+  /// Collectives submitted so far with a done: what runs beside the caller, whether or not it had resolved at submit.
   int64_t submitted() const;
   /// Unblocks every waiting call. [any]
   void abort();

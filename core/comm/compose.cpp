@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "base/dtype.hpp"
@@ -13,99 +12,195 @@ namespace zr::host {
 
 namespace {
 
-// Every rank's source, each in a row of equal length; sources of other lengths are padded.
-class Rows {
+class Composition {
  public:
-  Rows(const zr_view& mine, int64_t length, int world, const AllGather& gather) : row_bytes_(length * size_of(mine.dtype)) {
-    memory_.resize(static_cast<std::size_t>(row_bytes_ * (world + 1)));
-    if (mine.count > 0) std::memcpy(memory_.data() + row_bytes_ * world, mine.data, static_cast<std::size_t>(mine.count * size_of(mine.dtype)));
-    const zr_view own{memory_.data() + row_bytes_ * world, length, mine.dtype, 0, {1, 0}};
-    gather(own, {memory_.data(), length * world, mine.dtype, 0, {1, 0}});
-  }
-  const char* row(int rank) const { return memory_.data() + row_bytes_ * rank; }
+  Composition(const zr_coll& coll, const Primitives& with)
+      : coll_(coll), with_(with), rank_(with.rank), world_(with.world), dtype_(reads_src(coll, with.rank) ? coll.src.dtype : coll.dst.dtype), size_(size_of(dtype_)) {}
+
+  void reduce();
+  void reduce_scatter();
+  void reduce_scatter_by_exchange();
+  void gather();
+  void scatter();
+  void broadcast() { from_one(coll_.root, coll_.src, coll_.dst.data, coll_.dst.count); }
+  void all_to_all();
+  void barrier();
 
  private:
-  int64_t row_bytes_;
-  std::vector<char> memory_;
+  // Elements of each of n slots that the room is cut into.
+  int64_t slot(int n) const { return std::max<int64_t>(1, with_.room_bytes / (size_ * n) / 64 * 64); }
+  char* room(int64_t elements = 0) const { return with_.room + elements * size_; }
+  zr_view view(void* data, int64_t count) const { return {data, count, dtype_, 0, {1, 0}}; }
+  static char* at(const zr_view& v, int64_t first) { return bytes_of(v) + first * size_of(v.dtype); }
+
+  void all_gather(const zr_view& src, void* dst, const std::vector<int64_t>& counts) const {
+    zr_coll all{};
+    all.op = ZR_ALL_GATHER;
+    all.src = src;
+    int64_t total = 0;
+    for (const int64_t n : counts) total += n;
+    all.dst = view(dst, total);
+    all.counts = counts.data();
+    with_.run(all);
+  }
+  // `count` elements of the source of rank p to everybody's `to`. `src` is read on p only.
+  void from_one(int p, const zr_view& src, void* to, int64_t count) const {
+    std::vector<int64_t> counts(static_cast<std::size_t>(world_), 0);
+    counts[static_cast<std::size_t>(p)] = count;
+    all_gather(rank_ == p ? view(src.data, count) : view(to, 0), to, counts);
+  }
+  // Elements [first, first + count) of every source, folded into dst's elements from `to` on if this rank wants them.
+  void fold_run(int64_t first, int64_t count, bool wanted, int64_t to) const {
+    all_gather(view(at(coll_.src, first), count), room(), std::vector<int64_t>(static_cast<std::size_t>(world_), count));
+    if (!wanted) return;
+    std::vector<const void*> rows;
+    for (int r = 0; r < world_; ++r) rows.push_back(room(r * count));
+    fold(with_.pool, coll_, part_of(coll_.dst, to, count), rows);
+  }
+  void copy(void* to, const void* from, int64_t count) const {
+    if (count > 0) std::memmove(to, from, static_cast<std::size_t>(count * size_));
+  }
+
+  const zr_coll& coll_;
+  const Primitives& with_;
+  const int rank_, world_;
+  const zr_dtype dtype_;
+  const int64_t size_;
 };
 
-void copy(const zr_view& dst, int64_t first, const char* from, int64_t count) {
-  if (count > 0) std::memcpy(bytes_of(dst) + first * size_of(dst.dtype), from, static_cast<std::size_t>(count * size_of(dst.dtype)));
+void Composition::reduce() {
+  const int64_t run = slot(world_), total = coll_.src.count;
+  for (int64_t first = 0; first < total; first += run) fold_run(first, std::min(run, total - first), writes_dst(coll_, rank_), first);
 }
 
-std::string reduce(const zr_coll& coll, int rank, int world, const AllGather& gather) {
-  const Rows rows(coll.src, coll.src.count, world, gather);
-  const auto parts = parts_of(coll.op == ZR_REDUCE_SCATTER ? coll.counts : nullptr, coll.src.count, world);
-  const int64_t first = coll.op == ZR_REDUCE_SCATTER ? std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0}) : 0;
-  if (coll.op == ZR_REDUCE && rank != coll.root) return "";
-  std::vector<const void*> sources;
-  for (int r = 0; r < world; ++r) sources.push_back(rows.row(r) + first * size_of(coll.src.dtype));
-  if (!fold(coll.dst, sources, coll.src.dtype, coll.reduce, coll.flags & ZR_COLL_ACCUMULATE))
-    return "cannot fold " + std::string(name_of(coll.src.dtype)) + " into " + std::string(name_of(coll.dst.dtype));
-  return "";
+void Composition::reduce_scatter() {
+  if (with_.all_to_all) return reduce_scatter_by_exchange();
+  const int64_t run = slot(world_), total = coll_.src.count;
+  for (int r = 0; r < world_; ++r) {
+    const Range part = part_of_rank(coll_.counts, total, r, world_);
+    for (int64_t done = 0; done < part.count; done += run) fold_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
+  }
+}
+
+// Each rank gets its own part of everybody's source only.
+void Composition::reduce_scatter_by_exchange() {
+  const int64_t run = slot(2 * world_), total = coll_.src.count;
+  int64_t longest = 0;
+  for (int r = 0; r < world_; ++r) longest = std::max(longest, part_of_rank(coll_.counts, total, r, world_).count);
+  for (int64_t done = 0; done < longest; done += run) {
+    std::vector<int64_t> to, from;
+    int64_t packed = 0;
+    for (int r = 0; r < world_; ++r) {
+      const Range part = part_of_rank(coll_.counts, total, r, world_);
+      to.push_back(std::clamp<int64_t>(part.count - done, 0, run));
+      copy(room(packed), at(coll_.src, part.first + std::min(done, part.count)), to.back());
+      packed += to.back();
+    }
+    const int64_t mine = to[static_cast<std::size_t>(rank_)];
+    from.assign(static_cast<std::size_t>(world_), mine);
+    zr_coll exchange{};
+    exchange.op = ZR_ALL_TO_ALL;
+    exchange.src = view(room(), packed);
+    exchange.dst = view(room(world_ * run), mine * world_);
+    exchange.counts = to.data();
+    exchange.recv_counts = from.data();
+    with_.run(exchange);
+    if (mine == 0) continue;
+    std::vector<const void*> rows;
+    for (int r = 0; r < world_; ++r) rows.push_back(room(world_ * run + r * mine));
+    fold(with_.pool, coll_, part_of(coll_.dst, done, mine), rows);
+  }
+}
+
+void Composition::gather() {
+  const int64_t run = slot(world_), total = total_of(coll_, world_);
+  int64_t longest = 0;
+  for (int r = 0; r < world_; ++r) longest = std::max(longest, part_of_rank(coll_.counts, total, r, world_).count);
+  const Range mine = part_of_rank(coll_.counts, total, rank_, world_);
+  for (int64_t done = 0; done < longest; done += run) {
+    std::vector<int64_t> counts;
+    for (int r = 0; r < world_; ++r) counts.push_back(std::clamp<int64_t>(part_of_rank(coll_.counts, total, r, world_).count - done, 0, run));
+    all_gather(view(at(coll_.src, std::min(done, mine.count)), counts[static_cast<std::size_t>(rank_)]), room(), counts);
+    if (!writes_dst(coll_, rank_)) continue;
+    int64_t from = 0;
+    for (int r = 0; r < world_; ++r) {
+      const int64_t count = counts[static_cast<std::size_t>(r)];
+      copy(at(coll_.dst, part_of_rank(coll_.counts, total, r, world_).first + done), room(from), count);
+      from += count;
+    }
+  }
+}
+
+void Composition::scatter() {
+  const int64_t run = slot(1), total = total_of(coll_, world_);
+  for (int r = 0; r < world_; ++r) {
+    const Range part = part_of_rank(coll_.counts, total, r, world_);
+    if (r == coll_.root) {
+      if (r == rank_) copy(coll_.dst.data, at(coll_.src, part.first), part.count);
+      continue;
+    }
+    for (int64_t done = 0; done < part.count; done += run) {
+      const int64_t count = std::min(run, part.count - done);
+      from_one(coll_.root, rank_ == coll_.root ? part_of(coll_.src, part.first + done, count) : zr_view{}, room(), count);
+      if (r == rank_) copy(at(coll_.dst, done), room(), count);
+    }
+  }
+}
+
+void Composition::all_to_all() {
+  // What goes to whom differs by rank: the counts travel first.
+  const auto n = static_cast<std::size_t>(world_);
+  std::vector<int64_t> mine(n), all(n * n);
+  for (int r = 0; r < world_; ++r) mine[static_cast<std::size_t>(r)] = part_of_rank(coll_.counts, coll_.src.count, r, world_).count;
+  zr_coll counts{};
+  counts.op = ZR_ALL_GATHER;
+  counts.src = {mine.data(), world_, ZR_I64, 0, {1, 0}};
+  counts.dst = {all.data(), int64_t{world_} * world_, ZR_I64, 0, {1, 0}};
+  with_.run(counts);
+  // In place, what is not yet sent would be overwritten.
+  std::vector<char> kept(bytes_of(coll_.src), bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
+  const zr_view src = kept.empty() ? coll_.src : view(kept.data(), coll_.src.count);
+  const int64_t run = slot(1);
+  int64_t to = 0;
+  for (int p = 0; p < world_; ++p) {
+    const int64_t* row = all.data() + static_cast<std::size_t>(p) * n;
+    int64_t first = 0;
+    for (int r = 0; r < world_; first += row[r++])
+      for (int64_t done = 0; done < row[r]; done += run) {
+        const int64_t count = std::min(run, row[r] - done);
+        from_one(p, rank_ == p ? part_of(src, first + done, count) : zr_view{}, room(), count);
+        if (r == rank_) copy(at(coll_.dst, to + done), room(), count);
+      }
+    to += row[rank_];
+  }
+}
+
+void Composition::barrier() {
+  std::vector<char> bytes(static_cast<std::size_t>(world_) + 1);
+  zr_coll all{};
+  all.op = ZR_ALL_GATHER;
+  all.src = {bytes.data() + world_, 1, ZR_U8, 0, {1, 0}};
+  all.dst = {bytes.data(), world_, ZR_U8, 0, {1, 0}};
+  with_.run(all);
 }
 
 }  // namespace
 
-std::string compose(const zr_coll& coll, int rank, int world, const AllGather& gather) {
-  const auto own = static_cast<std::size_t>(rank);
+std::string compose(const zr_coll& coll, const Primitives& with) {
+  Composition composition(coll, with);
   switch (coll.op) {
-    case ZR_BARRIER: {
-      zr_view none{nullptr, 0, ZR_U8, 0, {1, 0}};
-      char byte = 0;
-      std::vector<char> all(static_cast<std::size_t>(world));
-      none = {&byte, 1, ZR_U8, 0, {1, 0}};
-      gather(none, {all.data(), world, ZR_U8, 0, {1, 0}});
-      return "";
-    }
     case ZR_ALL_REDUCE:
-    case ZR_REDUCE_SCATTER:
-    case ZR_REDUCE: return reduce(coll, rank, world, gather);
-    case ZR_ALL_GATHER:
-    case ZR_GATHER: {
-      const auto parts = parts_of(coll.counts, total_of(coll, rank, world), world);
-      const Rows rows(coll.src, *std::max_element(parts.begin(), parts.end()), world, gather);
-      if (coll.op == ZR_GATHER && rank != coll.root) return "";
-      int64_t first = 0;
-      for (int r = 0; r < world; first += parts[static_cast<std::size_t>(r++)]) copy(coll.dst, first, rows.row(r), parts[static_cast<std::size_t>(r)]);
-      return "";
-    }
-    case ZR_BROADCAST: {
-      const Rows rows(rank == coll.root ? coll.src : zr_view{nullptr, 0, coll.dst.dtype, 0, {1, 0}}, coll.dst.count, world, gather);
-      copy(coll.dst, 0, rows.row(coll.root), coll.dst.count);
-      return "";
-    }
-    case ZR_SCATTER: {
-      const int64_t total = total_of(coll, rank, world);
-      const auto parts = parts_of(coll.counts, total, world);
-      const Rows rows(rank == coll.root ? coll.src : zr_view{nullptr, 0, coll.dst.dtype, 0, {1, 0}}, total, world, gather);
-      const int64_t first = std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0});
-      copy(coll.dst, 0, rows.row(coll.root) + first * size_of(coll.dst.dtype), parts[own]);
-      return "";
-    }
-    case ZR_ALL_TO_ALL: {
-      // What goes to whom differs by rank: the counts travel first.
-      const auto mine = parts_of(coll.counts, coll.src.count, world);
-      const Rows counts({const_cast<int64_t*>(mine.data()), world, ZR_I64, 0, {1, 0}}, world, world, gather);
-      int64_t longest = 0;
-      std::vector<std::vector<int64_t>> all;
-      for (int r = 0; r < world; ++r) {
-        const auto* row = reinterpret_cast<const int64_t*>(counts.row(r));
-        all.emplace_back(row, row + world);
-        longest = std::max(longest, std::accumulate(row, row + world, int64_t{0}));
-      }
-      const Rows rows(coll.src, longest, world, gather);
-      int64_t at = 0;
-      for (int r = 0; r < world; ++r) {
-        const auto& theirs = all[static_cast<std::size_t>(r)];
-        const int64_t first = std::accumulate(theirs.begin(), theirs.begin() + rank, int64_t{0});
-        copy(coll.dst, at, rows.row(r) + first * size_of(coll.src.dtype), theirs[own]);
-        at += theirs[own];
-      }
-      return "";
-    }
-    default: return std::string(name_of_op(coll.op)) + " is not offered by this communicator and cannot be made of all-gathers";
+    case ZR_REDUCE: composition.reduce(); break;
+    case ZR_REDUCE_SCATTER: composition.reduce_scatter(); break;
+    case ZR_ALL_GATHER: with.run(coll); break;  // of a type the plug-in has not
+    case ZR_GATHER: composition.gather(); break;
+    case ZR_BROADCAST: composition.broadcast(); break;
+    case ZR_SCATTER: composition.scatter(); break;
+    case ZR_ALL_TO_ALL: composition.all_to_all(); break;
+    case ZR_BARRIER: composition.barrier(); break;
+    default: return std::string(name_of_op(coll.op)) + " is not offered, and cannot be made of operations in which all ranks take part";
   }
+  return "";
 }
 
 }  // namespace zr::host

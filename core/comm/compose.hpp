@@ -1,17 +1,27 @@
-// Collectives made of all-gathers and local folds: for what a communicator plug-in lacks, and for a world of one.
+// Collectives made of all-gathers and local folds: for what a communicator plug-in lacks.
 #pragma once
 
 #include <functional>
 #include <string>
 
+#include "base/pool.hpp"
 #include "zr/abi/communicator.h"
 
 namespace zr::host {
 
-/// Runs an all-gather of equal parts to completion: dst.count = world * src.count.
-using AllGather = std::function<void(const zr_view& src, const zr_view& dst)>;
+/// What compositions are made of.
+struct Primitives {
+  int rank, world;
+  bool all_to_all;  // is offered too
+  char* room;       // memory the plug-in can use for src and dst, for this call
+  int64_t room_bytes;
+  Pool& pool;
+  /// Runs an all_gather of any type, or an all_to_all if offered, to completion; throws to end the composition.
+  std::function<void(const zr_coll&)> run;
+};
 
-/// Performs `coll`. Needs memory for every rank's source while it runs. Returns "" or why it cannot (send and recv among many ranks, dtypes).
-std::string compose(const zr_coll& coll, int rank, int world, const AllGather& gather);
+/// Performs `coll`, which problem_of() accepts, in runs that fit the room; every rank alike. Returns "" or why it cannot: messages between
+/// two ranks are not made of operations of all.
+std::string compose(const zr_coll& coll, const Primitives& with);
 
 }  // namespace zr::host

@@ -10,8 +10,9 @@
 namespace zr::host {
 
 /// What the training thread of a rank does now, for reports. Cheap to set; read by the heartbeat.
-/// `sequence` counts the collectives that all ranks take part in, from 1, anew for each Engine; sends and receives keep the
-/// number of the collective before them and have fingerprint 0. Equal sequences of two ranks must have equal fingerprints.
+/// `sequence` counts the collectives that all ranks take part in, from 1, anew for each Engine; sends and receives keep
+/// the number of the collective before them and have fingerprint 0. Equal sequences of two ranks must have equal
+/// fingerprints.
 struct Activity {
   uint64_t sequence = 0;  // of the collective, 0 = none
   uint64_t fingerprint = 0;
@@ -24,11 +25,11 @@ struct Activity {
 class Control {
  public:
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
-  /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-  /// mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these: one rank, no sockets. Without zeroth's launcher
-  /// rank 0 serves the store. Returns once every rank has joined. A process joins once: later calls return the same object,
-  /// which lives until the process exits. Throws Failure(environment) naming variable and remedy, Failure(peer_lost) if a
-  /// rank died before it joined.
+  /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these: one rank, no sockets. Without
+  /// zeroth's launcher rank 0 serves the store. Returns once every rank has joined. A process joins once: later calls
+  /// return the same object, which lives until the process exits. Throws Failure(environment) naming variable and
+  /// remedy, Failure(peer_lost) if a rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
 
@@ -47,15 +48,18 @@ class Control {
   virtual void set_activity(const Activity& activity) = 0;
   /// True once a rank is lost, the job mismatched, or was aborted. A relaxed atomic read: callable in spin loops.
   virtual bool broken() const = 0;
-  /// The table of who died or hangs, and what each rank waited in; waits up to a second for the others' last words. Call
-  /// after broken() or when a collective failed or outlasted its limit (`mine`: what this rank saw, then told to all): this
-  /// breaks the job for all. A rank that does not call it within two seconds of a break is ended with exit code 4.
+  /// The table of who died or hangs, and what each rank waited in; waits up to a second for the others' last words.
+  /// Call after broken() or when a collective failed or outlasted its limit (`mine`: what this rank saw, then told to
+  /// all): this breaks the job for all. A rank that does not call it within two seconds of a break is ended with exit
+  /// code 4.
   virtual std::string report(const std::string& mine) = 0;
-  /// Called once, on the control thread, when the job breaks: unblock the communicator. Replaces the earlier callback; returns
-  /// after a running callback ended. If the job is broken already, the callback runs at once, on the control thread.
+  /// Called once, on the control thread, when the job breaks: unblock the communicator. Replaces the earlier callback;
+  /// returns after a running callback ended. If the job is broken already, the callback runs at once, on the control
+  /// thread.
   virtual void on_broken(std::function<void()> callback) = 0;
-  /// This rank leaves in order after `step` steps: its silence is no loss, but a peer that waits for it is told. A later
-  /// set_activity() (the process's next Engine) counts it in again. Leaving is implied by a process's exit() or return from main.
+  /// This rank leaves in order after `step` steps: its silence is no loss, but a peer that waits for it is told. A
+  /// later set_activity() (the process's next Engine) counts it in again. Leaving is implied by a process's exit() or
+  /// return from main.
   virtual void leave(int64_t step) = 0;
 };
 

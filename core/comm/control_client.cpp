@@ -7,6 +7,8 @@
 #include <boost/asio/ip/address_v4.hpp>
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
+#include <cstdio>
+#include <random>
 #include <utility>
 
 #include "base/log.hpp"
@@ -21,13 +23,22 @@ using wire::Type;
 
 namespace {
 constexpr auto kBeat = std::chrono::milliseconds(200);
-constexpr auto kForTable = std::chrono::milliseconds(2000);   // the store takes a second to build it
-constexpr auto kGrace = std::chrono::seconds(2);              // for the training thread to come to report()
+constexpr auto kForTable = std::chrono::milliseconds(2000);    // the store takes a second to build it
+constexpr auto kGrace = std::chrono::seconds(2);               // for the training thread to come to report()
 constexpr auto kForFarewell = std::chrono::milliseconds(500);  // at most, where the other end does not read
+constexpr int64_t kSilenceMs = 1000;
 constexpr std::size_t kMostWhat = 300;
 
 int64_t ms_since(std::chrono::steady_clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - then).count();
+}
+
+// As the launcher's: short, for names that are made of it.
+std::string new_job_id() {
+  std::random_device random;
+  std::array<char, 20> text{};
+  std::snprintf(text.data(), text.size(), "zr-%08x%04x", random(), random() & 0xffff);
+  return text.data();
 }
 }  // namespace
 
@@ -43,7 +54,8 @@ ControlClient::ControlClient(Place place, std::chrono::milliseconds timeout)
   activity_.waiting = true;
   activity_since_ = heard_ = Clock::now();
   const wire::Hello hello{place_.job, place_.token, place_.rank, place_.world, self_};
-  dial_ = std::make_shared<Dial>(io_, find_store(deadline), wire::encode(hello), deadline, "rank " + std::to_string(place_.rank));
+  dial_ = std::make_shared<Dial>(io_, find_store(deadline), wire::encode(hello), deadline,
+                                 "rank " + std::to_string(place_.rank));
   dial_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
                [this](const Failure& failure) {
                  const std::lock_guard lock(mutex_);
@@ -70,7 +82,10 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   auto endpoints = resolve(place_.address, place_.ports, deadline);
   if (!place_.serves) return endpoints;
   auto address = endpoints.front().address();
-  if (!address.is_loopback()) {
+  // A name may mean loopback on its own host only: other hosts' ranks come from outside.
+  const bool one_host =
+      place_.local_world == place_.world || place_.address == "localhost" || place_.address == address.to_string();
+  if (!address.is_loopback() || !one_host) {
     address = address.is_v4() ? boost::asio::ip::address(boost::asio::ip::address_v4::any())
                               : boost::asio::ip::address(boost::asio::ip::address_v6::any());
   }
@@ -78,8 +93,7 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   options.world = place_.world;
   options.job = place_.job;
   options.token = place_.token;
-  options.job_id = place_.job + "-" + std::to_string(pid_) + "-" +
-                   std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
+  options.job_id = new_job_id();
   store_ = std::make_unique<Store>(io_, std::move(options), address, place_.ports);
   store_finished_ = false;
   if (address.is_unspecified()) {
@@ -181,10 +195,22 @@ void ControlClient::beat() {
     connection_->send(wire::encode(Type::beat, beat_locked()));
   }
   if (keeper_left_) check_keeper();
+  if (connection_ && keeper_is_dead()) {
+    std::exchange(connection_, nullptr)->close();
+    lost_store();
+  }
   beat_timer_.expires_after(kBeat);
   beat_timer_.async_wait([this](const error_code& error) {
     if (!error) beat();
   });
+}
+
+// A child that rank 0 forked may keep the connection open.
+bool ControlClient::keeper_is_dead() const {
+  const std::lock_guard lock(mutex_);
+  const auto& peers = start_.peers;
+  return !place_.launched && !closed_ && !peers.empty() && ms_since(heard_) > kSilenceMs &&
+         peers[0].machine == self_.machine && wire::is_dead(peers[0].pid);
 }
 
 // Rank 0 kept the store and has left in order: nobody else can tell that this rank waits for it in vain.
@@ -194,7 +220,8 @@ void ControlClient::check_keeper() {
   const bool in_vain = keeper_left_->leaves > leaves_ ? activity_.sequence > keeper_left_->left_sequence : true;
   if (!in_vain) return;
   const std::string headline = "rank 0 ended after step " + std::to_string(keeper_left_->left_step) +
-                               " (its data ended?) while rank " + std::to_string(place_.rank) + " waits in " + activity_.what;
+                               " (its data ended?) while rank " + std::to_string(place_.rank) + " waits in " +
+                               activity_.what;
   if (!table_) table_ = own_table_locked(headline);
   lock.unlock();
   broke(headline);
@@ -209,7 +236,8 @@ void ControlClient::broke(const std::string& headline) {
       return;
     }
     headline_ = headline;
-    if (connection_) connection_->send(wire::encode(Type::words, beat_locked()));  // before a waiting thread sees the news
+    if (connection_)
+      connection_->send(wire::encode(Type::words, beat_locked()));  // before a waiting thread sees the news
     broken_.store(true, std::memory_order_relaxed);
     changed_.notify_all();
   }
@@ -229,8 +257,9 @@ void ControlClient::run_callback() {
 void ControlClient::end_if_absent() {
   std::unique_lock lock(mutex_);
   if (reported_ || left_ || closed_) return;
-  std::string text = "rank " + std::to_string(place_.rank) + " (pid " + std::to_string(pid_) + ") ends, the job is broken: it was " +
-                     doing_text(activity_, ms_since(activity_since_)) + "; " + headline_;
+  std::string text = "rank " + std::to_string(place_.rank) + " (pid " + std::to_string(pid_) +
+                     ") ends, the job is broken: it was " + doing_text(activity_, ms_since(activity_since_)) + "; " +
+                     headline_;
   if (place_.serves && table_) text = *table_;  // nobody else prints it
   lock.unlock();
   log(ZR_LOG_ERROR, text);
@@ -285,7 +314,8 @@ void ControlClient::post_send(std::string message) {
 
 void ControlClient::put(const std::string& key, const std::string& value) {
   if (value.size() > wire::kMostValueBytes)
-    fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " + bytes_text(static_cast<int64_t>(value.size())));
+    fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " +
+             bytes_text(static_cast<int64_t>(value.size())));
   post_send(wire::Writer().text(key).text(value).message(Type::put));
 }
 
@@ -304,7 +334,8 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   if (value) return *value;
   lock.unlock();
   if (broken()) throw Failure(Exit::peer_lost, report(""));
-  if (gone) throw Failure(Exit::peer_lost, "rank 0, which kept the job's store, has ended: no key '" + waited + "' will come");
+  if (gone)
+    throw Failure(Exit::peer_lost, "rank 0, which kept the job's store, has ended: no key '" + waited + "' will come");
   throw Failure(Exit::peer_lost, "no rank has put '" + waited + "' into the job's store within " +
                                      duration_text(static_cast<double>(timeout.count()) / 1000));
 }
@@ -313,8 +344,7 @@ void ControlClient::set_activity(const Activity& activity) {
   const std::lock_guard lock(mutex_);
   if (left_) {
     left_ = false;
-    if (deferred_)
-      boost::asio::post(io_, [this, headline = *deferred_] { broke(headline); });
+    if (deferred_) boost::asio::post(io_, [this, headline = *deferred_] { broke(headline); });
   }
   activity_.sequence = activity.sequence;
   activity_.fingerprint = activity.fingerprint;
@@ -338,7 +368,8 @@ std::string ControlClient::report(const std::string& mine) {
   if (!table_) {
     std::string headline = headline_.empty() ? "rank " + std::to_string(place_.rank) + ": " + mine : headline_;
     if (!store_gone_) {
-      headline += "; " + keeper_locked() + " has not answered for " + duration_text(static_cast<double>(ms_since(heard_)) / 1000);
+      headline += "; " + keeper_locked() + " has not answered for " +
+                  duration_text(static_cast<double>(ms_since(heard_)) / 1000);
       const bool near = !place_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
       const std::string state = near ? state_text(wire::state_of(start_.peers[0].pid)) : "";
       if (!state.empty()) headline += ", it is " + state;

@@ -50,6 +50,7 @@ class ControlClient final : public Control {
   void lost_store();
   void beat();
   void check_keeper();
+  bool keeper_is_dead() const;
   void broke(const std::string& headline);
   void run_callback();
   void end_if_absent();
@@ -87,7 +88,8 @@ class ControlClient final : public Control {
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::optional<Failure> failure_;  // to join
-  bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false, left_ = false;
+  bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false,
+       left_ = false;
   wire::Start start_;
   Activity activity_;
   std::string getting_;  // the key that get() waits for

@@ -10,8 +10,8 @@ using boost::system::error_code;
 using wire::Type;
 
 namespace {
-constexpr auto kPatience = std::chrono::seconds(2);            // with one address
-constexpr auto kPause = std::chrono::milliseconds(20);         // before all are tried again
+constexpr auto kPatience = std::chrono::seconds(2);     // with one address
+constexpr auto kPause = std::chrono::milliseconds(20);  // before all are tried again
 constexpr auto kResolvePause = std::chrono::milliseconds(200);
 }  // namespace
 
@@ -26,14 +26,21 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
       for (const auto& entry : found) endpoints.emplace_back(entry.endpoint().address(), port);
     if (!endpoints.empty()) return endpoints;
     if (std::chrono::steady_clock::now() + kResolvePause > deadline)
-      fail_environment("the address of the job's store, '" + host + "', is not known: " + error.message() +
-                       ". It stands in MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
+      fail_environment(
+          "the address of the job's store, '" + host + "', is not known: " + error.message() +
+          ". It stands in MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
     std::this_thread::sleep_for(kResolvePause);
   }
 }
 
-Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, std::string hello, Time deadline, std::string who)
-    : io_(io), endpoints_(std::move(endpoints)), hello_(std::move(hello)), who_(std::move(who)), deadline_(deadline), timer_(io) {}
+Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, std::string hello, Time deadline,
+           std::string who)
+    : io_(io),
+      endpoints_(std::move(endpoints)),
+      hello_(std::move(hello)),
+      who_(std::move(who)),
+      deadline_(deadline),
+      timer_(io) {}
 
 void Dial::start(Welcomed welcomed, Failed failed) {
   welcomed_ = std::move(welcomed);
@@ -111,14 +118,15 @@ void Dial::next(std::size_t index, const std::string& why) {
     std::exchange(socket_, nullptr)->close(ignored);
   }
   if (std::chrono::steady_clock::now() >= deadline_)
-    return fail(Failure(Exit::environment, who_ + " found no store of its job at " + tried.address().to_string() + " port " +
-                                               std::to_string(endpoints_.front().port()) +
-                                               (endpoints_.front().port() == endpoints_.back().port()
-                                                    ? ""
-                                                    : " to " + std::to_string(endpoints_.back().port())) +
-                                               ": " + why_ +
-                                               ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
-                                               "the same for every rank, names another"));
+    return fail(Failure(Exit::environment,
+                        who_ + " found no store of its job at " + tried.address().to_string() + " port " +
+                            std::to_string(endpoints_.front().port()) +
+                            (endpoints_.front().port() == endpoints_.back().port()
+                                 ? ""
+                                 : " to " + std::to_string(endpoints_.back().port())) +
+                            ": " + why_ +
+                            ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
+                            "the same for every rank, names another"));
   if (index + 1 < endpoints_.size()) return attempt(index + 1);
   timer_.expires_after(kPause);
   timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {

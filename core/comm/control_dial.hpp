@@ -23,8 +23,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   using Time = std::chrono::steady_clock::time_point;
 
   /// `hello`: the message to greet with. `who`: "rank 3", for messages.
-  Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, std::string hello, Time deadline,
-       std::string who);
+  Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, std::string hello,
+       Time deadline, std::string who);
   void start(Welcomed welcomed, Failed failed);
   void stop();
 
@@ -49,6 +49,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
 };
 
 /// Every address of `host` with each port; asks again until the deadline. Throws Failure(environment).
-std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports, Dial::Time deadline);
+std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
+                                                    Dial::Time deadline);
 
 }  // namespace zr::host

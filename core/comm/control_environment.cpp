@@ -22,7 +22,8 @@ struct From {
   }
   std::string text(const char* name, const char* remedy) const {
     const char* value = variables(name);
-    if (!value || !*value) fail_environment(std::string(name) + " is not set, but " + launcher + "'s other variables are: " + remedy);
+    if (!value || !*value)
+      fail_environment(std::string(name) + " is not set, but " + launcher + "'s other variables are: " + remedy);
     return value;
   }
   int number(const char* name, int least, int most, const char* remedy) const {
@@ -47,7 +48,8 @@ uint16_t port_of_job(std::string_view job) {
 
 std::vector<uint16_t> ports_from(int first) {
   std::vector<uint16_t> ports;
-  for (int port = first; port < first + kPortsTried && port <= 65535; ++port) ports.push_back(static_cast<uint16_t>(port));
+  for (int port = first; port < first + kPortsTried && port <= 65535; ++port)
+    ports.push_back(static_cast<uint16_t>(port));
   return ports;
 }
 
@@ -102,8 +104,8 @@ Place from_torchrun(const From& from) {
   place.address = from.text("MASTER_ADDR", remedy);
   const int port = from.number("MASTER_PORT", 1, 65534, remedy);
   place.ports = ports_from(port + 1);  // MASTER_PORT itself is the launcher's own store
-  place.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + place.address + "-" + std::to_string(port) + "-" +
-              from.optional("TORCHELASTIC_RESTART_COUNT");
+  place.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + place.address + "-" + std::to_string(port) +
+              "-" + from.optional("TORCHELASTIC_RESTART_COUNT");
   return place;
 }
 
@@ -111,14 +113,16 @@ Place from_openmpi(const From& from) {
   const char* remedy = "start the program by mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
   Place place = ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
   take_locals(from, place, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
-  place.job = "mpirun-" + from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
+  place.job = "mpirun-" +
+              from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
   place.token = from.optional("OMPI_MCA_orte_precondition_transports");
   if (place.local_world == place.world) {
     place.address = "127.0.0.1";
     place.ports = ports_from(port_of_job(place.job));
   } else if (!take_store(from, place)) {
-    fail_environment("mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, "
-                     "mpirun -x ZR_STORE=host:port ...");
+    fail_environment(
+        "mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, "
+        "mpirun -x ZR_STORE=host:port ...");
   }
   return place;
 }
@@ -132,8 +136,9 @@ Place from_pmi(const From& from, int64_t parent) {
     place.address = "127.0.0.1";
     place.ports = ports_from(port_of_job(place.job));
   } else if (place.world > 1 && !take_store(from, place)) {
-    fail_environment("mpiexec gives its ranks no common address to meet at: name rank 0's host and a free port, "
-                     "mpiexec -env ZR_STORE host:port ...");
+    fail_environment(
+        "mpiexec gives its ranks no common address to meet at: name rank 0's host and a free port, "
+        "mpiexec -env ZR_STORE host:port ...");
   }
   if (place.job.empty()) place.job = "mpiexec-" + from.optional("ZR_STORE");
   return place;

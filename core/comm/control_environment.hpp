@@ -23,8 +23,8 @@ struct Place {
 /// A variable's value, or null.
 using Variables = std::function<const char*(const char* name)>;
 
-/// Nothing if no launcher's variables are there. `parent` is this process's parent, which mpiexec's ranks have in common.
-/// Throws Failure(environment) naming variable and remedy.
+/// Nothing if no launcher's variables are there. `parent` is this process's parent, which mpiexec's ranks have in
+/// common. Throws Failure(environment) naming variable and remedy.
 std::optional<Place> place_of(const Variables& variables, int64_t parent);
 
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".

@@ -153,4 +153,9 @@ char state_of(int64_t pid) {
   return name_end == std::string::npos || name_end + 2 >= text.size() ? char{0} : text[name_end + 2];
 }
 
+bool is_dead(int64_t pid) {
+  const char state = state_of(pid);
+  return state == 0 || state == 'Z' || state == 'X';
+}
+
 }  // namespace zr::host::wire

@@ -13,12 +13,12 @@
 namespace zr::host::wire {
 
 enum class Type : uint8_t {
-  hello = 1,  // to the store: Hello
-  put,        // key, value
-  get,        // id, key
-  beat,       // Beat, every 200 ms
-  words,      // Beat: a rank's last words, the answer to news
-  report,     // text: what a rank saw; breaks the job
+  hello = 1,     // to the store: Hello
+  put,           // key, value
+  get,           // id, key
+  beat,          // Beat, every 200 ms
+  words,         // Beat: a rank's last words, the answer to news
+  report,        // text: what a rank saw; breaks the job
   welcome = 65,  // from the store: nothing
   refuse,        // exit code, or 0: another store may be the right one; text
   start,         // Start: all have joined
@@ -113,5 +113,7 @@ Start decode_start(std::string_view body);
 Peer this_peer();
 /// State letter of a process of this machine from /proc/<pid>/stat; 0 if there is none.
 char state_of(int64_t pid);
+/// There is no such process of this machine, or only what its parent has not yet collected.
+bool is_dead(int64_t pid);
 
 }  // namespace zr::host::wire

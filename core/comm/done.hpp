@@ -12,14 +12,18 @@ struct zr_done_s {
   int64_t native = 0;
   std::string message;
   const zr_host* host = nullptr;
+  // Of the collective it was submitted with, for reports; written before submit returns.
+  uint64_t sequence = 0, fingerprint = 0;
+  std::string what;
 };
 
 namespace zr::host {
 
-zr_done* done_new(const zr_host* host);
-void done_release(zr_done* done);  // accepts null
+zr_done* done_new(const zr_host* host);  // one reference; null: no memory
+void done_release(zr_done* done);        // accepts null
+/// A second resolution is the resolver's mistake: it is logged and changes nothing.
 void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message);
-/// ZR_AGAIN, or what it was resolved with, in `error` too.
+/// ZR_AGAIN, or what it was resolved with, in `error` too, which may be null.
 zr_code done_poll(zr_done* done, zr_error* error);
 
 }  // namespace zr::host

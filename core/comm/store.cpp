@@ -21,6 +21,7 @@ namespace {
 constexpr auto kForLastWords = std::chrono::seconds(1);
 constexpr auto kForHello = std::chrono::seconds(5);
 constexpr auto kPoll = std::chrono::milliseconds(10);
+constexpr auto kWatch = std::chrono::milliseconds(500);
 constexpr std::size_t kMostStrangers = 256;
 
 // Compares in a time that does not depend on where the two differ.
@@ -33,7 +34,11 @@ bool same_secret(const std::string& a, const std::string& b) {
 
 struct Store::State : std::enable_shared_from_this<State> {
   State(boost::asio::io_context& context, Options given)
-      : io(context), acceptor(context), poll(context), options(std::move(given)),
+      : io(context),
+        acceptor(context),
+        poll(context),
+        watch_timer(context),
+        options(std::move(given)),
         members(options.world, options.launched, wire::this_peer().machine) {}
 
   struct Rank {
@@ -55,6 +60,7 @@ struct Store::State : std::enable_shared_from_this<State> {
   void get(int rank, uint64_t id, std::string key);
   void judge();
   void await_table();
+  void watch();
   void close();
   void tell_all(const std::string& message) {
     for (auto& [rank, peer] : ranks) peer.connection->send(message);
@@ -62,7 +68,7 @@ struct Store::State : std::enable_shared_from_this<State> {
 
   boost::asio::io_context& io;
   tcp::acceptor acceptor;
-  boost::asio::steady_timer poll;
+  boost::asio::steady_timer poll, watch_timer;
   Options options;
   Members members;
   std::map<int, Rank> ranks;  // connected ones
@@ -84,13 +90,16 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
     acceptor.set_option(tcp::acceptor::reuse_address(true), error);
     acceptor.bind(endpoint, error);
     if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
-    if (!error) return accept();
+    if (!error) {
+      accept();
+      return watch();
+    }
     error_code ignored;
     acceptor.close(ignored);
   }
-  fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " + std::to_string(ports.front()) +
-                   (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") + ": " + error.message() +
-                   ". Name a free port of rank 0's host: ZR_STORE=host:port for every rank");
+  fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " +
+                   std::to_string(ports.front()) + (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") +
+                   ": " + error.message() + ". Name a free port of rank 0's host: ZR_STORE=host:port for every rank");
 }
 
 void Store::State::accept() {
@@ -129,7 +138,8 @@ void Store::State::hello(std::shared_ptr<Connection> connection, const wire::Hel
     connection->send(wire::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::refuse));
     connection->finish();
   };
-  if (hello.job != options.job || !same_secret(hello.token, options.token)) return refuse(0, "it keeps another job's store");
+  if (hello.job != options.job || !same_secret(hello.token, options.token))
+    return refuse(0, "it keeps another job's store");
   if (broke) return refuse(static_cast<int>(Exit::peer_lost), table.empty() ? members.news() : table);
   const std::string reason = members.admit(hello, Clock::now());
   if (!reason.empty()) return refuse(static_cast<int>(Exit::environment), reason);
@@ -170,12 +180,8 @@ void Store::State::message(int rank, Type type, std::string_view body) {
       members.heard(rank, wire::decode_beat(body), Clock::now());
       ranks[rank].connection->send(wire::Writer().message(Type::pong));
       return judge();
-    case Type::words:
-      members.last_words(rank, wire::decode_beat(body), Clock::now());
-      return judge();
-    case Type::report:
-      members.reported(rank, reader.text());
-      return judge();
+    case Type::words: members.last_words(rank, wire::decode_beat(body), Clock::now()); return judge();
+    case Type::report: members.reported(rank, reader.text()); return judge();
     default: throw wire::Malformed("not a message to the store");
   }
 }
@@ -224,10 +230,20 @@ void Store::State::await_table() {
   tell_all(wire::Writer().text(table).message(Type::table));
 }
 
+void Store::State::watch() {
+  members.look_for_the_dead(Clock::now());
+  judge();
+  watch_timer.expires_after(kWatch);
+  watch_timer.async_wait([this, self = shared_from_this()](const error_code& error) {
+    if (!error) watch();
+  });
+}
+
 void Store::State::close() {
   error_code ignored;
   acceptor.close(ignored);
   poll.cancel();
+  watch_timer.cancel();
   for (auto& [key, stranger] : strangers) {
     stranger.connection->close();
     stranger.patience->cancel();

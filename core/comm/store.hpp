@@ -22,9 +22,9 @@ class Store {
  public:
   struct Options {
     int world = 1;
-    std::string job, token;  // what a rank must show
-    std::string job_id;      // what ranks are told to call the job
-    bool launched = false;   // ended() will be told of every rank
+    std::string job, token;                                  // what a rank must show
+    std::string job_id;                                      // what ranks are told to call the job
+    bool launched = false;                                   // ended() will be told of every rank
     std::function<void(const std::string& table)> on_table;  // once, if the job breaks
   };
   /// Listens on the first of `ports` that is free (0: any). Throws Failure(environment) if none is.
@@ -41,7 +41,8 @@ class Store {
   bool broken() const;
   /// The user stops the job: ranks that end are no loss from now on.
   void stop_judging();
-  /// The rank that keeps this store has left in order: tells the others, then closes. `then` runs when they have read it.
+  /// The rank that keeps this store has left in order: tells the others, then closes. `then` runs when they have read
+  /// it.
   void finish(const wire::Beat& keeper, std::function<void()> then);
   void close();
 

@@ -9,6 +9,7 @@ namespace zr::host {
 namespace {
 constexpr std::size_t kMostIssued = 4096;
 constexpr auto kForStragglers = std::chrono::milliseconds(200);
+constexpr auto kSilence = std::chrono::seconds(1);
 
 int64_t ms_between(Members::Time from, Members::Time to) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(to - from).count();
@@ -22,13 +23,14 @@ void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
 std::string Members::admit(const wire::Hello& hello, Time now) {
   if (hello.world != world())
-    return "rank " + std::to_string(hello.rank) + " was told of " + std::to_string(hello.world) + " ranks, the job has " +
-           std::to_string(world()) + ": start all ranks with one launcher command";
+    return "rank " + std::to_string(hello.rank) + " was told of " + std::to_string(hello.world) +
+           " ranks, the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
   if (hello.rank < 0 || hello.rank >= world()) return "there is no rank " + std::to_string(hello.rank);
   Member& member = at(static_cast<int>(hello.rank));
   if (member.joined)
     return rank_text(static_cast<int>(hello.rank), member.peer.pid) + " has joined already, and pid " +
-           std::to_string(hello.peer.pid) + " on " + hello.peer.host + " claims to be it too: give each process its own rank";
+           std::to_string(hello.peer.pid) + " on " + hello.peer.host +
+           " claims to be it too: give each process its own rank";
   member.joined = member.connected = true;
   member.peer = hello.peer;
   member.heard = now;
@@ -66,6 +68,15 @@ void Members::disconnected(int rank) {
   look_for_waits_on_the_gone();
 }
 
+void Members::look_for_the_dead(Time now) {
+  for (int rank = 0; rank < world(); ++rank) {
+    const Member& member = at(rank);
+    if (member.connected && now - member.heard > kSilence && member.peer.machine == machine_ &&
+        wire::is_dead(member.peer.pid))
+      disconnected(rank);
+  }
+}
+
 void Members::ended(int rank, int64_t pid, const Fate& fate) {
   Member& member = at(rank);
   member.fate = fate;
@@ -85,7 +96,8 @@ void Members::note(Cause cause, int rank, std::string text) {
 void Members::compare(int rank, const wire::Beat& beat) {
   for (const auto& call : beat.recent) {
     if (call.sequence == 0 || call.fingerprint == 0) continue;
-    const auto [first, fresh] = issued_.try_emplace({beat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
+    const auto [first, fresh] =
+        issued_.try_emplace({beat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
     if (!fresh && first->second.rank != rank && first->second.fingerprint != call.fingerprint)
       note(Cause::mismatch, rank,
            "collective " + std::to_string(call.sequence) + " differs between ranks: rank " +
@@ -142,8 +154,8 @@ bool Members::settled(Time since, Time now) const {
 std::string Members::why(int rank) const {
   const Member& member = at(rank);
   if (!member.fate) {
-    const char state = member.peer.machine == machine_ ? wire::state_of(member.peer.pid) : '?';
-    return std::string("is lost: its connection closed") + (state == 0 || state == 'Z' ? " and its process is gone" : "");
+    const bool dead = member.peer.machine == machine_ && wire::is_dead(member.peer.pid);
+    return std::string("is lost: its connection closed") + (dead ? " and its process is gone" : "");
   }
   std::string text = fate_text(*member.fate);
   if (!member.joined) return text + " before it joined the job";
@@ -178,7 +190,9 @@ std::string Members::news() const {
   return cause_ == Cause::reported ? "rank " + std::to_string(culprit_) + ": " + text_ : text_;
 }
 
-std::string Members::headline(Time now) const { return cause_ == Cause::reported ? news() + others_than_reporter(now) : news(); }
+std::string Members::headline(Time now) const {
+  return cause_ == Cause::reported ? news() + others_than_reporter(now) : news();
+}
 
 std::string Members::state(int rank, Time now) const {
   const Member& member = at(rank);

@@ -29,6 +29,9 @@ class Members {
   void last_words(int rank, const wire::Beat& beat, Time now);
   void reported(int rank, const std::string& text);
   void disconnected(int rank);
+  /// Looks after ranks that have been silent for a second: a child that a dead rank forked may keep its connection
+  /// open.
+  void look_for_the_dead(Time now);
   void ended(int rank, int64_t pid, const Fate& fate);
 
   bool everybody_joined() const;
@@ -72,7 +75,7 @@ class Members {
   const bool launched_;
   const std::string machine_;
   std::vector<Member> members_;
-  int leavers_ = 0;  // ranks that left at least once
+  int leavers_ = 0;                                         // ranks that left at least once
   std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): who issued it first
   Cause cause_ = Cause::none;
   int culprit_ = 0;

@@ -24,10 +24,17 @@ std::string did_you_mean(const std::vector<std::string>& near) {
   return text + "?";
 }
 
+// The place of a value; of a table that the command line made, its first value's.
+Origin place_of(const toml::node& node) {
+  const Origin origin = origin_of(node.source());
+  const toml::table* table = node.as_table();
+  return origin.from == Origin::From::standard && table && !table->empty() ? place_of(table->begin()->second) : origin;
+}
+
 // The place of a key: its own, or its value's where toml++ knows none (what the command line laid over).
 Origin place(const toml::key& key, const toml::node& node) {
   const Origin origin = origin_of(key.source());
-  const Origin value = origin_of(node.source());
+  const Origin value = place_of(node);
   return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
 }
 

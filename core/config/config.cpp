@@ -104,7 +104,12 @@ std::vector<std::pair<std::string, std::vector<Config::Row>>> Config::tables() c
     const bool role = entry.key.table.empty();
     const std::string& name = role ? entry.key.name : entry.key.table;
     auto at = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.first == name; });
-    if (at == all.end()) at = all.insert(all.end(), {name, {}});
+    if (at == all.end()) {
+      const std::string root = name.substr(0, name.find('.'));
+      const auto related = [&](const auto& one) { return one.first.substr(0, one.first.find('.')) == root; };
+      const auto last = std::find_if(all.rbegin(), all.rend(), related).base();
+      at = all.insert(last == all.begin() ? all.end() : last, {name, {}});
+    }
     at->second.push_back({role ? "use" : entry.key.name, &entry});
   }
   return all;

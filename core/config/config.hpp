@@ -58,7 +58,7 @@ class Config {
   const std::vector<GroupConfig>& groups() const { return groups_; }
   /// The entries of one table ("strategy.<id>"). The pointers live as the Config.
   std::vector<const Entry*> table(std::string_view name) const;
-  /// All entries as they stand in a file: tables in order of first appearance, a role's own name written as [role] use.
+  /// All entries as they stand in a file: sub-tables behind their table, a role's own name written as [role] use.
   struct Row {
     std::string name;  // "use"
     const Entry* entry;
@@ -79,7 +79,7 @@ using PluginIds = std::map<std::string, std::vector<std::string>>;
 /// A parsed file with the command line's overrides laid over it, not yet checked.
 class Document {
  public:
-  /// Overrides are "path=value", value in TOML or a bare word ("strategy=zero0", "train.steps=20"). Throws
+  /// Overrides are "path=value", value in TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
   /// Failure(Exit::user) for a file that cannot be read or parsed, with file:line:column.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
   /// The same from text; `file` is the name used in messages.
@@ -89,6 +89,9 @@ class Document {
   /// The plug-in named for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or the
   /// role's default (from host_keys). Also says where it was named.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
+  /// A name in the file that is nearly this role's, or its `use`, as "gpt.toml:1:1: unknown key ...; did you mean ...?"; "" if
+  /// there is none.
+  std::string misspelt(const std::string& role) const;
   /// One of the host's keys before everything is checked, judged alone: job.program and job.ranks are needed to find out
   /// which other keys there are.
   Entry early(const std::string& path) const;

@@ -50,7 +50,7 @@ bool is_role(const std::string& name) {
   return false;
 }
 
-// `strategy = "zero1"` becomes [strategy] use = "zero1".
+// `strategy = "id"` becomes [strategy] use = "id".
 toml::table& as_role_table(toml::table& root, const std::string& role) {
   toml::node* node = root.get(role);
   if (!node || !node->is_table()) {
@@ -147,6 +147,18 @@ std::string Document::chosen(const std::string& role, Origin* origin) const {
   const Entry entry = early(role);
   if (origin) *origin = entry.origin;
   return std::get<std::string>(entry.value);
+}
+
+std::string Document::misspelt(const std::string& role) const {
+  const auto told = [](const toml::key& key, const std::string& path, const std::string& right) {
+    return origin_of(key.source()).text() + ": unknown key '" + path + "'; did you mean '" + right + "'?";
+  };
+  for (const auto& [key, node] : tree_->root)
+    if (const std::string name(key.str()); !is_role(name) && nearest(name, roles()) == role) return told(key, name, role);
+  if (const toml::table* table = tree_->root[role].as_table())
+    for (const auto& [key, node] : *table)
+      if (!node.is_table() && !nearest(key.str(), {"use"}).empty()) return told(key, role + "." + std::string(key.str()), role + ".use");
+  return "";
 }
 
 Entry Document::early(const std::string& path) const {

@@ -11,7 +11,7 @@
 namespace zr::host {
 
 struct Key {
-  std::string table;   // "train", "optimizer.adamw"; "" is the top level
+  std::string table;   // "train", "optimizer.<id>"; "" is the top level
   std::string name;    // "clip"
   uint32_t type;       // ZR_KEY_*
   std::string def;     // default as TOML text; "@optimizer.lr": that key's value; "" means the key must be given

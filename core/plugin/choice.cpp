@@ -1,5 +1,7 @@
 #include "plugin/choice.hpp"
 
+#include "base/failure.hpp"
+
 namespace zr::host {
 
 namespace {
@@ -9,6 +11,9 @@ Component load(Role role, const Document& document, const Registry& registry, Ch
   Origin origin;
   const std::string id = document.chosen(name, &origin);
   const bool standard = origin.from == Origin::From::standard;
+  // Where the role's own name is misspelt, a missing default is not what is wrong.
+  if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : ""; !misspelt.empty())
+    fail_user(misspelt);
   const Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
   const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
   choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());

@@ -57,7 +57,7 @@ class Instance {
   const Api* api() const {
     return static_cast<const Api*>(component_.table->api);
   }
-  std::string who(const char* call) const;  // "optimizer 'adamw' (path): step"
+  std::string who(const char* call) const;  // "optimizer 'id' (path): step"
 
  private:
   Component component_;

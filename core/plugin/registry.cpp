@@ -50,7 +50,7 @@ namespace {
 
 std::string file_name(Role role, const std::string& id) { return "zr_" + std::string(name_of(role)) + "_" + id + ".so"; }
 
-// "strategy", "zero1" of zr_strategy_zero1.so.
+// "strategy", "flat" of zr_strategy_flat.so.
 bool split_name(const fs::path& file, Role& role, std::string& id) {
   const std::string name = file.filename().string();
   for (const Role one : kRoles) {
@@ -171,6 +171,8 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
   const bool by_path = !id.empty() && id[0] == '/';
   if (!by_path && id.find('/') != id.npos) fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
   const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
+  std::error_code error;
+  if (by_path && !fs::exists(found[0], error)) fail_user(who + "there is no such file; correct the path, or name an id");
   if (found.empty()) fail_missing(role, id, where);
   if (found.size() > 1) fail_user(who + twice(found));
   const std::string refused = by_path ? who : who + found[0].string() + ": ";

@@ -48,6 +48,7 @@ void train(const zr::Program& program) {
     const auto batch =
         text.training(engine.seed(), engine.step_index(), engine.micro_index(), engine.micro_batch(), config.context);
     engine.backward(model->loss(batch.bytes, batch.next));
+    engine.add_tokens(batch.bytes.numel());
     if (engine.step() && engine.validation_due()) {
       engine.validation(validate(engine, model, text, config.context));
     }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,9 @@
-// The same training in plain libtorch: one process, no Zeroth. What there was before, and what gpt.cpp is compared
-// with.
+// The same training in plain libtorch, one process, no Zeroth: what there was before.
+#include <torch/optim/adamw.h>
+
 #include <charconv>
 #include <chrono>
-#include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <numbers>
@@ -17,7 +18,7 @@ using Flags = std::map<std::string, std::string>;
 Flags parse(int argc, char** argv) {
   // The defaults are those of gpt.toml; micro-batches is its ranks times accumulation.
   Flags flags{
-      {"steps", "1200"},     {"seed", "1"},           {"micro-batch", "8"},    {"micro-batches", "2"},
+      {"steps", "1200"},     {"seed", "0"},           {"micro-batch", "8"},    {"micro-batches", "2"},
       {"layers", "4"},       {"width", "192"},        {"heads", "6"},          {"context", "128"},
       {"dropout", "0"},      {"lr", "0.002"},         {"final-ratio", "0.05"}, {"warmup", "100"},
       {"clip", "1"},         {"weight-decay", "0.1"}, {"beta2", "0.99"},       {"dtype", "fp32"},

@@ -1,6 +1,6 @@
 // A main() of one's own: an unmodified libtorch module, trained with whatever quickstart.toml names.
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
 
 #include <iostream>
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -30,6 +31,14 @@ std::string boot_id() {
 std::string pid_namespace() {
   struct stat info {};
   return ::stat("/proc/self/ns/pid", &info) == 0 ? std::to_string(info.st_ino) : "unknown";
+}
+
+// Bytes the machine can still give, -1 if it does not say.
+int64_t available() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("MemAvailable:", 0) == 0) return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
+  return -1;
 }
 
 std::string host_name() {
@@ -96,6 +105,10 @@ void Arena::connect(int peer, const Address& address) {
 }
 
 void Arena::extend(uint64_t bytes, const char* what) {
+  // The kernel knows no limit for such files: it would rather end processes.
+  if (const int64_t left = available(); left >= 0 && bytes > static_cast<uint64_t>(left))
+    throw zr::Error(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + "): the machine has " + std::to_string(left) +
+                                  " left; use fewer ranks here, or a strategy that shards more", ENOMEM);
   const auto offset = static_cast<off_t>(end_);
   int error = 0;
   do {

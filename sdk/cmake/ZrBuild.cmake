@@ -17,7 +17,8 @@ endif()
 add_compile_options(-Wall -Wextra -Werror -ffp-contract=off -fno-math-errno)
 set(ZR_SANITIZE "" CACHE STRING "Sanitizers of the build: address,undefined or thread")
 if(ZR_SANITIZE)
-  add_compile_options(-fsanitize=${ZR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_compile_options(-fsanitize=${ZR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)  # gcc 12 takes std::regex for uninitialised under sanitizers
   add_link_options(-fsanitize=${ZR_SANITIZE})
   if(ZR_SANITIZE MATCHES "thread")
     add_compile_options(-Wno-tsan)  # Asio's fences, of which ThreadSanitizer knows nothing; its locks it knows

@@ -31,6 +31,7 @@ function(zr_add_plugin target)
   endif()
 
   add_library(${target} MODULE ${PLUGIN_SOURCES})
+  set_property(GLOBAL APPEND PROPERTY ZR_PLUGINS ${target})
   zr_plugin_compile_settings(${target})
   target_link_libraries(${target} PRIVATE ${PLUGIN_LIBRARIES})
   set(map ${ZR_PLUGIN_CMAKE_DIR}/zr.map)

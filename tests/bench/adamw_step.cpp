@@ -1,10 +1,10 @@
-// AdamW's update of 64 M parameters (a GPT block of width 2304) through the real plug-in, beside the memory traffic alone and
-// beside libtorch's own.
-// adamw_step [rows.json]
+// AdamW's update of 64 M parameters (a GPT block of width 2304) through the real plug-in, beside the memory traffic
+// alone and beside libtorch's own. adamw_step [rows.json]
 //
-// Ours and the traffic share memory as the host gives it: in huge pages where the kernel has them. libtorch has the tensors it
-// allocates itself, as a user's would be; "in our memory" is its kernel on ours, to tell the arithmetic from the pages (both
-// are at the speed of memory). bf16: fp32 masters and a rounded copy; libtorch copies in a second pass, it has no other way.
+// Ours and the traffic share memory as the host gives it: in huge pages where the kernel has them. libtorch has the
+// tensors it allocates itself, as a user's would be; "in our memory" is its kernel on ours, to tell the arithmetic from
+// the pages (both are at the speed of memory). bf16: fp32 masters and a rounded copy; libtorch copies in a second pass,
+// it has no other way.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <sys/mman.h>
@@ -24,8 +24,8 @@
 namespace {
 
 constexpr int64_t kWidth = 2304, kTile = 1 << 20, kRounds = 9;
-const std::vector<int64_t> kTensors = {kWidth, kWidth, 3 * kWidth * kWidth, 3 * kWidth, kWidth * kWidth, kWidth, kWidth, kWidth,
-                                       4 * kWidth * kWidth, 4 * kWidth, 4 * kWidth * kWidth, kWidth};
+const std::vector<int64_t> kTensors = {kWidth, kWidth, 3 * kWidth* kWidth, 3 * kWidth, kWidth* kWidth,     kWidth,
+                                       kWidth, kWidth, 4 * kWidth* kWidth, 4 * kWidth, 4 * kWidth* kWidth, kWidth};
 constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
 
 /// Huge pages where the kernel gives them, touched.
@@ -44,7 +44,8 @@ struct Streams {
   uint16_t* narrow;
 };
 Streams streams_of(int64_t count) {
-  Streams s{memory<float>(count), memory<float>(count), memory<float>(count), memory<float>(count), memory<uint16_t>(count)};
+  Streams s{memory<float>(count), memory<float>(count), memory<float>(count), memory<float>(count),
+            memory<uint16_t>(count)};
   for (int64_t i = 0; i < count; ++i) {
     s.weight[i] = 1e-3f * static_cast<float>(i % 97 + 1);
     s.grad[i] = 1e-4f * static_cast<float>(i % 89 - 44);
@@ -190,15 +191,17 @@ struct Variant {
   std::function<void()> run;
 };
 
-std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, Tensors& theirs, Tensors& shared,
-                                    bool narrow, int threads) {
+std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, Tensors& theirs,
+                                    Tensors& shared, bool narrow, int threads) {
   const std::vector<Tile> tiles = tiles_of_all();
   const double count = static_cast<double>(tiles.back().at + tiles.back().count);
   at::set_num_threads(threads);
   const std::vector<Variant> variants = {
       {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, narrow); }); }},
       {"same streams, no maths", 0.90,
-       [&] { on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, narrow); }); }},
+       [&] {
+         on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, narrow); });
+       }},
       {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, narrow); }},
       {"the same in our memory", 0, [&] { shared.step(true, narrow); }},
       {"torch::optim::AdamW", 4, [&] { theirs.step(false, narrow); }}};
@@ -225,8 +228,9 @@ int main(int argc, char** argv) {
   torch::NoGradGuard no_grad;
   const Streams s = streams_of(std::accumulate(kTensors.begin(), kTensors.end(), int64_t{0}));
   Tensors theirs(s, false), shared(s, true);
-  const zr::testing::OptimizerUnderTest adamw(ZR_BUILD_DIR "/plugins", "adamw",
-                                              {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}});
+  const zr::testing::OptimizerUnderTest adamw(
+      ZR_BUILD_DIR "/plugins", "adamw",
+      {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}});
   std::vector<zr::bench::Row> rows;
   for (const bool narrow : {false, true}) {
     for (const int threads : {1, 2}) {

@@ -1,5 +1,5 @@
-// One row of a benchmark: our figure beside a reference measured in the same seconds. Absolute figures move with the machine;
-// the ratio is what is held against a target.
+// One row of a benchmark: our figure beside a reference measured in the same seconds. Absolute figures move with the
+// machine; the ratio is what is held against a target.
 #pragma once
 
 #include <unistd.h>
@@ -31,10 +31,11 @@ inline double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// A row from rounds in which both were measured one after the other. The ratio is the median of the rounds' ratios, so that a
-/// change of the machine's speed between rounds cancels. `less_is_better`: for times; else for rates.
+/// A row from rounds in which both were measured one after the other. The ratio is the median of the rounds' ratios, so
+/// that a change of the machine's speed between rounds cancels. `less_is_better`: for times; else for rates.
 inline Row compare(const std::string& name, const std::string& unit, const std::vector<double>& ours,
-                   const std::string& reference, const std::vector<double>& theirs, double target, bool less_is_better = true) {
+                   const std::string& reference, const std::vector<double>& theirs, double target,
+                   bool less_is_better = true) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < ours.size() && i < theirs.size(); ++i) {
     ratios.push_back(less_is_better ? theirs[i] / ours[i] : ours[i] / theirs[i]);

@@ -19,11 +19,13 @@ std::set<std::string> headers_in(const std::string& folder, const std::string& e
   return headers;
 }
 
-void expect_compiles(const std::string& compiler, const std::string& dialect, const std::string& header, const std::string& flags) {
+void expect_compiles(const std::string& compiler, const std::string& dialect, const std::string& header,
+                     const std::string& flags) {
   if (!has_program(compiler)) GTEST_SKIP() << compiler << " is not installed";
   const std::string language = dialect[0] == 'c' && dialect[1] == '+' ? "c++" : "c";
-  const Outcome outcome = shell("printf '#include \"" + header + "\"\\n' | " + compiler + " -std=" + dialect +
-                                " -Wall -Wextra -Wpedantic -Werror " + flags + " -fsyntax-only -I" + kInclude + " -x " + language + " -");
+  const Outcome outcome =
+      shell("printf '#include \"" + header + "\"\\n' | " + compiler + " -std=" + dialect +
+            " -Wall -Wextra -Wpedantic -Werror " + flags + " -fsyntax-only -I" + kInclude + " -x " + language + " -");
   EXPECT_EQ(outcome.code, 0) << compiler << " -std=" << dialect << " " << header << "\n" << outcome.output;
 }
 
@@ -35,15 +37,16 @@ TEST_P(Headers, OfTheAbiCompileAloneWithoutHiddenPadding) {
   ASSERT_GE(headers.size(), 7u);
   for (const auto& header : headers) expect_compiles(compiler, dialect, header, "-Wpadded");
 }
-INSTANTIATE_TEST_SUITE_P(
-    Dialects, Headers,
-    ::testing::Values(std::pair{"gcc", "c11"}, std::pair{"gcc", "c17"}, std::pair{"g++", "c++17"}, std::pair{"g++", "c++20"},
-                      std::pair{"clang", "c11"}, std::pair{"clang", "c17"}, std::pair{"clang++", "c++17"}, std::pair{"clang++", "c++20"}),
-    [](const auto& info) {
-      std::string name = std::string(info.param.first) + "_" + info.param.second;
-      for (char& c : name) c = c == '+' ? 'x' : c;
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Dialects, Headers,
+                         ::testing::Values(std::pair{"gcc", "c11"}, std::pair{"gcc", "c17"}, std::pair{"g++", "c++17"},
+                                           std::pair{"g++", "c++20"}, std::pair{"clang", "c11"},
+                                           std::pair{"clang", "c17"}, std::pair{"clang++", "c++17"},
+                                           std::pair{"clang++", "c++20"}),
+                         [](const auto& info) {
+                           std::string name = std::string(info.param.first) + "_" + info.param.second;
+                           for (char& c : name) c = c == '+' ? 'x' : c;
+                           return name;
+                         });
 
 class Layer : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 
@@ -54,8 +57,8 @@ TEST_P(Layer, HeadersCompileAlone) {
   for (const auto& header : headers) expect_compiles(compiler, dialect, header, "");
 }
 INSTANTIATE_TEST_SUITE_P(Dialects, Layer,
-                         ::testing::Values(std::pair{"g++", "c++17"}, std::pair{"g++", "c++20"}, std::pair{"clang++", "c++17"},
-                                           std::pair{"clang++", "c++20"}),
+                         ::testing::Values(std::pair{"g++", "c++17"}, std::pair{"g++", "c++20"},
+                                           std::pair{"clang++", "c++17"}, std::pair{"clang++", "c++20"}),
                          [](const auto& info) {
                            std::string name = std::string(info.param.first) + "_" + info.param.second;
                            for (char& c : name) c = c == '+' ? 'x' : c;

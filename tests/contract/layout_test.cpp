@@ -1,5 +1,5 @@
-// The binary shape of the ABI: layout.txt holds every struct's size, every member's place, size and type, every constant. A
-// change of it is a change of the ABI. `ZR_WRITE_GOLDEN=1 contract_layout` writes the file anew.
+// The binary shape of the ABI: layout.txt holds every struct's size, every member's place, size and type, every
+// constant. A change of it is a change of the ABI. `ZR_WRITE_GOLDEN=1 contract_layout` writes the file anew.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -69,7 +69,8 @@ std::string probe() {
     includes += "#include \"zr/abi/" + header + "\"\n";
     body += "puts(\"== " + header + "\");\n";
     const std::string text = std::regex_replace(text_of(kAbi + "/" + header), std::regex(R"(/\*(.|\n)*?\*/)"), "");
-    const std::regex structure(R"(typedef struct \w+ \{([^}]*)\} (\w+);)"), enumeration(R"(enum \{([^}]*)\};)"), alias(R"(typedef (u?int\d+_t \w+|\w+ \(\*\w+\)[^;]*|struct \w+ \*?\w+);)");
+    const std::regex structure(R"(typedef struct \w+ \{([^}]*)\} (\w+);)"), enumeration(R"(enum \{([^}]*)\};)"),
+        alias(R"(typedef (u?int\d+_t \w+|\w+ \(\*\w+\)[^;]*|struct \w+ \*?\w+);)");
     for (std::sregex_iterator it(text.begin(), text.end(), alias), end; it != end; ++it) {
       body += "puts(\"type " + squeezed((*it)[1]) + "\");\n";
     }
@@ -85,8 +86,8 @@ std::string probe() {
       for (const std::string& declaration : split((*it)[1], ';')) {
         if (squeezed(declaration).empty()) continue;
         for (const auto& [member, as_declared] : members(squeezed(declaration))) {
-          body += "printf(\"  %3zu +%zu  " + quoted(as_declared) + "\\n\", offsetof(" + name + ", " + member + "), sizeof(((" + name + "*)0)->" +
-                  member + "));\n";
+          body += "printf(\"  %3zu +%zu  " + quoted(as_declared) + "\\n\", offsetof(" + name + ", " + member +
+                  "), sizeof(((" + name + "*)0)->" + member + "));\n";
         }
       }
     }
@@ -98,7 +99,8 @@ std::string layout_by(const std::string& compiler) {
   std::string folder = (std::filesystem::temp_directory_path() / "zr_layout_XXXXXX").string();
   if (!mkdtemp(folder.data())) throw std::runtime_error("no temporary folder");
   std::ofstream(folder + "/probe.c") << probe();
-  const Outcome built = shell(compiler + " -std=c11 -I" ZR_SOURCE_DIR "/sdk/include " + folder + "/probe.c -o " + folder + "/probe");
+  const Outcome built =
+      shell(compiler + " -std=c11 -I" ZR_SOURCE_DIR "/sdk/include " + folder + "/probe.c -o " + folder + "/probe");
   EXPECT_EQ(built.code, 0) << built.output;
   const std::string layout = shell(folder + "/probe").output;
   std::filesystem::remove_all(folder);
@@ -108,7 +110,8 @@ std::string layout_by(const std::string& compiler) {
 TEST(Layout, IsTheGoldenOne) {
   const std::string layout = layout_by("gcc");
   if (std::getenv("ZR_WRITE_GOLDEN")) std::ofstream(kGolden) << layout;
-  EXPECT_EQ(layout, text_of(kGolden)) << "the ABI changed: is that meant? Then ZR_WRITE_GOLDEN=1, and say so in sdk/CHANGELOG.md";
+  EXPECT_EQ(layout, text_of(kGolden))
+      << "the ABI changed: is that meant? Then ZR_WRITE_GOLDEN=1, and say so in sdk/CHANGELOG.md";
 }
 
 TEST(Layout, IsTheSameForClang) {

@@ -1,9 +1,9 @@
 // The roundings of zr/narrow.hpp against the definition: the nearest value there is, ties to the even one.
+#include "zr/narrow.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "zr/narrow.hpp"
 
 namespace zr {
 namespace {
@@ -11,7 +11,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double value_of(uint32_t bits, int exponent_bits, int fraction_bits) {
-  const int bias = (1 << (exponent_bits - 1)) - 1, exponent = static_cast<int>(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
+  const int bias = (1 << (exponent_bits - 1)) - 1,
+            exponent = static_cast<int>(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
   const double fraction = std::ldexp(static_cast<double>(bits & ((1u << fraction_bits) - 1)), -fraction_bits);
   const double size = exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
   return bits >> (exponent_bits + fraction_bits) ? -size : size;

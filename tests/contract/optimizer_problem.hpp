@@ -28,7 +28,12 @@ struct Problem {
   double lr = 3e-3;
 
   Problem(int64_t count, uint32_t n_slots, zr_dtype dtype = ZR_F32)
-      : count(count), dtype(dtype), shape{count}, weight(count), grad(count), slots(n_slots, std::vector<float>(count)),
+      : count(count),
+        dtype(dtype),
+        shape{count},
+        weight(count),
+        grad(count),
+        slots(n_slots, std::vector<float>(count)),
         narrow(count + 128, kUntouched) {
     // Weights of either sign, some zero, some tiny, as initialisations have them.
     for (int64_t i = 0; i < count; ++i) weight[i] = i % 11 == 0 ? 0.f : number() * (i % 7 == 0 ? 1e-6f : 0.5f);

@@ -50,20 +50,19 @@ inline const zr_config_service kConfigService = {
     [](const zr_config*, const char*, const char**) -> zr_code { return ZR_INVALID; },
     [](const zr_config*, const char*, const double**, uint32_t*) -> zr_code { return ZR_INVALID; }};
 
-inline const zr_async_service kAsyncService = {
-    sizeof(zr_async_service),
-    0,
-    [](const zr_host*) { return new zr_done_s; },
-    [](zr_done* done) { ++done->references; },
-    [](zr_done* done) {
-      if (done && --done->references == 0) delete done;
-    },
-    [](zr_done* done, zr_code code, int64_t, const char*) {
-      ++done->resolved;
-      done->code = code;
-    },
-    [](zr_done* done, zr_error*) { return done->code; },
-    [](zr_done* done, int64_t, zr_error*) { return done->code; }};
+inline const zr_async_service kAsyncService = {sizeof(zr_async_service),
+                                               0,
+                                               [](const zr_host*) { return new zr_done_s; },
+                                               [](zr_done* done) { ++done->references; },
+                                               [](zr_done* done) {
+                                                 if (done && --done->references == 0) delete done;
+                                               },
+                                               [](zr_done* done, zr_code code, int64_t, const char*) {
+                                                 ++done->resolved;
+                                                 done->code = code;
+                                               },
+                                               [](zr_done* done, zr_error*) { return done->code; },
+                                               [](zr_done* done, int64_t, zr_error*) { return done->code; }};
 
 /// A host that offers config and async, or nothing at all.
 inline zr_host make_host(bool services = true) {
@@ -74,7 +73,8 @@ inline zr_host make_host(bool services = true) {
     if (std::string(id) == "zr.host.config/1") return &kConfigService;
     if (std::string(id) == "zr.host.async/1") return &kAsyncService;
     return nullptr;
-  } : [](const zr_host*, const char*) -> const void* { return nullptr; };
+  }
+  : [](const zr_host*, const char*) -> const void* { return nullptr; };
   host.log = [](const zr_host*, int32_t, const char*) {};
   return host;
 }
@@ -134,9 +134,9 @@ class OptimizerUnderTest {
     for (uint32_t i = 0; i < component_->n_keys; ++i) {
       const zr_key& key = *component_->keys[i];
       const auto found = values.find(key.name);
-      config.values[key.name] = found != values.end()         ? found->second
-                                : key.type == ZR_KEY_BOOL     ? std::string(key.def) == "true"
-                                                              : std::strtod(key.def, nullptr);
+      config.values[key.name] = found != values.end()     ? found->second
+                                : key.type == ZR_KEY_BOOL ? std::string(key.def) == "true"
+                                                          : std::strtod(key.def, nullptr);
     }
     return config;
   }

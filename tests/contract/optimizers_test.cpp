@@ -32,10 +32,13 @@ const std::vector<Case> kCases = {
 class Optimizers : public ::testing::TestWithParam<Case> {
  protected:
   Optimizers() : optimizer_(kPlugins, GetParam().id, GetParam().values) {}
-  Problem problem(int64_t count, zr_dtype dtype = ZR_F32) const { return Problem(count, optimizer_.describe().n_slots, dtype); }
+  Problem problem(int64_t count, zr_dtype dtype = ZR_F32) const {
+    return Problem(count, optimizer_.describe().n_slots, dtype);
+  }
   OptimizerUnderTest optimizer_;
 };
-INSTANTIATE_TEST_SUITE_P(All, Optimizers, ::testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Optimizers, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
 
 /// The order of operations as the plug-ins' READMEs give it, in T: float gives the same bits, double a reference.
 template <class T>
@@ -104,7 +107,8 @@ TEST_P(Optimizers, DifferFromFp64ByAtMostFourUlpOfWeightOrUpdateAStep) {
         const float size = static_cast<float>(scale);
         return std::fabs(w - double(p.weight[i])) / (std::nextafter(size, INFINITY) - size);
       };
-      // After step 1 a gradient may cancel what the states hold. Then an ulp is one of what cancelled: the rest is in no fp32.
+      // After step 1 a gradient may cancel what the states hold. Then an ulp is one of what cancelled: the rest is in
+      // no fp32.
       const double update = std::max(std::fabs(w - old), step == 1 ? 0 : std::fabs(w_of_sizes - std::fabs(old)));
       if (step == 1 || std::fabs(old) >= update) {
         worst = std::max(worst, ulps(std::max(std::fabs(old), update)));
@@ -112,7 +116,8 @@ TEST_P(Optimizers, DifferFromFp64ByAtMostFourUlpOfWeightOrUpdateAStep) {
         worst_of_small_weights = std::max(worst_of_small_weights, ulps(update));
       }
     }
-    RecordProperty("worst_ulp_at_step_" + std::to_string(step), std::to_string(worst) + " " + std::to_string(worst_of_small_weights));
+    RecordProperty("worst_ulp_at_step_" + std::to_string(step),
+                   std::to_string(worst) + " " + std::to_string(worst_of_small_weights));
     EXPECT_LE(worst, 4) << "step " << step;
     EXPECT_LE(worst_of_small_weights, 5) << "step " << step;
   }
@@ -235,7 +240,9 @@ TEST_P(Optimizers, DescribeTheirSlots) {
   }
   using Names = std::vector<std::string>;
   const bool momentum = GetParam().values.count("momentum") > 0;
-  EXPECT_EQ(names, GetParam().id == "adamw" ? Names({"exp_avg", "exp_avg_sq"}) : momentum ? Names({"momentum_buffer"}) : Names());
+  EXPECT_EQ(names, GetParam().id == "adamw" ? Names({"exp_avg", "exp_avg_sq"})
+                   : momentum               ? Names({"momentum_buffer"})
+                                            : Names());
 }
 
 TEST_P(Optimizers, FillNoMoreOfADescriptionThanTheHostKnows) {
@@ -306,7 +313,8 @@ TEST(Refusals, NameTheKeyAndTheRemedy) {
       return refusal.what();
     }
   };
-  EXPECT_EQ(text_of("sgd", {{"nesterov", 1}}), "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
+  EXPECT_EQ(text_of("sgd", {{"nesterov", 1}}),
+            "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
   EXPECT_EQ(text_of("sgd", {{"nesterov", 1}, {"momentum", 0.9}, {"dampening", 0.1}}),
             "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
   setenv("ZR_ISA", "sse9", 1);

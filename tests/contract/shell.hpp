@@ -12,7 +12,7 @@
 namespace zr::testing {
 
 struct Outcome {
-  int code;  // exit status; 128 and more: a signal
+  int code;            // exit status; 128 and more: a signal
   std::string output;  // standard output and error
   std::vector<std::string> lines() const {
     std::vector<std::string> all;

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-inline std::string tool() { return std::string(ZR_BUILD_DIR) + "/tests/launch_tool"; }
+inline std::string zeroth() { return std::string(ZR_BUILD_DIR) + "/bin/zeroth"; }
 inline std::string rank_program() { return std::string(ZR_BUILD_DIR) + "/tests/launch_rank"; }
 
 /// A folder of its own with the page; removed at the end.
@@ -120,9 +120,15 @@ class Job {
   std::string out_, err_;
 };
 
+/// zeroth launch of any program.
+inline std::vector<std::string> launch_of(int ranks, std::vector<std::string> program) {
+  program.insert(program.begin(), {zeroth(), "launch", "-n", std::to_string(ranks), "--"});
+  return program;
+}
+/// Of launch_rank with these options.
 inline std::vector<std::string> launched(int ranks, std::vector<std::string> options) {
-  options.insert(options.begin(), {tool(), std::to_string(ranks), rank_program()});
-  return options;
+  options.insert(options.begin(), rank_program());
+  return launch_of(ranks, std::move(options));
 }
 
 }  // namespace zr::test

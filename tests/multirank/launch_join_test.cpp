@@ -23,8 +23,12 @@ int some_port() {
 }
 
 Environment torchrun(int rank, int world, int port) {
-  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world)},       {"LOCAL_RANK", std::to_string(rank)},
-          {"MASTER_ADDR", "127.0.0.1"},         {"LOCAL_WORLD_SIZE", std::to_string(world)}, {"MASTER_PORT", std::to_string(port)},
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(world)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"LOCAL_WORLD_SIZE", std::to_string(world)},
+          {"MASTER_PORT", std::to_string(port)},
           {"TORCHELASTIC_RUN_ID", "none"}};
 }
 
@@ -71,10 +75,23 @@ TEST(Torchrun, AKilledRankIsNamedByAllOthers) {
       if (rank == victim) continue;
       EXPECT_EQ(jobs[size_t(rank)]->wait(kSoon), 4);
       EXPECT_THAT(jobs[size_t(rank)]->err(),
-                  HasSubstr(victim == 0 ? "rank 0 (pid " + pid + "), which keeps the job's store, is lost: its connection closed"
+                  HasSubstr(victim == 0 ? "rank 0 (pid " + pid +
+                                              "), which keeps the job's store, is lost: its connection closed"
                                         : "rank 2 (pid " + pid + ") is lost: its connection closed"));
-      EXPECT_THAT(jobs[size_t(rank)]->err(), ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
+      EXPECT_THAT(jobs[size_t(rank)]->err(),
+                  ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
     }
+  }
+}
+
+TEST(Torchrun, AKilledRankIsMissedThoughItsChildHoldsItsConnection) {
+  for (const int victim : {0, 1}) {
+    Scene scene;
+    const auto jobs = under_torchrun(scene, 2, {"fork_rank=" + std::to_string(victim), "fork_step=5", "fork_ms=4000"});
+    ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 2) && scene.page().ranks[size_t(victim)].step > 8; }));
+    kill(jobs[size_t(victim)]->pid(), SIGKILL);
+    EXPECT_EQ(jobs[size_t(1 - victim)]->wait(milliseconds(3500)), 4);
+    EXPECT_THAT(jobs[size_t(1 - victim)]->err(), HasSubstr("is lost: its connection closed"));
   }
 }
 
@@ -85,8 +102,10 @@ TEST(Torchrun, AStoppedKeeperOfTheStoreIsNamed) {
   std::this_thread::sleep_for(milliseconds(100));
   kill(jobs[0]->pid(), SIGSTOP);
   EXPECT_EQ(jobs[1]->wait(milliseconds(600) + kSoon), 4);
-  EXPECT_THAT(jobs[1]->err(), ContainsRegex("rank 1: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within 600ms; rank 0 .pid "
-                                            "[0-9]+., which keeps the job's store, has not answered for [0-9.]+s, it is stopped .T."));
+  EXPECT_THAT(jobs[1]->err(),
+              ContainsRegex(
+                  "rank 1: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within 600ms; rank 0 .pid "
+                  "[0-9]+., which keeps the job's store, has not answered for [0-9.]+s, it is stopped .T."));
 }
 
 TEST(Torchrun, AKeeperWhoseDataEndIsNamed) {
@@ -94,8 +113,9 @@ TEST(Torchrun, AKeeperWhoseDataEndIsNamed) {
   const auto jobs = under_torchrun(scene, 2, {"short_rank=0", "short_steps=5"});
   EXPECT_EQ(jobs[0]->wait(), 0);
   EXPECT_EQ(jobs[1]->wait(kSoon), 4);
-  EXPECT_THAT(jobs[1]->err(), HasSubstr("zeroth: error: rank 0 ended after step 5 (its data ended?) while rank 1 waits in all_reduce "
-                                        "'gradient bucket 0' (fp32, 4096)"));
+  EXPECT_THAT(jobs[1]->err(),
+              HasSubstr("zeroth: error: rank 0 ended after step 5 (its data ended?) while rank 1 waits in all_reduce "
+                        "'gradient bucket 0' (fp32, 4096)"));
 }
 
 TEST(Torchrun, ATakenPortIsSteppedOver) {
@@ -131,7 +151,8 @@ TEST(Mpirun, RanksTrainAndAKilledOneEndsAll) {
   ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 3); })) << job.err();
   kill(scene.page().ranks[1].pid, SIGKILL);
   EXPECT_GT(job.wait(kSoon), 0);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[size_t(rank)].pid); }));
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[size_t(rank)].pid); }));
 }
 
 TEST(Srun, RanksCountTheirHostsThemselves) {
@@ -175,9 +196,12 @@ TEST(Join, SaysWhoHasNotCome) {
   Scene scene;
   Job job(scene, with_rank_program({"join_timeout_ms=400"}), torchrun(0, 3, some_port()));
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), ContainsRegex("^zeroth: error: rank 0: not all ranks have joined within 0.4s; rank 1 has not joined; rank 2 has not "
-                                       "joined\n  rank 0  pid [0-9]+ +waits 0.[4-9]s in join, step 0\n  rank 1  pid - +has not joined the "
-                                       "job\n  rank 2  pid - +has not joined the job\n$"));
+  EXPECT_THAT(
+      job.err(),
+      ContainsRegex(
+          "^zeroth: error: rank 0: not all ranks have joined within 0.4s; rank 1 has not joined; rank 2 has not "
+          "joined\n  rank 0  pid [0-9]+ +waits 0.[4-9]s in join, step 0\n  rank 1  pid - +has not joined the "
+          "job\n  rank 2  pid - +has not joined the job\n$"));
 }
 
 TEST(Join, SaysWhereItFoundNoStore) {
@@ -185,8 +209,11 @@ TEST(Join, SaysWhereItFoundNoStore) {
   Job job(scene, with_rank_program({"join_timeout_ms=300"}),
           Environment{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "14999"}});
   EXPECT_EQ(job.wait(), 3);
-  EXPECT_EQ(job.err(), "zeroth: error: rank 1 found no store of its job at 127.0.0.1 port 15000 to 15007: Connection refused. Is rank 0, "
-                       "which keeps it, running, and is this its address? ZR_STORE=host:port, the same for every rank, names another\n");
+  EXPECT_EQ(
+      job.err(),
+      "zeroth: error: rank 1 found no store of its job at 127.0.0.1 port 15000 to 15007: Connection refused. Is rank "
+      "0, "
+      "which keeps it, running, and is this its address? ZR_STORE=host:port, the same for every rank, names another\n");
 }
 
 TEST(Join, RefusesASecondProcessOfOneRank) {
@@ -197,8 +224,8 @@ TEST(Join, RefusesASecondProcessOfOneRank) {
   std::this_thread::sleep_for(milliseconds(300));
   Job second(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
   EXPECT_EQ(second.wait(), 3);
-  EXPECT_THAT(second.err(), HasSubstr("zeroth: error: rank 1 (pid " + std::to_string(first.pid()) + ") has joined already, and pid " +
-                                      std::to_string(second.pid()) + " on "));
+  EXPECT_THAT(second.err(), HasSubstr("zeroth: error: rank 1 (pid " + std::to_string(first.pid()) +
+                                      ") has joined already, and pid " + std::to_string(second.pid()) + " on "));
   Job third(scene, with_rank_program({"steps=1"}), torchrun(2, 3, port));
   EXPECT_EQ(third.wait(), 0);
   EXPECT_EQ(keeper.wait(), 0);
@@ -297,7 +324,8 @@ TEST(Store, SurvivesStrangersAndGarbage) {
   }
   {
     Knock knock(store);
-    knock.say(wire::encode(wire::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, wire::this_peer()}));
+    knock.say(
+        wire::encode(wire::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, wire::this_peer()}));
     const std::string answer = knock.answer();
     EXPECT_THAT(answer, HasSubstr("it keeps another job's store"));
   }
@@ -320,26 +348,32 @@ TEST_P(WrongVariables, AreNamedWithTheRemedy) {
   EXPECT_EQ(job.err(), std::string("zeroth: error: ") + GetParam().text + "\n");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Each, WrongVariables,
-    testing::Values(
-        Wrong{"ZerothWithoutWorld", {{"ZR_RANK", "0"}},
-              "ZR_WORLD is not set, but zeroth launch's other variables are: start the program by `zeroth launch -n N -- PROGRAM`, or unset "
-              "ZR_RANK"},
-        Wrong{"TorchrunWithoutAddress", {{"RANK", "0"}, {"WORLD_SIZE", "2"}},
-              "MASTER_ADDR is not set, but torchrun's other variables are: start the program by torchrun or `zeroth launch`, or unset RANK "
-              "and WORLD_SIZE"},
-        Wrong{"RankBeyondWorld", {{"RANK", "2"}, {"WORLD_SIZE", "2"}},
-              "RANK=2 is not a number from 0 to 1: start the program by torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE"},
-        Wrong{"StoreWithoutPort", {{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "here"}},
-              "ZR_STORE=here is not host:port: set it as in ZR_STORE=node01:29600"},
-        Wrong{"MpirunOverHosts",
-              {{"OMPI_COMM_WORLD_RANK", "0"},
-               {"OMPI_COMM_WORLD_SIZE", "4"},
-               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-               {"PMIX_NAMESPACE", "7"}},
-              "mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, mpirun -x "
-              "ZR_STORE=host:port ..."}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Each, WrongVariables,
+                         testing::Values(Wrong{"ZerothWithoutWorld",
+                                               {{"ZR_RANK", "0"}},
+                                               "ZR_WORLD is not set, but zeroth launch's other variables are: start "
+                                               "the program by `zeroth launch -n N -- PROGRAM`, or unset "
+                                               "ZR_RANK"},
+                                         Wrong{"TorchrunWithoutAddress",
+                                               {{"RANK", "0"}, {"WORLD_SIZE", "2"}},
+                                               "MASTER_ADDR is not set, but torchrun's other variables are: start the "
+                                               "program by torchrun or `zeroth launch`, or unset RANK "
+                                               "and WORLD_SIZE"},
+                                         Wrong{"RankBeyondWorld",
+                                               {{"RANK", "2"}, {"WORLD_SIZE", "2"}},
+                                               "RANK=2 is not a number from 0 to 1: start the program by torchrun or "
+                                               "`zeroth launch`, or unset RANK and WORLD_SIZE"},
+                                         Wrong{"StoreWithoutPort",
+                                               {{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "here"}},
+                                               "ZR_STORE=here is not host:port: set it as in ZR_STORE=node01:29600"},
+                                         Wrong{"MpirunOverHosts",
+                                               {{"OMPI_COMM_WORLD_RANK", "0"},
+                                                {"OMPI_COMM_WORLD_SIZE", "4"},
+                                                {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                {"PMIX_NAMESPACE", "7"}},
+                                               "mpirun started ranks on several hosts and does not tell which has rank "
+                                               "0: name it and a free port, mpirun -x "
+                                               "ZR_STORE=host:port ..."}),
+                         [](const auto& info) { return info.param.name; });
 }  // namespace

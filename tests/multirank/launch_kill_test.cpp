@@ -24,7 +24,8 @@ bool everybody(Page& page, int ranks, Phase phase) {
 void expect_nothing_left(Page& page, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t pid = page.ranks[size_t(rank)].pid;
-    EXPECT_TRUE(pid == 0 || eventually([&] { return gone(pid); }, milliseconds(200))) << "rank " << rank << " pid " << pid;
+    EXPECT_TRUE(pid == 0 || eventually([&] { return gone(pid); }, milliseconds(200)))
+        << "rank " << rank << " pid " << pid;
   }
 }
 
@@ -70,21 +71,24 @@ TEST_P(KilledRank, EndsAllWithinFiveSecondsAndIsNamedWithWhatEachSurvivorWaitedI
     for (int rank = 0; runs && rank < kRanks; ++rank) {
       const std::string line = line_of(text, rank);
       EXPECT_THAT(line, HasSubstr("pid " + std::to_string(page.ranks[size_t(rank)].pid)));
-      EXPECT_THAT(line, ContainsRegex(rank == victim ? "killed by signal 9 .*step [0-9]+"
-                                                     : "(waits [0-9.]+s in all_reduce 'gradient bucket [01]' .fp32, 4096., "
-                                                       "collective|computing for).*step [0-9]+"));
+      EXPECT_THAT(line,
+                  ContainsRegex(rank == victim ? "killed by signal 9 .*step [0-9]+"
+                                               : "(waits [0-9.]+s in all_reduce 'gradient bucket [01]' .fp32, 4096., "
+                                                 "collective|computing for).*step [0-9]+"));
     }
     expect_nothing_left(page, kRanks);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AnyRankAnywhere, KilledRank,
-                         testing::Values(Kill{0, Phase::collective, "Rank0InACollective"}, Kill{1, Phase::collective, "Rank1InACollective"},
-                                         Kill{2, Phase::collective, "Rank2InACollective"}, Kill{0, Phase::computing, "Rank0Computing"},
-                                         Kill{1, Phase::computing, "Rank1Computing"}, Kill{2, Phase::computing, "Rank2Computing"},
-                                         Kill{0, Phase::before_join, "Rank0BeforeItJoins"}, Kill{1, Phase::before_join, "Rank1BeforeItJoins"},
-                                         Kill{0, Phase::joining, "Rank0Joining"}, Kill{2, Phase::joining, "Rank2Joining"}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    AnyRankAnywhere, KilledRank,
+    testing::Values(Kill{0, Phase::collective, "Rank0InACollective"}, Kill{1, Phase::collective, "Rank1InACollective"},
+                    Kill{2, Phase::collective, "Rank2InACollective"}, Kill{0, Phase::computing, "Rank0Computing"},
+                    Kill{1, Phase::computing, "Rank1Computing"}, Kill{2, Phase::computing, "Rank2Computing"},
+                    Kill{0, Phase::before_join, "Rank0BeforeItJoins"},
+                    Kill{1, Phase::before_join, "Rank1BeforeItJoins"}, Kill{0, Phase::joining, "Rank0Joining"},
+                    Kill{2, Phase::joining, "Rank2Joining"}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(KilledRankEnds, AlsoASurvivorThatComputesForEver) {
   Scene scene;
@@ -97,8 +101,10 @@ TEST(KilledRankEnds, AlsoASurvivorThatComputesForEver) {
   EXPECT_EQ(job.wait(kSoon), 4);
   EXPECT_THAT(job.err(), HasSubstr("rank 1 (pid " + std::to_string(pid) + ") was killed by signal 9 (SIGKILL)"));
   EXPECT_THAT(line_of(job.err(), 2), ContainsRegex("computing for [0-9.]+s, after collective 8, step 4"));
-  EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [0-9.]+s in all_reduce 'gradient bucket 0' .*collective 9, step 4"));
-  EXPECT_THAT(job.err(), HasSubstr("[2] zeroth: error: rank 2 (pid " + std::to_string(page.ranks[2].pid) + ") ends, the job is broken"));
+  EXPECT_THAT(line_of(job.err(), 0),
+              ContainsRegex("waits [0-9.]+s in all_reduce 'gradient bucket 0' .*collective 9, step 4"));
+  EXPECT_THAT(job.err(), HasSubstr("[2] zeroth: error: rank 2 (pid " + std::to_string(page.ranks[2].pid) +
+                                   ") ends, the job is broken"));
   expect_nothing_left(page, 3);
 }
 
@@ -126,8 +132,11 @@ TEST(StoppedRank, IsReportedAfterTheTimeLimitAndKilled) {
   const pid_t pid = page.ranks[1].pid;
   kill(pid, SIGSTOP);
   EXPECT_EQ(job.wait(milliseconds(1500) + kSoon), 4);
-  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank [02]: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within "
-                                       "1500ms; rank 1 .pid " + std::to_string(pid) + ". has not answered for [0-9.]+s, it is stopped .T."));
+  EXPECT_THAT(
+      job.err(),
+      ContainsRegex("zeroth: error: rank [02]: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within "
+                    "1500ms; rank 1 .pid " +
+                    std::to_string(pid) + ". has not answered for [0-9.]+s, it is stopped .T."));
   EXPECT_THAT(line_of(job.err(), 1), ContainsRegex("no answer for [12][0-9.]+s, stopped .T.; last seen: "));
   EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [12][0-9.]+s in all_reduce 'gradient bucket"));
   expect_nothing_left(page, 3);
@@ -147,8 +156,10 @@ TEST(RankThatIssuesSomethingElse, IsReportedWithBothCalls) {
   Job job(scene, launched(3, {"odd_rank=1", "odd_step=5"}));
   EXPECT_EQ(job.wait(kSoon), 4);
   EXPECT_LT(Clock::now() - begin, milliseconds(3000));
-  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: collective 11 differs between ranks: rank [0-9] issued all_[^,]*fp32, 4096.*rank "
-                                       "[0-9] issued all_[^,]*fp32, 4096.. All ranks must issue the same collectives in the same order"));
+  EXPECT_THAT(
+      job.err(),
+      ContainsRegex("zeroth: error: collective 11 differs between ranks: rank [0-9] issued all_[^,]*fp32, 4096.*rank "
+                    "[0-9] issued all_[^,]*fp32, 4096.. All ranks must issue the same collectives in the same order"));
   EXPECT_THAT(job.err(), HasSubstr("rank 1 issued all_gather 'weights 0' (fp32, 4096)"));
   expect_nothing_left(scene.page(), 3);
 }
@@ -179,7 +190,8 @@ TEST(RankThatVanishesWithoutAWord, IsALoss) {
   Scene scene;
   Job job(scene, launched(3, {"quit_rank=2", "quit_step=5"}));
   EXPECT_EQ(job.wait(kSoon), 4);
-  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank 2 .pid [0-9]+. ended with exit code 0 without leaving the job"));
+  EXPECT_THAT(job.err(),
+              ContainsRegex("zeroth: error: rank 2 .pid [0-9]+. ended with exit code 0 without leaving the job"));
 }
 
 TEST(RankThatExits, LeavesInOrder) {
@@ -194,6 +206,32 @@ TEST(Engines, FollowOneAnotherInAProcess) {
   Job job(scene, launched(3, {"steps=5", "engines=20", "compute_ms=0"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(job.err(), "");
+}
+
+TEST(RankThatForks, IsNotSpokenForByItsChild) {
+  Scene scene;
+  Job job(scene, launched(3, {"steps=40", "fork_rank=1", "fork_step=5"}));
+  EXPECT_EQ(job.wait(kSoon), 0) << job.err();
+  EXPECT_EQ(job.err(), "");
+}
+
+TEST(RankThatWaitsForAKey, IsShownWaitingForIt) {
+  Scene scene;
+  auto& page = scene.page();
+  Job job(scene, launched(3, {"get_rank=0"}));
+  ASSERT_TRUE(eventually([&] { return page.ranks[1].phase == Phase::collective; }));
+  std::this_thread::sleep_for(milliseconds(300));
+  kill(page.ranks[2].pid, SIGKILL);
+  EXPECT_EQ(job.wait(kSoon), 4);
+  EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [0-9.]+s in get of key 'what nobody puts', step 0"));
+}
+
+TEST(RankThatWaitsForAKey, GivesUpInTime) {
+  Scene scene;
+  Job job(scene, launched(2, {"get_rank=0", "get_ms=300"}));
+  EXPECT_EQ(job.wait(kSoon), 4);
+  EXPECT_THAT(job.err(),
+              HasSubstr("zeroth: error: no rank has put 'what nobody puts' into the job's store within 0.3s\n"));
 }
 
 TEST(Launcher, EndsAllWithinTwoSecondsOfCtrlC) {
@@ -211,7 +249,7 @@ TEST(Launcher, EndsAllWithinTwoSecondsOfCtrlC) {
 
 TEST(Launcher, KillsRanksThatIgnoreTheSignalAfterFiveSeconds) {
   Scene scene;
-  Job job(scene, {tool(), "2", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done"});
+  Job job(scene, launch_of(2, {"sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done"}));
   ASSERT_TRUE(eventually([&] { return job.out().find("[1] ready\n") != std::string::npos; }));
   const auto begin = Clock::now();
   kill(job.pid(), SIGTERM);
@@ -232,15 +270,16 @@ TEST(Launcher, TakesItsRanksAlongWhenItIsKilled) {
 TEST(Launcher, EndsRanksThatNeverJoinedWhenOneFails) {
   Scene scene;
   const auto begin = Clock::now();
-  Job job(scene, {tool(), "3", "sh", "-c", "[ $ZR_RANK != 1 ] || exit 7; exec sleep 60"});
+  Job job(scene, launch_of(3, {"sh", "-c", "[ $ZR_RANK != 1 ] || exit 7; exec sleep 60"}));
   EXPECT_EQ(job.wait(kSoon), 7);
   EXPECT_LT(Clock::now() - begin, milliseconds(1500));
-  EXPECT_THAT(job.err(), ContainsRegex("^zeroth: error: rank 1 .pid [0-9]+. ended with exit code 7 before it joined the job\n$"));
+  EXPECT_THAT(job.err(),
+              ContainsRegex("^zeroth: error: rank 1 .pid [0-9]+. ended with exit code 7 before it joined the job\n$"));
 }
 
 TEST(Launcher, LeavesNoGrandchildren) {
   Scene scene;
-  Job job(scene, {tool(), "2", "sh", "-c", "sleep 321 & echo child $!; exit 0"});
+  Job job(scene, launch_of(2, {"sh", "-c", "sleep 321 & echo child $!; exit 0"}));
   EXPECT_EQ(job.wait(), 0);
   std::istringstream words(job.out());
   int children = 0;

@@ -22,7 +22,7 @@ struct Result {
 
 Result shell(int ranks, const std::string& script, Environment environment = {}) {
   Scene scene;
-  Job job(scene, {tool(), std::to_string(ranks), "sh", "-c", script}, std::move(environment));
+  Job job(scene, launch_of(ranks, {"sh", "-c", script}), std::move(environment));
   const int code = job.wait();
   return {code, job.out(), job.err()};
 }
@@ -47,17 +47,20 @@ TEST(Output, OfRank0PassesByteForByte) {
 }
 
 TEST(Output, NeverMixesInsideALine) {
-  const auto result = shell(4, "i=0; while [ $i -lt 300 ]; do printf 'rank %d ' $ZR_RANK; printf 'line %d\\n' $i; i=$((i+1)); done");
+  const auto result =
+      shell(4, "i=0; while [ $i -lt 300 ]; do printf 'rank %d ' $ZR_RANK; printf 'line %d\\n' $i; i=$((i+1)); done");
   EXPECT_EQ(result.code, 0);
   std::multiset<std::string> expected;
   for (int rank = 0; rank < 4; ++rank)
     for (int i = 0; i < 300; ++i)
-      expected.insert((rank ? "[" + std::to_string(rank) + "] " : "") + "rank " + std::to_string(rank) + " line " + std::to_string(i));
+      expected.insert((rank ? "[" + std::to_string(rank) + "] " : "") + "rank " + std::to_string(rank) + " line " +
+                      std::to_string(i));
   EXPECT_EQ(lines_of(result.out), expected);
 }
 
 TEST(Output, ALineThatRank0DoesNotFinishDoesNotHoldTheOthersForLong) {
-  const auto result = shell(2, "if [ $ZR_RANK = 0 ]; then printf half; sleep 1.2; echo ' done'; else sleep 0.2; echo other; fi");
+  const auto result =
+      shell(2, "if [ $ZR_RANK = 0 ]; then printf half; sleep 1.2; echo ' done'; else sleep 0.2; echo other; fi");
   EXPECT_EQ(result.out, "half\n[1] other\n done\n");
 }
 
@@ -78,17 +81,17 @@ TEST(Output, AnErrorThatAllRanksPrintIsPrintedOnce) {
 
 TEST(Output, OfAWarningOfEachRankIsNotTakenForARepetition) {
   const auto result = shell(3, "echo 'zeroth: warning: slow' >&2");
-  EXPECT_EQ(lines_of(result.err), (std::multiset<std::string>{"zeroth: warning: slow", "[1] zeroth: warning: slow", "[2] zeroth: warning: slow"}));
+  EXPECT_EQ(lines_of(result.err), (std::multiset<std::string>{"zeroth: warning: slow", "[1] zeroth: warning: slow",
+                                                              "[2] zeroth: warning: slow"}));
 }
 
 TEST(Output, OnATerminalKeepsTheProgressLineBelowOtherLines) {
   Scene scene;
   int master = -1;
-  winsize size{24, 91, 0, 0};
-  const pid_t pid = forkpty(&master, nullptr, nullptr, &size);
+  const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
   if (pid == 0) {
-    execl(tool().c_str(), tool().c_str(), "2", "sh", "-c",
-          "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of %s' $ZR_TERMINAL; sleep 0.6; printf '\\rstep 2\\n'; "
+    execl(zeroth().c_str(), "zeroth", "launch", "-n", "2", "--", "sh", "-c",
+          "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of 2'; sleep 0.6; printf '\\rstep 2\\n'; "
           "else sleep 0.2; echo note; fi",
           nullptr);
     _exit(127);
@@ -100,32 +103,37 @@ TEST(Output, OnATerminalKeepsTheProgressLineBelowOtherLines) {
   waitpid(pid, &status, 0);
   close(master);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(seen, "\rstep 1 of 91\r\x1b[K[1] note\r\nstep 1 of 91\rstep 2\r\n");
+  EXPECT_EQ(seen, "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
 }
 
 TEST(Output, ThatNobodyReadsEndsTheJob) {
   Scene scene;
-  Job job(scene, {"bash", "-c", "set -o pipefail; " + tool() + " 2 sh -c 'while true; do echo x; sleep 0.01; done' | head -1"});
+  Job job(scene, {"bash", "-c",
+                  "set -o pipefail; " + zeroth() +
+                      " launch -n 2 -- sh -c 'while true; do echo x; sleep 0.01; done' | head -1"});
   EXPECT_EQ(job.wait(milliseconds(8000)), 141);
   EXPECT_EQ(job.out(), "x\n");
 }
 
 TEST(Output, ThatIsHeldForSecondsHoldsNeitherTheJobsEndNorItsNews) {
   Scene scene;
-  Job job(scene, {"bash", "-c",
-                  tool() + " 3 " + rank_program() + " 2>&1 compute_ms=1 | (sleep 2.5; cat)"});
-  ASSERT_TRUE(eventually([&] { return scene.page().ranks[0].phase >= Phase::computing && scene.page().ranks[2].step > 3; }));
+  Job job(scene,
+          {"bash", "-c", zeroth() + " launch -n 3 -- " + rank_program() + " compute_ms=1 2>&1 | (sleep 2.5; cat)"});
+  ASSERT_TRUE(
+      eventually([&] { return scene.page().ranks[0].phase >= Phase::computing && scene.page().ranks[2].step > 3; }));
   kill(scene.page().ranks[1].pid, SIGKILL);
-  EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[0].pid) && gone(scene.page().ranks[2].pid); }, milliseconds(1500)));
+  EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[0].pid) && gone(scene.page().ranks[2].pid); },
+                         milliseconds(1500)));
   job.wait();
   EXPECT_THAT(job.out(), HasSubstr("was killed by signal 9 (SIGKILL)"));
 }
 
 TEST(Ranks, AreToldWhoTheyAre) {
-  const auto result = shell(2, "echo $ZR_RANK $ZR_WORLD $ZR_LOCAL_RANK $ZR_LOCAL_WORLD $ZR_THREADS $OMP_NUM_THREADS ${ZR_TERMINAL-none} "
-                               "${ZR_STORE%:*} ${#ZR_TOKEN}");
+  const auto result = shell(2,
+                            "echo $ZR_RANK $ZR_WORLD $ZR_LOCAL_RANK $ZR_LOCAL_WORLD $ZR_THREADS $OMP_NUM_THREADS "
+                            "${ZR_STORE%:*} ${#ZR_TOKEN}");
   const int threads = std::max(1, int(std::thread::hardware_concurrency()) / 2);
-  const std::string rest = " " + std::to_string(threads) + " " + std::to_string(threads) + " none 127.0.0.1 32";
+  const std::string rest = " " + std::to_string(threads) + " " + std::to_string(threads) + " 127.0.0.1 32";
   EXPECT_EQ(lines_of(result.out), (std::multiset<std::string>{"0 2 0 2" + rest, "[1] 1 2 1 2" + rest}));
 }
 
@@ -135,25 +143,24 @@ TEST(Ranks, KeepTheUsersNumberOfOpenMpThreads) {
 
 TEST(Ranks, ReadTheLaunchersInputOnlyInRank0) {
   Scene scene;
-  Job job(scene, {"bash", "-c", "echo word | " + tool() + " 2 sh -c 'read x; echo got $x'"});
+  Job job(scene, {"bash", "-c", "echo word | " + zeroth() + " launch -n 2 -- sh -c 'read x; echo got $x'"});
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(lines_of(job.out()), (std::multiset<std::string>{"got word", "[1] got"}));
 }
 
 Result run(const std::vector<std::string>& program) {
   Scene scene;
-  std::vector<std::string> argv{tool(), "2"};
-  argv.insert(argv.end(), program.begin(), program.end());
-  Job job(scene, argv);
+  Job job(scene, launch_of(2, program));
   const int code = job.wait();
   return {code, job.out(), job.err()};
 }
 
 TEST(Program, ThatIsNotThereIsNamedWithTheRemedy) {
-  EXPECT_EQ(run({}).err, "zeroth: error: no program to launch: zeroth launch -n 2 -- PROGRAM ARGS\n");
-  EXPECT_EQ(run({"/no/such"}).err, "zeroth: error: program '/no/such': No such file or directory. Give the path of a program\n");
+  EXPECT_EQ(run({"/no/such"}).err,
+            "zeroth: error: program '/no/such': No such file or directory. Give the path of a program\n");
   EXPECT_EQ(run({"/tmp"}).err, "zeroth: error: program '/tmp' is a folder. Give the path of a program\n");
-  EXPECT_EQ(run({"no-such-program"}).err, "zeroth: error: program 'no-such-program' is in no folder of PATH. Give the path of a program\n");
+  EXPECT_EQ(run({"no-such-program"}).err,
+            "zeroth: error: program 'no-such-program' is in no folder of PATH. Give the path of a program\n");
   EXPECT_EQ(run({"no-such-program"}).code, 2);
 }
 
@@ -170,10 +177,13 @@ TEST(Program, ThatCannotBeExecutedIsNamedWithTheRemedy) {
   EXPECT_EQ(run({plain}).err, "zeroth: error: program '" + plain + "' is not executable: chmod +x " + plain + "\n");
   EXPECT_EQ(run({plain}).code, 2);
   EXPECT_EQ(run({text}).err,
-            "zeroth: error: '" + text + "' cannot be executed: it is neither a program of this machine nor a script that begins with #!\n");
+            "zeroth: error: '" + text +
+                "' cannot be executed: it is neither a program of this machine nor a script that begins with #!\n");
   EXPECT_EQ(run({text}).code, 2);
-  EXPECT_EQ(run({lost}).err, "zeroth: error: '" + lost + "' cannot be executed: the interpreter or loader it names is missing (a script's "
-                             "first line, or `readelf -l " + lost + "`)\n");
+  EXPECT_EQ(run({lost}).err, "zeroth: error: '" + lost +
+                                 "' cannot be executed: the interpreter or loader it names is missing (a script's "
+                                 "first line, or `readelf -l " +
+                                 lost + "`)\n");
   EXPECT_EQ(run({lost}).code, 3);
 }
 }  // namespace

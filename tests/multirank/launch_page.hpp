@@ -1,4 +1,5 @@
-// A page that a launch test and the ranks it starts share: what each rank does, and the ranks' stand-in for collectives.
+// A page that a launch test and the ranks it starts share: what each rank does, and the ranks' stand-in for
+// collectives.
 #pragma once
 
 #include <fcntl.h>
@@ -23,8 +24,8 @@ struct Page {
     std::atomic<Phase> phase;
     std::atomic<uint64_t> sequence;  // collectives this rank has come to
     std::atomic<int64_t> step;
-    std::atomic<int64_t> join_us;    // how long join took
-    std::array<char, 64> store;      // ZR_STORE, to knock at
+    std::atomic<int64_t> join_us;  // how long join took
+    std::array<char, 64> store;    // ZR_STORE, to knock at
   };
   std::array<Rank, kMostRanks> ranks;
 };

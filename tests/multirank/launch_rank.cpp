@@ -1,5 +1,6 @@
 // A stand-in for a trainer, of the control plane alone: computes, meets the others in "all_reduce", step after step.
 // launch_rank key=value...; see Plan.
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,15 +21,18 @@ using std::chrono::steady_clock;
 
 namespace {
 struct Plan {
-  std::map<std::string, int64_t> values{{"steps", 1000000}, {"compute_ms", 1}, {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
-                                        {"late_rank", -1}, {"late_ms", 0},      // sleeps so long before it joins
-                                        {"short_rank", -1}, {"short_steps", 0},  // its data ends early
-                                        {"busy_rank", -1}, {"busy_step", 0},     // computes for ever from this step
-                                        {"odd_rank", -1}, {"odd_step", 0},       // issues another collective there
-                                        {"fail_rank", -1}, {"fail_step", 0}, {"fail_code", 2},  // throws there
-                                        {"quit_rank", -1}, {"quit_step", 0},  // _exit(0) there: neither leaves nor fails
-                                        {"exit_rank", -1},                    // leaves by exit(0) without a word after its steps
-                                        {"engines", 1}};                      // how often all steps are done
+  std::map<std::string, int64_t> values{
+      {"steps", 1000000}, {"compute_ms", 1},  {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
+      {"late_rank", -1},  {"late_ms", 0},                         // sleeps so long before it joins
+      {"short_rank", -1}, {"short_steps", 0},                     // its data ends early
+      {"busy_rank", -1},  {"busy_step", 0},                       // computes for ever from this step
+      {"odd_rank", -1},   {"odd_step", 0},                        // issues another collective there
+      {"fail_rank", -1},  {"fail_step", 0},   {"fail_code", 2},   // throws there
+      {"quit_rank", -1},  {"quit_step", 0},                       // _exit(0) there: neither leaves nor fails
+      {"exit_rank", -1},                                          // leaves by exit(0) without a word after its steps
+      {"fork_rank", -1},  {"fork_step", 0},                       // forks: the child exits after fork_ms
+      {"fork_ms", 0},     {"get_rank", -1},   {"get_ms", 60000},  // waits for a key that nobody puts
+      {"engines", 1}};                                            // how often all steps are done
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
 };
@@ -39,6 +43,7 @@ struct Trainer {
   Page& page;
   int64_t step = 0;
   uint64_t sequence = 0;
+  std::atomic<bool>& told;  // by on_broken
 
   Page::Rank& mine() { return page.ranks[size_t(control.rank())]; }
 
@@ -51,7 +56,8 @@ struct Trainer {
 
   void all_reduce(int bucket) {
     const bool odd = plan.is("odd", control.rank()) && step == plan["odd_step"];
-    const std::string what = (odd ? "all_gather 'weights " : "all_reduce 'gradient bucket ") + std::to_string(bucket) + "' (fp32, 4096)";
+    const std::string what =
+        (odd ? "all_gather 'weights " : "all_reduce 'gradient bucket ") + std::to_string(bucket) + "' (fp32, 4096)";
     control.set_activity({++sequence, odd ? 99u : uint64_t(7 + bucket), what, true, step});
     mine().phase = Phase::collective;
     mine().sequence.fetch_add(1);
@@ -61,9 +67,14 @@ struct Trainer {
         ++rank;
         continue;
       }
-      if (control.broken()) throw Failure(Exit::peer_lost, control.report(what + " was broken off"));
+      if (control.broken()) {
+        for (const auto since = steady_clock::now(); !told;)
+          if (steady_clock::now() - since > milliseconds(500)) fail_bug("the job is broken and nobody called back");
+        throw Failure(Exit::peer_lost, control.report(what + " was broken off"));
+      }
       if (steady_clock::now() - begin > milliseconds(plan["timeout_ms"]))
-        throw Failure(Exit::peer_lost, control.report(what + " has not completed within " + std::to_string(plan["timeout_ms"]) + "ms"));
+        throw Failure(Exit::peer_lost,
+                      control.report(what + " has not completed within " + std::to_string(plan["timeout_ms"]) + "ms"));
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     mine().phase = Phase::computing;
@@ -74,7 +85,12 @@ struct Trainer {
     const int64_t steps = plan.is("short", rank) ? plan["short_steps"] : plan["steps"];
     for (step = 0; step < steps; ++step) {
       mine().step = step;
-      if (plan.is("fail", rank) && step == plan["fail_step"]) throw Failure(Exit(plan["fail_code"]), "the data of this rank are bad");
+      if (plan.is("fail", rank) && step == plan["fail_step"])
+        throw Failure(Exit(plan["fail_code"]), "the data of this rank are bad");
+      if (plan.is("fork", rank) && step == plan["fork_step"] && fork() == 0) {
+        std::this_thread::sleep_for(milliseconds(plan["fork_ms"]));
+        std::exit(0);
+      }
       if (plan.is("quit", rank) && step == plan["quit_step"]) _exit(0);
       compute(plan.is("busy", rank) && step == plan["busy_step"]);
       for (int bucket = 0; bucket < 2; ++bucket) all_reduce(bucket);
@@ -107,8 +123,17 @@ int run(int argc, char** argv) {
   const auto begin = steady_clock::now();
   const auto control = Control::join(milliseconds(plan["join_timeout_ms"]));
   mine.join_us = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - begin).count();
-  for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page}.train();
-  std::printf("rank %d of %d, local %d of %d, done\n", control->rank(), control->world(), control->local_rank(), control->local_world());
+  control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000, 'x'));
+  for (int rank = 0; rank < control->world(); ++rank)
+    if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
+      fail_bug("not what was put");
+  if (plan.is("get", control->rank())) control->get("what nobody puts", milliseconds(plan["get_ms"]));
+  std::atomic<bool> broken{false};
+  control->on_broken([&] { broken = true; });
+  for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page, 0, 0, broken}.train();
+  control->on_broken({});
+  std::printf("rank %d of %d, local %d of %d, done\n", control->rank(), control->world(), control->local_rank(),
+              control->local_world());
   return 0;
 }
 }  // namespace

@@ -6,23 +6,24 @@ namespace ZR_ISA {
 
 void adamw(const AdamWConstants& constants, const AdamWRun& run) {
   const AdamWConstants c = constants;
-  zr::rounded(run.out_dtype, run.out, run.count, run.streams, [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
-    float* __restrict weight = run.weight + first;
-    const float* __restrict grad = run.grad + first;
-    float* __restrict exp_avg = run.exp_avg + first;
-    float* __restrict exp_avg_sq = run.exp_avg_sq + first;
-    uint16_t* __restrict to = out;
-    for (int64_t i = 0; i < n; ++i) {
-      const float g = grad[i] * c.mul;
-      const float m = exp_avg[i] * c.beta1 + g * c.gain1;
-      const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
-      const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
-      exp_avg[i] = m;
-      exp_avg_sq[i] = v;
-      weight[i] = w;
-      rounding.store(to, i, w);
-    }
-  });
+  zr::rounded(run.out_dtype, run.out, run.count, run.streams,
+              [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
+                float* __restrict weight = run.weight + first;
+                const float* __restrict grad = run.grad + first;
+                float* __restrict exp_avg = run.exp_avg + first;
+                float* __restrict exp_avg_sq = run.exp_avg_sq + first;
+                uint16_t* __restrict to = out;
+                for (int64_t i = 0; i < n; ++i) {
+                  const float g = grad[i] * c.mul;
+                  const float m = exp_avg[i] * c.beta1 + g * c.gain1;
+                  const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
+                  const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
+                  exp_avg[i] = m;
+                  exp_avg_sq[i] = v;
+                  weight[i] = w;
+                  rounding.store(to, i, w);
+                }
+              });
 }
 
 }  // namespace ZR_ISA

@@ -6,31 +6,32 @@ namespace ZR_ISA {
 
 void sgd(const SgdConstants& constants, const SgdRun& run) {
   const SgdConstants c = constants;
-  zr::rounded(run.out_dtype, run.out, run.count, run.streams, [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
-    float* __restrict weight = run.weight + first;
-    const float* __restrict grad = run.grad + first;
-    uint16_t* __restrict to = out;
-    if (!run.buffer) {
-      for (int64_t i = 0; i < n; ++i) {
-        const float g = grad[i] * c.mul;
-        const float d = c.decays ? g + weight[i] * c.weight_decay : g;
-        const float w = weight[i] - d * c.lr;
-        weight[i] = w;
-        rounding.store(to, i, w);
-      }
-      return;
-    }
-    float* __restrict buffer = run.buffer + first;
-    for (int64_t i = 0; i < n; ++i) {
-      const float g = grad[i] * c.mul;
-      const float d = c.decays ? g + weight[i] * c.weight_decay : g;
-      const float b = c.first ? d : buffer[i] * c.momentum + d * c.gain;
-      const float w = weight[i] - (c.nesterov ? d + b * c.momentum : b) * c.lr;
-      buffer[i] = b;
-      weight[i] = w;
-      rounding.store(to, i, w);
-    }
-  });
+  zr::rounded(run.out_dtype, run.out, run.count, run.streams,
+              [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
+                float* __restrict weight = run.weight + first;
+                const float* __restrict grad = run.grad + first;
+                uint16_t* __restrict to = out;
+                if (!run.buffer) {
+                  for (int64_t i = 0; i < n; ++i) {
+                    const float g = grad[i] * c.mul;
+                    const float d = c.decays ? g + weight[i] * c.weight_decay : g;
+                    const float w = weight[i] - d * c.lr;
+                    weight[i] = w;
+                    rounding.store(to, i, w);
+                  }
+                  return;
+                }
+                float* __restrict buffer = run.buffer + first;
+                for (int64_t i = 0; i < n; ++i) {
+                  const float g = grad[i] * c.mul;
+                  const float d = c.decays ? g + weight[i] * c.weight_decay : g;
+                  const float b = c.first ? d : buffer[i] * c.momentum + d * c.gain;
+                  const float w = weight[i] - (c.nesterov ? d + b * c.momentum : b) * c.lr;
+                  buffer[i] = b;
+                  weight[i] = w;
+                  rounding.store(to, i, w);
+                }
+              });
 }
 
 }  // namespace ZR_ISA

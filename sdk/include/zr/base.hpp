@@ -1,13 +1,11 @@
-// The C++17 layer over zr/abi, part by part: errors, the host's services, configuration, completions, the module.
+// The C++17 layer over zr/abi: errors, the host's services, configuration, threads, completions.
 // It is compiled into each plug-in (hidden, inline) and is no part of the ABI.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -19,8 +17,9 @@
 #include "zr/abi/host.h"
 #include "zr/abi/module.h"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// What a plug-in throws; becomes a zr_code and its text at the boundary. Another exception becomes ZR_INTERNAL.
 class Error : public std::runtime_error {
@@ -82,7 +81,7 @@ void answer(T* out, T value) {
   std::memcpy(out, &value, value.size);
 }
 
-// ---- the host ----------------------------------------------------------------------------------------------------------
+// ---- the host ----
 
 template <class Service>
 inline constexpr const char* service_id = nullptr;
@@ -113,7 +112,8 @@ class Host {
   template <class Service>
   const Service& need(const char* id = service_id<Service>) const {
     const Service* service = find<Service>(id);
-    if (!service) throw Error(ZR_UNSUPPORTED, std::string("needs the host service \"") + id + "\", which this host does not offer");
+    if (!service)
+      throw Error(ZR_UNSUPPORTED, std::string("needs the host service \"") + id + "\", which this host does not offer");
     return *service;
   }
   void log(int32_t level, const std::string& text) const { host_->log(host_, level, text.c_str()); }
@@ -122,8 +122,8 @@ class Host {
   const zr_host* host_;
 };
 
-/// The values of one TOML table, checked by the host against the component's keys. Lives until the call it was given to
-/// returns. Throws for a name that is not among the keys, or is of another type. [control]
+/// The values of one TOML table, checked by the host against the component's keys. Lives until the call it was given
+/// to returns. Throws for a name that is not among the keys, or is of another type. [control]
 class Config {
  public:
   Config(const Host& host, const zr_config* config) : service_(host.need<zr_config_service>()), config_(config) {}
@@ -146,14 +146,15 @@ class Config {
     return value;
   }
   [[noreturn]] static void refuse(zr_code code, const char* key) {
-    throw Error(code, std::string("key \"") + key + "\" was read, but it is no key of this component, or of another type");
+    throw Error(code,
+                std::string("key \"") + key + "\" was read, but it is no key of this component, or of another type");
   }
   const zr_config_service& service_;
   const zr_config* config_;
 };
 
-/// fn(begin, end) over [0, n) on the host's threads, in runs of at least grain; returns when all ran, rethrows the first
-/// exception. [step] [use]
+/// fn(begin, end) over [0, n) on the host's threads, in runs of at least grain; returns when all ran, rethrows the
+/// first exception. [step] [use]
 class Tasks {
  public:
   explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
@@ -191,7 +192,8 @@ class Done {
   explicit Done(const Host& host) : service_(&host.need<zr_async_service>()), done_(service_->done_new(host.abi())) {
     if (!done_) throw std::bad_alloc();
   }
-  /// Another reference to what a call was given, to resolve after the call has returned. done may be null: an empty Done.
+  /// Another reference to what a call was given, to resolve after the call has returned. done may be null: an empty
+  /// Done.
   static Done retained(const Host& host, zr_done* done) {
     Done kept;
     if (!done) return kept;
@@ -252,123 +254,6 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t count, int64_t s
   return run;
 }
 
-// ---- keys --------------------------------------------------------------------------------------------------------------
-// `static constexpr zr_key keys[] = {zr::key_float("eps", "1e-8", 0, 1, "Keeps the denominator from zero")};` in a class.
-// def is TOML text; null: the key must be given. meaning: one line, no full stop.
-
-inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
-
-constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double min, double max, const char* choices,
-                        const char* meaning) {
-  return zr_key{static_cast<uint32_t>(sizeof(zr_key)), type, 0, 0, name, def, min, max, choices, meaning};
-}
-constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
-  return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
-}
-constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
-  return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
-}
-constexpr zr_key key_float(const char* name, const char* def, double min, double max, const char* meaning) {
-  return key_of(ZR_KEY_FLOAT, name, def, min, max, nullptr, meaning);
-}
-/// choices: "a|b|c", or null for any text.
-constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
-  return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
-}
-constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
-  return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
-}
-constexpr zr_key key_duration(const char* name, const char* def, double min, double max, const char* meaning) {
-  return key_of(ZR_KEY_DURATION, name, def, min, max, nullptr, meaning);
-}
-constexpr zr_key key_floats(const char* name, const char* def, double min, double max, const char* meaning) {
-  return key_of(ZR_KEY_FLOATS, name, def, min, max, nullptr, meaning);
-}
-/// Optimizers: a parameter group may override it.
-constexpr zr_key per_group(zr_key key) {
-  key.flags |= ZR_KEY_PER_GROUP;
-  return key;
-}
-
-// ---- components and the module -----------------------------------------------------------------------------------------
-
-#define ZR_DETECT(trait, member)                 \
-  template <class T, class = void>               \
-  inline constexpr bool trait = false;           \
-  template <class T>                             \
-  inline constexpr bool trait<T, std::void_t<decltype(&T::member)>> = true
-ZR_DETECT(has_keys, keys);
-
-/// What the constructor of an author's class may take: (Config, Host), (Config), (Host) or nothing. Calls use(arguments...).
-template <class D, class Use>
-auto with_arguments(const Config& config, const Host& host, Use&& use) {
-  if constexpr (std::is_constructible_v<D, const Config&, const Host&>) {
-    return use(config, host);
-  } else if constexpr (std::is_constructible_v<D, const Config&>) {
-    return use(config);
-  } else if constexpr (std::is_constructible_v<D, const Host&>) {
-    return use(host);
-  } else {
-    static_assert(std::is_default_constructible_v<D>, "a component is made from (zr::Config, zr::Host), either, or nothing");
-    return use();
-  }
-}
-
-template <class D, std::size_t... I>
-constexpr auto key_pointers(std::index_sequence<I...>) {
-  return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
-}
-template <class D>
-struct Keys {
-  static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
-};
-
-/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D> or zr::Communicator<D, Wire>. D::Layer
-/// comes from that base: the object behind `self`, its kind and its api.
-template <class D>
-constexpr zr_component component(const char* id, const char* version) {
-  using Layer = typename D::Layer;
-  zr_component c{};
-  c.size = sizeof c;
-  c.id = id;
-  c.kind = Layer::kind;
-  c.version = version;
-  c.api = &Layer::api;
-  c.create = [](const zr_host* abi, const zr_config* config, void** self, zr_error* error) noexcept {
-    return guard(error, [&] {
-      const Host host(abi);
-      *self = new Layer(Config(host, config), host);
-    });
-  };
-  c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
-  if constexpr (has_keys<D>) {
-    c.keys = Keys<D>::list.data();
-    c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());
-  }
-  return c;
-}
-
-template <std::size_t N, std::size_t... I>
-constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
-  return {&list[I]...};
-}
-
 }  // namespace sdk
 }  // namespace zr
-
-static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 1, "ZR_MODULE names the tag of this version");
-
-/// The library's one function and its ABI tag, for any number of components: ZR_MODULE("name", "vendor", "1.0",
-/// zr::component<A>("a", "1.0"), ...); then ZR_TAG(kind_<role>); for each kind among them. At namespace scope, once.
-#define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                             \
-  ZR_TAG(abi_0_1);                                                                                                        \
-  static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                          \
-  static constexpr auto zr_component_list =                                                                               \
-      zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>());           \
-  extern "C" const zr_module* zr_module_v1(uint32_t) {                                                                    \
-    static constexpr zr_module module{sizeof(zr_module), ZR_ABI_MINOR, ZR_ABI_MINOR, NAME, VENDOR, VERSION, __VERSION__,  \
-                                      zr_component_list.data(), static_cast<uint32_t>(zr_component_list.size()), 0,       \
-                                      nullptr, nullptr};                                                                  \
-    return &module;                                                                                                       \
-  }                                                                                                                       \
-  static_assert(true, "")
+#pragma GCC visibility pop

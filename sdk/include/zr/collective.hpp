@@ -7,11 +7,12 @@
 #include "zr/abi/communicator.h"
 #include "zr/base.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
-/// A collective on `src` and `dst`; the host fills the fingerprint. counts: see zr/abi/communicator.h; they and the label
-/// need to live only until run() or start() returns.
+/// A collective on `src` and `dst`; the host fills the fingerprint. counts: see zr/abi/communicator.h; they and the
+/// label need to live only until run() or start() returns.
 inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, const char* label,
                           const int64_t* counts = nullptr) {
   zr_coll c{};
@@ -24,7 +25,8 @@ inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, c
   return c;
 }
 /// flags: ZR_COLL_ACCUMULATE folds into what dst holds.
-inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0, uint32_t reduce = ZR_SUM) {
+inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
+                          uint32_t reduce = ZR_SUM) {
   zr_coll c = collective(ZR_ALL_REDUCE, src, dst, label);
   c.flags = flags;
   c.reduce = reduce;
@@ -61,8 +63,8 @@ inline zr_coll all_to_all(const zr_view& src, const zr_view& dst, const char* la
 }
 inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_view{}, zr_view{}, label); }
 
-/// The lent communicator. Copyable; lives as long as the instance it was bound to. [use]: collectives leave in the same order
-/// on every rank, so an author issues them in an order that no timing decides.
+/// The lent communicator. Copyable; lives as long as the instance it was bound to. [use]: collectives leave in the
+/// same order on every rank, so an author issues them in an order that no timing decides.
 class Comm {
  public:
   Comm(const Host& host, const zr_comm_ref& ref) : host_(host), ref_(ref) {}
@@ -70,7 +72,8 @@ class Comm {
   int32_t world() const { return ref_.world; }
   /// Complete on return: dst is written, src may be overwritten.
   void run(const zr_coll& coll) const { submit(coll, nullptr); }
-  /// Starts; both views' memory must stay until the Done is ready. Collectives complete in the order they were started.
+  /// Starts; both views' memory must stay until the Done is ready. Collectives complete in the order they were
+  /// started.
   Done start(const zr_coll& coll) const {
     Done done(host_);
     submit(coll, done.abi());
@@ -94,3 +97,4 @@ class Comm {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop

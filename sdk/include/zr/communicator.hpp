@@ -1,6 +1,7 @@
 // Communicators in C++: how flat buffers move between ranks.
 //
-//   class Ring {                                                          // one opened communicator; its destructor closes
+//   class Ring {                                                          // one opened communicator; its destructor
+//   closes
 //    public:
 //     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     void submit(const zr_coll&, zr_stream*, zr_done*);                  // [use]
@@ -17,20 +18,21 @@
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 //
-// submit with a null done: complete on return. With one: start, and return; views' memory stays until it is resolved, all
-// other arguments (counts, recv_counts, label, the zr_coll) go when submit returns, so copy them, and keep the completion as
-// zr::Done::retained(host, done), to be resolved once, in submission order. A submit that throws must not resolve it.
-// A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after.
-// The Mine that opened a Ring outlives it.
+// submit with a null done: complete on return. With one: start, and return; views' memory stays until it is resolved,
+// all other arguments (counts, recv_counts, label, the zr_coll) go when submit returns, so copy them, and keep the
+// completion as zr::Done::retained(host, done), to be resolved once, in submission order. A submit that throws must not
+// resolve it. A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after. The
+// Mine that opened a Ring outlives it.
 #pragma once
 
 #include <memory>
 
 #include "zr/abi/communicator.h"
-#include "zr/base.hpp"
+#include "zr/component.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
@@ -41,7 +43,8 @@ class CommunicatorLayer {
  public:
   static constexpr const char* kind = "zr.communicator/1";
   CommunicatorLayer(const Config& config, const Host& host)
-      : own_(with_arguments<D>(config, host, [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
+      : own_(with_arguments<D>(config, host,
+                               [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
 
   static zr_code open(void* self, const zr_comm_open* how, void** comm, zr_error* error) noexcept {
     return guard(error, [&] {
@@ -59,7 +62,8 @@ class CommunicatorLayer {
   static zr_code progress(void* comm, zr_error* error) noexcept {
     return guard(error, [&] { static_cast<Wire*>(comm)->progress(); });
   }
-  static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, void** out, zr_error* error) noexcept {
+  static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, void** out,
+                           zr_error* error) noexcept {
     return guard(error, [&] { *out = static_cast<Wire*>(comm)->mem_alloc(bytes, align, flags); });
   }
   static void mem_free(void* comm, void* memory) noexcept {
@@ -97,7 +101,8 @@ struct Communicator {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop
 
-#define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION)                   \
-  ZR_TAG(kind_communicator);                                          \
+#define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION) \
+  ZR_TAG(kind_communicator);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

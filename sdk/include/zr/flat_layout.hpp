@@ -11,8 +11,9 @@
 
 #include "zr/abi/strategy.h"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 class FlatLayout {
  public:
@@ -133,3 +134,4 @@ class FlatLayout {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop

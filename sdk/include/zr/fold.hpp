@@ -13,8 +13,9 @@
 #include "zr/abi/communicator.h"
 #include "zr/narrow.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// What a fold does, apart from where. dst: src, or ZR_F32 where src is ZR_BF16 or ZR_F16.
 struct FoldKind {
@@ -223,3 +224,4 @@ ZR_ALWAYS_INLINE void fold(const FoldKind& kind, const void* const* sources, int
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop

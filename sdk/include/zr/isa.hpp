@@ -1,11 +1,12 @@
-// One kernel source, compiled per instruction set, chosen at run time. In a header that kernel.cpp and the plug-in share:
+// One kernel source, compiled per instruction set, chosen at run time. In a header that kernel.cpp and the plug-in
+// share:
 //
 //   ZR_KERNEL(void update(const Constants&, float* weight, const float* grad, int64_t count))
 //
-// In kernel.cpp (KERNELS of zr_add_plugin): `namespace ZR_ISA { void update(...) { a plain loop } }`. In the plug-in, once an
-// instance: `auto* update = ZR_CHOOSE(update);`. A kernel includes no header with ordinary inline functions: the linker keeps
-// one copy of those, and it may be the one this machine cannot run. The bits are the same in every set as long as the loop
-// is plain elementwise arithmetic: nothing is contracted or reassociated.
+// In kernel.cpp (KERNELS of zr_add_plugin): `namespace ZR_ISA { void update(...) { a plain loop } }`. In the plug-in,
+// once an instance: `auto* update = ZR_CHOOSE(update);`. A kernel includes no header with ordinary inline functions:
+// the linker keeps one copy of those, and it may be the one this machine cannot run. The bits are the same in every set
+// as long as the loop is plain elementwise arithmetic: nothing is contracted or reassociated.
 #pragma once
 
 #if defined(__x86_64__)
@@ -34,8 +35,9 @@
 
 #include "zr/base.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// The widest set that this machine has, at most what the environment's ZR_ISA says. [control]
 template <class Kernel>
@@ -58,4 +60,5 @@ Kernel* choose(Kernel* portable, Kernel* avx2, Kernel* avx512) {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop
 #endif

@@ -1,5 +1,5 @@
-// fp32 to bf16 and fp16 and back, without instructions that only some machines have: the same bits everywhere, and loops over
-// it vectorise. Always inlined, so that kernels compiled for several instruction sets never share one copy.
+// fp32 to bf16 and fp16 and back, without instructions that only some machines have: the same bits everywhere, and
+// loops over it vectorise. Always inlined, so that kernels compiled for several instruction sets never share one copy.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 #define ZR_ALWAYS_INLINE __attribute__((always_inline)) inline
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 ZR_ALWAYS_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
@@ -48,3 +49,4 @@ ZR_ALWAYS_INLINE float from_f16(uint16_t value) {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop

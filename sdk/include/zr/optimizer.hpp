@@ -1,11 +1,10 @@
-// Optimizers in C++: the arithmetic of one run of elements. The host owns all memory, the schedule, clipping and cadence.
+// Optimizers in C++: the arithmetic of one run of elements. The host owns all memory, the schedule, clipping and
+// cadence.
 //
 //   struct Descent : zr::Optimizer<Descent> {
-//     static constexpr zr_key keys[] = {zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last update"))};
-//     static constexpr zr_slot slots[] = {zr::slot("velocity")};
-//     float momentum;
-//     explicit Descent(const zr::Config& config) : momentum(float(config.number("momentum"))) {}
-//     void update(const zr::Update& u) const {
+//     static constexpr zr_key keys[] = {zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last
+//     update"))}; static constexpr zr_slot slots[] = {zr::slot("velocity")}; float momentum; explicit Descent(const
+//     zr::Config& config) : momentum(float(config.number("momentum"))) {} void update(const zr::Update& u) const {
 //       float* v = u.slot(0);
 //       for (int64_t i = 0; i < u.count; ++i) {
 //         v[i] = momentum * v[i] + u.mul * u.grad[i];
@@ -15,11 +14,12 @@
 //   };
 //   ZR_OPTIMIZER(Descent, "descent", "example", "1.0.0");
 //
-// One Descent is made for each parameter group. update() is const and must neither allocate, block nor communicate: several
-// threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless granularity says otherwise),
-// so an element's result may depend on nothing but its own values. Where the model's weights are not fp32, `weight` is the
-// fp32 master and the layer rounds it into the model's weight afterwards. A class that says `static constexpr bool rounds =
-// true` writes `out` itself, in the same pass: zr/rounding.hpp does it, zr/isa.hpp compiles the loop per instruction set.
+// One Descent is made for each parameter group. update() is const and must neither allocate, block nor communicate:
+// several threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless granularity
+// says otherwise), so an element's result may depend on nothing but its own values. Where the model's weights are not
+// fp32, `weight` is the fp32 master and the layer rounds it into the model's weight afterwards. A class that says
+// `static constexpr bool rounds = true` writes `out` itself, in the same pass: zr/rounding.hpp does it, zr/isa.hpp
+// compiles the loop per instruction set.
 #pragma once
 
 #include <unistd.h>
@@ -27,23 +27,24 @@
 #include <algorithm>
 
 #include "zr/abi/optimizer.h"
-#include "zr/base.hpp"
+#include "zr/component.hpp"
 #include "zr/narrow.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// One run of one parameter, lent for the call. Nothing overlaps.
 struct Update {
-  float* weight;      // in/out: the master
-  const float* grad;  // in; multiply by mul, once, in fp32
+  float* weight;         // in/out: the master
+  const float* grad;     // in; multiply by mul, once, in fp32
   int64_t first, count;  // the run, in the parameter's flat index
   float mul;
-  int64_t step;        // of this parameter: 1 at its first update
-  double lr;           // schedule and group applied
-  uint16_t* out;       // the model's weight, or null where `weight` is it
-  zr_dtype out_dtype;  // ZR_BF16, ZR_F16, or ZR_F32 where out is null
-  bool streams;        // the parameter's `out` is larger than a core's cache: better written past it
+  int64_t step;             // of this parameter: 1 at its first update
+  double lr;                // schedule and group applied
+  uint16_t* out;            // the model's weight, or null where `weight` is it
+  zr_dtype out_dtype;       // ZR_BF16, ZR_F16, or ZR_F32 where out is null
+  bool streams;             // the parameter's `out` is larger than a core's cache: better written past it
   const zr_opt_unit& unit;  // name, shape; may hold more elements than this run
   const zr_step& job;
   float* slot(uint32_t i) const { return data<float>(unit.slots[i]) + (first - unit.first); }  // of an fp32 slot
@@ -90,8 +91,8 @@ class OptimizerLayer {
       layer.add(Config(layer.host_, config));
     });
   }
-  static zr_code step(void* self, const zr_step* step, const zr_opt_unit* const* units, uint32_t n, zr_stream*, zr_done* done,
-                      zr_error* error) noexcept {
+  static zr_code step(void* self, const zr_step* step, const zr_opt_unit* const* units, uint32_t n, zr_stream*,
+                      zr_done* done, zr_error* error) noexcept {
     return guard(error, [&] {
       const OptimizerLayer& layer = *static_cast<const OptimizerLayer*>(self);
       const zr_async_service* async = done ? &layer.host_.template need<zr_async_service>() : nullptr;
@@ -100,7 +101,8 @@ class OptimizerLayer {
       if (async) async->done_resolve(done, ZR_OK, 0, nullptr);
     });
   }
-  static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, describe, add_group, nullptr, step, nullptr, nullptr};
+  static constexpr zr_optimizer_api api{
+      sizeof(zr_optimizer_api), 0, describe, add_group, nullptr, step, nullptr, nullptr};
 
  private:
   void add(const Config& config) {
@@ -108,7 +110,9 @@ class OptimizerLayer {
   }
   /// All units are checked before the first is touched.
   void check(const zr_opt_unit& u) const {
-    const auto refuse = [&](const std::string& why) { throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why); };
+    const auto refuse = [&](const std::string& why) {
+      throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
+    };
     const bool own = u.weight.dtype == ZR_F32, narrow = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
     if (u.group >= groups_.size()) {
       refuse("is in group " + std::to_string(u.group) + ", there are " + std::to_string(groups_.size()));
@@ -166,8 +170,8 @@ class OptimizerLayer {
 };
 
 /// Base of an author's class: the hyperparameters of one group, and update(). Optional static members: keys, slots,
-/// granularity (ZR_ROWWISE, ...; elementwise if not given), rounds. Optional: `uint32_t n_slots() const`, how many of the slots
-/// group 0's configuration asks for.
+/// granularity (ZR_ROWWISE, ...; elementwise if not given), rounds. Optional: `uint32_t n_slots() const`, how many of
+/// the slots group 0's configuration asks for.
 template <class D>
 struct Optimizer {
   using Layer = OptimizerLayer<D>;
@@ -175,7 +179,8 @@ struct Optimizer {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop
 
-#define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION)                      \
-  ZR_TAG(kind_optimizer);                                             \
+#define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION) \
+  ZR_TAG(kind_optimizer);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -9,8 +9,9 @@
 #include "zr/abi/base.h"
 #include "zr/narrow.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// What a loop does with each new master value: `store(out, i, value)`.
 struct KeepFloat {
@@ -23,8 +24,9 @@ struct RoundF16 {
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_f16(value); }
 };
 
-/// Calls loop(Rounding, first, count, out) over [0, count): the elements from `first` on, whose rounded values go to out[0],
-/// out[1], ... streams: they reach memory without passing through the cache, where the address allows. The bits are the same.
+/// Calls loop(Rounding, first, count, out) over [0, count): the elements from `first` on, whose rounded values go to
+/// out[0], out[1], ... streams: they reach memory without passing through the cache, where the address allows. The
+/// bits are the same.
 template <class Loop>
 ZR_ALWAYS_INLINE void rounded(zr_dtype dtype, uint16_t* out, int64_t count, bool streams, const Loop& loop) {
   if (!out) return loop(KeepFloat{}, 0, count, out);
@@ -46,7 +48,8 @@ ZR_ALWAYS_INLINE void rounded(zr_dtype dtype, uint16_t* out, int64_t count, bool
     }
 #if defined(__SSE2__)
     for (int64_t i = 0; whole && i < kLines; i += 8) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(out + first + i), _mm_load_si128(reinterpret_cast<__m128i*>(lines + i)));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out + first + i),
+                       _mm_load_si128(reinterpret_cast<__m128i*>(lines + i)));
     }
 #endif
     first += n;
@@ -58,3 +61,4 @@ ZR_ALWAYS_INLINE void rounded(zr_dtype dtype, uint16_t* out, int64_t count, bool
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop

@@ -1,40 +1,39 @@
-// Strategies in C++: who owns which part, and when it travels. The host allocates what plan() asks for; the strategy issues
-// its collectives itself.
+// Strategies in C++: who owns which part, and when it travels. The host allocates what plan() asks for; the strategy
+// issues its collectives itself.
 //
 //   class Mine : public zr::Strategy<Mine> {
 //    public:
 //     static constexpr zr_key keys[] = {...};                                       // optional
-//     explicit Mine(const zr::Config&);                                             // or (Config, Host), (Host), nothing
-//     void plan(const zr_plan_in&, zr::Plan&) const;
-//     void bind(const zr_plan_in&, const zr::Bound&);
-//     zr_view grad_place(uint32_t param, int64_t first, uint32_t micro);            // count 0: no room yet
-//     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
-//     void event(uint32_t kind, uint32_t micro);                                    // ZR_STEP_BEGIN ... ZR_EVAL_END
-//     void grads_finish();
-//     void updated();
+//     explicit Mine(const zr::Config&);                                             // or (Config, Host), (Host),
+//     nothing void plan(const zr_plan_in&, zr::Plan&) const; void bind(const zr_plan_in&, const zr::Bound&); zr_view
+//     grad_place(uint32_t param, int64_t first, uint32_t micro);            // count 0: no room yet void
+//     grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro); void event(uint32_t kind, uint32_t
+//     micro);                                    // ZR_STEP_BEGIN ... ZR_EVAL_END void grads_finish(); void updated();
 //     void abort() noexcept;                                                        // optional
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
 //
-// Threads: plan and bind are [control]; grad_place, grad_ready and event are [use] (any thread, never two at once, so no
-// lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call.
-// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance; the
+// Threads: plan and bind are [control]; grad_place, grad_ready and event are [use] (any thread, never two at once, so
+// no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call. Lifetimes:
+// zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance; the
 // zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
 // An exception ends the job: throw zr::Error with a text that names the parameter.
 #pragma once
 
 #include "zr/abi/strategy.h"
-#include "zr/base.hpp"
+#include "zr/component.hpp"
 #include "zr/collective.hpp"
 
+#pragma GCC visibility push(hidden)
 namespace zr {
-inline namespace sdk __attribute__((visibility("hidden"))) {
+inline namespace sdk {
 
 /// Where plan() puts its answer: all buffers first, then pieces, by parameter and ascending.
 class Plan {
  public:
   explicit Plan(const zr_plan_sink& sink) : sink_(sink) {}
-  /// Memory on this rank, zeroed, where peers can read it. Returns its number: 0, 1, ... tag (copied): for the ledger.
+  /// Memory on this rank, zeroed, where peers can read it. Returns its number: 0, 1, ... tag (copied): for the
+  /// ledger.
   uint32_t buffer(uint32_t role, const char* tag, int64_t elements, zr_dtype dtype) {
     zr_buffer buffer{};
     buffer.size = sizeof buffer;
@@ -63,7 +62,8 @@ class Plan {
   uint32_t n_buffers_ = 0;
 };
 
-/// What bind() gets. Copy what is needed of `buffers`: the list lives until bind() returns, the memory as long as the instance.
+/// What bind() gets. Copy what is needed of `buffers`: the list lives until bind() returns, the memory as long as the
+/// instance.
 struct Bound {
   const zr_view* buffers;  // in plan order
   uint32_t n_buffers;
@@ -72,10 +72,15 @@ struct Bound {
 
 /// Bytes of one element of a weight, gradient or sum.
 constexpr int64_t bytes_of(zr_dtype dtype) {
-  return dtype == ZR_F64 || dtype == ZR_I64 ? 8 : dtype == ZR_F32 || dtype == ZR_I32 ? 4 : dtype == ZR_BF16 || dtype == ZR_F16 ? 2 : 1;
+  return dtype == ZR_F64 || dtype == ZR_I64    ? 8
+         : dtype == ZR_F32 || dtype == ZR_I32  ? 4
+         : dtype == ZR_BF16 || dtype == ZR_F16 ? 2
+                                               : 1;
 }
 /// Elements [first, first + count) of a view.
-inline zr_view part(const zr_view& view, int64_t first, int64_t count) { return part(view, first, count, bytes_of(view.dtype)); }
+inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
+  return part(view, first, count, bytes_of(view.dtype));
+}
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 ZR_DETECT(has_abort, abort);
@@ -99,7 +104,8 @@ class StrategyLayer {
       own(self).bind(*in, lent);
     });
   }
-  static zr_code grad_place(void* self, uint32_t param, int64_t first, uint32_t micro, zr_view* dst, zr_error* error) noexcept {
+  static zr_code grad_place(void* self, uint32_t param, int64_t first, uint32_t micro, zr_view* dst,
+                            zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
       const zr_view place = own(self).grad_place(param, first, micro);
       if (place.count == 0) return ZR_AGAIN;
@@ -107,7 +113,8 @@ class StrategyLayer {
       return ZR_OK;
     });
   }
-  static zr_code grad_ready(void* self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error* error) noexcept {
+  static zr_code grad_ready(void* self, uint32_t param, int64_t first, int64_t count, uint32_t micro,
+                            zr_error* error) noexcept {
     return guard(error, [&] { own(self).grad_ready(param, first, count, micro); });
   }
   static zr_code event(void* self, uint32_t kind, uint32_t micro, zr_error* error) noexcept {
@@ -123,8 +130,18 @@ class StrategyLayer {
     if constexpr (has_abort<D>) own(self).abort();
   }
   /// acquire and release are null: weights are whole between updated() and the next.
-  static constexpr zr_strategy_api api{sizeof(zr_strategy_api), 0,       plan,    bind,    grad_place, grad_ready, event,
-                                       grads_finish,            updated, nullptr, nullptr, abort};
+  static constexpr zr_strategy_api api{sizeof(zr_strategy_api),
+                                       0,
+                                       plan,
+                                       bind,
+                                       grad_place,
+                                       grad_ready,
+                                       event,
+                                       grads_finish,
+                                       updated,
+                                       nullptr,
+                                       nullptr,
+                                       abort};
 
  private:
   static D& own(void* self) { return static_cast<StrategyLayer*>(self)->own_; }
@@ -140,7 +157,8 @@ struct Strategy {
 
 }  // namespace sdk
 }  // namespace zr
+#pragma GCC visibility pop
 
-#define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION)                       \
-  ZR_TAG(kind_strategy);                                              \
+#define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION) \
+  ZR_TAG(kind_strategy);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -27,6 +27,10 @@ inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArray
 /// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout, embedding, a layer
 /// that only even micro-batches use, batch norm's buffers, all in one.
 struct Everything : Model {
+  struct Head : torch::nn::Module {
+    explicit Head(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }
+    torch::Tensor weight;
+  };
   explicit Everything(double dropout) {
     embedding = register_module("embedding", torch::nn::Embedding(kWords, kWidth));
     twice = register_module("twice", torch::nn::Linear(kWidth, kWidth));
@@ -40,8 +44,7 @@ struct Everything : Model {
     unused = register_parameter("unused", torch::ones({7, 3}));
     scalar = register_parameter("scalar", torch::ones({}));
     drop = register_module("drop", torch::nn::Dropout(dropout));
-    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWords).bias(false)));
-    head->weight = head->register_parameter("weight", embedding->weight);  // tied
+    head = register_module("head", std::make_shared<Head>(embedding->weight));  // tied
   }
   torch::Tensor loss(int64_t step, int64_t m) override {
     const auto words = draw(step, m, kWords, {kSamples, kTokens}), targets = draw(step + 1000, m, kWords, {kSamples, kTokens});
@@ -51,10 +54,11 @@ struct Everything : Model {
     x = twice(x) * scalar + frozen(x);
     if (m % 2 == 0) x = x + sometimes(x);
     x = batch_norm(x);
-    return torch::nn::functional::cross_entropy(head(x).to(torch::kFloat), targets.view(-1));
+    return torch::nn::functional::cross_entropy(torch::linear(x, head->weight).to(torch::kFloat), targets.view(-1));
   }
   torch::nn::Embedding embedding{nullptr};
-  torch::nn::Linear twice{nullptr}, large{nullptr}, narrow{nullptr}, sometimes{nullptr}, frozen{nullptr}, head{nullptr};
+  torch::nn::Linear twice{nullptr}, large{nullptr}, narrow{nullptr}, sometimes{nullptr}, frozen{nullptr};
+  std::shared_ptr<Head> head;
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::BatchNorm1d batch_norm{nullptr};
   torch::nn::Dropout drop{nullptr};

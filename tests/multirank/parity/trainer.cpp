@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include <fstream>
-#include <iostream>
+#include <set>
 #include <sstream>
 
 #include "multirank/parity/features.hpp"
@@ -25,9 +25,11 @@ parity::Outcome train(const zr::Program& program) {
     outcome.losses.push_back(engine.last_loss());
     outcome.norms.push_back(engine.last_grad_norm());
   }
+  std::set<const void*> seen;
   for (const auto& item : model->named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied: one parameter under two names
     const auto value = engine.get(item.key());
-    if (engine.world() > 0) outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+    outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
   }
   return outcome;
 }

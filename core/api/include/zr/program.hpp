@@ -32,16 +32,19 @@ class Program {
   explicit Program(const std::string& file, std::vector<std::string> overrides = {}, std::vector<Key> keys = {});
   ~Program();
 
+  /// The effective value of any key, the program's, the host's or a plug-in's: "model.layers", "train.steps".
   bool boolean(const std::string& path) const;
   int64_t integer(const std::string& path) const;
   double number(const std::string& path) const;
   std::string text(const std::string& path) const;
   /// The folder of the TOML file, for paths written relative to it.
   std::string folder() const;
+  /// Who this process is among how many. Under `zeroth plan`: rank 0 of job.ranks.
   int rank() const;
   int world() const;
 
   struct State;
+  /// For zr::Engine; nothing of it is for others.
   const std::shared_ptr<State>& state() const { return state_; }
 
  private:

@@ -65,7 +65,7 @@ TEST(Registry, RefusesARelativePath) {
 }
 
 TEST(Registry, RefusesAnAbsolutePathWithoutAFile) {
-  EXPECT_EQ(refusal(none(), "/nowhere/zr.so"), "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file");
+  EXPECT_EQ(refusal(none(), "/nowhere/zr.so"), "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
   EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is no file");
 }
 

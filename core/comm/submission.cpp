@@ -1,0 +1,314 @@
+#include "comm/submission.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/text.hpp"
+#include "comm/coll.hpp"
+#include "comm/compose.hpp"
+#include "comm/done.hpp"
+#include "comm/fold.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
+
+zr_code fill(zr_error* error, zr_code code, const std::string& text) {
+  if (error) {
+    error->code = code;
+    error->native = 0;
+    std::snprintf(error->msg, sizeof error->msg, "%s", text.c_str());
+  }
+  return code;
+}
+
+// Leaves a composition early; the plug-in's error is filled.
+struct Stopped {
+  zr_code code;
+};
+
+bool means_lost(zr_code code) { return code == ZR_COMM || code == ZR_TIMEOUT || code == ZR_CANCELLED || code == ZR_MISMATCH; }
+}  // namespace
+
+// Says that this rank waits, in what, and since when.
+struct Submission::Waiting {
+  explicit Waiting(Submission& s) : submission(s) {
+    submission.activity_.waiting = true;
+    submission.control_->set_activity(submission.activity_);
+    submission.waiting_since_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  ~Waiting() {
+    submission.waiting_since_.store(0, std::memory_order_relaxed);
+    submission.activity_.waiting = false;
+    submission.activity_.what.clear();
+    submission.control_->set_activity(submission.activity_);
+  }
+  Waiting(const Waiting&) = delete;
+  Submission& submission;
+};
+
+Submission::Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance, std::chrono::milliseconds timeout)
+    : host_(host), control_(std::move(control)), instance_(instance), timeout_(timeout), rank_(control_->rank()), world_(control_->world()), counter_(rank_, world_) {
+  if (world_ == 1) return;
+  if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was made without a plug-in");
+  api_ = instance_->api<zr_communicator_api>();
+  const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
+  CallError error;
+  check(api_->open(instance_->self(), &how, &comm_, &error), error, instance_->who("open"));
+  caps_.size = sizeof caps_;
+  check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
+  if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
+    fail_environment(instance_->who("caps") + ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another communicator");
+  control_->on_broken([this] { abort(); });
+  watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
+void Submission::close() {
+  if (!comm_) return;
+  control_->on_broken({});
+  watch_ = {};
+  api_->close(comm_);
+  comm_ = nullptr;
+}
+
+void Submission::watch(const std::stop_token& stop) {
+  const auto tick = std::clamp(timeout_ / 10, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
+  std::unique_lock lock(watch_mutex_);
+  while (!watch_end_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+    const int64_t since = waiting_since_.load(std::memory_order_relaxed);
+    if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count()) continue;
+    too_long_ = true;
+    abort();
+    return;
+  }
+}
+
+void Submission::abort() {
+  if (api_ && comm_) api_->abort(comm_);
+}
+
+zr_comm_ref Submission::ref() {
+  static const zr_communicator_api kTable{sizeof(zr_communicator_api), 0, nullptr, nullptr, abi_caps, abi_submit, abi_progress, nullptr, nullptr, nullptr};
+  return {&kTable, this, rank_, world_};
+}
+
+std::exception_ptr Submission::take_failure() { return std::exchange(failure_, nullptr); }
+
+// The job has ended for this rank: what all ranks did goes into the Failure that every call from now on throws.
+zr_code Submission::lose(const std::string& mine, zr_error* error) {
+  if (!lost_) lost_ = std::make_exception_ptr(Failure(Exit::peer_lost, control_->report(mine)));
+  failure_ = lost_;
+  return fill(error, ZR_COMM, mine);
+}
+
+zr_code Submission::refuse(zr_code code, Exit exit, const std::string& text, zr_error* error) {
+  failure_ = std::make_exception_ptr(Failure(exit, text));
+  return fill(error, code, text);
+}
+
+// What the plug-in answered, in the host's words. activity_ still says what it was asked.
+zr_code Submission::finish(zr_code code, zr_error* error) {
+  if (code == ZR_OK) return code;
+  const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
+  if (too_long_)
+    return lose("waited longer than communicator.timeout (" + duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what, error);
+  if (code == ZR_MISMATCH) return lose(said, error);
+  const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
+  if (means_lost(code)) return lose(what, error);
+  const Exit exit = code == ZR_INVALID ? Exit::user : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment : Exit::bug;
+  return refuse(code, exit, instance_->who("submit") + ": " + what, error);
+}
+
+// The plug-in does this operation itself, in the order NUMERICS.md asks for. The same answer on every rank.
+bool Submission::is_native(const zr_coll& coll) const {
+  if (!(caps_.ops & bit(coll.op))) return false;
+  if (coll.op == ZR_BARRIER) return true;
+  const zr_dtype travels = coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
+  if (!(caps_.dtypes & bit(static_cast<uint64_t>(travels)))) return false;
+  if (!is_fold(coll)) return true;
+  const bool narrow = travels == ZR_BF16 || travels == ZR_F16, real = narrow || travels == ZR_F32 || travels == ZR_F64;
+  // At the other ends of a reduce nobody knows whether the root widens.
+  const bool widens = coll.op == ZR_REDUCE ? narrow : coll.dst.dtype != travels;
+  return (caps_.reduces & bit(coll.reduce)) && (!real || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
+         (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) && (!widens || (caps_.flags & ZR_COMM_WIDEN));
+}
+
+// A world of one: the source of all is the own.
+void Submission::alone(const zr_coll& coll) {
+  if (is_fold(coll)) return fold(host_.pool(), coll, coll.dst, {coll.src.data});
+  if (coll.op != ZR_BARRIER && coll.src.count > 0 && coll.src.data != coll.dst.data)
+    std::memmove(coll.dst.data, coll.src.data, static_cast<std::size_t>(coll.src.count * size_of(coll.src.dtype)));
+}
+
+zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error) {
+  if (!room_) room_ = allocate_room_();
+  int64_t received = 0;
+  std::vector<int64_t> bytes;
+  const auto run = [&](zr_coll part) {
+    part.size = sizeof part;
+    part.fingerprint = coll.fingerprint;
+    part.label = coll.label;
+    received += counter_.received(part);
+    if (!(caps_.dtypes & bit(static_cast<uint64_t>(part.src.dtype)))) {  // moved as bytes
+      const int64_t size = size_of(part.src.dtype);
+      for (zr_view* view : {&part.src, &part.dst}) *view = {view->data, view->count * size, ZR_U8, 0, view->device};
+      if (part.counts) {
+        bytes.assign(part.counts, part.counts + world_);
+        for (int64_t& n : bytes) n *= size;
+        part.counts = bytes.data();
+      }
+    }
+    if (const zr_code code = api_->submit(comm_, &part, nullptr, nullptr, error)) throw Stopped{code};
+  };
+  const bool exchanges = (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
+  try {
+    const std::string why = compose(coll, {rank_, world_, exchanges, room_, kRoom, host_.pool(), run});
+    if (!why.empty()) return fill(error, ZR_UNSUPPORTED, why);
+  } catch (const Stopped& stopped) {
+    return stopped.code;
+  }
+  counter_.add(coll.op, received, control);
+  return ZR_OK;
+}
+
+zr_code Submission::issue(const zr_coll& coll, zr_done* done, bool control, zr_error* error) {
+  const bool native = world_ > 1 && is_native(coll), beside = native && done && (caps_.flags & ZR_COMM_ASYNC);
+  zr_code code = ZR_OK;
+  if (beside) {
+    control_->set_activity(activity_);
+    code = finish(api_->submit(comm_, &coll, nullptr, done, error), error);
+    activity_.what.clear();
+    control_->set_activity(activity_);
+  } else if (world_ == 1) {
+    alone(coll);
+  } else {
+    const Waiting waiting(*this);
+    code = finish(native ? api_->submit(comm_, &coll, nullptr, nullptr, error) : composed(coll, control, error), error);
+  }
+  if (code != ZR_OK) return code;
+  if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
+  if (done && !beside) done_resolve(done, ZR_OK, 0, nullptr);
+  return ZR_OK;
+}
+
+zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
+  if (lost_) return lose("the job has ended", error);
+  zr_coll coll = given;
+  coll.size = sizeof coll;
+  if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
+    return refuse(ZR_INVALID, Exit::user, std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
+  coll.fingerprint = fingerprint_of(coll, world_);
+  if (!is_message(coll)) ++activity_.sequence;
+  activity_.fingerprint = coll.fingerprint;
+  if (world_ > 1) {
+    describe(coll, world_, activity_.what);
+    if (control_->broken()) return lose("about to issue " + activity_.what, error);
+  }
+  if (done) {
+    ++submitted_;
+    done->sequence = activity_.sequence;
+    done->fingerprint = activity_.fingerprint;
+    done->what = activity_.what;
+  }
+  return issue(coll, done, control, error);
+}
+
+void Submission::run(const zr_coll& coll, bool control) {
+  CallError error;
+  const zr_code code = submit(coll, nullptr, control, &error);
+  if (code == ZR_OK) return;
+  if (const auto failure = take_failure()) std::rethrow_exception(failure);
+  check(code, error, "collective");
+}
+
+zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  zr_code code = done_poll(done, error);
+  if (code == ZR_OK) return code;
+  const std::pair issued(activity_.sequence, activity_.fingerprint);
+  activity_.sequence = done->sequence ? done->sequence : activity_.sequence;
+  activity_.fingerprint = done->sequence ? done->fingerprint : activity_.fingerprint;
+  activity_.what = done->what;
+  {
+    const Waiting waiting(*this);
+    const auto start = Clock::now();
+    const auto limit = timeout_ns < 0 ? std::chrono::nanoseconds(timeout_) : std::chrono::nanoseconds(timeout_ns);
+    const bool crowded = control_->local_world() > static_cast<int>(std::thread::hardware_concurrency());
+    while ((code = done_poll(done, error)) == ZR_AGAIN) {
+      if (comm_ && api_->progress && (code = api_->progress(comm_, error)) != ZR_OK && code != ZR_AGAIN) break;
+      if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
+      const auto waited = Clock::now() - start;
+      if (timeout_ns >= 0 && waited > limit) return fill(error, ZR_TIMEOUT, "the completion did not come in time");
+      if (waited > limit || control_->broken()) {
+        too_long_ = too_long_ || waited > limit;
+        code = ZR_CANCELLED;
+        fill(error, code, "the job has ended");
+        break;
+      }
+      // The others need the core if there are more of them; a long wait leaves it to whoever wants it.
+      if (waited > std::chrono::milliseconds(1))
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      else if (crowded || waited > std::chrono::microseconds(50))
+        ::sched_yield();
+    }
+    code = finish(code, error);
+  }
+  std::tie(activity_.sequence, activity_.fingerprint) = issued;
+  return code;
+}
+
+void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
+  if (!comm_ || !api_->mem_alloc) return nullptr;
+  void* memory = nullptr;
+  CallError error;
+  check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->who("mem_alloc"));
+  return memory;
+}
+
+void Submission::mem_free(void* memory) {
+  if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
+}
+
+zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept {
+  auto& submission = *static_cast<Submission*>(self);
+  try {
+    return submission.submit(*coll, done, false, error);
+  } catch (const std::exception& e) {
+    submission.failure_ = std::current_exception();
+    return fill(error, ZR_INTERNAL, e.what());
+  }
+}
+
+zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
+  auto& submission = *static_cast<Submission*>(self);
+  if (!submission.comm_ || !submission.api_->progress) return ZR_OK;
+  try {
+    const zr_code code = submission.api_->progress(submission.comm_, error);
+    return code == ZR_AGAIN ? zr_code{ZR_OK} : submission.finish(code, error);
+  } catch (const std::exception& e) {
+    submission.failure_ = std::current_exception();
+    return fill(error, ZR_INTERNAL, e.what());
+  }
+}
+
+// Everything: what the plug-in lacks is composed.
+zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept {
+  const auto& submission = *static_cast<Submission*>(self);
+  const uint64_t all = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
+  const uint64_t ops = submission.world_ == 1 ? all & ~messages : (all & ~messages) | (submission.caps_.ops & messages);
+  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_WIDEN | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops, bit(ZR_I64 + 1) - bit(ZR_F32),
+                          bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
+  const uint32_t size = std::min<uint32_t>(out->size, sizeof caps);
+  std::memcpy(out, &caps, size);
+  out->size = size;
+  return ZR_OK;
+}
+
+}  // namespace zr::host

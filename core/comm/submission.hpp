@@ -1,0 +1,91 @@
+// One collective's way through the host: judged, numbered, described, counted, handed to the plug-in or composed, waited for.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/failure.hpp"
+#include "comm/control.hpp"
+#include "comm/wire_count.hpp"
+#include "plugin/host.hpp"
+#include "zr/abi/communicator.h"
+
+namespace zr::host {
+
+/// Calls are [use] unless they say otherwise.
+class Submission {
+ public:
+  static constexpr int64_t kRoom = int64_t{4} << 20;  // for compositions
+  /// Opens the plug-in if world is above 1.
+  Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance, std::chrono::milliseconds timeout);
+  ~Submission() { close(); }
+  Submission(const Submission&) = delete;
+  void close();  // may be called twice
+  /// Where compositions get kRoom bytes, at the first.
+  void set_room(std::function<char*()> allocate) { allocate_room_ = std::move(allocate); }
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  zr_comm_ref ref();
+  /// Waits; throws Failure. `control`: counted as the host's own.
+  void run(const zr_coll& coll, bool control);
+  zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
+  void abort();  // [any]
+  std::exception_ptr take_failure();
+
+  /// Null if the host's own memory is as good.
+  void* mem_alloc(uint64_t bytes, uint64_t align);
+  void mem_free(void* memory);
+  WireCounter& counter() { return counter_; }
+  const WireCounter& counter() const { return counter_; }
+  void note_step(int64_t step) { activity_.step = step; }
+  int64_t submitted() const { return submitted_; }
+
+ private:
+  struct Waiting;
+  zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
+  zr_code issue(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
+  zr_code composed(const zr_coll& coll, bool control, zr_error* error);
+  void alone(const zr_coll& coll);
+  bool is_native(const zr_coll& coll) const;
+  zr_code finish(zr_code code, zr_error* error);
+  zr_code lose(const std::string& mine, zr_error* error);
+  zr_code refuse(zr_code code, Exit exit, const std::string& text, zr_error* error);
+  void watch(const std::stop_token& stop);
+  static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
+  static zr_code abi_progress(void* self, zr_error* error) noexcept;
+  static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
+
+  Host& host_;
+  std::shared_ptr<Control> control_;
+  const Instance* instance_;
+  const std::chrono::milliseconds timeout_;
+  const int rank_, world_;
+  const zr_communicator_api* api_ = nullptr;
+  void* comm_ = nullptr;
+  zr_comm_caps caps_{};
+  std::function<char*()> allocate_room_;
+  char* room_ = nullptr;
+
+  Activity activity_;
+  WireCounter counter_;
+  int64_t submitted_ = 0;
+  std::exception_ptr lost_;     // the job's end: every later call fails with it
+  std::exception_ptr failure_;  // for take_failure()
+
+  // Ends calls that wait too long inside the plug-in.
+  std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits
+  std::atomic<bool> too_long_{false};
+  std::mutex watch_mutex_;
+  std::condition_variable_any watch_end_;
+  std::jthread watch_;
+};
+
+}  // namespace zr::host

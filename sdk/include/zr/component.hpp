@@ -1,0 +1,146 @@
+// Keys, components and the module of a plug-in library, as constants made by the compiler.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "zr/base.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+// ---- keys ----
+// `static constexpr zr_key keys[] = {zr::key_float("eps", "1e-8", 0, 1, "Keeps the denominator from zero")};` in a
+// class. def is TOML text; null: the key must be given. meaning: one line, no full stop.
+
+inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
+
+constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double min, double max, const char* choices,
+                        const char* meaning) {
+  return zr_key{static_cast<uint32_t>(sizeof(zr_key)), type, 0, 0, name, def, min, max, choices, meaning};
+}
+constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
+  return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
+}
+constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_float(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_FLOAT, name, def, min, max, nullptr, meaning);
+}
+/// choices: "a|b|c", or null for any text.
+constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
+  return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
+}
+constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_duration(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_DURATION, name, def, min, max, nullptr, meaning);
+}
+constexpr zr_key key_floats(const char* name, const char* def, double min, double max, const char* meaning) {
+  return key_of(ZR_KEY_FLOATS, name, def, min, max, nullptr, meaning);
+}
+/// Optimizers: a parameter group may override it.
+constexpr zr_key per_group(zr_key key) {
+  key.flags |= ZR_KEY_PER_GROUP;
+  return key;
+}
+
+// ---- components and the module ----
+
+#define ZR_DETECT(trait, member)       \
+  template <class T, class = void>     \
+  inline constexpr bool trait = false; \
+  template <class T>                   \
+  inline constexpr bool trait<T, std::void_t<decltype(&T::member)>> = true
+ZR_DETECT(has_keys, keys);
+
+/// What the constructor of an author's class may take: (Config, Host), (Config), (Host) or nothing. Calls
+/// use(arguments...).
+template <class D, class Use>
+auto with_arguments(const Config& config, const Host& host, Use&& use) {
+  if constexpr (std::is_constructible_v<D, const Config&, const Host&>) {
+    return use(config, host);
+  } else if constexpr (std::is_constructible_v<D, const Config&>) {
+    return use(config);
+  } else if constexpr (std::is_constructible_v<D, const Host&>) {
+    return use(host);
+  } else {
+    static_assert(std::is_default_constructible_v<D>,
+                  "a component is made from (zr::Config, zr::Host), either, or nothing");
+    return use();
+  }
+}
+
+template <class D, std::size_t... I>
+constexpr auto key_pointers(std::index_sequence<I...>) {
+  return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
+}
+template <class D>
+struct Keys {
+  static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
+};
+
+/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D> or zr::Communicator<D, Wire>.
+/// D::Layer comes from that base: the object behind `self`, its kind and its api.
+template <class D>
+constexpr zr_component component(const char* id, const char* version) {
+  using Layer = typename D::Layer;
+  zr_component c{};
+  c.size = sizeof c;
+  c.id = id;
+  c.kind = Layer::kind;
+  c.version = version;
+  c.api = &Layer::api;
+  c.create = [](const zr_host* abi, const zr_config* config, void** self, zr_error* error) noexcept {
+    return guard(error, [&] {
+      const Host host(abi);
+      *self = new Layer(Config(host, config), host);
+    });
+  };
+  c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
+  if constexpr (has_keys<D>) {
+    c.keys = Keys<D>::list.data();
+    c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());
+  }
+  return c;
+}
+
+template <std::size_t N, std::size_t... I>
+constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
+  return {&list[I]...};
+}
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop
+
+static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 1, "ZR_MODULE names the tag of this version");
+
+/// The library's one function and its ABI tag, for any number of components: ZR_MODULE("name", "vendor", "1.0",
+/// zr::component<A>("a", "1.0"), ...); then ZR_TAG(kind_<role>); for each kind among them. At namespace scope, once.
+#define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
+  ZR_TAG(abi_0_1);                                                                                              \
+  static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \
+  static constexpr auto zr_component_list =                                                                     \
+      zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>()); \
+  extern "C" const zr_module* zr_module_v1(uint32_t) {                                                          \
+    static constexpr zr_module module{sizeof(zr_module),                                                        \
+                                      ZR_ABI_MINOR,                                                             \
+                                      ZR_ABI_MINOR,                                                             \
+                                      NAME,                                                                     \
+                                      VENDOR,                                                                   \
+                                      VERSION,                                                                  \
+                                      __VERSION__,                                                              \
+                                      zr_component_list.data(),                                                 \
+                                      static_cast<uint32_t>(zr_component_list.size()),                          \
+                                      0,                                                                        \
+                                      nullptr,                                                                  \
+                                      nullptr};                                                                 \
+    return &module;                                                                                             \
+  }                                                                                                             \
+  static_assert(true, "")

@@ -1,0 +1,41 @@
+// What is timed of a collective, alike for every engine: each rank dirties its whole tensor, all meet, one call is timed.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zr::bench {
+
+/// In place, but for reduce_scatter; `bytes` are the whole tensor's, fp32. Two ranks.
+struct Cell {
+  const char* op;
+  int64_t bytes;
+  int calls;      // a round
+  double target;  // against the faster peer; 0: none
+  int64_t elements() const { return bytes / 4; }
+};
+inline constexpr Cell kCells[] = {
+    {"all_reduce", 4 << 10, 300, 0}, {"reduce_scatter", 4 << 10, 300, 0}, {"all_gather", 4 << 10, 300, 0},
+    {"all_reduce", 1 << 20, 60, 0},  {"reduce_scatter", 1 << 20, 60, 0},  {"all_gather", 1 << 20, 60, 0},
+    {"all_reduce", 64 << 20, 9, 4},  {"reduce_scatter", 64 << 20, 9, 4},  {"all_gather", 64 << 20, 9, 1.5},
+};
+
+/// Seconds of each call on this rank. meet() returns when all ranks are in it.
+template <class Meet, class Call>
+std::vector<double> time_calls(const Cell& cell, float* tensor, Meet&& meet, Call&& call) {
+  std::vector<double> seconds;
+  for (int i = 0; i < cell.calls + 2; ++i) {
+    for (int64_t e = 0; e < cell.elements(); ++e) tensor[e] = static_cast<float>((e & 1023) + i);
+    meet();
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (i >= 2) seconds.push_back(took.count());
+  }
+  return seconds;
+}
+
+}  // namespace zr::bench

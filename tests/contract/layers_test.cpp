@@ -1,0 +1,379 @@
+// The C++ layer of sdk/: classes with plain methods, entered through the C tables that the host would call.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "contract/optimizer_under_test.hpp"
+#include "zr/communicator.hpp"
+#include "zr/optimizer.hpp"
+#include "zr/strategy.hpp"
+
+namespace zr::testing {
+namespace {
+
+// ---- a strategy that does what each test asks ----
+
+struct Told : Strategy<Told> {
+  static constexpr zr_key keys[] = {key_bytes("bucket", "\"1MiB\"", 0, kNoBound, "size of a bucket"),
+                                    key_bool("fail", "false", "throw")};
+  explicit Told(const Config& config) : bucket(config.integer("bucket")) {
+    if (config.boolean("fail")) throw Error(ZR_IO, "told to fail", 42);
+  }
+  void plan(const zr_plan_in& in, Plan& plan) const {
+    EXPECT_EQ(plan.buffer(ZR_ROLE_WEIGHT, "weights", 10, in.weight_dtype), 0u);
+    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "sums", bucket, ZR_F32);
+    plan.piece(ZR_ROLE_SUM, 3, sums, 16, 4, 8);
+  }
+  void bind(const zr_plan_in&, const Bound& bound) {
+    buffer = bound.buffers[0];
+    comm.emplace_back(bound.comm);
+  }
+  zr_view grad_place(uint32_t param, int64_t first, uint32_t) { return part(buffer, first, param == 7 ? 0 : 2); }
+  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {
+    pending = comm[0].start(reduce_scatter(buffer, buffer, "bucket 0", ZR_COLL_ACCUMULATE));
+  }
+  void event(uint32_t kind, uint32_t) {
+    if (kind == ZR_STEP_END) throw std::runtime_error("a plain exception");
+    if (kind == ZR_EVAL_END) throw 7;
+    if (kind == ZR_EVAL_BEGIN) throw std::bad_alloc();
+  }
+  void grads_finish() { pending.wait(); }
+  void updated() { comm[0].run(broadcast(buffer, 1, "weights")); }
+  int64_t bucket;
+  zr_view buffer{};
+  std::vector<Comm> comm;
+  Done pending;
+};
+constexpr zr_component kTold = component<Told>("told", "1.0");
+
+const zr_strategy_api& api() { return *static_cast<const zr_strategy_api*>(kTold.api); }
+
+/// A communicator of the host's that notes what it is given.
+struct Noted {
+  std::vector<zr_coll> colls;
+  std::vector<zr_done*> dones;
+  zr_code answer = ZR_OK;
+};
+zr_code note(void* comm, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) {
+  Noted& noted = *static_cast<Noted*>(comm);
+  if (noted.answer != ZR_OK) {
+    error->code = noted.answer;
+    std::strcpy(error->msg, "rank 1 is gone");
+    return noted.answer;
+  }
+  noted.colls.push_back(*coll);
+  noted.dones.push_back(done);
+  return ZR_OK;
+}
+constexpr zr_communicator_api kNoted{
+    sizeof(zr_communicator_api), 0, nullptr, nullptr, nullptr, note, nullptr, nullptr, nullptr, nullptr};
+
+class StrategyLayer : public ::testing::Test {
+ protected:
+  void create(const Values& values = {{"bucket", 64}, {"fail", 0}}) {
+    const zr_config_s config{values};
+    code_ = kTold.create(&host_, &config, &self_, &error_);
+  }
+  void bind() {
+    create();
+    zr_bind bound{sizeof bound, 1, &buffer_, {&kNoted, &noted_, 0, 2}};
+    const zr_plan_in in{};
+    ASSERT_EQ(api().bind(self_, &in, &bound, &error_), ZR_OK);
+  }
+  ~StrategyLayer() override { kTold.destroy(self_); }
+  zr_host host_ = make_host();
+  zr_error error_ = OptimizerUnderTest::no_error();
+  void* self_ = nullptr;
+  zr_code code_ = ZR_OK;
+  float memory_[8] = {};
+  zr_view buffer_ = view_of(memory_, 8);
+  Noted noted_;
+};
+
+TEST_F(StrategyLayer, NamesItsKindItsKeysAndOnlyTheSlotsItHas) {
+  EXPECT_STREQ(kTold.kind, "zr.strategy/1");
+  ASSERT_EQ(kTold.n_keys, 2u);
+  EXPECT_STREQ(kTold.keys[1]->name, "fail");
+  EXPECT_EQ(api().size, sizeof(zr_strategy_api));
+  EXPECT_EQ(api().acquire, nullptr);
+  EXPECT_EQ(api().release, nullptr);
+  api().abort(nullptr);  // nothing to unblock
+}
+
+TEST_F(StrategyLayer, TurnsAConstructorsErrorIntoCodeTextAndNumber) {
+  self_ = nullptr;
+  create({{"bucket", 1}, {"fail", 1}});
+  EXPECT_EQ(code_, ZR_IO);
+  EXPECT_EQ(error_.code, ZR_IO);
+  EXPECT_EQ(error_.native, 42);
+  EXPECT_STREQ(error_.msg, "told to fail");
+  EXPECT_EQ(self_, nullptr);
+}
+
+TEST_F(StrategyLayer, EmitsBuffersInOrderAndPieces) {
+  create();
+  struct Got {
+    std::vector<zr_buffer> buffers;
+    std::vector<zr_piece> pieces;
+  } got;
+  const zr_plan_sink sink{sizeof sink, 0, &got,
+                          [](void* ctx, const zr_buffer* b) { static_cast<Got*>(ctx)->buffers.push_back(*b); },
+                          [](void* ctx, const zr_piece* p) { static_cast<Got*>(ctx)->pieces.push_back(*p); }};
+  zr_plan_in in{};
+  in.weight_dtype = ZR_BF16;
+  ASSERT_EQ(api().plan(self_, &in, &sink, &error_), ZR_OK);
+  ASSERT_EQ(got.buffers.size(), 2u);
+  EXPECT_EQ(got.buffers[0].dtype, ZR_BF16);
+  EXPECT_EQ(got.buffers[1].elements, 64);
+  EXPECT_EQ(got.buffers[1].size, sizeof(zr_buffer));
+  ASSERT_EQ(got.pieces.size(), 1u);
+  EXPECT_EQ(got.pieces[0].buffer, 1u);
+  EXPECT_EQ(got.pieces[0].param, 3u);
+  EXPECT_EQ(got.pieces[0].first, 16);
+  EXPECT_EQ(got.pieces[0].count, 4);
+  EXPECT_EQ(got.pieces[0].offset, 8);
+}
+
+TEST_F(StrategyLayer, SaysAgainWhereThereIsNoRoomAndLeavesTheViewAlone) {
+  bind();
+  zr_view place = view_of(&error_, 99);
+  EXPECT_EQ(api().grad_place(self_, 7, 0, 0, &place, &error_), ZR_AGAIN);
+  EXPECT_EQ(place.count, 99);
+  EXPECT_EQ(api().grad_place(self_, 1, 3, 0, &place, &error_), ZR_OK);
+  EXPECT_EQ(place.data, memory_ + 3);
+  EXPECT_EQ(place.count, 2);
+}
+
+TEST_F(StrategyLayer, LetsNoExceptionOut) {
+  bind();
+  EXPECT_EQ(api().event(self_, ZR_STEP_BEGIN, 0, &error_), ZR_OK);
+  EXPECT_EQ(api().event(self_, ZR_STEP_END, 0, &error_), ZR_INTERNAL);
+  EXPECT_STREQ(error_.msg, "a plain exception");
+  EXPECT_EQ(api().event(self_, ZR_EVAL_BEGIN, 0, &error_), ZR_NOMEM);
+  EXPECT_STREQ(error_.msg, "out of memory");
+  EXPECT_EQ(api().event(self_, ZR_EVAL_END, 0, &error_), ZR_INTERNAL);
+  EXPECT_STREQ(error_.msg, "an exception that is no std::exception");
+}
+
+TEST_F(StrategyLayer, StartsCollectivesWithACompletionAndWaitsForIt) {
+  bind();
+  ASSERT_EQ(api().grad_ready(self_, 0, 0, 8, 0, &error_), ZR_OK);
+  ASSERT_EQ(noted_.colls.size(), 1u);
+  EXPECT_EQ(noted_.colls[0].op, static_cast<uint32_t>(ZR_REDUCE_SCATTER));
+  EXPECT_EQ(noted_.colls[0].reduce, static_cast<uint32_t>(ZR_SUM));
+  EXPECT_EQ(noted_.colls[0].flags, static_cast<uint32_t>(ZR_COLL_ACCUMULATE));
+  EXPECT_EQ(noted_.colls[0].size, sizeof(zr_coll));
+  ASSERT_NE(noted_.dones[0], nullptr);
+  EXPECT_EQ(noted_.dones[0]->references, 1);
+  noted_.dones[0]->code = ZR_COMM;
+  EXPECT_EQ(api().grads_finish(self_, &error_), ZR_COMM);
+  noted_.dones[0]->code = ZR_OK;
+  EXPECT_EQ(api().grads_finish(self_, &error_), ZR_OK);
+}
+
+TEST_F(StrategyLayer, RunsCollectivesWithoutACompletionAndPassesTheirFailureOn) {
+  bind();
+  ASSERT_EQ(api().updated(self_, &error_), ZR_OK);
+  EXPECT_EQ(noted_.colls[0].op, static_cast<uint32_t>(ZR_BROADCAST));
+  EXPECT_EQ(noted_.colls[0].root, 1);
+  EXPECT_EQ(noted_.dones[0], nullptr);
+  noted_.answer = ZR_COMM;
+  EXPECT_EQ(api().updated(self_, &error_), ZR_COMM);
+  EXPECT_STREQ(error_.msg, "rank 1 is gone");
+}
+
+// ---- communicators ----
+
+struct Plain {  // has no progress and no memory of its own
+  zr_comm_caps caps() const {
+    zr_comm_caps caps{};
+    caps.flags = ZR_COMM_WIDEN;
+    caps.ops = 6;
+    return caps;
+  }
+  void submit(const zr_coll& coll, zr_stream*, zr_done*) {
+    if (aborted) throw Error(ZR_CANCELLED, std::string(coll.label) + " was aborted");
+  }
+  void abort() noexcept { aborted = true; }
+  bool aborted = false;
+};
+struct PlainKind : Communicator<PlainKind, Plain> {
+  std::unique_ptr<Plain> open(const zr_comm_open& how) {
+    if (how.world > 2) throw Error(ZR_UNSUPPORTED, "two ranks at most");
+    return std::make_unique<Plain>();
+  }
+};
+struct Own : Plain {  // has both, and keeps completions
+  explicit Own(const Host& host) : host(host) {}
+  void submit(const zr_coll&, zr_stream*, zr_done* done) { kept.push_back(Done::retained(host, done)); }
+  void progress() {
+    for (Done& done : kept) done.resolve();
+    kept.clear();
+  }
+  void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t) { return std::aligned_alloc(align, bytes); }
+  void mem_free(void* memory) noexcept { std::free(memory); }
+  Host host;
+  std::vector<Done> kept;
+};
+struct OwnKind : Communicator<OwnKind, Own> {
+  explicit OwnKind(const Host& host) : host(host) {}
+  std::unique_ptr<Own> open(const zr_comm_open&) { return std::make_unique<Own>(host); }
+  Host host;
+};
+
+struct Opened {
+  explicit Opened(const zr_component& component, int32_t world = 2)
+      : component(component), api(*static_cast<const zr_communicator_api*>(component.api)) {
+    const zr_config_s config;
+    EXPECT_EQ(component.create(&host, &config, &self, &error), ZR_OK);
+    const zr_comm_open how{sizeof how, 0, world, 0, "data"};
+    code = api.open(self, &how, &comm, &error);
+  }
+  ~Opened() {
+    if (comm) api.close(comm);
+    component.destroy(self);
+  }
+  zr_host host = make_host();
+  zr_error error = OptimizerUnderTest::no_error();
+  const zr_component component;
+  const zr_communicator_api& api;
+  void *self = nullptr, *comm = nullptr;
+  zr_code code = ZR_OK;
+};
+
+TEST(CommunicatorLayer, LeavesSlotsNullThatTheWireDoesNotHave) {
+  const Opened plain(component<PlainKind>("plain", "1.0")), own(component<OwnKind>("own", "1.0"));
+  EXPECT_STREQ(plain.component.kind, "zr.communicator/1");
+  EXPECT_EQ(plain.component.n_keys, 0u);
+  EXPECT_EQ(plain.api.progress, nullptr);
+  EXPECT_EQ(plain.api.mem_alloc, nullptr);
+  EXPECT_EQ(plain.api.mem_free, nullptr);
+  EXPECT_NE(own.api.progress, nullptr);
+  EXPECT_NE(own.api.mem_alloc, nullptr);
+}
+
+TEST(CommunicatorLayer, AnswersCapabilitiesWithinTheRoomGiven) {
+  Opened plain(component<PlainKind>("plain", "1.0"));
+  zr_comm_caps caps{};
+  caps.size = sizeof caps;
+  EXPECT_EQ(plain.api.caps(plain.comm, &caps, &plain.error), ZR_OK);
+  EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_COMM_WIDEN));
+  EXPECT_EQ(caps.ops, 6u);
+  caps = {};
+  caps.size = offsetof(zr_comm_caps, ops);
+  EXPECT_EQ(plain.api.caps(plain.comm, &caps, &plain.error), ZR_OK);
+  EXPECT_EQ(caps.size, offsetof(zr_comm_caps, ops));
+  EXPECT_EQ(caps.ops, 0u);
+}
+
+TEST(CommunicatorLayer, ReportsARefusedOpenAndAnAbort) {
+  const Opened refused(component<PlainKind>("plain", "1.0"), 3);
+  EXPECT_EQ(refused.code, ZR_UNSUPPORTED);
+  EXPECT_STREQ(refused.error.msg, "two ranks at most");
+  EXPECT_EQ(refused.comm, nullptr);
+  Opened plain(component<PlainKind>("plain", "1.0"));
+  const zr_coll coll = barrier("the end");
+  EXPECT_EQ(plain.api.submit(plain.comm, &coll, nullptr, nullptr, &plain.error), ZR_OK);
+  plain.api.abort(plain.comm);
+  EXPECT_EQ(plain.api.submit(plain.comm, &coll, nullptr, nullptr, &plain.error), ZR_CANCELLED);
+  EXPECT_STREQ(plain.error.msg, "the end was aborted");
+}
+
+TEST(CommunicatorLayer, KeepsAReferenceToWhatItResolvesLater) {
+  Opened own(component<OwnKind>("own", "1.0"));
+  zr_done_s done;
+  const zr_coll coll = barrier("b");
+  ASSERT_EQ(own.api.submit(own.comm, &coll, nullptr, &done, &own.error), ZR_OK);
+  EXPECT_EQ(done.references, 2);
+  EXPECT_EQ(done.resolved, 0);
+  ASSERT_EQ(own.api.progress(own.comm, &own.error), ZR_OK);
+  EXPECT_EQ(done.references, 1);
+  EXPECT_EQ(done.resolved, 1);
+  EXPECT_EQ(done.code, ZR_OK);
+}
+
+TEST(CommunicatorLayer, LendsAndTakesBackMemory) {
+  Opened own(component<OwnKind>("own", "1.0"));
+  void* memory = nullptr;
+  ASSERT_EQ(own.api.mem_alloc(own.comm, 4096, 256, 0, &memory, &own.error), ZR_OK);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 256, 0u);
+  own.api.mem_free(own.comm, memory);
+  own.api.mem_free(own.comm, nullptr);
+}
+
+// ---- a simple optimizer: the layer rounds for it ----
+
+struct Descent : Optimizer<Descent> {
+  static constexpr zr_slot slots[] = {slot("sum")};
+  void update(const Update& u) const {
+    float* sum = u.slot(0);
+    for (int64_t i = 0; i < u.count; ++i) {
+      sum[i] += static_cast<float>(u.first + i);
+      u.weight[i] -= static_cast<float>(u.lr) * (u.mul * u.grad[i]);
+    }
+  }
+};
+
+TEST(OptimizerLayer, RoundsTheMasterForAnAuthorWhoDoesNot) {
+  const zr_component component = zr::component<Descent>("descent", "1.0");
+  const auto& api = *static_cast<const zr_optimizer_api*>(component.api);
+  const zr_host host = make_host();
+  const zr_config_s config;
+  zr_error error = OptimizerUnderTest::no_error();
+  void* self = nullptr;
+  ASSERT_EQ(component.create(&host, &config, &self, &error), ZR_OK);
+  constexpr int64_t kCount = 40000;  // more than one block
+  std::vector<float> master(kCount, 1.0f), grad(kCount), sum(kCount);
+  std::vector<uint16_t> weight(kCount);
+  for (int64_t i = 0; i < kCount; ++i) grad[i] = static_cast<float>(i % 1000);
+  const zr_view slot = view_of(sum.data(), kCount);
+  zr_opt_unit unit{};
+  unit.size = sizeof unit;
+  unit.name = "w";
+  unit.shape = &kCount;
+  unit.ndim = 1;
+  unit.first = 5;
+  unit.count = kCount;
+  unit.lr = 0.01;
+  unit.weight = view_of(weight.data(), kCount, ZR_BF16);
+  unit.master = view_of(master.data(), kCount);
+  unit.grad = view_of(grad.data(), kCount);
+  unit.slots = &slot;
+  const zr_opt_unit* units[] = {&unit};
+  zr_step step{};
+  step.size = sizeof step;
+  step.grad_mul = 0.5f;
+  ASSERT_EQ(api.step(self, &step, units, 1, nullptr, nullptr, &error), ZR_OK) << error.msg;
+  for (int64_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(master[i], 1.0f - 0.01f * (0.5f * grad[i])) << i;
+    ASSERT_EQ(weight[i], to_bf16(master[i])) << i;
+    ASSERT_EQ(sum[i], static_cast<float>(5 + i)) << "an element's place does not depend on the blocks";
+  }
+  component.destroy(self);
+}
+
+TEST(Tasks, RunTheirFunctionAndRethrowItsException) {
+  static const zr_task_service service{
+      sizeof service, 0, [](const zr_host*) { return 3u; },
+      [](const zr_host*, int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) {
+        fn(ctx, 0, n / 2);
+        fn(ctx, n / 2, n);
+      }};
+  zr_host host = make_host();
+  host.service = [](const zr_host*, const char* id) -> const void* {
+    return std::string(id) == "zr.host.tasks/1" ? &service : nullptr;
+  };
+  const Tasks tasks{Host(&host)};
+  EXPECT_EQ(tasks.width(), 3u);
+  int64_t sum = 0;
+  tasks.parallel_for(10, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+  EXPECT_EQ(sum, 10);
+  EXPECT_THROW(tasks.parallel_for(10, 1,
+                                  [](int64_t begin, int64_t) {
+                                    if (begin > 0) throw Error(ZR_IO, "half way");
+                                  }),
+               Error);
+}
+
+}  // namespace
+}  // namespace zr::testing

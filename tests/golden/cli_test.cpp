@@ -1,0 +1,76 @@
+// The command line of `zeroth`, word for word: cli.txt. Runs the built program beside tests/golden/job.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "golden/cases.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+const std::string kJob = ZR_BUILD_DIR "/tests/job";
+
+std::string read(const std::string& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  std::string all = text.str();
+  while (!all.empty() && all.back() == '\n') all.pop_back();
+  for (const auto& [path, name] : {std::pair<std::string, std::string>{kJob, "{job}"}, {ZR_BUILD_DIR "/bin", "{bin}"}})
+    for (auto at = all.find(path); at != all.npos; at = all.find(path)) all.replace(at, path.size(), name);
+  return std::regex_replace(all, std::regex("\\(pid [0-9]+\\)"), "(pid ...)");
+}
+
+// Lines of several ranks come in any order.
+std::string sorted(const std::string& text) {
+  auto lines = zr::golden::lines_of(text);
+  std::sort(lines.begin(), lines.end());
+  std::string all;
+  for (const auto& line : lines) all += (all.empty() ? "" : "\n") + line;
+  return all;
+}
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+Outcome run(const std::string& command) {
+  const zr::test::Scratch scratch;
+  const int status = std::system(("cd " + kJob + " && ZR_PLUGIN_PATH=" + kJob + "/plugins " + command + " >" + scratch.path("out") + " 2>" +
+                                  scratch.path("err") + " </dev/null").c_str());
+  return {WEXITSTATUS(status), read(scratch.path("out")), read(scratch.path("err"))};
+}
+
+}  // namespace
+
+TEST(CommandLine, SaysWordForWordWhatTheGoldenFileHolds) {
+  const auto cases = zr::golden::read_cases(ZR_SOURCE_DIR "/tests/golden/cli.txt");
+  ASSERT_GE(cases.size(), 35u);
+  for (const auto& one : cases) {
+    const Outcome got = run(one["run"]);
+    EXPECT_EQ(std::to_string(got.code), one["exit"].empty() ? "0" : one["exit"]) << "case: " << one.title;
+    EXPECT_EQ(sorted(got.out), sorted(one["out"])) << "case: " << one.title;
+    EXPECT_EQ(got.err, one["err"]) << "case: " << one.title;
+  }
+}
+
+TEST(CommandLine, ListsThePluginsThereAreAndThoseItRefused) {
+  const zr::test::Scratch more;
+  more.write("zr_offload_note.so", "a shopping list");
+  const Outcome got = run("ZR_PLUGIN_PATH=" + kJob + "/plugins:" + more.folder().string() + ":/nowhere ../../bin/zeroth plugins");
+  EXPECT_EQ(got.code, 0);
+  EXPECT_EQ(got.err, "");
+  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (not there) " ZR_BUILD_DIR "/plugins"), 0u);
+  for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  {job}/plugins/zr_strategy_flat.so\n"
+                           "    bucket_bytes  size  \"16MiB\"  4.00 KiB to 1.00 GiB  gradients that leave together\n",
+                           "optimizer 'adam' 2.2  (", "communicator 'wire' 2.3  ("})
+    EXPECT_NE(got.out.find(part), got.out.npos) << part << "in\n" << got.out;
+  EXPECT_NE(got.out.find("refused: " + more.path("zr_offload_note.so") + "\n    it is no shared library for this machine: name one built with "
+                         "zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)"),
+            got.out.npos);
+}

@@ -1,0 +1,34 @@
+// A program on zr::Program without a model: says what it was given. For the golden cases of the command line.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "zr/program.hpp"
+
+namespace {
+
+void run(const zr::Program& program) {
+  const char* ask = std::getenv("ZR_ASK");
+  if (program.text("model.kind") == "unruly") throw std::runtime_error("a model of this kind cannot be");
+  std::printf("%s%lld layers, %g dropout, %s, text %s in %s, %lld steps, rank %d of %d\n", ask ? "plan: " : "",
+              static_cast<long long>(program.integer("model.layers")), program.number("model.dropout"),
+              program.boolean("model.tied") ? "tied" : "untied", program.text("data.text").c_str(),
+              program.folder().substr(program.folder().rfind('/') + 1).c_str(),
+              static_cast<long long>(program.integer("train.steps")), program.rank(), program.world());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return zr::guarded([&] {
+    run(zr::Program(argc, argv,
+                    {{"model.layers", 4, "blocks of the model", 1, 64},
+                     {"model.dropout", 0.1, "part of the activations left out", 0, 1},
+                     {"model.tied", true, "the head is the embedding"},
+                     {"model.kind", "gpt", "which model", {"gpt", "mlp", "unruly"}},
+                     {"data.text", "", "the file to learn"},
+                     {"eval.batches", 8, "batches of a validation", 1}}));
+  });
+}

@@ -1,0 +1,139 @@
+// Every key of every example, changed by one letter, is refused with the right suggestion.
+#include <gtest/gtest.h>
+#include <toml++/toml.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <set>
+#include <sstream>
+
+#include "base/failure.hpp"
+#include "cli/trainer.hpp"
+#include "plugin/choice.hpp"
+
+namespace zr::host {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+// A key as it stands in a file: its path without indices, where, and whether it is one of a group's.
+struct Place {
+  std::string path, name;
+  std::size_t offset;
+  bool in_group;
+};
+
+std::size_t offset_of(const std::string& text, const toml::source_position& at) {
+  std::size_t offset = 0;
+  for (uint32_t line = 1; line < at.line; ++line) offset = text.find('\n', offset) + 1;
+  return offset + at.column - 1;
+}
+
+void collect(const toml::table& table, const std::string& text, const std::string& path, bool in_group, std::vector<Place>& all) {
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str()), here = path.empty() ? name : path + "." + name;
+    const std::size_t offset = offset_of(text, key.source().begin);
+    if (text.compare(offset, name.size(), name) != 0) throw std::runtime_error(here + " was not found where the parser says it is");
+    all.push_back({here, name, offset, in_group});
+    if (const auto* inner = node.as_table()) collect(*inner, text, here, in_group, all);
+    if (const auto* list = node.as_array())
+      for (const auto& one : *list)
+        if (const auto* inner = one.as_table()) collect(*inner, text, here, true, all);
+  }
+}
+
+// The name with one letter changed, in every place and way.
+std::set<std::string> misspellings(const std::string& name) {
+  std::set<std::string> all;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    for (const char letter : {'q', 'e'}) {
+      std::string other = name;
+      other[i] = letter;
+      all.insert(other);
+      all.insert(name.substr(0, i) + letter + name.substr(i));
+    }
+    if (name.size() > 1) all.insert(name.substr(0, i) + name.substr(i + 1));
+    std::string swapped = name;
+    if (i + 1 < name.size()) std::swap(swapped[i], swapped[i + 1]);
+    all.insert(swapped);
+  }
+  all.erase(name);
+  return all;
+}
+
+struct Job {
+  Registry registry;
+  std::vector<Key> program;
+
+  // What is wrong with the text, or "".
+  std::string error_of(const std::string& text) const {
+    try {
+      const Document document = Document::parse(text, "job.toml", {});
+      Choice choice = choose(document, registry, std::get<int64_t>(document.early("job.ranks").value));
+      choice.keys.insert(choice.keys.end(), program.begin(), program.end());
+      document.check(choice.keys, 0, choice.unread);
+      return "";
+    } catch (const Failure& failure) {
+      return failure.what();
+    }
+  }
+};
+
+// How many changes were tried; each is a failure unless refused with a suggestion of the key it was.
+int mutate(const Job& job, const fs::path& file) {
+  const std::string text = read(file);
+  EXPECT_EQ(job.error_of(text), "") << file;
+  std::vector<Place> places;
+  collect(toml::parse(text, std::string_view("job.toml")), text, "", false, places);
+  int tried = 0;
+  for (const Place& place : places) {
+    for (const std::string& other : misspellings(place.name)) {
+      const std::string changed = text.substr(0, place.offset) + other + text.substr(place.offset + place.name.size());
+      const std::string error = job.error_of(changed);
+      const std::string right = "'" + (place.in_group ? place.name : place.path) + "'";
+      const auto asked = error.find("did you mean ");
+      EXPECT_TRUE(asked != error.npos && error.find(right, asked) != error.npos)
+          << file << ": '" << place.path << "' written '" << other << "': " << (error.empty() ? "accepted" : error);
+      ++tried;
+    }
+  }
+  return tried;
+}
+
+void mutate_file(const fs::path& file, const Registry& registry) {
+  Job job{registry, {}};
+  const Entry program = Document::load(file.string(), {}).early("job.program");
+  if (!std::get<std::string>(program.value).empty())
+    job.program = ask_keys(find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
+  const int tried = mutate(job, file);
+  EXPECT_GE(tried, 100) << file;
+  std::cout << file.string() << ": " << tried << " misspellings\n";
+}
+
+}  // namespace
+
+TEST(Misspellings, OfAnyKeyAreRefusedWithTheRightSuggestion) {
+  mutate_file(ZR_BUILD_DIR "/tests/job/job.toml", Registry({ZR_BUILD_DIR "/tests/job/plugins"}));
+}
+
+#if ZR_WITH_EXAMPLES  // else there are no programs to ask for their keys
+TEST(Misspellings, OfAnyKeyOfAnyExampleAreRefusedWithTheRightSuggestion) {
+  int files = 0;
+  for (const auto& one : fs::recursive_directory_iterator(ZR_SOURCE_DIR "/examples")) {
+    if (one.path().extension() != ".toml") continue;
+    mutate_file(one.path(), Registry());
+    ++files;
+  }
+  EXPECT_GE(files, 2);
+}
+#endif
+
+}  // namespace zr::host

@@ -1,0 +1,421 @@
+// comm_shm over time: operations in flight, ranks that disagree, leave, die or are somewhere else, and the memory behind it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "multirank/comm_reference.hpp"
+#include "multirank/comm_rig.hpp"
+#include "multirank/ranks.hpp"
+
+namespace {
+
+using namespace zr::testing;
+using testing::HasSubstr;
+using zr::host::done_new;
+using zr::host::done_poll;
+using zr::host::done_release;
+
+std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, Rank&)>& body, RankOptions options = {}) {
+  const SharedJob job;
+  return run_ranks(
+      world,
+      [&](Rank& rank) {
+        CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
+        RawComm comm(rig);
+        body(comm, rank);
+      },
+      options);
+}
+
+zr_coll collective(uint32_t op, void* src, int64_t src_count, void* dst, int64_t dst_count, const char* label, uint64_t fingerprint = 1) {
+  zr_coll coll{};
+  coll.size = sizeof coll;
+  coll.op = op;
+  coll.reduce = ZR_SUM;
+  coll.src = {src, src_count, ZR_F32, 0, {1, 0}};
+  coll.dst = {dst, dst_count, ZR_F32, 0, {1, 0}};
+  coll.label = label;
+  coll.fingerprint = fingerprint;
+  return coll;
+}
+
+void barrier(RawComm& comm) { comm.run(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "barrier", 77)); }
+
+TEST(ShmInFlight, SubmitDoesNotWaitForPeersThatAreBehind) {
+  expect_success(on_ranks(2, [](RawComm& comm, Rank& rank) {
+    constexpr int kBuckets = 100, kCount = 5000;  // more buckets than the ring holds
+    auto* source = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 2 * 4));
+    auto* sums = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 4));
+    for (int i = 0; i < kBuckets * kCount * 2; ++i) source[i] = static_cast<float>(i % 1000 + rank.rank);
+    barrier(comm);
+    if (rank.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a slow backward
+    std::vector<zr_done*> dones;
+    const auto start = std::chrono::steady_clock::now();
+    for (int b = 0; b < kBuckets; ++b) {
+      dones.push_back(done_new(comm.host().abi()));
+      const zr_coll coll = collective(ZR_REDUCE_SCATTER, source + b * kCount * 2, kCount * 2, sums + b * kCount, kCount, "bucket");
+      ASSERT_EQ(comm.submit(coll, dones.back()), ZR_OK) << comm.said();
+    }
+    if (rank.rank == 0) {
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+      EXPECT_EQ(done_poll(dones.front(), nullptr), ZR_AGAIN);
+    }
+    for (zr_done* done : dones) {
+      EXPECT_EQ(comm.finish(done), ZR_OK) << comm.said();
+      done_release(done);
+    }
+    for (int b = 0; b < kBuckets; ++b)
+      for (int i = 0; i < kCount; i += 97) {
+        const int at = b * kCount * 2 + rank.rank * kCount + i;
+        ASSERT_EQ(sums[b * kCount + i], static_cast<float>(at % 1000) * 2 + 1) << b << " " << i;
+      }
+  }));
+}
+
+TEST(ShmInFlight, OperationsResolveInTheOrderOfSubmission) {
+  expect_success(on_ranks(3, [](RawComm& comm, Rank& rank) {
+    auto* memory = static_cast<float*>(comm.allocate(1 << 20));
+    std::vector<zr_done*> dones;
+    for (int i = 0; i < 8; ++i) {
+      dones.push_back(done_new(comm.host().abi()));
+      ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory + i * 1000, 1000, memory + i * 1000, 1000, "bucket"), dones.back()), ZR_OK);
+      if (rank.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      for (std::size_t d = 1; d < dones.size(); ++d)
+        if (done_poll(dones[d], nullptr) == ZR_OK) {
+          EXPECT_EQ(done_poll(dones[d - 1], nullptr), ZR_OK) << d;
+        }
+    }
+    EXPECT_EQ(comm.finish(dones.back()), ZR_OK);
+    for (zr_done* done : dones) {
+      EXPECT_EQ(done_poll(done, nullptr), ZR_OK);
+      done_release(done);
+    }
+  }));
+}
+
+TEST(ShmInFlight, AnOperationOnAResultThatIsUnderWayWaitsForIt) {
+  expect_success(on_ranks(3, [](RawComm& comm, Rank& rank) {
+    constexpr int64_t kPart = 4096, kAll = 3 * kPart;
+    auto* x = static_cast<float*>(comm.allocate(kAll * 4));
+    auto* y = static_cast<float*>(comm.allocate(kAll * 4));
+    for (int round = 0; round < 20; ++round) {
+      for (int64_t i = 0; i < kAll; ++i) x[i] = static_cast<float>(i + rank.rank);
+      if (rank.rank == round % 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::vector<zr_done*> dones(3);
+      for (auto& done : dones) done = done_new(comm.host().abi());
+      // Sums in place, gathers them, sums the gathered: each needs what the one before it writes.
+      ASSERT_EQ(comm.submit(collective(ZR_REDUCE_SCATTER, x, kAll, x + rank.rank * kPart, kPart, "sum"), dones[0]), ZR_OK);
+      ASSERT_EQ(comm.submit(collective(ZR_ALL_GATHER, x + rank.rank * kPart, kPart, y, kAll, "gather"), dones[1]), ZR_OK);
+      ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, y, kAll, y, kAll, "again"), dones[2]), ZR_OK);
+      for (zr_done* done : dones) {
+        EXPECT_EQ(comm.finish(done), ZR_OK);
+        done_release(done);
+      }
+      for (int64_t i = 0; i < kAll; i += 61) ASSERT_EQ(y[i], 3 * static_cast<float>(3 * i + 3)) << round << " " << i;
+    }
+  }));
+}
+
+TEST(ShmDisagreement, IsToldToEveryRankWithBothOperations) {
+  const auto ranks = on_ranks(3, [](RawComm& comm, Rank& rank) {
+    auto* memory = static_cast<float*>(comm.allocate(4096));
+    barrier(comm);
+    zr_done* done = done_new(comm.host().abi());
+    const bool odd = rank.rank == 1;
+    const zr_coll coll = collective(odd ? ZR_BROADCAST : ZR_ALL_REDUCE, memory, 100, memory, 100, odd ? "rank 0's weights" : "bucket 3", odd ? 12 : 11);
+    zr_code code = comm.submit(coll, done);
+    if (code == ZR_OK) code = comm.finish(done);
+    EXPECT_EQ(code, ZR_MISMATCH);
+    rank.give(comm.said());
+    done_release(done);
+    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "after")), ZR_MISMATCH) << "nothing follows a mismatch";
+  });
+  expect_success(ranks);
+  for (const RankResult& r : ranks)
+    EXPECT_EQ(r.gave,
+              "the ranks disagree about their collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 1 issued broadcast "
+              "'rank 0's weights' (fp32, 100 elements)");
+}
+
+TEST(ShmDisagreement, OfCountsInAnAllToAllIsToldToEveryRank) {
+  const auto ranks = on_ranks(3, [](RawComm& comm, Rank& rank) {
+    auto* memory = static_cast<float*>(comm.allocate(4096));
+    const int64_t to[3] = {2, 2, rank.rank == 0 ? 5 : 2}, from[3] = {2, 2, 2};
+    zr_coll coll = collective(ZR_ALL_TO_ALL, memory, 4 + to[2], memory + 100, 6, "expert tokens");
+    coll.counts = to;
+    coll.recv_counts = from;
+    EXPECT_EQ(comm.submit(coll), ZR_MISMATCH);
+    rank.give(comm.said());
+  });
+  expect_success(ranks);
+  for (const RankResult& r : ranks)
+    EXPECT_THAT(r.gave, testing::AllOf(HasSubstr("all_to_all 'expert tokens'"), HasSubstr("sends the latter 5 elements, which expects 2")));
+}
+
+TEST(ShmDisagreement, OfAMessagesLengthIsToldToBothEnds) {
+  const auto ranks = on_ranks(2, [](RawComm& comm, Rank& rank) {
+    auto* memory = static_cast<float*>(comm.allocate(4096));
+    zr_coll coll = collective(rank.rank == 0 ? ZR_SEND : ZR_RECV, memory, 10, memory, 12, rank.rank == 0 ? "activations" : "inputs", 0);
+    coll.peer = 1 - rank.rank;
+    coll.tag = 4;
+    EXPECT_EQ(comm.submit(coll), ZR_MISMATCH);
+    rank.give(comm.said());
+  });
+  expect_success(ranks);
+  for (const RankResult& r : ranks)
+    EXPECT_EQ(r.gave, "rank 0 sends 'activations' (fp32, 10 elements) with tag 4, rank 1 receives 'inputs' (fp32, 12 elements)");
+}
+
+struct Wrong {
+  const char* says;
+  std::function<void(zr_coll&, float*)> make;
+};
+
+TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
+  const std::vector<Wrong> wrongs{
+      {"all_reduce 'w': src and dst are of different lengths", [](zr_coll& c, float*) { c.dst.count = 9; }},
+      {"all_reduce 'w': src and dst are of different types", [](zr_coll& c, float*) { c.dst.dtype = ZR_I32; }},
+      {"all_reduce 'w': src and dst overlap, but src is not dst's own range", [](zr_coll& c, float* m) { c.dst.data = m + 1; }},
+      {"all_reduce 'w': src is no valid view", [](zr_coll& c, float*) { c.src.data = nullptr; }},
+      {"all_reduce 'w': no such reduction", [](zr_coll& c, float*) { c.reduce = 9; }},
+      {"reduce_scatter 'w': dst is not as long as the counts say", [](zr_coll& c, float*) { c.op = ZR_REDUCE_SCATTER; static const int64_t n[] = {4}; c.counts = n; c.src.count = 4; }},
+      {"all_gather 'w': src is not as long as the counts say", [](zr_coll& c, float*) { c.op = ZR_ALL_GATHER; static const int64_t n[] = {4}; c.counts = n; c.dst.count = 4; }},
+      {"all_gather 'w': a count is negative", [](zr_coll& c, float*) { c.op = ZR_ALL_GATHER; static const int64_t n[] = {-4}; c.counts = n; }},
+      {"broadcast 'w': root is no rank", [](zr_coll& c, float*) { c.op = ZR_BROADCAST; c.root = 1; }},
+      {"send 'w': peer is no other rank", [](zr_coll& c, float*) { c.op = ZR_SEND; }},
+      {"unknown operation 'w': no such operation", [](zr_coll& c, float*) { c.op = 77; }},
+  };
+  expect_success(on_ranks(1, [&](RawComm& comm, Rank&) {
+    auto* memory = static_cast<float*>(comm.allocate(4096));
+    for (const Wrong& wrong : wrongs) {
+      zr_coll coll = collective(ZR_ALL_REDUCE, memory, 10, memory + 100, 10, "w");
+      wrong.make(coll, memory);
+      EXPECT_EQ(comm.submit(coll), ZR_INVALID) << wrong.says;
+      EXPECT_EQ(comm.said(), wrong.says);
+    }
+    EXPECT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory, 10, memory + 100, 10, "right")), ZR_OK) << "a refused call harms nothing";
+  }));
+}
+
+TEST(ShmEnds, AbortEndsAWaitAndAllThatFollow) {
+  expect_success(on_ranks(2, [](RawComm& comm, Rank& rank) {
+    barrier(comm);
+    if (rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    std::jthread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      comm.api().abort(comm.comm());
+    });
+    zr_done* done = done_new(comm.host().abi());
+    auto* memory = static_cast<float*>(comm.allocate(4096));
+    ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory, 10, memory, 10, "never"), done), ZR_OK);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "waits")), ZR_CANCELLED);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+    EXPECT_EQ(done_poll(done, nullptr), ZR_CANCELLED) << "what was in flight is resolved";
+    done_release(done);
+    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "later")), ZR_CANCELLED);
+  }));
+}
+
+TEST(ShmEnds, ARankThatClosedIsNamedByThoseWhoWaitForIt) {
+  const SharedJob job;
+  const auto ranks = run_ranks(3, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
+    RawComm comm(rig);
+    barrier(comm);
+    if (rank.rank == 2) return;
+    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "end of step 7")), ZR_COMM);
+    rank.give(comm.said());
+  });
+  expect_success(ranks);
+  for (int r = 0; r < 2; ++r) EXPECT_THAT(ranks[static_cast<std::size_t>(r)].gave, testing::MatchesRegex("rank [012] has closed its communicator, this rank is in barrier 'end of step 7'"));
+}
+
+TEST(ShmEnds, AnOpenCompletionIsCancelledByClose) {
+  const SharedJob job;
+  expect_success(run_ranks(2, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
+    zr_done* done = done_new(rig.host().abi());
+    {
+      RawComm comm(rig);
+      barrier(comm);
+      if (rank.rank == 0) {
+        EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "alone"), done), ZR_OK);
+      }
+    }
+    if (rank.rank == 0) {
+      zr::host::CallError error;
+      EXPECT_EQ(done_poll(done, &error), ZR_CANCELLED);
+      EXPECT_STREQ(error.msg, "barrier 'alone': the communicator was closed");
+    }
+    done_release(done);
+  }));
+}
+
+std::set<std::string> shared_files() {
+  std::set<std::string> names;
+  if (std::filesystem::exists("/dev/shm"))
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path());
+  return names;
+}
+
+int64_t shared_kilobytes() {  // of the machine
+  std::ifstream in("/proc/meminfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("Shmem:", 0) == 0) return std::stoll(line.substr(6));
+  return -1;
+}
+
+TEST(ShmEnds, NothingIsLeftOfKilledRanks) {
+  const auto files = shared_files();
+  const int64_t before = shared_kilobytes();
+  int64_t during = 0;
+  const auto ranks = on_ranks(
+      3,
+      [](RawComm& comm, Rank&) {
+        auto* memory = static_cast<float*>(comm.allocate(96 << 20));
+        comm.run(collective(ZR_ALL_REDUCE, memory, 1000, memory, 1000, "maps the peers"));
+        for (;;) barrier(comm);
+      },
+      {.meanwhile = [&](const std::vector<pid_t>& pids) {
+        for (int i = 0; i < 200 && during < before + 3 * 90 * 1024; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          during = shared_kilobytes();
+        }
+        for (const pid_t pid : pids) ::kill(pid, SIGKILL);
+      }});
+  for (const RankResult& r : ranks) EXPECT_EQ(r.signal, SIGKILL);
+  EXPECT_GT(during, before + 3 * 90 * 1024) << "the arenas were there";
+  EXPECT_LT(shared_kilobytes(), before + 90 * 1024) << "and are gone";
+  EXPECT_EQ(shared_files(), files);
+}
+
+TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
+  const SharedJob job;
+  expect_success(run_ranks(2, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), {.keys = "staging_bytes = \"1MiB\"\n"});
+    {
+      RawComm comm(rig);
+      const auto rows = rig.ledger().rows();
+      ASSERT_EQ(rows.size(), 1u);
+      EXPECT_EQ(rows[0].kind, zr::host::Kind::communicator);
+      EXPECT_GT(rows[0].now, 1 << 20);
+      EXPECT_LT(rows[0].now, (1 << 20) + (128 << 10)) << "signals beside the staging room";
+      for (int round = 0; round < 30; ++round) {
+        auto* memory = static_cast<float*>(comm.allocate(16 << 20));
+        ASSERT_EQ(reinterpret_cast<uintptr_t>(memory) % 4096, 0u);
+        for (int i = 0; i < (16 << 20) / 4; i += 1013) ASSERT_EQ(memory[i], 0) << round;
+        std::fill_n(memory, 4 << 20, 1.0f);
+        comm.run(collective(ZR_ALL_REDUCE, memory, 4 << 20, memory, 4 << 20, "round"));
+        ASSERT_EQ(memory[4711], 2);
+        comm.free(memory);
+      }
+      barrier(comm);
+      // Address space of this process: what peers freed is unmapped too.
+      std::ifstream statm("/proc/self/maps");
+      int64_t mapped = 0;
+      for (std::string line; std::getline(statm, line);)
+        if (line.find("memfd:zeroth") != line.npos) {
+          uint64_t first = 0, end = 0;
+          char dash;
+          std::istringstream(line) >> std::hex >> first >> dash >> end;
+          mapped += static_cast<int64_t>(end - first);
+        }
+      EXPECT_LT(mapped, 40 << 20);
+      zr::host::CallError error;
+      void* out = nullptr;
+      EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 64, 8192, 0, &out, &error), ZR_UNSUPPORTED);
+      // More than there is: refused, where the kernel would end processes. The limit is this test's own net below that.
+      const rlimit net{1 << 30, RLIM_INFINITY};
+      ::signal(SIGXFSZ, SIG_IGN);
+      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &net), 0);
+      EXPECT_EQ(comm.api().mem_alloc(comm.comm(), uint64_t{1} << 50, 64, 0, &out, &error), ZR_NOMEM);
+      EXPECT_THAT(error.msg, testing::AllOf(HasSubstr("no room for 1125899906842624 bytes of shared memory (a buffer): the machine has "),
+                                            HasSubstr(" left; use fewer ranks here, or a strategy that shards more")));
+    }
+    for (const auto& row : rig.ledger().rows()) EXPECT_EQ(row.now, 0);
+  }));
+}
+
+TEST(ShmMemory, FitsWithinALimitOfAddressSpace) {
+  expect_success(on_ranks(2, [](RawComm& comm, Rank&) {
+    std::ifstream statm("/proc/self/statm");
+    int64_t pages = 0;
+    statm >> pages;
+    const rlimit limit{static_cast<rlim_t>(pages * 4096 + (100 << 20)), RLIM_INFINITY};
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    auto* memory = static_cast<float*>(comm.allocate(40 << 20));
+    comm.run(collective(ZR_ALL_REDUCE, memory, 10 << 20, memory, 10 << 20, "both ranks' 40 MiB"));
+    zr::host::CallError error;
+    void* out = nullptr;
+    EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 60 << 20, 64, 0, &out, &error), ZR_NOMEM);
+  }));
+}
+
+TEST(ShmMeeting, RanksOfAnotherHostAreRefusedWithTheRemedy) {
+  const SharedJob job;
+  const auto ranks = run_ranks(2, [&](Rank& rank) {
+    const auto control = std::make_shared<SharedControl>(job, rank.rank, rank.world);
+    if (rank.rank == 1)
+      control->change = [](const std::string& key, const std::string& value) {
+        if (key.find("address") == key.npos) return value;
+        const auto rest = value.substr(value.find(' '));
+        return "another-boot" + rest.substr(0, rest.rfind(' ')) + " far-away";
+      };
+    CommRig rig(control);
+    try {
+      RawComm comm(rig);
+    } catch (const std::exception& failure) {
+      job.break_job(failure.what());  // as the control plane does when a process ends
+      throw;
+    }
+  });
+  EXPECT_THAT(ranks[0].threw, testing::AllOf(HasSubstr("comm_shm serves ranks of one host: rank 1 is on host 'far-away', this is rank 0 on '"),
+                                             HasSubstr("start all ranks on one host, or choose a communicator for several")));
+  EXPECT_FALSE(ranks[1].ok());
+}
+
+TEST(ShmMeeting, AMemoryThatIsNotTheAnnouncedOneIsRefused) {
+  const SharedJob job;
+  const auto ranks = run_ranks(2, [&](Rank& rank) {
+    const auto control = std::make_shared<SharedControl>(job, rank.rank, rank.world);
+    if (rank.rank == 1)
+      control->change = [](const std::string& key, const std::string& value) {
+        if (key.find("address") == key.npos) return value;
+        std::istringstream in(value);
+        std::string boot, ns, pid, fd, identity, host;
+        in >> boot >> ns >> pid >> fd >> identity >> host;
+        return boot + " " + ns + " " + pid + " " + fd + " 12345 " + host;
+      };
+    CommRig rig(control);
+    try {
+      RawComm comm(rig);
+    } catch (const std::exception& failure) {
+      job.break_job(failure.what());  // as the control plane does when a process ends
+      throw;
+    }
+  });
+  EXPECT_THAT(ranks[0].threw, HasSubstr("is not the memory that rank 1 announced"));
+}
+
+TEST(ShmMeeting, OneProcessOpensAgainAndAgain) {
+  const SharedJob job;
+  expect_success(run_ranks(2, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
+    for (int i = 0; i < 5; ++i) {
+      RawComm comm(rig);
+      auto* memory = static_cast<float*>(comm.allocate(400));
+      memory[0] = static_cast<float>(i);
+      comm.run(collective(ZR_ALL_REDUCE, memory, 100, memory, 100, "once"));
+      EXPECT_EQ(memory[0], 2 * static_cast<float>(i));
+    }
+  }));
+}
+
+}  // namespace
