@@ -29,9 +29,7 @@ inline std::vector<host::Key> keys() {
 }
 
 /// The plug-ins that exist beside the chosen ones.
-inline host::PluginIds others() {
-  return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}};
-}
+inline host::PluginIds others() { return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}}; }
 
 inline host::Config check(const std::string& toml, const std::vector<std::string>& overrides = {}, int world = 0) {
   const std::string start = "strategy = \"flat\"\n[optimizer]\nuse = \"adam\"\n[data]\ntext = \"a.txt\"\n";

@@ -35,20 +35,27 @@ std::vector<host::Key> host_keys_of(const std::vector<Key>& keys) {
 void tell_ranks(const host::Entry& ranks, int world) {
   if (ranks.origin.from == host::Origin::From::standard || std::get<int64_t>(ranks.value) == world) return;
   host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
-                             (world == 1 ? " rank was" : " ranks were") + " started; `zeroth train` starts what the file asks for");
+                             (world == 1 ? " rank was" : " ranks were") +
+                             " started; `zeroth train` starts what the file asks for");
 }
 
 }  // namespace
 
-Key::Key(std::string p, bool d, std::string m) : path(std::move(p)), def(d ? "true" : "false"), type(ZR_KEY_BOOL), meaning(std::move(m)) {}
+Key::Key(std::string p, bool d, std::string m)
+    : path(std::move(p)), def(d ? "true" : "false"), type(ZR_KEY_BOOL), meaning(std::move(m)) {}
 Key::Key(std::string p, int d, std::string m, double low, double high)
     : path(std::move(p)), def(std::to_string(d)), type(ZR_KEY_INT), meaning(std::move(m)), min(low), max(high) {}
 Key::Key(std::string p, double d, std::string m, double low, double high)
     : path(std::move(p)), def(host::toml_text(d)), type(ZR_KEY_FLOAT), meaning(std::move(m)), min(low), max(high) {}
 Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c)
-    : path(std::move(p)), def(host::toml_text(std::string(d))), type(ZR_KEY_STRING), meaning(std::move(m)), choices(std::move(c)) {}
+    : path(std::move(p)),
+      def(host::toml_text(std::string(d))),
+      type(ZR_KEY_STRING),
+      meaning(std::move(m)),
+      choices(std::move(c)) {}
 
-Program::State::State(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys) {
+Program::State::State(const std::string& file, const std::vector<std::string>& overrides,
+                      const std::vector<Key>& keys) {
   const auto own = host_keys_of(keys);
   if (asked("schema")) {
     std::puts(host::to_json(own).c_str());
@@ -75,7 +82,8 @@ Program::Program(int argc, char** argv, std::vector<Key> keys) {
     const char* name = argc > 0 ? argv[0] : "program";
     if (argc < 2 && !asked("schema"))
       host::fail_user(std::string("which file? usage: ") + name + " FILE.toml [table.key=value ...]");
-    state_ = std::make_shared<State>(argc < 2 ? "" : argv[1], std::vector<std::string>(argv + std::min(argc, 2), argv + argc), keys);
+    state_ = std::make_shared<State>(argc < 2 ? "" : argv[1],
+                                     std::vector<std::string>(argv + std::min(argc, 2), argv + argc), keys);
   });
   if (code != 0) std::exit(code);
 }

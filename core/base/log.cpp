@@ -38,6 +38,9 @@ int report_exception() {
   } catch (const Failure& failure) {
     log(ZR_LOG_ERROR, failure.what());
     return failure.code();
+  } catch (const std::invalid_argument& error) {  // a program's own word for what its user wrote
+    log(ZR_LOG_ERROR, error.what());
+    return static_cast<int>(Exit::user);
   } catch (const std::exception& error) {
     log(ZR_LOG_ERROR, error.what());
   } catch (...) {

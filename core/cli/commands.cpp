@@ -106,7 +106,8 @@ int plan(const Command& command, const Arguments& arguments) {
 int plugins(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
   if (parsed.helped) return 0;
-  if (parsed.words.size() > 1) fail_user(std::string("zeroth plugins: one file at a time; usage: zeroth ") + command.usage);
+  if (parsed.words.size() > 1)
+    fail_user(std::string("zeroth plugins: one file at a time; usage: zeroth ") + command.usage);
   if (parsed.words.empty()) {
     const Registry registry;
     const std::string text = list_text(registry.list());
@@ -133,17 +134,23 @@ int launch_program(const Command& command, const Arguments& arguments) {
   if (!parsed.words.empty() || dashes == arguments.end() || dashes + 1 == arguments.end())
     fail_user(std::string("zeroth launch: the program stands behind `--`; usage: zeroth ") + command.usage);
   if (options.ranks < 1 || options.threads < 0)
-    fail_user("zeroth launch: -n " + std::to_string(options.ranks) + " -t " + std::to_string(options.threads) + ": at least 1 rank, and 0 threads or more");
+    fail_user("zeroth launch: -n " + std::to_string(options.ranks) + " -t " + std::to_string(options.threads) +
+              ": at least 1 rank, and 0 threads or more");
   options.program.assign(dashes + 1, arguments.end());
   return launch(options);
 }
 
 constexpr Command kCommands[] = {
-    {"train", "train FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.", train},
-    {"plan", "plan FILE.toml [table.key=value ...]", "Prints who will own which bytes, before anything is trained.", plan},
-    {"explain", "explain FILE.toml [table.key=value ...]", "Prints every effective value, where it comes from and what it means.", explain_file},
-    {"plugins", "plugins [FILE.so]", "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
-    {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]", "Starts the ranks of any program built on zr::Engine.", launch_program},
+    {"train", "train FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.",
+     train},
+    {"plan", "plan FILE.toml [table.key=value ...]", "Prints who will own which bytes, before anything is trained.",
+     plan},
+    {"explain", "explain FILE.toml [table.key=value ...]",
+     "Prints every effective value, where it comes from and what it means.", explain_file},
+    {"plugins", "plugins [FILE.so]",
+     "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
+    {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]",
+     "Starts the ranks of any program built on zr::Engine.", launch_program},
 };
 
 void help() {
@@ -168,7 +175,8 @@ int run_command(const Arguments& arguments) {
     names.push_back(one.name);
   }
   const std::string near = nearest(name, names);
-  fail_user("there is no command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") + " (zeroth --help lists them)");
+  fail_user("there is no command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
+            " (zeroth --help lists them)");
 }
 
 }  // namespace zr::host

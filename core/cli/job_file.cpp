@@ -23,7 +23,8 @@ JobFile judge_file(const std::string& file, const std::vector<std::string>& over
     job.config = document.check(choice.keys, 0, choice.unread);
   } catch (const Failure& failure) {
     if (!job.program.empty()) throw;
-    throw Failure(failure.exit(), failure.what() + ("\n" + file) + ": job.program names no program, so tables of its own are not known");
+    throw Failure(failure.exit(), failure.what() + ("\n" + file) +
+                                      ": job.program names no program, so tables of its own are not known");
   }
   return job;
 }
@@ -58,10 +59,10 @@ std::string bare_default(const Key& key) {
 
 std::string one_plugin(const Component& one) {
   const std::string major = std::to_string(ZR_ABI_MAJOR) + ".";
-  std::string text = std::string(role_of(one)) + " '" + one.table->id + "' " + one.table->version + "  (" + one.table->kind +
-                     ", ABI built " + major + std::to_string(one.module->built_minor) + ", needs " + major +
-                     std::to_string(one.module->need_minor) + "; " + one.module->vendor + ", " + one.module->build + ")\n  " +
-                     one.file.string() + "\n";
+  std::string text = std::string(role_of(one)) + " '" + one.table->id + "' " + one.table->version + "  (" +
+                     one.table->kind + ", ABI built " + major + std::to_string(one.module->built_minor) + ", needs " +
+                     major + std::to_string(one.module->need_minor) + "; " + one.module->vendor + ", " +
+                     one.module->build + ")\n  " + one.file.string() + "\n";
   std::vector<Cells> rows;
   const std::string table = std::string(role_of(one)) + "." + one.table->id;
   for (const Key& key : keys_of(one.table->keys, one.table->n_keys, table))
@@ -79,15 +80,19 @@ std::string explain(const JobFile& job) {
   for (const auto& [table, lines] : job.config.tables()) {
     rows.push_back({""});
     rows.push_back({"[" + table + "]"});
-    for (const auto& [name, entry] : lines) rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
+    for (const auto& [name, entry] : lines)
+      rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
     if (table != "optimizer") continue;
     for (const GroupConfig& group : job.config.groups()) {
       std::string match;
       for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + toml_text(pattern);
       rows.push_back({"[[optimizer.groups]]"});
-      rows.push_back({"match", "[" + match + "]", group.origin.text(), "parameters by name; the first group that matches has them"});
-      rows.push_back({"lr_scale", toml_text(group.lr_scale), group.origin.text(), "their learning rate, in units of optimizer.lr"});
-      for (const Entry& own : group.own) rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
+      rows.push_back({"match", "[" + match + "]", group.origin.text(),
+                      "parameters by name; the first group that matches has them"});
+      rows.push_back({"lr_scale", toml_text(group.lr_scale), group.origin.text(),
+                      "their learning rate, in units of optimizer.lr"});
+      for (const Entry& own : group.own)
+        rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
     }
   }
   return aligned(rows, "  ");

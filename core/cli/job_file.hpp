@@ -17,7 +17,8 @@ struct JobFile {
   Config config;                  // for job.ranks ranks
 };
 
-/// Throws Failure with everything that is wrong with the file. `bin` is where programs of the build or installation are.
+/// Throws Failure with everything that is wrong with the file. `bin` is where programs of the build or installation
+/// are.
 JobFile judge_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
                    const std::filesystem::path& bin);
 

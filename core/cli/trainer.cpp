@@ -29,7 +29,8 @@ bool is_program(const fs::path& path) {
 // A process of ours, until its end.
 class Asked {
  public:
-  explicit Asked(const ProcessOptions& options) : process_(start_process(options)), pipes_{process_.out, process_.err} {}
+  explicit Asked(const ProcessOptions& options)
+      : process_(start_process(options)), pipes_{process_.out, process_.err} {}
   ~Asked() {
     for (const int pipe : pipes_)
       if (pipe >= 0) ::close(pipe);
@@ -42,7 +43,8 @@ class Asked {
   /// False: it did not end in time.
   bool wait(std::chrono::steady_clock::time_point until) {
     while (pipes_[0] >= 0 || pipes_[1] >= 0 || !(fate_ = reap(process_.pid))) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
       if (left <= 0) return false;
       const bool open = pipes_[0] >= 0 || pipes_[1] >= 0;
       read_some(open ? static_cast<int>(left) : 5);
@@ -80,7 +82,8 @@ class Asked {
 fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path& bin) {
   const std::string name = std::get<std::string>(program.value);
   if (name.empty())
-    fail_user(toml.string() + ": job.program is missing: name the trainer, an executable that constructs zr::Engine, in [job]");
+    fail_user(toml.string() +
+              ": job.program is missing: name the trainer, an executable that constructs zr::Engine, in [job]");
   const fs::path given(name);
   const std::vector<fs::path> places =
       given.is_absolute() ? std::vector{given} : std::vector{fs::absolute(toml).parent_path() / given, bin / given};
@@ -100,7 +103,8 @@ std::vector<std::string> clean_environment(const std::vector<std::string>& extra
   for (char** one = environ; *one; ++one) {
     const std::string text = *one;
     bool told = false;
-    for (const char* name : {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=", "ZR_TOKEN=", "ZR_ASK="})
+    for (const char* name :
+         {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=", "ZR_TOKEN=", "ZR_ASK="})
       told = told || text.rfind(name, 0) == 0;
     if (!told) all.push_back(text);
   }
@@ -118,7 +122,8 @@ std::vector<Key> ask_keys(const fs::path& program, const std::string& toml) {
     fail_user(who + " did not say within a minute which keys it reads: construct zr::Program first in its main()");
   const std::string said = asked.err().empty() ? "" : "; it said:\n" + asked.err();
   if (!asked.fate().good())
-    fail_environment(who + " " + fate_text(asked.fate()) + " when asked which keys it reads: run it by hand to see why" + said);
+    fail_environment(who + " " + fate_text(asked.fate()) +
+                     " when asked which keys it reads: run it by hand to see why" + said);
   return keys_from_json(asked.out(), who);
 }
 

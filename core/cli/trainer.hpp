@@ -9,12 +9,13 @@
 
 namespace zr::host {
 
-/// The executable of a job.program entry: an absolute path, or a name looked for beside the TOML file, then in `bin`. Throws
-/// Failure(user) naming the places and the remedy.
-std::filesystem::path find_trainer(const Entry& program, const std::filesystem::path& toml, const std::filesystem::path& bin);
+/// The executable of a job.program entry: an absolute path, or a name looked for beside the TOML file, then in `bin`.
+/// Throws Failure(user) naming the places and the remedy.
+std::filesystem::path find_trainer(const Entry& program, const std::filesystem::path& toml,
+                                   const std::filesystem::path& bin);
 
-/// Starts the program with ZR_ASK=schema and reads its answer. Throws Failure naming program and output if it gives none
-/// within a minute.
+/// Starts the program with ZR_ASK=schema and reads its answer. Throws Failure naming program and output if it gives
+/// none within a minute.
 std::vector<Key> ask_keys(const std::filesystem::path& program, const std::string& toml);
 
 /// The environment of this process without what a launcher says to a rank, and with `extra` ("NAME=value").

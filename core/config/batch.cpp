@@ -8,7 +8,9 @@ struct Number {
   Entry& entry;
   int64_t value = std::get<int64_t>(entry.value);
   bool given() const { return value != 0; }
-  std::string text() const { return entry.key.path() + " = " + std::to_string(value) + " (" + entry.origin.text() + ")"; }
+  std::string text() const {
+    return entry.key.path() + " = " + std::to_string(value) + " (" + entry.origin.text() + ")";
+  }
   void set(int64_t to, Origin::From from) {
     value = to;
     entry.value = to;
@@ -29,7 +31,8 @@ std::string divide(const Number& global, Number& third, const Number& other, int
   }
   const int64_t below = global.value / by * by;
   return global.text() + " is no multiple of " + other.text() + " x " + ranks(world) + " = " + std::to_string(by) +
-         (below > 0 ? "; the nearest are " + std::to_string(below) + " and " : "; the nearest is ") + std::to_string(below + by);
+         (below > 0 ? "; the nearest are " + std::to_string(below) + " and " : "; the nearest is ") +
+         std::to_string(below + by);
 }
 
 }  // namespace
@@ -43,7 +46,8 @@ std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumul
   if (global.given() && !micro.given()) return divide(global, micro, accumulation, world);
   if (!micro.given()) micro.set(1, Origin::From::standard);
   const double product = double(micro.value) * double(accumulation.value) * double(world);
-  if (product > 1e18) return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " does not fit 64 bits";
+  if (product > 1e18)
+    return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " does not fit 64 bits";
   const int64_t whole = micro.value * accumulation.value * world;
   if (!global.given()) {
     global.set(whole, Origin::From::derived);

@@ -17,7 +17,9 @@ std::string last_part(const std::string& path) { return path.substr(path.rfind('
 std::string join(const std::string& table, std::string_view name) {
   return table.empty() ? std::string(name) : table + "." + std::string(name);
 }
-std::string parent(const std::string& path) { return path.substr(0, path.rfind('.') == path.npos ? 0 : path.rfind('.')); }
+std::string parent(const std::string& path) {
+  return path.substr(0, path.rfind('.') == path.npos ? 0 : path.rfind('.'));
+}
 std::string did_you_mean(const std::vector<std::string>& near) {
   std::string text;
   for (const auto& one : near) text += (text.empty() ? "; did you mean '" : " or '") + one + "'";
@@ -92,7 +94,8 @@ class Check {
     const std::string bad = declaration_problem(key);
     if (!bad.empty()) fail_bug(bad);
     const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
-    if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' stands in no table: declare it as \"table.key\"");
+    if (key.table.empty() && !role)
+      fail_bug("the key '" + key.name + "' stands in no table: declare it as \"table.key\"");
     const std::string path = role ? key.name + ".use" : key.path();
     if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
     for (std::string table = role ? key.name : key.table; !table.empty();) {
@@ -235,7 +238,8 @@ class Check {
   }
 
   void batch() {
-    Entry &global = entry("train.global_batch"), &micro = entry("train.micro_batch"), &times = entry("train.accumulation");
+    Entry &global = entry("train.global_batch"), &micro = entry("train.micro_batch"),
+          &times = entry("train.accumulation");
     Origin first;
     for (const Entry* one : {&times, &micro, &global})
       if (one->origin.from != Origin::From::standard) first = one->origin;
@@ -246,14 +250,16 @@ class Check {
   void groups() {
     const toml::node* node = node_at(tree_.root, "optimizer.groups");
     if (!node) return;
-    if (!node->is_array_of_tables()) return problem(origin_of(node->source()), "optimizer.groups: write each as [[optimizer.groups]]");
+    if (!node->is_array_of_tables())
+      return problem(origin_of(node->source()), "optimizer.groups: write each as [[optimizer.groups]]");
     for (const auto& one : *node->as_array()) group(*one.as_table());
   }
 
   void group(const toml::table& table) {
     GroupConfig group;
     group.origin = origin_of(table.source());
-    Key scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0", "the group's learning rate, in units of optimizer.lr"};
+    Key scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
+              "the group's learning rate, in units of optimizer.lr"};
     scale.min = 0;
     for (const auto& [key, node] : table) {
       if (key == "match") {
@@ -267,10 +273,12 @@ class Check {
       }
     }
     if (!table.contains("match"))
-      problem(group.origin, "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
+      problem(group.origin,
+              "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
     for (const Entry& entry : config_.entries_) {
       if (!is_plugin_key(entry.key)) continue;
-      const auto own = std::find_if(group.own.begin(), group.own.end(), [&](const Entry& e) { return e.key.name == entry.key.name; });
+      const auto own = std::find_if(group.own.begin(), group.own.end(),
+                                    [&](const Entry& e) { return e.key.name == entry.key.name; });
       group.values.push_back(own == group.own.end() ? entry : *own);
     }
     config_.groups_.push_back(std::move(group));
@@ -311,7 +319,8 @@ class Check {
         if (const auto* text = one.as_string()) group.match.push_back(text->get());
     const std::size_t given = node.is_array() ? node.as_array()->size() : 1;
     if (group.match.empty() || group.match.size() != given)
-      problem(origin_of(node.source()), "optimizer.groups: match: expected name patterns such as [\"*.bias\", \"norm*\"]");
+      problem(origin_of(node.source()),
+              "optimizer.groups: match: expected name patterns such as [\"*.bias\", \"norm*\"]");
   }
 
   const Document::Tree& tree_;

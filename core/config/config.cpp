@@ -14,7 +14,8 @@ namespace {
 template <class T>
 const T& as(const Entry& entry, const char* type) {
   if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but is a " + std::string(type_text(entry.key.type)));
+  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but is a " +
+           std::string(type_text(entry.key.type)));
 }
 
 std::string float_text(double value) {

@@ -28,7 +28,7 @@ std::string toml_text(const Value& value);
 
 struct Entry {
   Key key;
-  Value value;  // bytes as int64_t, durations in seconds as double
+  Value value;          // bytes as int64_t, durations in seconds as double
   std::string written;  // as TOML text with its unit: "\"32MiB\""
   Origin origin;
 };
@@ -89,16 +89,16 @@ class Document {
   /// The plug-in named for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or the
   /// role's default (from host_keys). Also says where it was named.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
-  /// A name in the file that is nearly this role's, or its `use`, as "gpt.toml:1:1: unknown key ...; did you mean ...?"; "" if
-  /// there is none.
+  /// A name in the file that is nearly this role's, or its `use`, as "gpt.toml:1:1: unknown key ...; did you mean
+  /// ...?"; "" if there is none.
   std::string misspelt(const std::string& role) const;
-  /// One of the host's keys before everything is checked, judged alone: job.program and job.ranks are needed to find out
-  /// which other keys there are.
+  /// One of the host's keys before everything is checked, judged alone: job.program and job.ranks are needed to find
+  /// out which other keys there are.
   Entry early(const std::string& path) const;
-  /// Checks everything against host_keys() + `more` (the loaded plug-ins' and the program's). Tables [role.<id>] of `unread`
-  /// plug-ins, those that exist but were not loaded, are skipped; other tables are refused. Derives the third of
-  /// global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand in one
-  /// Failure, a line each.
+  /// Checks everything against host_keys() + `more` (the loaded plug-ins' and the program's). Tables [role.<id>] of
+  /// `unread` plug-ins, those that exist but were not loaded, are skipped; other tables are refused. Derives the third
+  /// of global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand
+  /// in one Failure, a line each.
   Config check(const std::vector<Key>& more, int world, const PluginIds& unread = {}) const;
 
   struct Tree;  // toml::table, kept out of this header

@@ -154,10 +154,12 @@ std::string Document::misspelt(const std::string& role) const {
     return origin_of(key.source()).text() + ": unknown key '" + path + "'; did you mean '" + right + "'?";
   };
   for (const auto& [key, node] : tree_->root)
-    if (const std::string name(key.str()); !is_role(name) && nearest(name, roles()) == role) return told(key, name, role);
+    if (const std::string name(key.str()); !is_role(name) && nearest(name, roles()) == role)
+      return told(key, name, role);
   if (const toml::table* table = tree_->root[role].as_table())
     for (const auto& [key, node] : *table)
-      if (!node.is_table() && !nearest(key.str(), {"use"}).empty()) return told(key, role + "." + std::string(key.str()), role + ".use");
+      if (!node.is_table() && !nearest(key.str(), {"use"}).empty())
+        return told(key, role + "." + std::string(key.str()), role + ".use");
   return "";
 }
 

@@ -11,11 +11,11 @@
 namespace zr::host {
 
 struct Key {
-  std::string table;   // "train", "optimizer.<id>"; "" is the top level
-  std::string name;    // "clip"
-  uint32_t type;       // ZR_KEY_*
-  std::string def;     // default as TOML text; "@optimizer.lr": that key's value; "" means the key must be given
-  std::string meaning; // one line
+  std::string table;    // "train", "optimizer.<id>"; "" is the top level
+  std::string name;     // "clip"
+  uint32_t type;        // ZR_KEY_*
+  std::string def;      // default as TOML text; "@optimizer.lr": that key's value; "" means the key must be given
+  std::string meaning;  // one line
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices{};

@@ -31,7 +31,9 @@ std::string to_json(const std::vector<Key>& keys) {
 std::vector<Key> keys_from_json(const std::string& output, const std::string& who) {
   const auto at = output.rfind(kMark);
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
-    fail_user(who + " does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
+    fail_user(
+        who +
+        " does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
   try {
     const auto line = nlohmann::json::parse(output.substr(at, output.find('\n', at) - at));
     std::vector<Key> keys;

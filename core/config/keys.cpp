@@ -28,9 +28,9 @@ Key text(std::string table, std::string name, std::string def, std::string meani
 }
 
 void add_schedules(std::vector<Key>& keys) {
-  keys.push_back(text("schedule", "use", "\"constant\"", "how the learning rate moves; its keys stand in [schedule.<name>]",
-                      {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR",
-                       "WarmupCosineLR"}));
+  keys.push_back(
+      text("schedule", "use", "\"constant\"", "how the learning rate moves; its keys stand in [schedule.<name>]",
+           {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}));
   for (const char* name : {"constant", "linear", "cosine"}) {
     const std::string table = std::string("schedule.") + name;
     keys.push_back(whole(table, "warmup", "0", 0, kInf, "steps of linear rise to the full rate"));
@@ -62,26 +62,33 @@ void add_schedules(std::vector<Key>& keys) {
 
 std::vector<Key> make_host_keys() {
   std::vector<Key> keys;
-  keys.push_back(text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"", "who owns which part of weights, gradients and states"));
+  keys.push_back(
+      text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"", "who owns which part of weights, gradients and states"));
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "the arithmetic of an update"));
   keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "how the ranks exchange buffers"));
-  keys.push_back(text("job", "program", "\"\"", "the trainer: an executable beside this file, in bin, or an absolute path"));
+  keys.push_back(
+      text("job", "program", "\"\"", "the trainer: an executable beside this file, in bin, or an absolute path"));
   keys.push_back(whole("job", "ranks", "1", 1, 65536, "processes that share the work"));
   keys.push_back(whole("job", "threads", "0", 0, 65536, "threads of a rank; 0: the cores shared evenly"));
   keys.push_back(text("job", "name", "\"\"", "folder of the run below job.runs; empty: this file's name"));
   keys.push_back(text("job", "runs", "\"runs\"", "folder that keeps the runs, from where the job is started"));
   keys.push_back(whole("train", "steps", "100", 0, kInf, "updates of the weights"));
   keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
-  keys.push_back(text("train", "dtype", "\"fp32\"", "of weights and activations; sums and states stay fp32", {"fp32", "bf16"}));
+  keys.push_back(
+      text("train", "dtype", "\"fp32\"", "of weights and activations; sums and states stay fp32", {"fp32", "bf16"}));
   keys.push_back(whole("train", "global_batch", "0", 0, kInf, "samples a step; 0: micro_batch x accumulation x ranks"));
-  keys.push_back(whole("train", "micro_batch", "0", 0, kInf, "samples of one backward on one rank; 0: from the other two"));
-  keys.push_back(whole("train", "accumulation", "0", 0, kInf, "micro-batches a step on each rank; 0: from the other two"));
+  keys.push_back(
+      whole("train", "micro_batch", "0", 0, kInf, "samples of one backward on one rank; 0: from the other two"));
+  keys.push_back(
+      whole("train", "accumulation", "0", 0, kInf, "micro-batches a step on each rank; 0: from the other two"));
   keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
-  keys.push_back(flag("gradients", "overlap", "true", "buckets leave during backward; false: after it (models that run backward in backward)"));
+  keys.push_back(flag("gradients", "overlap", "true",
+                      "buckets leave during backward; false: after it (models that run backward in backward)"));
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kInf, "steps between validations; 0: never"));
-  Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"", "a rank that waits longer for its peers reports a hang"};
+  Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
+              "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;
   keys.push_back(timeout);
   return keys;
@@ -103,7 +110,8 @@ std::vector<Key> keys_of(const zr_key* const* keys, uint32_t n, const std::strin
   std::vector<Key> all;
   for (uint32_t i = 0; i < n; ++i) {
     const zr_key& from = *keys[i];
-    Key key{table, from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "", from.min, from.max};
+    Key key{table,    from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "",
+            from.min, from.max};
     key.per_group = from.flags & ZR_KEY_PER_GROUP;
     for (std::string_view rest = from.choices ? from.choices : ""; !rest.empty();) {
       const auto bar = rest.find('|');
@@ -148,7 +156,8 @@ std::string range_text(const Key& key) {
 std::string declaration_problem(const Key& key) {
   if (key.name.empty() || key.name.find_first_of(". \t\"'[]=#") != std::string::npos)
     return "the key's name '" + key.name + "' is no bare TOML key";
-  if (type_text(key.type).empty()) return "the key '" + key.path() + "' has the unknown type " + std::to_string(key.type);
+  if (type_text(key.type).empty())
+    return "the key '" + key.path() + "' has the unknown type " + std::to_string(key.type);
   if (key.meaning.empty() || key.meaning.find('\n') != std::string::npos)
     return "the key '" + key.path() + "' does not say its meaning in one line";
   if (!(key.min <= key.max)) return "the key '" + key.path() + "' has an empty range";

@@ -24,7 +24,8 @@ struct Table {
 // From 1/(W+1) at step 0 to 1 at step W.
 double warmup(int64_t step, int64_t steps) { return step < steps ? double(step + 1) / double(steps + 1) : 1.0; }
 
-// How much of the way from the end of the warm-up to the end of the job lies behind: 0 at step W, 1 at step T and after.
+// How much of the way from the end of the warm-up to the end of the job lies behind: 0 at step W, 1 at step T and
+// after.
 double progress(int64_t step, int64_t warm, int64_t total) {
   return step >= total ? 1.0 : double(step - warm) / double(total - warm);
 }
@@ -54,7 +55,8 @@ double range_test(const Table& keys, int64_t step) {
   return keys.number("min_lr") * (1 + keys.number("step_rate") * (stairs ? std::floor(interval) : interval));
 }
 
-// The reference system's warm-up: its counter runs one behind the update's index, and it never warms up in under 2 steps.
+// The reference system's warm-up: its counter runs one behind the update's index, and it never warms up in under 2
+// steps.
 struct ReferenceWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }

@@ -12,7 +12,8 @@ Component load(Role role, const Document& document, const Registry& registry, Ch
   const std::string id = document.chosen(name, &origin);
   const bool standard = origin.from == Origin::From::standard;
   // Where the role's own name is misspelt, a missing default is not what is wrong.
-  if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : ""; !misspelt.empty())
+  if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : "";
+      !misspelt.empty())
     fail_user(misspelt);
   const Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
   const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);

@@ -54,7 +54,8 @@ zr_code get_floats(const zr_config* config, const char* key, const double** out,
 
 }  // namespace
 
-const zr_config_service kConfigService{sizeof(zr_config_service), 0, get_bool, get_int, get_float, get_string, get_floats};
+const zr_config_service kConfigService{
+    sizeof(zr_config_service), 0, get_bool, get_int, get_float, get_string, get_floats};
 
 struct ConfigView::State {
   zr_config_s config;

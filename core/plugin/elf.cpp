@@ -1,5 +1,5 @@
-// Boost.DLL 1.74's library_info would do, but it reads .symtab alone, which a stripped file has not, and takes its names from
-// whichever string table comes last.
+// Boost.DLL 1.74's library_info would do, but it reads .symtab alone, which a stripped file has not, and takes its
+// names from whichever string table comes last.
 #include "plugin/elf.hpp"
 
 #include <elf.h>

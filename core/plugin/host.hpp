@@ -16,7 +16,8 @@ namespace zr::host {
 
 class Host {
  public:
-  /// Offers config, memory and tasks; other rooms offer theirs before an instance is created. Refers to ledger and pool.
+  /// Offers config, memory and tasks; other rooms offer theirs before an instance is created. Refers to ledger and
+  /// pool.
   Host(Ledger& ledger, Pool& pool);
   /// After the last Instance. Memory that plug-ins did not give back is freed, with a warning.
   ~Host();
@@ -25,7 +26,8 @@ class Host {
   void offer(const std::string& id, const void* table);
   /// Lives as long as the process, as plug-ins are promised; once the Host is gone it offers nothing.
   const zr_host* abi() const;
-  /// What services reach their own state through: service tables receive `const zr_host*`, from_abi gives the Host back.
+  /// What services reach their own state through: service tables receive `const zr_host*`, from_abi gives the Host
+  /// back.
   static Host& from_abi(const zr_host* host);
   /// A room's own pointer, kept for its service ("comm", "control"); null if never set.
   void* context(const std::string& id) const;
@@ -47,7 +49,8 @@ class Host {
 /// A created component; destroys it. Module startup and shutdown are counted per process.
 class Instance {
  public:
-  /// Calls startup (once a module) and create with the values of table "<role>.<id>". Throws naming plug-in and message.
+  /// Calls startup (once a module) and create with the values of table "<role>.<id>". Throws naming plug-in and
+  /// message.
   Instance(Host& host, const Component& component, const Config& config, const std::string& table);
   ~Instance();
   Instance(const Instance&) = delete;

@@ -65,7 +65,8 @@ Instance::Instance(Host& host, const Component& component, const Config& config,
   const ConfigView view(config.table(table));
   zr_code code = ZR_OK;
   try {
-    call(who("create"), [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
+    call(who("create"),
+         [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
     if (!self_) fail_bug(who("create") + " reported success, but made nothing; its author must set *self");
   } catch (const Failure& failure) {
     stop(component.module);
@@ -80,7 +81,8 @@ Instance::~Instance() {
 }
 
 std::string Instance::who(const char* call) const {
-  return std::string(role_of(component_)) + " '" + component_.table->id + "' (" + component_.file.string() + "): " + call;
+  return std::string(role_of(component_)) + " '" + component_.table->id + "' (" + component_.file.string() +
+         "): " + call;
 }
 
 }  // namespace zr::host

@@ -31,7 +31,8 @@ std::string access_problem(const std::filesystem::path& file) {
   if (!std::filesystem::exists(file, error)) return "there is no such file";
   if (!std::filesystem::is_regular_file(file, error)) return "it is no file";
   std::string problem = writable_by_others(file, "it");
-  if (problem.empty()) problem = writable_by_others(std::filesystem::canonical(file, error).parent_path(), "its folder");
+  if (problem.empty())
+    problem = writable_by_others(std::filesystem::canonical(file, error).parent_path(), "its folder");
   return problem;
 }
 
@@ -86,7 +87,8 @@ Tags examine(const std::filesystem::path& file) {
   if (!tags.refusal.empty()) return tags;
   const auto symbols = exported_from(file, "zrabi");
   if (!symbols) {
-    tags.refusal = "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
+    tags.refusal =
+        "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
     return tags;
   }
   unsigned major = 0, minor = 0;
@@ -99,9 +101,11 @@ Tags examine(const std::filesystem::path& file) {
       if (name == "kind_" + std::string(name_of(role))) tags.roles.push_back(role);
   }
   if (!has_abi) {
-    tags.refusal = "it is no Zeroth plug-in, for it names no ABI: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
+    tags.refusal =
+        "it is no Zeroth plug-in, for it names no ABI: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
   } else if (tags.refusal = abi_problem(major, minor); tags.refusal.empty() && tags.roles.empty()) {
-    tags.refusal = "it names no kind that this zeroth knows: strategy, communicator, optimizer or offload; install a newer zeroth";
+    tags.refusal =
+        "it names no kind that this zeroth knows: strategy, communicator, optimizer or offload; install a newer zeroth";
   }
   return tags;
 }
@@ -115,7 +119,8 @@ Judgement open_library(const std::filesystem::path& file, const Tags& tags) {
   auto at = all.libraries.find(key);
   if (at == all.libraries.end()) {
     boost::dll::fs::error_code error;
-    boost::dll::shared_library library(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+    boost::dll::shared_library library(file, error,
+                                       boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
       const char* said = ::dlerror();
       judgement.reason = "it cannot be loaded: " + std::string(said ? said : error.message().c_str()) +
@@ -132,7 +137,8 @@ Judgement open_library(const std::filesystem::path& file, const Tags& tags) {
   judgement.accepted = true;
   for (uint32_t i = 0; i < module->n_components; ++i)
     for (const Role role : kRoles)
-      if (kind_of(role) == module->components[i]->kind) judgement.components.push_back({module->components[i], module, file});
+      if (kind_of(role) == module->components[i]->kind)
+        judgement.components.push_back({module->components[i], module, file});
   return judgement;
 }
 

@@ -36,7 +36,8 @@ void* map_huge(uint64_t bytes, uint64_t align, std::size_t& mapped) {
   char* start = static_cast<char*>(all);
   char* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(all) + step - 1) / step * step);
   if (aligned > start) ::munmap(start, static_cast<std::size_t>(aligned - start));
-  if (const auto tail = static_cast<std::size_t>(start + whole + step - (aligned + whole)); tail > 0) ::munmap(aligned + whole, tail);
+  if (const auto tail = static_cast<std::size_t>(start + whole + step - (aligned + whole)); tail > 0)
+    ::munmap(aligned + whole, tail);
   ::madvise(aligned, whole, MADV_HUGEPAGE);
   mapped = whole;
   return aligned;
@@ -52,8 +53,10 @@ void release(void* memory, std::size_t mapped) {
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
   if (!abi->ctx) return refuse(error, ZR_STATE, "the host of this instance is gone");
-  if (align & (align - 1)) return refuse(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
-  if (bytes > uint64_t{1} << 47) return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+  if (align & (align - 1))
+    return refuse(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
+  if (bytes > uint64_t{1} << 47)
+    return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
   Host& host = Host::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
@@ -64,7 +67,8 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     } else if ((view.data = std::aligned_alloc(align, (bytes + align - 1) / align * align))) {
       std::memset(view.data, 0, bytes);
     }
-    if (!view.data) return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+    if (!view.data)
+      return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
     const Kind kind = kind_of_tag(tag, Kind::other);
     {
       const std::lock_guard lock(host.memory().mutex);

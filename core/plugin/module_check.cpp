@@ -25,16 +25,18 @@ struct Shape {
 #define SLOT(api, name) \
   Slot { offsetof(api, name), #name }
 const Shape& shape_of(Role role) {
-  static const Shape strategy{sizeof(zr_strategy_api),
-                              {SLOT(zr_strategy_api, plan), SLOT(zr_strategy_api, bind), SLOT(zr_strategy_api, grad_place),
-                               SLOT(zr_strategy_api, grad_ready), SLOT(zr_strategy_api, event),
-                               SLOT(zr_strategy_api, grads_finish), SLOT(zr_strategy_api, updated)}};
-  static const Shape communicator{sizeof(zr_communicator_api),
-                                  {SLOT(zr_communicator_api, open), SLOT(zr_communicator_api, close),
-                                   SLOT(zr_communicator_api, caps), SLOT(zr_communicator_api, submit),
-                                   SLOT(zr_communicator_api, abort)}};
-  static const Shape optimizer{sizeof(zr_optimizer_api),
-                               {SLOT(zr_optimizer_api, describe), SLOT(zr_optimizer_api, add_group), SLOT(zr_optimizer_api, step)}};
+  static const Shape strategy{
+      sizeof(zr_strategy_api),
+      {SLOT(zr_strategy_api, plan), SLOT(zr_strategy_api, bind), SLOT(zr_strategy_api, grad_place),
+       SLOT(zr_strategy_api, grad_ready), SLOT(zr_strategy_api, event), SLOT(zr_strategy_api, grads_finish),
+       SLOT(zr_strategy_api, updated)}};
+  static const Shape communicator{
+      sizeof(zr_communicator_api),
+      {SLOT(zr_communicator_api, open), SLOT(zr_communicator_api, close), SLOT(zr_communicator_api, caps),
+       SLOT(zr_communicator_api, submit), SLOT(zr_communicator_api, abort)}};
+  static const Shape optimizer{
+      sizeof(zr_optimizer_api),
+      {SLOT(zr_optimizer_api, describe), SLOT(zr_optimizer_api, add_group), SLOT(zr_optimizer_api, step)}};
   static const Shape offload{sizeof(zr_offload_api),
                              {SLOT(zr_offload_api, open), SLOT(zr_offload_api, caps), SLOT(zr_offload_api, reserve),
                               SLOT(zr_offload_api, release), SLOT(zr_offload_api, write), SLOT(zr_offload_api, read),
@@ -60,13 +62,15 @@ std::string api_problem(const zr_component& component, Role role) {
   for (const Slot& slot : shape.slots) {
     const void* function = nullptr;
     std::memcpy(&function, static_cast<const char*>(component.api) + slot.offset, sizeof function);
-    if (!function) return "its slot '" + std::string(slot.name) + "' is null, but every " + std::string(name_of(role)) + " needs it";
+    if (!function)
+      return "its slot '" + std::string(slot.name) + "' is null, but every " + std::string(name_of(role)) + " needs it";
   }
   return "";
 }
 
 std::string key_problem(const zr_component& component, Role role) {
-  if (component.n_keys && !component.keys) return "it counts " + std::to_string(component.n_keys) + " keys, but has no list of them";
+  if (component.n_keys && !component.keys)
+    return "it counts " + std::to_string(component.n_keys) + " keys, but has no list of them";
   for (uint32_t i = 0; i < component.n_keys; ++i) {
     const zr_key* key = component.keys[i];
     if (!key || !key->name) return "key " + std::to_string(i) + " has no name";
@@ -94,11 +98,13 @@ std::string component_problem(const zr_component& component, Role role) {
 }
 
 std::string table_problem(const zr_module& module, const Tags& tags) {
-  if (!module.name || !module.vendor || !module.version || !module.build) return "its name, vendor, version or build is null";
+  if (!module.name || !module.vendor || !module.version || !module.build)
+    return "its name, vendor, version or build is null";
   std::set<std::string> seen;
   for (uint32_t i = 0; i < module.n_components; ++i) {
     const zr_component* component = module.components ? module.components[i] : nullptr;
-    if (!component || !component->id || !component->kind) return "component " + std::to_string(i) + " has no id or no kind";
+    if (!component || !component->id || !component->kind)
+      return "component " + std::to_string(i) + " has no id or no kind";
     for (const Role role : kRoles) {
       if (kind_of(role) != component->kind) continue;
       const std::string who = std::string(name_of(role)) + " '" + component->id + "'";
@@ -111,8 +117,10 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
     }
   }
   for (const Role role : tags.roles)
-    if (std::none_of(seen.begin(), seen.end(), [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
-      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " promises a " + std::string(kind_of(role)) + ", but it holds none";
+    if (std::none_of(seen.begin(), seen.end(),
+                     [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
+      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " promises a " + std::string(kind_of(role)) +
+             ", but it holds none";
   return "";
 }
 
@@ -124,8 +132,8 @@ std::string module_problem(const zr_module* module, const Tags& tags) {
   if (module->size < sizeof(zr_module)) return mended(too_short("its module", module->size, sizeof(zr_module)));
   if (module->need_minor > ZR_ABI_MINOR)
     return "its module needs plug-in ABI " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(module->need_minor) +
-           ", though its tag says less; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(ZR_ABI_MINOR) +
-           ": install a newer zeroth";
+           ", though its tag says less; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." +
+           std::to_string(ZR_ABI_MINOR) + ": install a newer zeroth";
   return mended(table_problem(*module, tags));
 }
 

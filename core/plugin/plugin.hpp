@@ -29,7 +29,7 @@ std::string_view role_of(const Component& component);
 struct Judgement {
   std::filesystem::path file;
   bool accepted = false;
-  std::string reason;  // why not, and the remedy
+  std::string reason;                 // why not, and the remedy
   std::vector<Component> components;  // if accepted
 };
 
@@ -40,8 +40,8 @@ class Registry {
   static std::vector<std::filesystem::path> standard_directories();
   explicit Registry(std::vector<std::filesystem::path> directories = standard_directories());
 
-  /// Loads `id`, or the library at an absolute path. Throws Failure naming file, need and remedy; a missing id lists the
-  /// ids there are and the nearest. `where` is where it was named ("gpt.toml:3:12"). [control]
+  /// Loads `id`, or the library at an absolute path. Throws Failure naming file, need and remedy; a missing id lists
+  /// the ids there are and the nearest. `where` is where it was named ("gpt.toml:3:12"). [control]
   Component load(Role role, const std::string& id, const std::string& where) const;
   /// The ids of a role for which there is a file, in order, judged by name alone.
   std::vector<std::string> ids(Role role) const;

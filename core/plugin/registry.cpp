@@ -48,7 +48,9 @@ std::string with_articles(const std::vector<Role>& roles) {
 
 namespace {
 
-std::string file_name(Role role, const std::string& id) { return "zr_" + std::string(name_of(role)) + "_" + id + ".so"; }
+std::string file_name(Role role, const std::string& id) {
+  return "zr_" + std::string(name_of(role)) + "_" + id + ".so";
+}
 
 // "strategy", "flat" of zr_strategy_flat.so.
 bool split_name(const fs::path& file, Role& role, std::string& id) {
@@ -80,12 +82,14 @@ std::string name_problem(const Judgement& judgement, Role role, const std::strin
   if (find(judgement, role, id)) return "";
   const Component* other = find(judgement, role, "");
   const std::string held = other ? other->table->id : "";
-  return "it holds " + std::string(name_of(role)) + " '" + held + "', not '" + id + "': call the file " + file_name(role, held);
+  return "it holds " + std::string(name_of(role)) + " '" + held + "', not '" + id + "': call the file " +
+         file_name(role, held);
 }
 
 std::string kind_problem(const Tags& tags, Role role) {
   if (!tags.refusal.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
-  return "it holds " + with_articles(tags.roles) + ", but " + with_articles({role}) + " is needed here: name one of that kind";
+  return "it holds " + with_articles(tags.roles) + ", but " + with_articles({role}) +
+         " is needed here: name one of that kind";
 }
 
 std::vector<fs::path> candidates(const fs::path& folder) {
@@ -107,7 +111,8 @@ std::vector<fs::path> Registry::standard_directories() {
     std::istringstream in(set);
     for (std::string one; std::getline(in, one, ':');) {
       if (one.empty()) continue;
-      if (!fs::path(one).is_absolute()) fail_user("ZR_PLUGIN_PATH: '" + one + "' is relative: write the folder in full, from /");
+      if (!fs::path(one).is_absolute())
+        fail_user("ZR_PLUGIN_PATH: '" + one + "' is relative: write the folder in full, from /");
       all.emplace_back(one);
     }
   }
@@ -169,10 +174,12 @@ void Registry::fail_missing(Role role, const std::string& id, const std::string&
 Component Registry::load(Role role, const std::string& id, const std::string& where) const {
   const std::string who = where + ": " + std::string(name_of(role)) + " plug-in '" + id + "': ";
   const bool by_path = !id.empty() && id[0] == '/';
-  if (!by_path && id.find('/') != id.npos) fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
+  if (!by_path && id.find('/') != id.npos)
+    fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
   const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
   std::error_code error;
-  if (by_path && !fs::exists(found[0], error)) fail_user(who + "there is no such file; correct the path, or name an id");
+  if (by_path && !fs::exists(found[0], error))
+    fail_user(who + "there is no such file; correct the path, or name an id");
   if (found.empty()) fail_missing(role, id, where);
   if (found.size() > 1) fail_user(who + twice(found));
   const std::string refused = by_path ? who : who + found[0].string() + ": ";
@@ -181,7 +188,8 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
   const Judgement judgement = open_library(found[0], tags);
   if (!judgement.accepted) fail_environment(refused + judgement.reason);
   if (!by_path)
-    if (const std::string problem = name_problem(judgement, role, id); !problem.empty()) fail_environment(refused + problem);
+    if (const std::string problem = name_problem(judgement, role, id); !problem.empty())
+      fail_environment(refused + problem);
   const auto of_role = [&](const Component& one) { return kind_of(role) == one.table->kind; };
   if (by_path && std::count_if(judgement.components.begin(), judgement.components.end(), of_role) > 1)
     fail_user(refused + "it holds several of them: name one by its id, with the folder in ZR_PLUGIN_PATH");

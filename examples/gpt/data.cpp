@@ -21,7 +21,7 @@ uint64_t mix(uint64_t x) {
 }
 
 [[noreturn]] void refuse(const std::string& file, const std::string& why) {
-  throw std::runtime_error(
+  throw std::invalid_argument(
       "data.text: " + file + ": " + why +
       "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own");
 }

@@ -16,7 +16,7 @@ struct Batch {
 /// The first 95 % of the text are for training, the rest for validation. Immutable.
 class Text {
  public:
-  /// Reads a plain or gzipped file. Throws std::runtime_error with file and remedy.
+  /// Reads a plain or gzipped file. Throws std::invalid_argument with file and remedy.
   explicit Text(const std::string& file);
 
   /// Micro-batch m of a step: a function of its arguments alone, so ranks and accumulation do not change what is

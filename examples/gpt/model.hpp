@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <string>
 
 namespace gpt {
@@ -59,7 +60,10 @@ class ModelImpl : public torch::nn::Module {
       : context_(c.context),
         wte_(register_module("wte", torch::nn::Embedding(kVocabulary, c.width))),
         wpe_(register_module("wpe", torch::nn::Embedding(c.context, c.width))) {
-    TORCH_CHECK(c.width % c.heads == 0, "model.width = ", c.width, " is not a multiple of model.heads = ", c.heads);
+    if (c.width % c.heads != 0) {
+      throw std::invalid_argument("model.width = " + std::to_string(c.width) +
+                                  " is not a multiple of model.heads = " + std::to_string(c.heads));
+    }
     for (int64_t i = 0; i < c.layers; ++i) {
       blocks_->push_back(Block(c));
     }

@@ -43,7 +43,7 @@ void Wire::compare(const Operation& op) {
   const Notice& first = arena_.notice(0, op.number);
   const auto said = [&](int r) {
     const Notice& notice = arena_.notice(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" + notice.shape;
+    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" + shape_text(notice.dtype, notice.elements);
   };
   const auto differ = [&](int p, int r, const std::string& how) {
     fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " + said(r) + how);

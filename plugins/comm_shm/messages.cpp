@@ -79,8 +79,8 @@ bool Wire::receive(Operation& op) {
     return false;
   }
   if (letter->dtype != op.coll.dst.dtype || letter->count != op.coll.dst.count) {
-    std::snprintf(letter->refusal, sizeof letter->refusal, "rank %d sends '%s' (%s, %lld elements) with tag %d, rank %d receives '%s'%s", op.coll.peer,
-                  letter->label, name_of(letter->dtype), static_cast<long long>(letter->count), letter->tag, rank_, op.label.c_str(), op.shape().c_str());
+    std::snprintf(letter->refusal, sizeof letter->refusal, "rank %d sends '%s'%s with tag %d, rank %d receives '%s'%s", op.coll.peer,
+                  letter->label, shape_text(letter->dtype, letter->count).c_str(), letter->tag, rank_, op.label.c_str(), shape_text(op.dtype(), op.elements()).c_str());
     const std::string text = letter->refusal;
     turn(*letter, Letter::refused);
     fail(ZR_MISMATCH, text);

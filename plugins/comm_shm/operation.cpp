@@ -28,13 +28,16 @@ int64_t size_of(zr_dtype dtype) { return type_of(dtype).size; }
 const char* name_of(zr_dtype dtype) { return type_of(dtype).name; }
 const char* name_of_op(uint32_t op) { return op <= ZR_BARRIER ? kOps[op] : "unknown operation"; }
 
+std::string shape_text(zr_dtype dtype, int64_t elements) {
+  if (dtype == ZR_NONE) return "";
+  return std::string(" (") + name_of(dtype) + ", " + std::to_string(elements) + " elements)";
+}
+
 std::string Operation::what() const { return std::string(name_of_op(coll.op)) + " '" + label + "'"; }
 
-std::string Operation::shape() const {
-  if (coll.op == ZR_BARRIER) return "";
-  const bool by_dst = coll.op == ZR_ALL_GATHER || coll.op == ZR_BROADCAST || coll.op == ZR_RECV;
-  const int64_t elements = by_dst ? coll.dst.count : starts.empty() || coll.op == ZR_ALL_TO_ALL ? coll.src.count : starts.back();
-  return std::string(" (") + name_of(receives(rank) ? coll.dst.dtype : coll.src.dtype) + ", " + std::to_string(elements) + " elements)";
+int64_t Operation::elements() const {
+  if (!starts.empty() && coll.op != ZR_ALL_TO_ALL) return starts.back();
+  return coll.op == ZR_BROADCAST || coll.op == ZR_RECV ? coll.dst.count : coll.src.count;
 }
 
 bool Operation::sends(int r) const {

@@ -14,6 +14,8 @@ namespace shm {
 int64_t size_of(zr_dtype dtype);
 const char* name_of(zr_dtype dtype);
 const char* name_of_op(uint32_t op);
+/// " (fp32, 4096 elements)"; "" for no type.
+std::string shape_text(zr_dtype dtype, int64_t elements);
 
 /// Elements that travel from one rank's src to another's dst.
 struct Extent {
@@ -41,9 +43,10 @@ struct Operation {
   int64_t dst_bytes() const { return coll.dst.count * size_of(coll.dst.dtype); }
   /// `later` must not be announced before this is complete: it touches what this one writes, or writes what this one reads.
   bool blocks(const Operation& later) const;
-  /// "all_reduce 'bucket 3'"; "(fp32, 4096 elements)".
-  std::string what() const;
-  std::string shape() const;
+  /// Of the whole operation, as reports name it.
+  int64_t elements() const;
+  zr_dtype dtype() const { return receives(rank) ? coll.dst.dtype : coll.src.dtype; }
+  std::string what() const;  // "all_reduce 'bucket 3'"
 
   zr_coll coll{};
   std::vector<int64_t> counts, recv_counts, starts;  // by rank; starts: of counts

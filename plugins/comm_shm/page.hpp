@@ -46,10 +46,10 @@ enum : uint32_t { kSrcShared = 1, kDstShared = 2, kInPlace = 4 };
 struct alignas(64) Notice {
   uint64_t number, fingerprint;
   uint32_t op, traits;
-  zr_dtype dst_dtype;
-  uint32_t rsv;
+  zr_dtype dst_dtype, dtype;
+  int64_t elements;  // these, of dtype, and the label: for reports
   Place src, dst;
-  char label[64], shape[48];  // for reports
+  char label[64];
   int64_t* to() { return reinterpret_cast<int64_t*>(this + 1); }
 };
 

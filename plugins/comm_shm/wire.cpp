@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <sstream>
@@ -30,12 +31,6 @@ void relax() {
 
 long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* limit) {
   return ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, limit, nullptr, 0);
-}
-
-void put_text(char* to, size_t room, const std::string& text) {
-  const size_t n = text.size() < room - 1 ? text.size() : room - 1;
-  text.copy(to, n);
-  to[n] = 0;
 }
 }  // namespace
 
@@ -209,8 +204,11 @@ void Wire::announce(Operation& op) {
   notice.dst = op.receives(rank_) ? arena_.place(op.coll.dst.data, op.dst_bytes()) : Place{};
   if (notice.src.segment != kNowhere || !op.sends(rank_) || op.coll.src.count == 0) notice.traits |= kSrcShared;
   if (notice.dst.segment != kNowhere || !op.receives(rank_) || op.coll.dst.count == 0) notice.traits |= kDstShared;
-  put_text(notice.label, sizeof notice.label, op.label);
-  put_text(notice.shape, sizeof notice.shape, op.shape());
+  notice.dtype = op.dtype();
+  notice.elements = op.elements();
+  const size_t length = std::min(op.label.size(), sizeof notice.label - 1);
+  op.label.copy(notice.label, length);
+  notice.label[length] = 0;
   if (op.coll.op == ZR_ALL_TO_ALL) {
     std::copy(op.counts.begin(), op.counts.end(), notice.to());
     std::copy(op.recv_counts.begin(), op.recv_counts.end(), notice.to() + world_);

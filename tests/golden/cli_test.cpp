@@ -41,8 +41,9 @@ struct Outcome {
 };
 Outcome run(const std::string& command) {
   const zr::test::Scratch scratch;
-  const int status = std::system(("cd " + kJob + " && ZR_PLUGIN_PATH=" + kJob + "/plugins " + command + " >" + scratch.path("out") + " 2>" +
-                                  scratch.path("err") + " </dev/null").c_str());
+  const int status = std::system(("cd " + kJob + " && ZR_PLUGIN_PATH=" + kJob + "/plugins " + command + " >" +
+                                  scratch.path("out") + " 2>" + scratch.path("err") + " </dev/null")
+                                     .c_str());
   return {WEXITSTATUS(status), read(scratch.path("out")), read(scratch.path("err"))};
 }
 
@@ -62,15 +63,20 @@ TEST(CommandLine, SaysWordForWordWhatTheGoldenFileHolds) {
 TEST(CommandLine, ListsThePluginsThereAreAndThoseItRefused) {
   const zr::test::Scratch more;
   more.write("zr_offload_note.so", "a shopping list");
-  const Outcome got = run("ZR_PLUGIN_PATH=" + kJob + "/plugins:" + more.folder().string() + ":/nowhere ../../bin/zeroth plugins");
+  const Outcome got =
+      run("ZR_PLUGIN_PATH=" + kJob + "/plugins:" + more.folder().string() + ":/nowhere ../../bin/zeroth plugins");
   EXPECT_EQ(got.code, 0);
   EXPECT_EQ(got.err, "");
-  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (not there) " ZR_BUILD_DIR "/plugins"), 0u);
-  for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  {job}/plugins/zr_strategy_flat.so\n"
+  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() +
+                         " /nowhere (not there) " ZR_BUILD_DIR "/plugins"),
+            0u);
+  for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  "
+                           "{job}/plugins/zr_strategy_flat.so\n"
                            "    bucket_bytes  size  \"16MiB\"  4.00 KiB to 1.00 GiB  gradients that leave together\n",
                            "optimizer 'adam' 2.2  (", "communicator 'wire' 2.3  ("})
     EXPECT_NE(got.out.find(part), got.out.npos) << part << "in\n" << got.out;
-  EXPECT_NE(got.out.find("refused: " + more.path("zr_offload_note.so") + "\n    it is no shared library for this machine: name one built with "
+  EXPECT_NE(got.out.find("refused: " + more.path("zr_offload_note.so") +
+                         "\n    it is no shared library for this machine: name one built with "
                          "zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)"),
             got.out.npos);
 }

@@ -12,7 +12,8 @@ std::string error_of(const golden::Case& one) {
   try {
     const int world = one["world"].empty() ? 0 : std::stoi(one["world"]);
     std::vector<std::string> overrides = golden::lines_of(one["overrides"]);
-    if (one["bare"].empty()) overrides.insert(overrides.begin(), {"strategy=flat", "optimizer=adam", "data.text=a.txt"});
+    if (one["bare"].empty())
+      overrides.insert(overrides.begin(), {"strategy=flat", "optimizer=adam", "data.text=a.txt"});
     Document::parse(one["job.toml"], "job.toml", overrides).check(sample::keys(), world, sample::others());
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.exit(), Exit::user);

@@ -37,11 +37,13 @@ std::size_t offset_of(const std::string& text, const toml::source_position& at) 
   return offset + at.column - 1;
 }
 
-void collect(const toml::table& table, const std::string& text, const std::string& path, bool in_group, std::vector<Place>& all) {
+void collect(const toml::table& table, const std::string& text, const std::string& path, bool in_group,
+             std::vector<Place>& all) {
   for (const auto& [key, node] : table) {
     const std::string name(key.str()), here = path.empty() ? name : path + "." + name;
     const std::size_t offset = offset_of(text, key.source().begin);
-    if (text.compare(offset, name.size(), name) != 0) throw std::runtime_error(here + " was not found where the parser says it is");
+    if (text.compare(offset, name.size(), name) != 0)
+      throw std::runtime_error(here + " was not found where the parser says it is");
     all.push_back({here, name, offset, in_group});
     if (const auto* inner = node.as_table()) collect(*inner, text, here, in_group, all);
     if (const auto* list = node.as_array())

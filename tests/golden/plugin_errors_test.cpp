@@ -22,7 +22,8 @@ std::string outcome(const std::string& folder) {
   } catch (const Failure& failure) {
     said = failure.what();
   }
-  for (auto at = said.find(folder); at != said.npos; at = said.find(folder)) said.replace(at, folder.size(), "{folder}");
+  for (auto at = said.find(folder); at != said.npos; at = said.find(folder))
+    said.replace(at, folder.size(), "{folder}");
   return said;
 }
 }  // namespace
@@ -30,7 +31,8 @@ std::string outcome(const std::string& folder) {
 TEST(PluginErrors, AreWordForWordAsInTheGoldenFile) {
   const auto cases = golden::read_cases(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt");
   ASSERT_GE(cases.size(), 25u);
-  for (const auto& one : cases) EXPECT_EQ(outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title), one["says"]) << "case: " << one.title;
+  for (const auto& one : cases)
+    EXPECT_EQ(outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title), one["says"]) << "case: " << one.title;
 }
 
 }  // namespace zr::host

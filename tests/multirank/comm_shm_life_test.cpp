@@ -344,6 +344,9 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
 }
 
 TEST(ShmMemory, FitsWithinALimitOfAddressSpace) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers reserve address space of their own";
+#endif
   expect_success(on_ranks(2, [](RawComm& comm, Rank&) {
     std::ifstream statm("/proc/self/statm");
     int64_t pages = 0;

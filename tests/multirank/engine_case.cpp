@@ -3,10 +3,13 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <limits>
 #include <map>
+#include <sstream>
 
 #include "multirank/parity/features.hpp"
 #include "zr/engine.hpp"
@@ -21,7 +24,12 @@ void require(bool holds, const std::string& what) {
 }
 
 struct Run {
-  Run(int argc, char** argv) : program(argc - 1, argv + 1, {{"parity.model", "everything", "which model"}, {"parity.weighted", false, "unused here"}}) {}
+  Run(const std::string& toml, const std::vector<std::string>& overrides)
+      : program(toml, overrides, {{"parity.model", "everything", "which model"}, {"parity.weighted", false, "unused here"}}) {
+    arguments.push_back(toml);
+    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+  }
+  std::vector<std::string> arguments;
   zr::Program program;
   std::shared_ptr<parity::Model> model;
   std::unique_ptr<zr::Engine> engine;
@@ -44,6 +52,18 @@ bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch::equal(
 void trains(Run& run) {
   run.build();
   run.train();
+}
+
+// The same for every line of overrides in the file that ENGINE_CASE_LIST names, one Engine after another.
+void trains_list(Run& run) {
+  std::ifstream list(std::getenv("ENGINE_CASE_LIST"));
+  for (std::string line; std::getline(list, line);) {
+    std::istringstream words(line);
+    std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
+    for (std::string word; words >> word;) overrides.push_back(word);
+    Run next(run.arguments[0], overrides);
+    trains(next);
+  }
 }
 
 void takes_rank_zero(Run& run) {
@@ -167,6 +187,7 @@ void follows_torch_adamw(Run& run) {
 }
 
 const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains},
+                                                              {"trains_list", trains_list},
                                                               {"takes_rank_zero", takes_rank_zero},
                                                               {"gets_and_sets", gets_and_sets},
                                                               {"skips_non_finite", skips_non_finite},
@@ -187,7 +208,7 @@ const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains}
 int main(int argc, char** argv) {
   if (argc < 3 || !kCases.count(argv[1])) return 2;
   const int code = zr::guarded([&] {
-    Run run(argc, argv);
+    Run run(argv[2], {argv + 3, argv + argc});
     kCases.at(argv[1])(run);
   });
   return code ? code : wrong;

@@ -26,8 +26,8 @@ class Engine : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  Result run(int ranks, const std::string& name, const std::string& overrides = "") {
-    const std::string command = std::string("ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins " ZR_BUILD_DIR "/bin/zeroth launch -n ") + std::to_string(ranks) +
+  Result run(int ranks, const std::string& name, const std::string& overrides = "", const std::string& list = "") {
+    const std::string command = "ENGINE_CASE_LIST=" + list + std::string(" ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins " ZR_BUILD_DIR "/bin/zeroth launch -n ") + std::to_string(ranks) +
                                 " -- " ZR_BUILD_DIR "/tests/engine_case " + name + " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.name=run job.runs=\"" +
                                 folder_.string() + "\" job.threads=1 job.ranks=" + std::to_string(ranks) + " " + overrides + " 2>&1";
     Result result{0, ""};
@@ -37,12 +37,19 @@ class Engine : public testing::Test {
     result.code = WEXITSTATUS(::pclose(pipe));
     return result;
   }
-  Json summary() const {
-    std::ifstream in(folder_ / "run" / "summary.json");
+  // Trains many configurations in one launch; each line of overrides names its run with job.name.
+  Result run_all(int ranks, const std::vector<std::string>& lines) {
+    std::ofstream list(folder_ / "list");
+    for (const auto& line : lines) list << line << "\n";
+    list.close();
+    return run(ranks, "trains_list", "", (folder_ / "list").string());
+  }
+  Json summary(const std::string& name = "run") const {
+    std::ifstream in(folder_ / name / "summary.json");
     return Json::parse(in);
   }
-  std::vector<Json> metrics() const {
-    std::ifstream in(folder_ / "run" / "metrics.jsonl");
+  std::vector<Json> metrics(const std::string& name = "run") const {
+    std::ifstream in(folder_ / name / "metrics.jsonl");
     std::vector<Json> rows;
     for (std::string line; std::getline(in, line);) rows.push_back(Json::parse(line));
     return rows;
@@ -102,7 +109,7 @@ TEST_F(Engine, EvaluationLeavesTheRandomStateAlone) {
 }
 
 TEST_F(Engine, FollowsLibtorchsAdamW) {
-  const Result result = run(1, "follows_torch_adamw", "strategy=zero0 train.steps=20 optimizer.lr=0.001");
+  const Result result = run(1, "follows_torch_adamw", "strategy=zero0 parity.model=recurrent train.steps=20 optimizer.lr=0.001");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
@@ -124,58 +131,68 @@ TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   EXPECT_EQ(hash.size(), 16u);
 }
 
-TEST_F(Engine, TheWireCarriesWhatTheFormulaSays) {
-  const int64_t P = Sizes::sum(Sizes().trainable);
-  for (const int ranks : {1, 2, 3, 4})
-    for (const int A : {1, 4})
-      for (const std::string dtype : {"fp32", "bf16"})
-        for (const std::string strategy : {"zero0", "zero1"}) {
-          if (ranks == 4 && A == 4) continue;
-          const Result result = run(ranks, "trains", "train.steps=2 train.accumulation=" + std::to_string(A) + " train.dtype=" + dtype + " strategy=" + strategy);
-          ASSERT_EQ(result.code, 0) << result.output;
-          const int64_t w = dtype == "bf16" ? 2 : 4;
-          const int64_t step = A * w * P * (ranks - 1) + (strategy == "zero0" ? 4 : w) * P * (ranks - 1);
-          for (const Json& row : metrics()) EXPECT_EQ(row["wire_bytes"], step) << strategy << " " << dtype << " N=" << ranks << " A=" << A;
-          int64_t total = 0;
-          const Json wire = summary()["wire_bytes"];
-          for (const auto& [operation, bytes] : wire.items()) total += operation == "control" ? 0 : bytes.get<int64_t>();
-          EXPECT_EQ(total, 2 * step);
-        }
+struct Cell {
+  std::string strategy, dtype;
+  int ranks, A;
+  std::string name() const { return strategy + "-" + dtype + "-n" + std::to_string(ranks) + "-a" + std::to_string(A); }
+  int64_t w() const { return dtype == "bf16" ? 2 : 4; }
+};
+
+// Trains every cell of a number of ranks for two steps, in one launch.
+std::vector<Cell> cells_of(int ranks) {
+  std::vector<Cell> cells;
+  for (const int A : {1, 4})
+    for (const std::string dtype : {"fp32", "bf16"})
+      for (const std::string strategy : {"zero0", "zero1"}) cells.push_back({strategy, dtype, ranks, A});
+  return cells;
+}
+std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
+  std::vector<std::string> lines;
+  for (const Cell& c : cells)
+    lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) + " train.dtype=" + c.dtype + " strategy=" + c.strategy);
+  return lines;
 }
 
-TEST_F(Engine, TheLedgerHoldsWhatTheFormulaSays) {
+class EngineFormulas : public Engine, public testing::WithParamInterface<int> {};
+
+TEST_P(EngineFormulas, HoldForWireAndLedger) {
+  const int N = GetParam();
+  const auto cells = cells_of(N);
+  const Result result = run_all(N, lines_of(cells));
+  ASSERT_EQ(result.code, 0) << result.output;
   const Sizes sizes;
-  const int64_t P = Sizes::aligned(sizes.trainable), whole = P + Sizes::aligned(sizes.frozen);
-  // A shard is cut at leaves: from the mean it differs by less than one in each of the five buckets, alignment included.
+  const int64_t P = Sizes::sum(sizes.trainable), padded = Sizes::aligned(sizes.trainable), whole = padded + Sizes::aligned(sizes.frozen);
+  // A shard differs from the mean by less than a leaf in each of the (at most five) buckets, alignment included.
   const int64_t leaf = 5 * (1024 + 32 * 15);
-  for (const int ranks : {1, 2, 4})
-    for (const int A : {1, 2})
-      for (const std::string dtype : {"fp32", "bf16"})
-        for (const std::string strategy : {"zero0", "zero1"}) {
-          const Result result = run(ranks, "trains", "train.steps=1 train.accumulation=" + std::to_string(A) + " train.dtype=" + dtype + " strategy=" + strategy);
-          ASSERT_EQ(result.code, 0) << result.output;
-          const Json memory = summary()["memory"]["device"];
-          const std::string where = strategy + " " + dtype + " N=" + std::to_string(ranks) + " A=" + std::to_string(A) + "\n" + memory.dump(2);
-          for (const char* kind : {"weights", "gradients", "slots"}) EXPECT_EQ(memory[kind]["planned"], memory[kind]["peak"]) << kind << " " << where;
-          const int64_t w = dtype == "bf16" ? 2 : 4;
-          const bool sharded = strategy == "zero1";
-          const int64_t share = sharded ? P / ranks : P, slack = sharded && ranks > 1 ? leaf : 32 * 15;
-          EXPECT_EQ(memory["weights"]["peak"], w * whole) << where;
-          EXPECT_NEAR(memory["slots"]["peak"], 8 * share, 8 * slack) << where;
-          EXPECT_EQ(memory.contains("master"), w == 2) << where;
-          if (w == 2) {
-            EXPECT_NEAR(memory["master"]["peak"], 4 * share, 4 * slack) << where;
-          }
-          if (strategy == "zero0") {
-            EXPECT_EQ(memory["gradients"]["peak"], 4 * P) << where;
-            EXPECT_LE(memory["buckets"]["peak"], 2 * 65536) << where;
-          } else if (w == 4 && A == 1) {
-            EXPECT_EQ(memory["gradients"]["peak"], 4 * P) << where;
-          } else {
-            EXPECT_NEAR(memory["gradients"]["peak"], w * P + 4 * share, 4 * slack) << where;
-          }
-        }
+  for (const Cell& c : cells) {
+    const int64_t step = c.A * c.w() * P * (N - 1) + (c.strategy == "zero0" ? 4 : c.w()) * P * (N - 1);
+    for (const Json& row : metrics(c.name())) EXPECT_EQ(row["wire_bytes"], step) << c.name();
+    const Json s = summary(c.name()), memory = s["memory"]["device"];
+    int64_t wire = 0;
+    for (const auto& [operation, bytes] : s["wire_bytes"].items()) wire += operation == "control" ? 0 : bytes.get<int64_t>();
+    EXPECT_EQ(wire, 2 * step) << c.name();
+
+    const std::string where = c.name() + "\n" + memory.dump(2);
+    for (const char* kind : {"weights", "gradients", "slots"}) EXPECT_EQ(memory[kind]["planned"], memory[kind]["peak"]) << kind << " " << where;
+    const bool sharded = c.strategy == "zero1";
+    const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
+    EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
+    EXPECT_NEAR(memory["slots"]["peak"], 8 * share, 8 * slack) << where;
+    EXPECT_EQ(memory.contains("master"), c.w() == 2) << where;
+    if (c.w() == 2) {
+      EXPECT_NEAR(memory["master"]["peak"], 4 * share, 4 * slack) << where;
+    }
+    if (!sharded) {
+      EXPECT_EQ(memory["gradients"]["peak"], 4 * padded) << where;
+      EXPECT_LE(memory["buckets"]["peak"], 2 * 65536) << where;
+    } else if (c.w() == 4 && c.A == 1) {
+      EXPECT_EQ(memory["gradients"]["peak"], 4 * padded) << where;
+    } else {
+      EXPECT_NEAR(memory["gradients"]["peak"], c.w() * padded + 4 * share, 4 * slack) << where;
+    }
+  }
 }
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4), [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
   for (const char* strategy : {"zero0", "zero1"}) {

@@ -1,7 +1,7 @@
 // Communicators in C++: how flat buffers move between ranks.
 //
-//   class Ring {                                                          // one opened communicator; its destructor
-//   closes
+// clang-format off
+//   class Ring {                                                          // one opened; its destructor closes
 //    public:
 //     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     void submit(const zr_coll&, zr_stream*, zr_done*);                  // [use]
@@ -17,12 +17,14 @@
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
+// clang-format on
 //
-// submit with a null done: complete on return. With one: start, and return; views' memory stays until it is resolved,
+// submit with a null done: complete on return. With one: start, and return. Views' memory stays until it is resolved;
 // all other arguments (counts, recv_counts, label, the zr_coll) go when submit returns, so copy them, and keep the
 // completion as zr::Done::retained(host, done), to be resolved once, in submission order. A submit that throws must not
-// resolve it. A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after. The
-// Mine that opened a Ring outlives it.
+// resolve it. A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after.
+//
+// The Mine that opened a Ring outlives it.
 #pragma once
 
 #include <memory>

@@ -1,10 +1,14 @@
 // Optimizers in C++: the arithmetic of one run of elements. The host owns all memory, the schedule, clipping and
 // cadence.
 //
+// clang-format off
 //   struct Descent : zr::Optimizer<Descent> {
-//     static constexpr zr_key keys[] = {zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last
-//     update"))}; static constexpr zr_slot slots[] = {zr::slot("velocity")}; float momentum; explicit Descent(const
-//     zr::Config& config) : momentum(float(config.number("momentum"))) {} void update(const zr::Update& u) const {
+//     static constexpr zr_key keys[] = {
+//         zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last update"))};
+//     static constexpr zr_slot slots[] = {zr::slot("velocity")};
+//     float momentum;
+//     explicit Descent(const zr::Config& config) : momentum(float(config.number("momentum"))) {}
+//     void update(const zr::Update& u) const {
 //       float* v = u.slot(0);
 //       for (int64_t i = 0; i < u.count; ++i) {
 //         v[i] = momentum * v[i] + u.mul * u.grad[i];
@@ -13,6 +17,7 @@
 //     }
 //   };
 //   ZR_OPTIMIZER(Descent, "descent", "example", "1.0.0");
+// clang-format on
 //
 // One Descent is made for each parameter group. update() is const and must neither allocate, block nor communicate:
 // several threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless granularity

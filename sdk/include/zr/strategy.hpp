@@ -1,28 +1,35 @@
 // Strategies in C++: who owns which part, and when it travels. The host allocates what plan() asks for; the strategy
 // issues its collectives itself.
 //
+// clang-format off
 //   class Mine : public zr::Strategy<Mine> {
 //    public:
-//     static constexpr zr_key keys[] = {...};                                       // optional
-//     explicit Mine(const zr::Config&);                                             // or (Config, Host), (Host),
-//     nothing void plan(const zr_plan_in&, zr::Plan&) const; void bind(const zr_plan_in&, const zr::Bound&); zr_view
-//     grad_place(uint32_t param, int64_t first, uint32_t micro);            // count 0: no room yet void
-//     grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro); void event(uint32_t kind, uint32_t
-//     micro);                                    // ZR_STEP_BEGIN ... ZR_EVAL_END void grads_finish(); void updated();
-//     void abort() noexcept;                                                        // optional
+//     static constexpr zr_key keys[] = {...};                             // optional
+//     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), nothing
+//     void plan(const zr_plan_in&, zr::Plan&) const;
+//     void bind(const zr_plan_in&, const zr::Bound&);
+//     zr_view grad_place(uint32_t param, int64_t first, uint32_t micro);  // count 0: no room yet
+//     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
+//     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
+//     void grads_finish();
+//     void updated();
+//     void abort() noexcept;                                              // optional
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
+// clang-format on
 //
 // Threads: plan and bind are [control]; grad_place, grad_ready and event are [use] (any thread, never two at once, so
-// no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call. Lifetimes:
-// zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance; the
-// zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
+// no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call.
+//
+// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance;
+// the zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
+//
 // An exception ends the job: throw zr::Error with a text that names the parameter.
 #pragma once
 
 #include "zr/abi/strategy.h"
-#include "zr/component.hpp"
 #include "zr/collective.hpp"
+#include "zr/component.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {

@@ -92,10 +92,12 @@ struct Recurrent : Model {
   torch::nn::Linear head{nullptr};
 };
 
-/// Many layers in the order they are used, so that backward fills the buckets from the last.
+/// Many layers in the order they are used, so that backward fills the buckets from the last; the first fits the bucket that leaves last.
 struct Wide : Model {
   Wide() {
-    for (int i = 0; i < 6; ++i) lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(128, 128)));
+    lines.push_back(register_module("in", torch::nn::Linear(128, 16)));
+    lines.push_back(register_module("out", torch::nn::Linear(16, 128)));
+    for (int i = 0; i < 5; ++i) lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(128, 128)));
   }
   torch::Tensor loss(int64_t step, int64_t m) override {
     auto x = draw(step, m, 9, {kSamples, 128}).to(lines[0]->weight.scalar_type());

@@ -35,7 +35,7 @@ class GptData : public testing::Test {
   static std::string refusal(const std::function<void()>& attempt) {
     try {
       attempt();
-    } catch (const std::runtime_error& e) {
+    } catch (const std::invalid_argument& e) {
       return e.what();
     }
     return "";

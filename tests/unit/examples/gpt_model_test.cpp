@@ -80,7 +80,7 @@ TEST(GptModel, SamplesTheSameForTheSameSeedAndLeavesTheRandomStateAlone) {
 TEST(GptModel, RefusesAWidthThatHeadsDoNotDivide) {
   auto config = kSmall;
   config.heads = 5;
-  EXPECT_THROW(gpt::Model{config}, c10::Error);
+  EXPECT_THROW(gpt::Model{config}, std::invalid_argument);
 }
 
 }  // namespace

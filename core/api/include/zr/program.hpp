@@ -25,8 +25,8 @@ struct Key {
 /// Construct it first in main(). Immutable; any thread may read.
 class Program {
  public:
-  /// argv: FILE [path=value ...]. Exits (code 2, message on stderr) if the file or a key is wrong. Under `zeroth train`,
-  /// `explain` and `plan` it answers their questions and exits before any work is done.
+  /// argv: FILE [path=value ...]. Exits (code 2, message on stderr) if the file or a key is wrong. Under `zeroth
+  /// train`, `explain` and `plan` it answers their questions and exits before any work is done.
   Program(int argc, char** argv, std::vector<Key> keys = {});
   /// The same from a file, for a main() with its own command line. Throws std::runtime_error.
   explicit Program(const std::string& file, std::vector<std::string> overrides = {}, std::vector<Key> keys = {});
@@ -51,8 +51,9 @@ class Program {
   std::shared_ptr<State> state_;
 };
 
-/// Runs fn, prints a failure as `zeroth: error: ...` on stderr and returns the exit code (2 user, 3 environment, 4 peer lost,
-/// 70 bug): `int main(...) { return zr::guarded([&] { ... }); }`.
+/// Runs fn, prints a failure as `zeroth: error: ...` on stderr and returns the exit code (2 user, 3 environment, 4 peer
+/// lost, 70 bug): `int main(...) { return zr::guarded([&] { ... }); }`. Throw std::invalid_argument for what a user of
+/// yours wrote wrong: it counts as 2.
 int guarded_run(void (*call)(void*), void* ctx);
 template <class F>
 int guarded(F&& fn) {

@@ -18,7 +18,8 @@ Batch batch(const std::string& toml, int world) {
   std::string origins;
   for (const char* key : {"train.global_batch", "train.micro_batch", "train.accumulation"})
     origins += config.origin(key).text().substr(0, 3) + " ";
-  return {config.integer("train.global_batch"), config.integer("train.micro_batch"), config.integer("train.accumulation"), origins};
+  return {config.integer("train.global_batch"), config.integer("train.micro_batch"),
+          config.integer("train.accumulation"), origins};
 }
 }  // namespace
 

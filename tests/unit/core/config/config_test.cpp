@@ -38,8 +38,9 @@ TEST(Config, TakesAnIntegerForANumberAndSaysWhereItStood) {
 }
 
 TEST(Config, LaysTheCommandLineOverTheFile) {
-  const Config config = check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.clip=1e-1", "model.kind=mlp",
-                                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
+  const Config config =
+      check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.clip=1e-1", "model.kind=mlp",
+                                   "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
   EXPECT_EQ(config.integer("train.steps"), 20);
   EXPECT_EQ(config.text("job.name"), "2024");
   EXPECT_EQ(config.number("train.clip"), 0.1);
@@ -50,7 +51,9 @@ TEST(Config, LaysTheCommandLineOverTheFile) {
   EXPECT_TRUE(config.given("train.steps"));
 }
 
-TEST(Config, TakesTheLastOfTwoOverrides) { EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2); }
+TEST(Config, TakesTheLastOfTwoOverrides) {
+  EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2);
+}
 
 TEST(Config, TakesAnOverrideForAString) {
   // A value that holds a second assignment is one string, not two keys.
@@ -78,7 +81,8 @@ TEST(Config, NamesPluginsByStringTableOrDefault) {
   EXPECT_EQ(Document::parse("[strategy]\nuse = \"flat\"", "job.toml", {}).chosen("strategy", &origin), "flat");
   EXPECT_EQ(origin.text(), "job.toml:2:7");
   EXPECT_EQ(Document::parse("strategy = {use = \"flat\"}", "job.toml", {}).chosen("strategy"), "flat");
-  EXPECT_EQ(Document::parse("strategy = \"flat\"", "job.toml", {"strategy.flat.bucket_bytes=1MiB"}).chosen("strategy"), "flat");
+  EXPECT_EQ(Document::parse("strategy = \"flat\"", "job.toml", {"strategy.flat.bucket_bytes=1MiB"}).chosen("strategy"),
+            "flat");
   EXPECT_EQ(Document::parse("", "job.toml", {"strategy=flat"}).chosen("strategy", &origin), "flat");
   EXPECT_EQ(origin.text(), "command line");
   EXPECT_EQ(Document::parse("", "job.toml", {}).chosen("strategy", &origin), "zero0");
@@ -101,7 +105,8 @@ TEST(Config, LetsTheLauncherDecideHowManyRanks) {
 }
 
 TEST(Config, ReadsTheChosenScheduleAlone) {
-  const Config config = check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
+  const Config config =
+      check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
   EXPECT_EQ(config.integer("schedule.cosine.warmup"), 3);
   EXPECT_FALSE(config.has("schedule.linear.warmup"));
 }
@@ -114,9 +119,10 @@ TEST(Config, LetsADefaultFollowAnotherKey) {
 }
 
 TEST(Config, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
-  const Config config = check("[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
-                              "[[optimizer.groups]]\nmatch = \"head\"",
-                              {"optimizer.adam.fused=false"});
+  const Config config = check(
+      "[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
+      "[[optimizer.groups]]\nmatch = \"head\"",
+      {"optimizer.adam.fused=false"});
   ASSERT_EQ(config.groups().size(), 2u);
   const GroupConfig& first = config.groups()[0];
   EXPECT_EQ(first.match, (std::vector<std::string>{"*.bias", "norm*"}));
@@ -132,10 +138,11 @@ TEST(Config, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
 }
 
 TEST(Config, IsTheSameAfterItsOwnToml) {
-  const Config first = check("[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
-                             "[schedule]\nuse = \"WarmupLR\"\n"
-                             "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
-                             {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
+  const Config first = check(
+      "[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
+      "[schedule]\nuse = \"WarmupLR\"\n"
+      "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
+      {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
   const std::string toml = first.to_toml();
   const Config second = Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
   EXPECT_EQ(second.to_toml(), toml);
@@ -150,7 +157,8 @@ TEST(Config, IsTheSameAfterItsOwnToml) {
 }
 
 TEST(Config, WritesWhatWasDerivedAsAComment) {
-  EXPECT_NE(check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# accumulation = 4  (derived)"), std::string::npos);
+  EXPECT_NE(check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# accumulation = 4  (derived)"),
+            std::string::npos);
 }
 
 TEST(Config, WritesNumbersThatReadBackTheSame) {

@@ -50,12 +50,14 @@ TEST(Keys, TellWhatIsWrongWithTheirDeclaration) {
   EXPECT_EQ(declaration_problem(key), "the key 'a.b' has the unknown type 99");
   key.name = "b.c";
   EXPECT_EQ(declaration_problem(key), "the key's name 'b.c' is no bare TOML key");
-  EXPECT_EQ(declaration_problem({"a", "b", ZR_KEY_INT, "1", "two\nlines"}), "the key 'a.b' does not say its meaning in one line");
+  EXPECT_EQ(declaration_problem({"a", "b", ZR_KEY_INT, "1", "two\nlines"}),
+            "the key 'a.b' does not say its meaning in one line");
 }
 
 TEST(Keys, SurviveTheirJourneyAsJson) {
   const auto before = sample::keys();
-  const auto after = keys_from_json("a line of the program's own\n" + to_json(before) + "\nand another\n", "the program");
+  const auto after =
+      keys_from_json("a line of the program's own\n" + to_json(before) + "\nand another\n", "the program");
   ASSERT_EQ(after.size(), before.size());
   for (std::size_t i = 0; i < before.size(); ++i) {
     EXPECT_EQ(after[i].path(), before[i].path());
@@ -74,7 +76,8 @@ TEST(Keys, AreMissedInTheOutputOfAnotherProgram) {
     FAIL();
   } catch (const Failure& failure) {
     EXPECT_STREQ(failure.what(),
-                 "the program /bin/echo does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
+                 "the program /bin/echo does not say which keys it reads: construct zr::Program (or zr::Engine from a "
+                 "file) first in its main()");
   }
 }
 

@@ -11,7 +11,8 @@ namespace zr::host {
 
 namespace {
 // The rates of the given steps; lr is 0.1, the job has 100 steps.
-std::vector<double> rates(const std::string& name, const std::vector<std::string>& keys, const std::vector<int64_t>& steps) {
+std::vector<double> rates(const std::string& name, const std::vector<std::string>& keys,
+                          const std::vector<int64_t>& steps) {
   std::vector<std::string> overrides{"optimizer.lr=0.1", "train.steps=100", "schedule.use=" + name};
   for (const auto& key : keys) overrides.push_back("schedule." + name + "." + key);
   const Config config = sample::check("", overrides);
@@ -25,7 +26,9 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& expe
 }
 }  // namespace
 
-TEST(Schedule, ConstantIsTheRateFromTheFirstStep) { EXPECT_EQ(rates("constant", {}, {0, 1, 99, 1000}), (std::vector<double>(4, 0.1))); }
+TEST(Schedule, ConstantIsTheRateFromTheFirstStep) {
+  EXPECT_EQ(rates("constant", {}, {0, 1, 99, 1000}), (std::vector<double>(4, 0.1)));
+}
 
 TEST(Schedule, ConstantRisesDuringItsWarmup) {
   expect_near(rates("constant", {"warmup=4"}, {0, 1, 3, 4, 5}), {0.02, 0.04, 0.08, 0.1, 0.1});
@@ -33,7 +36,8 @@ TEST(Schedule, ConstantRisesDuringItsWarmup) {
 
 TEST(Schedule, LinearFallsToItsFinalRatio) {
   expect_near(rates("linear", {}, {0, 25, 99, 100, 500}), {0.1, 0.075, 0.001, 0, 0});
-  expect_near(rates("linear", {"warmup=20", "final_ratio=0.5"}, {0, 19, 20, 60, 100}), {0.1 / 21, 0.1 * 20 / 21, 0.1, 0.075, 0.05});
+  expect_near(rates("linear", {"warmup=20", "final_ratio=0.5"}, {0, 19, 20, 60, 100}),
+              {0.1 / 21, 0.1 * 20 / 21, 0.1, 0.075, 0.05});
 }
 
 TEST(Schedule, CosineFallsToItsFinalRatio) {
@@ -44,8 +48,9 @@ TEST(Schedule, CosineFallsToItsFinalRatio) {
 
 TEST(Schedule, OneCycleClimbsAndFalls) {
   // Peak at step 0.5 * 101 - 1 = 49.5, end at step 100.
-  const Config config = sample::check("", {"optimizer.lr=0.1", "train.steps=101", "schedule.use=one_cycle", "schedule.one_cycle.rise=0.5",
-                                           "schedule.one_cycle.start_ratio=0.2", "schedule.one_cycle.final_ratio=0.1"});
+  const Config config =
+      sample::check("", {"optimizer.lr=0.1", "train.steps=101", "schedule.use=one_cycle", "schedule.one_cycle.rise=0.5",
+                         "schedule.one_cycle.start_ratio=0.2", "schedule.one_cycle.final_ratio=0.1"});
   EXPECT_NEAR(learning_rate(config, 0), 0.02, 1e-15);
   EXPECT_NEAR(learning_rate(config, 33), 0.02 + 0.08 * 0.75, 1e-15);  // two thirds of the climb: (1 - cos 120) / 2
   EXPECT_NEAR(learning_rate(config, 100), 0.01, 1e-15);
@@ -69,8 +74,10 @@ TEST(Schedule, WarmupLRFollowsTheReferenceSystem) {
   // Its counter is one behind: updates 0 and 1 have the least rate.
   expect_near(rates("WarmupLR", {"warmup_num_steps=8"}, {0, 1, 2, 4, 8, 9, 500}),
               {0, 0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1});  // log 2 / log 8, log 4 / log 8
-  expect_near(rates("WarmupLR", {"warmup_num_steps=10", "warmup_type=linear", "warmup_min_lr=0.02", "warmup_max_lr=0.12"}, {0, 1, 6, 11}),
-              {0.02, 0.02, 0.07, 0.12});
+  expect_near(
+      rates("WarmupLR", {"warmup_num_steps=10", "warmup_type=linear", "warmup_min_lr=0.02", "warmup_max_lr=0.12"},
+            {0, 1, 6, 11}),
+      {0.02, 0.02, 0.07, 0.12});
 }
 
 TEST(Schedule, WarmupLRNeverWarmsUpInLessThanTwoSteps) {
@@ -80,11 +87,13 @@ TEST(Schedule, WarmupLRNeverWarmsUpInLessThanTwoSteps) {
 TEST(Schedule, WarmupDecayLRFallsToZero) {
   expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear"}, {0, 1, 11, 21, 61, 101, 500}),
               {0, 0, 0.05, 0.1, 0.05, 0, 0});  // counters 20, 60 and 100 of 20 ... 100
-  expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear", "total_num_steps=60"}, {41, 61}), {0.05, 0});
+  expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear", "total_num_steps=60"}, {41, 61}),
+              {0.05, 0});
 }
 
 TEST(Schedule, WarmupCosineLRFallsToItsLeastRatio) {
-  expect_near(rates("WarmupCosineLR", {"warmup_num_steps=20", "warmup_type=linear", "warmup_min_ratio=0.5", "cos_min_ratio=0.1"},
+  expect_near(rates("WarmupCosineLR",
+                    {"warmup_num_steps=20", "warmup_type=linear", "warmup_min_ratio=0.5", "cos_min_ratio=0.1"},
                     {0, 1, 11, 20, 21, 60, 100, 500}),
               {0, 0.05, 0.075, 0.0975, 0.1 * (0.1 + 0.9 * (1 + std::cos(M_PI / 80)) / 2), 0.055, 0.01, 0.01});
 }

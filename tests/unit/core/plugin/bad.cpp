@@ -61,7 +61,8 @@ zr_code create(const zr_host* host, const zr_config* config, void** self, zr_err
 #endif
   const auto* values = static_cast<const zr_config_service*>(host->service(host, "zr.host.config/1"));
   double rate = 0;
-  if (!values || values->get_float(config, "rate", &rate)) return refuse(error, ZR_INTERNAL, "the key 'rate' was not given");
+  if (!values || values->get_float(config, "rate", &rate))
+    return refuse(error, ZR_INTERNAL, "the key 'rate' was not given");
   if (started != 1) return refuse(error, ZR_STATE, "startup() was not called before create()");
   ++alive;
   *self = new double(rate);
@@ -93,7 +94,9 @@ zr_code describe(void*, zr_optimizer_desc* out, zr_error*) {
 }
 zr_code add_group(void*, uint32_t, const zr_config*, zr_error*) { return ZR_OK; }
 #if !defined(BAD_SLOT)
-zr_code step(void*, const zr_step*, const zr_opt_unit* const*, uint32_t, zr_stream*, zr_done*, zr_error*) { return ZR_OK; }
+zr_code step(void*, const zr_step*, const zr_opt_unit* const*, uint32_t, zr_stream*, zr_done*, zr_error*) {
+  return ZR_OK;
+}
 #else
 constexpr decltype(zr_optimizer_api::step) step = nullptr;
 #endif
@@ -125,8 +128,9 @@ constexpr const char* kId = "Bad Optimizer";
 #else
 constexpr const char* kId = "bad";
 #endif
-const zr_component component{sizeof(zr_component), 0,       kId,     "zr.optimizer/1", "1.0", &api,
-                             create,               destroy, nullptr, keys,             sizeof keys / sizeof *keys, 0};
+const zr_component component{
+    sizeof(zr_component),       0, kId, "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
+    sizeof keys / sizeof *keys, 0};
 #if defined(BAD_TWICE)
 const zr_component* const components[] = {&component, &component};
 #else
@@ -138,8 +142,18 @@ constexpr uint16_t kNeed = 98;
 #else
 constexpr uint16_t kNeed = 1;
 #endif
-const zr_module module{sizeof(zr_module), 1, kNeed, "bad", "tests", "1.0", "by hand", components, sizeof components / sizeof *components,
-                       0, startup, shutdown};
+const zr_module module{sizeof(zr_module),
+                       1,
+                       kNeed,
+                       "bad",
+                       "tests",
+                       "1.0",
+                       "by hand",
+                       components,
+                       sizeof components / sizeof *components,
+                       0,
+                       startup,
+                       shutdown};
 
 }  // namespace
 

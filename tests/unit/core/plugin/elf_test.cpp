@@ -1,3 +1,5 @@
+#include "plugin/elf.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "plugin/elf.hpp"
 #include "scratch.hpp"
 
 namespace zr::host {

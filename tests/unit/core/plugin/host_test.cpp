@@ -1,3 +1,5 @@
+#include "plugin/host.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <cstring>
 
 #include "base/failure.hpp"
-#include "plugin/host.hpp"
 #include "sample_keys.hpp"
 #include "zr/abi/optimizer.h"
 
@@ -108,7 +109,8 @@ TEST_F(HostTest, RunsTasksOnItsPool) {
 TEST_F(HostTest, GivesTypedValuesOfATable) {
   const auto* values = service<zr_config_service>("zr.host.config/1");
   const Config config = sample::check("", {"strategy.flat.bucket_bytes=1MiB", "optimizer.adam.fused=false"});
-  const ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")), model(config.table("model"));
+  const ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")),
+      model(config.table("model"));
   int64_t whole = 0;
   EXPECT_EQ(values->get_int(strategy.abi(), "bucket_bytes", &whole), ZR_OK);
   EXPECT_EQ(whole, 1 << 20);
@@ -170,7 +172,8 @@ TEST(Host, FreesWhatAPluginForgotAndSaysSo) {
     const Instance instance(host, leak, config_of(leak), "optimizer.bad");
     EXPECT_EQ(ledger.peak(Tier::host), 3 << 20);
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "zeroth: warning: plug-ins did not give back 3.00 MiB of host memory; it is freed now\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "zeroth: warning: plug-ins did not give back 3.00 MiB of host memory; it is freed now\n");
   EXPECT_TRUE(ledger.holders().empty());
 }
 

@@ -52,37 +52,43 @@ TEST(Registry, LoadsAFileOnce) {
 
 TEST(Registry, NamesTheNearestIdAndThoseThereAre) {
   EXPECT_EQ(refusal(Registry({kFolder}), "bat"),
-            "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? There are bad (looked for zr_optimizer_bat.so in " +
+            "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? There are bad (looked for "
+            "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
-  EXPECT_EQ(refusal(Registry({kFolder}), "shm", Role::communicator),
-            "job.toml:1:13: there is no communicator plug-in 'shm'; there are none (looked for zr_communicator_shm.so in " + kFolder +
-                "; ZR_PLUGIN_PATH adds folders)");
+  EXPECT_EQ(
+      refusal(Registry({kFolder}), "shm", Role::communicator),
+      "job.toml:1:13: there is no communicator plug-in 'shm'; there are none (looked for zr_communicator_shm.so in " +
+          kFolder + "; ZR_PLUGIN_PATH adds folders)");
 }
 
 TEST(Registry, RefusesARelativePath) {
   EXPECT_EQ(refusal(Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
-            "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': a plug-in is named by its id or by an absolute path, from /");
+            "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': a plug-in is named by its id or by an "
+            "absolute path, from /");
 }
 
 TEST(Registry, RefusesAnAbsolutePathWithoutAFile) {
-  EXPECT_EQ(refusal(none(), "/nowhere/zr.so"), "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
+  EXPECT_EQ(
+      refusal(none(), "/nowhere/zr.so"),
+      "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
   EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is no file");
 }
 
 TEST(Registry, RefusesAFileThatIsNoLibrary) {
   const test::Scratch scratch;
   scratch.write("zr_optimizer_note.so", "a shopping list");
-  EXPECT_EQ(refusal(Registry({scratch.folder()}), "note"),
-            "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
-                ": it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+  EXPECT_EQ(
+      refusal(Registry({scratch.folder()}), "note"),
+      "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
+          ": it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
 }
 
 TEST(Registry, RefusesAnIdThatTwoFoldersHold) {
   const test::Scratch one, two;
   const std::string first = one.copy(kFile), second = two.copy(kFile);
   const Registry registry({one.folder(), two.folder()});
-  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': two folders hold it, " + first + " and " + second +
-                                          ": remove one, or name the file by its absolute path");
+  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': two folders hold it, " + first +
+                                          " and " + second + ": remove one, or name the file by its absolute path");
   EXPECT_STREQ(registry.load(Role::optimizer, second, "here").table->id, "bad");
   for (const Judgement& each : registry.list()) EXPECT_FALSE(each.accepted);
 }
@@ -122,7 +128,8 @@ TEST(Registry, ListsWhatItFoundAndWhatItRefused) {
   EXPECT_TRUE(all[0].accepted);
   EXPECT_EQ(all[0].components.size(), 1u);
   EXPECT_FALSE(all[1].accepted);
-  EXPECT_EQ(all[1].reason, "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+  EXPECT_EQ(all[1].reason,
+            "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
   EXPECT_EQ(Registry({scratch.folder()}).ids(Role::strategy), std::vector<std::string>{"note"});
 }
 
