@@ -77,7 +77,7 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
   tell_ranks(ranks, world);
 }
 
-Program::Program(int argc, char** argv, std::vector<Key> keys) {
+Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
   const int code = guarded([&] {
     const char* name = argc > 0 ? argv[0] : "program";
     if (argc < 2 && !asked("schema"))
@@ -88,7 +88,7 @@ Program::Program(int argc, char** argv, std::vector<Key> keys) {
   if (code != 0) std::exit(code);
 }
 
-Program::Program(const std::string& file, std::vector<std::string> overrides, std::vector<Key> keys)
+Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
     : state_(std::make_shared<State>(file, overrides, keys)) {}
 
 Program::~Program() = default;

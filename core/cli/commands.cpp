@@ -35,7 +35,7 @@ struct Parsed {
   bool helped = false;
 };
 
-Parsed parse(const Command& command, const Arguments& arguments, po::options_description options = {}) {
+Parsed parse(const Command& command, const Arguments& arguments, const po::options_description& options = {}) {
   po::options_description all;
   all.add(options).add_options()("help,h", "show this")("words", po::value<Arguments>());
   po::positional_options_description words;

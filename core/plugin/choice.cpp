@@ -15,7 +15,7 @@ Component load(Role role, const Document& document, const Registry& registry, Ch
   if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : "";
       !misspelt.empty())
     fail_user(misspelt);
-  const Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
+  Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
   const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
   choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
   std::erase(choice.unread[name], component.table->id);

@@ -78,7 +78,7 @@ std::string key_problem(const zr_component& component, Role role) {
   }
   std::set<std::string> names;
   for (const Key& key : keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
-    const std::string problem = declaration_problem(key);
+    std::string problem = declaration_problem(key);
     if (!problem.empty()) return problem;
     if (!names.insert(key.name).second) return "the key '" + key.name + "' is declared twice";
   }

@@ -38,7 +38,7 @@ class Registry {
  public:
   /// ZR_PLUGIN_PATH (secure_getenv, absolute entries only), then the build tree's or installation's plugins folder.
   static std::vector<std::filesystem::path> standard_directories();
-  explicit Registry(std::vector<std::filesystem::path> directories = standard_directories());
+  explicit Registry(const std::vector<std::filesystem::path>& directories = standard_directories());
 
   /// Loads `id`, or the library at an absolute path. Throws Failure naming file, need and remedy; a missing id lists
   /// the ids there are and the nearest. `where` is where it was named ("gpt.toml:3:12"). [control]

@@ -130,7 +130,7 @@ std::vector<fs::path> Registry::standard_directories() {
   return all;
 }
 
-Registry::Registry(std::vector<fs::path> directories) {
+Registry::Registry(const std::vector<fs::path>& directories) {
   std::error_code error;
   for (const fs::path& one : directories) {
     const auto same = [&](const fs::path& other) { return one == other || fs::equivalent(one, other, error); };

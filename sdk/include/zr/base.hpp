@@ -34,6 +34,7 @@ class Error : public std::runtime_error {
   int64_t native_;
 };
 
+/// Writes a failure into the caller's error, if there is one, and hands the code back.
 inline zr_code fill(zr_error* error, zr_code code, int64_t native, const char* message) noexcept {
   if (error && error->size >= sizeof(zr_error)) {
     error->code = code;

@@ -76,6 +76,7 @@ auto with_arguments(const Config& config, const Host& host, Use&& use) {
   }
 }
 
+/// The addresses of a class\'s keys, as the ABI wants them.
 template <class D, std::size_t... I>
 constexpr auto key_pointers(std::index_sequence<I...>) {
   return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
@@ -110,6 +111,7 @@ constexpr zr_component component(const char* id, const char* version) {
   return c;
 }
 
+/// The addresses of a module\'s components, likewise.
 template <std::size_t N, std::size_t... I>
 constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
   return {&list[I]...};

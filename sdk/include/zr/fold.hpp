@@ -24,6 +24,7 @@ struct FoldKind {
   zr_dtype src, dst;
 };
 
+/// How an element is read into the type it is added in (widen), and written back, rounded once (narrow).
 struct F32Word {
   using Word = float;
   using Sum = float;

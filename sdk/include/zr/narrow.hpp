@@ -11,11 +11,13 @@
 namespace zr {
 inline namespace sdk {
 
+/// A float's bits, and back.
 ZR_ALWAYS_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+/// The float of these bits.
 ZR_ALWAYS_INLINE float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);

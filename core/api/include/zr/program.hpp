@@ -27,9 +27,10 @@ class Program {
  public:
   /// argv: FILE [path=value ...]. Exits (code 2, message on stderr) if the file or a key is wrong. Under `zeroth
   /// train`, `explain` and `plan` it answers their questions and exits before any work is done.
-  Program(int argc, char** argv, std::vector<Key> keys = {});
+  Program(int argc, char** argv, const std::vector<Key>& keys = {});
   /// The same from a file, for a main() with its own command line. Throws std::runtime_error.
-  explicit Program(const std::string& file, std::vector<std::string> overrides = {}, std::vector<Key> keys = {});
+  explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
+                   const std::vector<Key>& keys = {});
   ~Program();
 
   /// The effective value of any key, the program's, the host's or a plug-in's: "model.layers", "train.steps".
