@@ -63,10 +63,15 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
   const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
   CallError error;
   check(api_->open(instance_->self(), &how, &comm_, &error), error, instance_->who("open"));
-  caps_.size = sizeof caps_;
-  check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
-  if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
-    fail_environment(instance_->who("caps") + ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another communicator");
+  try {
+    caps_.size = sizeof caps_;
+    check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
+    if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
+      fail_environment(instance_->who("caps") + ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another communicator");
+  } catch (...) {
+    api_->close(comm_);
+    throw;
+  }
   control_->on_broken([this] { abort(); });
   watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }

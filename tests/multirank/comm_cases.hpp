@@ -93,7 +93,7 @@ inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, 
   }
   bench.run(coll);
   if (!c.has_dst(rank)) return;
-  EXPECT_EQ(0, std::memcmp(dst, wanted.data(), wanted.size())) << "rank " << rank << ": " << text_of(c, home);
+  EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), dst)) << "rank " << rank << ": " << text_of(c, home);
 }
 
 /// Every operation with parts that are equal, uneven, empty.
