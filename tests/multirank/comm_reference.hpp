@@ -159,7 +159,7 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
   return held;
 }
 
-/// Numbers whose sum depends on the order; integers that wrap.
+/// Numbers whose sum depends on the order, negative zeros among them; integers that wrap.
 inline Bytes noise(zr_dtype d, int64_t count, uint64_t seed) {
   static constexpr double kMagnitudes[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1};
   Bytes bytes(static_cast<std::size_t>(count * width_of(d)));
@@ -168,7 +168,7 @@ inline Bytes noise(zr_dtype d, int64_t count, uint64_t seed) {
     x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
     x ^= x >> 32;
     char* at = bytes.data() + i * width_of(d);
-    const double value = (static_cast<double>(x % 20011) - 10000) * kMagnitudes[x / 20011 % 6];
+    const double value = x % 61 == 0 ? -0.0 : (static_cast<double>(x % 20011) - 10000) * kMagnitudes[x / 20011 % 6];
     if (d == ZR_F64) write_as(at, value);
     else if (is_float(d)) narrow(d, static_cast<float>(value), at);
     else write_whole(d, static_cast<int64_t>(x), at);

@@ -79,10 +79,10 @@ TEST_P(ShmOf, RanksSharesLargeFoldsAmongItsThreads) {
   on_ranks(
       [](RawComm& comm, const Bench& bench) {
         if (comm.world() > 3) return;
-        Memory memory(bench, 4 << 20);
+        Memory memory(bench, 8 << 20);
         for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_ALL_GATHER})
           for (const bool in_place : {false, true})
-            check(bench, memory, {.op = op, .world = comm.world(), .total = 1000001, .part = 300011, .in_place = in_place}, Home::shared, op);
+            check(bench, memory, {.op = op, .world = comm.world(), .total = 1300001, .part = 600011, .in_place = in_place}, Home::shared, op);
       },
       {.threads = 3});
 }
