@@ -25,7 +25,7 @@ namespace {
 using namespace zr::bench;
 using namespace zr::testing;
 
-constexpr int kRounds = 7;
+constexpr int kRounds = 5;
 
 // A meeting point of two forked ranks.
 class Meeting {

@@ -18,8 +18,8 @@ struct Cell {
   int64_t elements() const { return bytes / 4; }
 };
 inline constexpr Cell kCells[] = {
-    {"all_reduce", 4 << 10, 300, 0}, {"reduce_scatter", 4 << 10, 300, 0}, {"all_gather", 4 << 10, 300, 0},
-    {"all_reduce", 1 << 20, 60, 0},  {"reduce_scatter", 1 << 20, 60, 0},  {"all_gather", 1 << 20, 60, 0},
+    {"all_reduce", 4 << 10, 100, 0}, {"reduce_scatter", 4 << 10, 100, 0}, {"all_gather", 4 << 10, 100, 0},
+    {"all_reduce", 1 << 20, 40, 0},  {"reduce_scatter", 1 << 20, 40, 0},  {"all_gather", 1 << 20, 40, 0},
     {"all_reduce", 64 << 20, 9, 4},  {"reduce_scatter", 64 << 20, 9, 4},  {"all_gather", 64 << 20, 9, 1.5},
 };
 
