@@ -48,7 +48,8 @@ Engine::~Engine() = default;
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
   if (!loss.defined() || loss.numel() != 1)
-    host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) + " elements, but must be one number");
+    host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) +
+                    " elements, but must be one number");
   state_->session.begin_backward(loss.item<double>(), weight);
   torch::autograd::backward({weight == 1 ? loss : loss * weight}, {});
   state_->session.end_backward();
@@ -93,7 +94,9 @@ void Engine::set(const std::string& parameter, What what, const torch::Tensor& t
 }
 
 struct Engine::Evaluation::State {
-  explicit State(host::Session& s) : session(s), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) { session.evaluation(true); }
+  explicit State(host::Session& s) : session(s), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
+    session.evaluation(true);
+  }
   host::Session& session;
   torch::NoGradGuard no_grad;
   torch::Tensor random;

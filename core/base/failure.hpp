@@ -38,8 +38,8 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
 struct CallError : zr_error {
   CallError() : zr_error{} { size = sizeof(zr_error); }
 };
-/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED ->
-/// peer_lost, else bug. `who` names plug-in and call.
+/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
+/// -> peer_lost, else bug. `who` names plug-in and call.
 void check(zr_code code, const zr_error& error, std::string_view who);
 
 }  // namespace zr::host

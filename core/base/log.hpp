@@ -7,7 +7,8 @@
 
 namespace zr::host {
 
-/// Writes one line if `level` (ZR_LOG_*) is at least the threshold; ZR_LOG=debug|info|warn|error sets it, info by default.
+/// Writes one line if `level` (ZR_LOG_*) is at least the threshold; ZR_LOG=debug|info|warn|error sets it, info by
+/// default.
 void log(int level, const std::string& text);
 /// Ranks above 0 keep silent below warnings: called once the rank is known.
 void log_as_rank(int rank);

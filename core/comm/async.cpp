@@ -18,7 +18,8 @@ void done_release(zr_done* done) {
 }
 
 void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
-  if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
+  if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN)
+    return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
   done->native = native;
   if (message) done->message = message;
   done->code.store(code == ZR_AGAIN ? zr_code{ZR_INTERNAL} : code, std::memory_order_release);
@@ -39,7 +40,8 @@ namespace {
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  auto* communicator = done->host->ctx ? static_cast<Communicator*>(Host::from_abi(done->host).context("communicator")) : nullptr;
+  auto* communicator =
+      done->host->ctx ? static_cast<Communicator*>(Host::from_abi(done->host).context("communicator")) : nullptr;
   // Through the communicator even if it is resolved: a failure becomes this side's too.
   if (communicator) return communicator->wait(done, timeout_ns, error);
   const zr_code code = done_poll(done, error);
@@ -49,7 +51,8 @@ zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   return ZR_STATE;
 }
 
-const zr_async_service kService{sizeof(zr_async_service), 0, done_new, retain, done_release, done_resolve, done_poll, wait};
+const zr_async_service kService{
+    sizeof(zr_async_service), 0, done_new, retain, done_release, done_resolve, done_poll, wait};
 
 }  // namespace
 

@@ -11,13 +11,16 @@
 namespace zr::host {
 
 std::string_view name_of_op(uint32_t op) {
-  static constexpr std::array<std::string_view, 12> names{"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                                                          "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
+  static constexpr std::array<std::string_view, 12> names{"nothing",    "all_reduce", "reduce_scatter", "all_gather",
+                                                          "broadcast",  "reduce",     "gather",         "scatter",
+                                                          "all_to_all", "send",       "recv",           "barrier"};
   return op < names.size() ? names[op] : "unknown operation";
 }
 
 bool is_message(const zr_coll& coll) { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
-bool is_fold(const zr_coll& coll) { return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE; }
+bool is_fold(const zr_coll& coll) {
+  return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE;
+}
 
 bool reads_src(const zr_coll& coll, int rank) {
   if (coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER) return rank == coll.root;
@@ -61,8 +64,15 @@ uint64_t fingerprint_of(const zr_coll& coll, int world) {
     int64_t total;
     uint32_t op, reduce, flags;
     int32_t dtype, dst, root;
-  } words{exchanges ? 0 : total_of(coll, world), coll.op, coll.reduce, coll.flags, coll.op == ZR_BARRIER ? 0 : by_dst ? coll.dst.dtype : coll.src.dtype,
-          has_both ? coll.dst.dtype : 0, coll.root};
+  } words{exchanges ? 0 : total_of(coll, world),
+          coll.op,
+          coll.reduce,
+          coll.flags,
+          coll.op == ZR_BARRIER ? 0
+          : by_dst              ? coll.dst.dtype
+                                : coll.src.dtype,
+          has_both ? coll.dst.dtype : 0,
+          coll.root};
   uint64_t hash = XXH3_64bits(&words, sizeof words);
   if (coll.counts && !exchanges) hash = XXH3_64bits_withSeed(coll.counts, static_cast<std::size_t>(world) * 8, hash);
   if (coll.label) hash = XXH3_64bits_withSeed(coll.label, std::strlen(coll.label), hash);
@@ -76,7 +86,8 @@ void describe(const zr_coll& coll, int world, std::string& text) {
   text += "'";
   if (coll.op == ZR_BARRIER) return;
   text += " (";
-  text += name_of(coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype);
+  text +=
+      name_of(coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype);
   text += ", ";
   char digits[24];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, total_of(coll, world)).ptr);
@@ -104,13 +115,20 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
     const int64_t* to = coll.counts;
     const int64_t* from = coll.recv_counts ? coll.recv_counts : to;
     const std::string sent = to ? length_problem("src", coll.src.count, sum_of(to, world), "what is sent") : "";
-    if (!to && coll.src.count % world) return "src has " + std::to_string(coll.src.count) + " elements, which " + std::to_string(world) + " ranks cannot share equally";
-    return first_of(sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "what is received"));
+    if (!to && coll.src.count % world)
+      return "src has " + std::to_string(coll.src.count) + " elements, which " + std::to_string(world) +
+             " ranks cannot share equally";
+    return first_of(
+        sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "what is received"));
   }
   const int64_t total = total_of(coll, world), mine = part_of_rank(coll.counts, total, rank, world).count;
-  const auto of = [&](const char* name, int64_t count, bool part) { return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the whole"); };
-  if (reads && writes && !gathers(coll) && !scatters(coll)) return length_problem("dst", coll.dst.count, coll.src.count, "src");
-  return first_of(reads ? of("src", coll.src.count, gathers(coll)) : "", writes ? of("dst", coll.dst.count, scatters(coll)) : "");
+  const auto of = [&](const char* name, int64_t count, bool part) {
+    return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the whole");
+  };
+  if (reads && writes && !gathers(coll) && !scatters(coll))
+    return length_problem("dst", coll.dst.count, coll.src.count, "src");
+  return first_of(reads ? of("src", coll.src.count, gathers(coll)) : "",
+                  writes ? of("dst", coll.dst.count, scatters(coll)) : "");
 }
 }  // namespace
 
@@ -119,14 +137,17 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   if (coll.op == ZR_BARRIER) return "";
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
   if (rooted && (coll.root < 0 || coll.root >= world)) return "root " + std::to_string(coll.root) + " is no rank";
-  if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank)) return "peer " + std::to_string(coll.peer) + " is no other rank";
-  if (is_fold(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX)) return "there is no reduction " + std::to_string(coll.reduce);
+  if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank))
+    return "peer " + std::to_string(coll.peer) + " is no other rank";
+  if (is_fold(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
+    return "there is no reduction " + std::to_string(coll.reduce);
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
     if (const std::string why = view_problem("src", coll.src); !why.empty()) return why;
   if (writes)
     if (const std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
-  const bool widens = is_fold(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  const bool widens =
+      is_fold(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !widens)
     return "src is " + std::string(name_of(coll.src.dtype)) + " and dst is " + std::string(name_of(coll.dst.dtype));
   for (const int64_t* counts : {coll.counts, coll.recv_counts})

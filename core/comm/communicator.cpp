@@ -47,7 +47,8 @@ struct Communicator::State {
 
 Communicator::Communicator(Host& host, std::shared_ptr<Control> control, const Instance* instance, Options options)
     : state_(std::make_unique<State>(host, std::move(control), instance, options)) {
-  state_->room = static_cast<char*>(allocate(state_->room_bytes, 64, Tier::host, Kind::communicator, "control messages"));
+  state_->room =
+      static_cast<char*>(allocate(state_->room_bytes, 64, Tier::host, Kind::communicator, "control messages"));
   state_->submission.set_room([this] {
     return static_cast<char*>(allocate(Submission::kRoom, 64, Tier::host, Kind::communicator, "composed collectives"));
   });
@@ -60,7 +61,7 @@ Communicator::~Communicator() {
   s.submission.close();
   for (auto& [memory, m] : s.memory) {
     s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
-    if (!m.from_plugin) ::operator delete(memory, std::align_val_t{4096});
+    if (!m.from_plugin) ::operator delete (memory, std::align_val_t{4096});
   }
 }
 
@@ -90,7 +91,9 @@ std::vector<std::string> Communicator::all_gather_bytes(const std::string& mine,
     coll.dst = {state_->room, n * count, ZR_U8, 0, {1, 0}};
     coll.label = label;
     run_control(coll);
-    for (int r = 0; r < n; ++r) std::memcpy(all[static_cast<std::size_t>(r)].data() + first, state_->room + r * count, static_cast<std::size_t>(count));
+    for (int r = 0; r < n; ++r)
+      std::memcpy(all[static_cast<std::size_t>(r)].data() + first, state_->room + r * count,
+                  static_cast<std::size_t>(count));
   });
   return all;
 }
@@ -121,7 +124,7 @@ void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind,
   void* memory = s.submission.mem_alloc(room, static_cast<uint64_t>(std::max<int64_t>(align, 64)));
   const bool from_plugin = memory != nullptr;
   if (!from_plugin) {
-    memory = ::operator new(room, std::align_val_t{4096});
+    memory = ::operator new (room, std::align_val_t{4096});
     if (room >= (uint64_t{4} << 20)) ::madvise(memory, room, MADV_HUGEPAGE);
     std::memset(memory, 0, room);
   }
@@ -138,7 +141,7 @@ void Communicator::free(void* memory) {
   if (at->second.from_plugin)
     s.submission.mem_free(memory);
   else
-    ::operator delete(memory, std::align_val_t{4096});
+    ::operator delete (memory, std::align_val_t{4096});
   s.memory.erase(at);
   s.submission.counter().forget(memory);
 }
@@ -149,6 +152,8 @@ void Communicator::note_step(int64_t step) { state_->submission.note_step(step);
 int64_t Communicator::submitted() const { return state_->submission.submitted(); }
 void Communicator::abort() { state_->submission.abort(); }
 std::exception_ptr Communicator::take_failure() { return state_->submission.take_failure(); }
-zr_code Communicator::wait(zr_done* done, int64_t timeout_ns, zr_error* error) { return state_->submission.wait(done, timeout_ns, error); }
+zr_code Communicator::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  return state_->submission.wait(done, timeout_ns, error);
+}
 
 }  // namespace zr::host

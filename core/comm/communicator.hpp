@@ -30,12 +30,12 @@ class Communicator {
 
   int rank() const;
   int world() const;
-  /// Lent to plug-ins: submit goes through this wrapper. It fills size and fingerprint; a failure is told as a code, and as what
-  /// take_failure() gives.
+  /// Lent to plug-ins: submit goes through this wrapper. It fills size and fingerprint; a failure is told as a code,
+  /// and as what take_failure() gives.
   zr_comm_ref ref() const;
-  /// Issues one collective and waits. Fills size, fingerprint. Throws Failure(peer_lost) with the report if a peer is lost,
-  /// stalls beyond the limit, or issued something else; after that every call throws the same. Failure(user) if the collective
-  /// makes no sense.
+  /// Issues one collective and waits. Fills size, fingerprint. Throws Failure(peer_lost) with the report if a peer is
+  /// lost, stalls beyond the limit, or issued something else; after that every call throws the same. Failure(user) if
+  /// the collective makes no sense.
   void run(zr_coll coll);
   /// The same, counted as control traffic.
   void run_control(zr_coll coll);
@@ -57,10 +57,12 @@ class Communicator {
   int64_t submitted() const;
   /// Unblocks every waiting call. [any]
   void abort();
-  /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears it.
+  /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears
+  /// it.
   std::exception_ptr take_failure();
 
-  /// Waits for a completion while driving the plug-in's progress; timeout_ns < 0: the option's limit. For the async service.
+  /// Waits for a completion while driving the plug-in's progress; timeout_ns < 0: the option's limit. For the async
+  /// service.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
 
  private:

@@ -15,7 +15,12 @@ namespace {
 class Composition {
  public:
   Composition(const zr_coll& coll, const Primitives& with)
-      : coll_(coll), with_(with), rank_(with.rank), world_(with.world), dtype_(reads_src(coll, with.rank) ? coll.src.dtype : coll.dst.dtype), size_(size_of(dtype_)) {}
+      : coll_(coll),
+        with_(with),
+        rank_(with.rank),
+        world_(with.world),
+        dtype_(reads_src(coll, with.rank) ? coll.src.dtype : coll.dst.dtype),
+        size_(size_of(dtype_)) {}
 
   void reduce();
   void reduce_scatter();
@@ -51,7 +56,8 @@ class Composition {
   }
   // Elements [first, first + count) of every source, folded into dst's elements from `to` on if this rank wants them.
   void fold_run(int64_t first, int64_t count, bool wanted, int64_t to) const {
-    all_gather(view(at(coll_.src, first), count), room(), std::vector<int64_t>(static_cast<std::size_t>(world_), count));
+    all_gather(view(at(coll_.src, first), count), room(),
+               std::vector<int64_t>(static_cast<std::size_t>(world_), count));
     if (!wanted) return;
     std::vector<const void*> rows;
     for (int r = 0; r < world_; ++r) rows.push_back(room(r * count));
@@ -70,7 +76,8 @@ class Composition {
 
 void Composition::reduce() {
   const int64_t run = slot(world_), total = coll_.src.count;
-  for (int64_t first = 0; first < total; first += run) fold_run(first, std::min(run, total - first), writes_dst(coll_, rank_), first);
+  for (int64_t first = 0; first < total; first += run)
+    fold_run(first, std::min(run, total - first), writes_dst(coll_, rank_), first);
 }
 
 void Composition::reduce_scatter() {
@@ -78,7 +85,8 @@ void Composition::reduce_scatter() {
   const int64_t run = slot(world_), total = coll_.src.count;
   for (int r = 0; r < world_; ++r) {
     const Range part = part_of_rank(coll_.counts, total, r, world_);
-    for (int64_t done = 0; done < part.count; done += run) fold_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
+    for (int64_t done = 0; done < part.count; done += run)
+      fold_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
   }
 }
 
@@ -119,8 +127,10 @@ void Composition::gather() {
   const Range mine = part_of_rank(coll_.counts, total, rank_, world_);
   for (int64_t done = 0; done < longest; done += run) {
     std::vector<int64_t> counts;
-    for (int r = 0; r < world_; ++r) counts.push_back(std::clamp<int64_t>(part_of_rank(coll_.counts, total, r, world_).count - done, 0, run));
-    all_gather(view(at(coll_.src, std::min(done, mine.count)), counts[static_cast<std::size_t>(rank_)]), room(), counts);
+    for (int r = 0; r < world_; ++r)
+      counts.push_back(std::clamp<int64_t>(part_of_rank(coll_.counts, total, r, world_).count - done, 0, run));
+    all_gather(view(at(coll_.src, std::min(done, mine.count)), counts[static_cast<std::size_t>(rank_)]), room(),
+               counts);
     if (!writes_dst(coll_, rank_)) continue;
     int64_t from = 0;
     for (int r = 0; r < world_; ++r) {
@@ -141,7 +151,8 @@ void Composition::scatter() {
     }
     for (int64_t done = 0; done < part.count; done += run) {
       const int64_t count = std::min(run, part.count - done);
-      from_one(coll_.root, rank_ == coll_.root ? part_of(coll_.src, part.first + done, count) : zr_view{}, room(), count);
+      from_one(coll_.root, rank_ == coll_.root ? part_of(coll_.src, part.first + done, count) : zr_view{}, room(),
+               count);
       if (r == rank_) copy(at(coll_.dst, done), room(), count);
     }
   }
@@ -151,14 +162,16 @@ void Composition::all_to_all() {
   // What goes to whom differs by rank: the counts travel first.
   const auto n = static_cast<std::size_t>(world_);
   std::vector<int64_t> mine(n), all(n * n);
-  for (int r = 0; r < world_; ++r) mine[static_cast<std::size_t>(r)] = part_of_rank(coll_.counts, coll_.src.count, r, world_).count;
+  for (int r = 0; r < world_; ++r)
+    mine[static_cast<std::size_t>(r)] = part_of_rank(coll_.counts, coll_.src.count, r, world_).count;
   zr_coll counts{};
   counts.op = ZR_ALL_GATHER;
   counts.src = {mine.data(), world_, ZR_I64, 0, {1, 0}};
   counts.dst = {all.data(), int64_t{world_} * world_, ZR_I64, 0, {1, 0}};
   with_.run(counts);
   // In place, what is not yet sent would be overwritten.
-  std::vector<char> kept(bytes_of(coll_.src), bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
+  std::vector<char> kept(bytes_of(coll_.src),
+                         bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
   const zr_view src = kept.empty() ? coll_.src : view(kept.data(), coll_.src.count);
   const int64_t run = slot(1);
   int64_t to = 0;
@@ -198,7 +211,9 @@ std::string compose(const zr_coll& coll, const Primitives& with) {
     case ZR_SCATTER: composition.scatter(); break;
     case ZR_ALL_TO_ALL: composition.all_to_all(); break;
     case ZR_BARRIER: composition.barrier(); break;
-    default: return std::string(name_of_op(coll.op)) + " is not offered, and cannot be made of operations in which all ranks take part";
+    default:
+      return std::string(name_of_op(coll.op)) +
+             " is not offered, and cannot be made of operations in which all ranks take part";
   }
   return "";
 }

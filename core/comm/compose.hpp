@@ -20,8 +20,8 @@ struct Primitives {
   std::function<void(const zr_coll&)> run;
 };
 
-/// Performs `coll`, which problem_of() accepts, in runs that fit the room; every rank alike. Returns "" or why it cannot: messages between
-/// two ranks are not made of operations of all.
+/// Performs `coll`, which problem_of() accepts, in runs that fit the room; every rank alike. Returns "" or why it
+/// cannot: messages between two ranks are not made of operations of all.
 std::string compose(const zr_coll& coll, const Primitives& with);
 
 }  // namespace zr::host

@@ -12,7 +12,8 @@ void fold(Pool& pool, const zr_coll& coll, const zr_view& dst, const std::vector
   const int64_t blocks = (dst.count + kFoldBlock - 1) / kFoldBlock;
   pool.parallel_for(blocks, kGrain, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kFoldBlock;
-    zr::fold(kind, sources.data(), static_cast<int32_t>(sources.size()), &dst.data, 1, first, std::min(dst.count, end * kFoldBlock) - first, false);
+    zr::fold(kind, sources.data(), static_cast<int32_t>(sources.size()), &dst.data, 1, first,
+             std::min(dst.count, end * kFoldBlock) - first, false);
   });
 }
 

@@ -8,8 +8,8 @@
 
 namespace zr::host {
 
-/// dst = (dst, or +0) + sources[0] + sources[1] + ... by coll's reduction, flags and src type. Every source has dst.count elements; dst
-/// may be one of them. The types are such as problem_of() accepts.
+/// dst = (dst, or +0) + sources[0] + sources[1] + ... by coll's reduction, flags and src type. Every source has
+/// dst.count elements; dst may be one of them. The types are such as problem_of() accepts.
 void fold(Pool& pool, const zr_coll& coll, const zr_view& dst, const std::vector<const void*>& sources);
 
 }  // namespace zr::host

@@ -34,7 +34,8 @@ zr_code put(const zr_host* host, const char* key, const void* value, uint64_t by
 
 zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out, uint64_t* bytes, zr_error* error) try {
   const std::string value = control_of(host).get(key, std::chrono::milliseconds(timeout_ns / 1000000));
-  if (value.size() > *bytes) return fill(error, ZR_INVALID, ("the value of '" + std::string(key) + "' is longer than the room given").c_str());
+  if (value.size() > *bytes)
+    return fill(error, ZR_INVALID, ("the value of '" + std::string(key) + "' is longer than the room given").c_str());
   std::memcpy(out, value.data(), value.size());
   *bytes = value.size();
   return ZR_OK;
@@ -46,7 +47,9 @@ zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out,
 
 JobServices::JobServices(Host& host, Control& control, std::string run_folder) : state_(std::make_unique<State>()) {
   state_->run_folder = std::move(run_folder);
-  state_->job = {sizeof(zr_job_service),   control.rank(),           control.world(),           control.local_rank(), control.local_world(), 0,
+  state_->job = {sizeof(zr_job_service),   control.rank(),
+                 control.world(),          control.local_rank(),
+                 control.local_world(),    0,
                  control.job_id().c_str(), state_->run_folder.c_str()};
   state_->store = {sizeof(zr_store_service), 0, put, get};
   host.set_context("control", &control);

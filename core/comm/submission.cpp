@@ -35,7 +35,9 @@ struct Stopped {
   zr_code code;
 };
 
-bool means_lost(zr_code code) { return code == ZR_COMM || code == ZR_TIMEOUT || code == ZR_CANCELLED || code == ZR_MISMATCH; }
+bool means_lost(zr_code code) {
+  return code == ZR_COMM || code == ZR_TIMEOUT || code == ZR_CANCELLED || code == ZR_MISMATCH;
+}
 }  // namespace
 
 // Says that this rank waits, in what, and since when.
@@ -55,8 +57,15 @@ struct Submission::Waiting {
   Submission& submission;
 };
 
-Submission::Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance, std::chrono::milliseconds timeout)
-    : host_(host), control_(std::move(control)), instance_(instance), timeout_(timeout), rank_(control_->rank()), world_(control_->world()), counter_(rank_, world_) {
+Submission::Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance,
+                       std::chrono::milliseconds timeout)
+    : host_(host),
+      control_(std::move(control)),
+      instance_(instance),
+      timeout_(timeout),
+      rank_(control_->rank()),
+      world_(control_->world()),
+      counter_(rank_, world_) {
   if (world_ == 1) return;
   if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was made without a plug-in");
   api_ = instance_->api<zr_communicator_api>();
@@ -67,7 +76,9 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
     caps_.size = sizeof caps_;
     check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
     if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
-      fail_environment(instance_->who("caps") + ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another communicator");
+      fail_environment(instance_->who("caps") +
+                       ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another "
+                       "communicator");
   } catch (...) {
     api_->close(comm_);
     throw;
@@ -89,7 +100,8 @@ void Submission::watch(const std::stop_token& stop) {
   std::unique_lock lock(watch_mutex_);
   while (!watch_end_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
     const int64_t since = waiting_since_.load(std::memory_order_relaxed);
-    if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count()) continue;
+    if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count())
+      continue;
     too_long_ = true;
     abort();
     return;
@@ -101,7 +113,8 @@ void Submission::abort() {
 }
 
 zr_comm_ref Submission::ref() {
-  static const zr_communicator_api kTable{sizeof(zr_communicator_api), 0, nullptr, nullptr, abi_caps, abi_submit, abi_progress, nullptr, nullptr, nullptr};
+  static const zr_communicator_api kTable{
+      sizeof(zr_communicator_api), 0, nullptr, nullptr, abi_caps, abi_submit, abi_progress, nullptr, nullptr, nullptr};
   return {&kTable, this, rank_, world_};
 }
 
@@ -124,11 +137,15 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
   const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
   if (too_long_)
-    return lose("waited longer than communicator.timeout (" + duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what, error);
+    return lose("waited longer than communicator.timeout (" +
+                    duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what,
+                error);
   if (code == ZR_MISMATCH) return lose(said, error);
   const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
   if (means_lost(code)) return lose(what, error);
-  const Exit exit = code == ZR_INVALID ? Exit::user : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment : Exit::bug;
+  const Exit exit = code == ZR_INVALID                                            ? Exit::user
+                    : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment
+                                                                                  : Exit::bug;
   return refuse(code, exit, instance_->who("submit") + ": " + what, error);
 }
 
@@ -136,14 +153,17 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
 bool Submission::is_native(const zr_coll& coll) const {
   if (!(caps_.ops & bit(coll.op))) return false;
   if (coll.op == ZR_BARRIER) return true;
-  const zr_dtype travels = coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
+  const zr_dtype travels =
+      coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
   if (!(caps_.dtypes & bit(static_cast<uint64_t>(travels)))) return false;
   if (!is_fold(coll)) return true;
   const bool narrow = travels == ZR_BF16 || travels == ZR_F16, real = narrow || travels == ZR_F32 || travels == ZR_F64;
   // At the other ends of a reduce nobody knows whether the root widens.
   const bool widens = coll.op == ZR_REDUCE ? narrow : coll.dst.dtype != travels;
-  return (caps_.reduces & bit(coll.reduce)) && (!real || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
-         (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) && (!widens || (caps_.flags & ZR_COMM_WIDEN));
+  return (caps_.reduces & bit(coll.reduce)) &&
+         (!real || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
+         (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
+         (!widens || (caps_.flags & ZR_COMM_WIDEN));
 }
 
 // A world of one: the source of all is the own.
@@ -173,7 +193,8 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
     }
     if (const zr_code code = api_->submit(comm_, &part, nullptr, nullptr, error)) throw Stopped{code};
   };
-  const bool exchanges = (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
+  const bool exchanges =
+      (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
   try {
     const std::string why = compose(coll, {rank_, world_, exchanges, room_, kRoom, host_.pool(), run});
     if (!why.empty()) return fill(error, ZR_UNSUPPORTED, why);
@@ -209,7 +230,8 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   zr_coll coll = given;
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
-    return refuse(ZR_INVALID, Exit::user, std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
+    return refuse(ZR_INVALID, Exit::user,
+                  std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
   if (!is_message(coll)) ++activity_.sequence;
   activity_.fingerprint = coll.fingerprint;
@@ -308,8 +330,8 @@ zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept 
   const auto& submission = *static_cast<Submission*>(self);
   const uint64_t all = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
   const uint64_t ops = submission.world_ == 1 ? all & ~messages : (all & ~messages) | (submission.caps_.ops & messages);
-  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_WIDEN | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops, bit(ZR_I64 + 1) - bit(ZR_F32),
-                          bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
+  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_WIDEN | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops,
+                          bit(ZR_I64 + 1) - bit(ZR_F32), bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
   const uint32_t size = std::min<uint32_t>(out->size, sizeof caps);
   std::memcpy(out, &caps, size);
   out->size = size;

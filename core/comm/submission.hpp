@@ -1,4 +1,5 @@
-// One collective's way through the host: judged, numbered, described, counted, handed to the plug-in or composed, waited for.
+// One collective's way through the host: judged, numbered, described, counted, handed to the plug-in or composed,
+// waited for.
 #pragma once
 
 #include <atomic>

@@ -37,12 +37,14 @@ const WireCounter::Buffer* WireCounter::find(const zr_view& view) const {
   const auto* at = static_cast<const char*>(view.data);
   for (const Buffer& buffer : buffers_) {
     const LiveRuns& live = buffer.live;
-    if (live.dtype == view.dtype && at >= live.base && at < live.base + live.elements * size_of(live.dtype)) return &buffer;
+    if (live.dtype == view.dtype && at >= live.base && at < live.base + live.elements * size_of(live.dtype))
+      return &buffer;
   }
   return nullptr;
 }
 
-int64_t WireCounter::live(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first, int64_t count) const {
+int64_t WireCounter::live(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first,
+                          int64_t count) const {
   for (const auto& [view, first] : {std::pair(&dst, dst_first), std::pair(&src, src_first)}) {
     const Buffer* buffer = find(*view);
     if (!buffer) continue;
@@ -53,8 +55,11 @@ int64_t WireCounter::live(const zr_view& dst, int64_t dst_first, const zr_view& 
 }
 
 int64_t WireCounter::received(const zr_coll& coll) const {
-  const int64_t others = world_ - 1, src_bytes = size_of(coll.src.dtype), dst_bytes = size_of(coll.dst.dtype), n = total_of(coll, world_);
-  const auto both = [&](int64_t dst_first, int64_t src_first, int64_t count) { return live(coll.dst, dst_first, coll.src, src_first, count); };
+  const int64_t others = world_ - 1, src_bytes = size_of(coll.src.dtype), dst_bytes = size_of(coll.dst.dtype),
+                n = total_of(coll, world_);
+  const auto both = [&](int64_t dst_first, int64_t src_first, int64_t count) {
+    return live(coll.dst, dst_first, coll.src, src_first, count);
+  };
   switch (coll.op) {
     case ZR_ALL_REDUCE: {
       const int64_t first = n * rank_ / world_, share = both(first, first, n * (rank_ + 1) / world_ - first);
@@ -74,7 +79,9 @@ int64_t WireCounter::received(const zr_coll& coll) const {
     case ZR_BROADCAST:
     case ZR_SCATTER: return rank_ == coll.root ? 0 : live(coll.dst, 0, {}, 0, coll.dst.count) * dst_bytes;
     case ZR_ALL_TO_ALL:
-      return (coll.dst.count - part_of_rank(coll.recv_counts ? coll.recv_counts : coll.counts, coll.dst.count, rank_, world_).count) * dst_bytes;
+      return (coll.dst.count -
+              part_of_rank(coll.recv_counts ? coll.recv_counts : coll.counts, coll.dst.count, rank_, world_).count) *
+             dst_bytes;
     case ZR_RECV: return coll.dst.count * dst_bytes;
     default: return 0;
   }

@@ -32,7 +32,8 @@ class WireCounter {
   void set_live(LiveRuns live);
   /// The buffer at `base` is gone.
   void forget(const void* base);
-  /// Bytes `coll` brings to this rank: what a communicator must move at least, each rank reducing an equal share of an all_reduce.
+  /// Bytes `coll` brings to this rank: what a communicator must move at least, each rank reducing an equal share of an
+  /// all_reduce.
   int64_t received(const zr_coll& coll) const;
   void add(uint32_t op, int64_t bytes, bool control);
   const WireCount& count() const { return count_; }

@@ -38,7 +38,8 @@ Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std
     return;
   }
   const int64_t mine = counts_[static_cast<std::size_t>(plan.rank)];
-  sent_ = static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, Kind::other, "norm leaves"));
+  sent_ = static_cast<double*>(
+      comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, Kind::other, "norm leaves"));
   received_ = static_cast<double*>(comm_.allocate(leaves_ * 8, 64, Tier::device, Kind::other, "norm leaves"));
   bytes_ += (std::max<int64_t>(mine, 1) + leaves_) * 8;
 }
@@ -90,7 +91,8 @@ std::string encode(const Agreement::Mine& mine, int64_t non_finite) {
 Agreed Agreement::reach(const Mine& mine) {
   std::vector<LeafRun> runs;
   for (const Unit& unit : units_)
-    runs.push_back({static_cast<const float*>(unit.sum.data), unit.count, all_.data() + first_leaf_[unit.param] + unit.first / kLeaf});
+    runs.push_back({static_cast<const float*>(unit.sum.data), unit.count,
+                    all_.data() + first_leaf_[unit.param] + unit.first / kLeaf});
   leaf_sums(pool_, runs);
   int64_t non_finite = 0;
   for (const LeafRun& run : runs)
@@ -115,7 +117,8 @@ Agreed Agreement::reach(const Mine& mine) {
     Header header;
     std::memcpy(&header, word.data(), sizeof header);
     // Ranks that hold the same sums count the same elements.
-    agreed.non_finite = provides_.empty() ? std::max(agreed.non_finite, header.non_finite) : agreed.non_finite + header.non_finite;
+    agreed.non_finite =
+        provides_.empty() ? std::max(agreed.non_finite, header.non_finite) : agreed.non_finite + header.non_finite;
     agreed.tokens += header.tokens;
     const char* touched = word.data() + sizeof(Header) + 2 * micros * 8;
     for (std::size_t i = 0; i < agreed.touched.size(); ++i) agreed.touched[i] |= touched[i];

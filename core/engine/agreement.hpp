@@ -1,4 +1,5 @@
-// What all ranks must know alike once a step: losses, touched parameters, non-finite elements, the norm (NUMERICS.md 6, 7, 11).
+// What all ranks must know alike once a step: losses, touched parameters, non-finite elements, the norm (NUMERICS.md 6,
+// 7, 11).
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@
 namespace zr::host {
 
 struct Agreed {
-  double loss = 0;          // mean over the step's micro-batches, weighted if they are
-  double weight = 0;        // M, or the sum of the micro-batches' weights
+  double loss = 0;    // mean over the step's micro-batches, weighted if they are
+  double weight = 0;  // M, or the sum of the micro-batches' weights
   double sum_of_squares = 0;
-  int64_t non_finite = 0;   // elements
+  int64_t non_finite = 0;  // elements
   int64_t tokens = 0;
   std::vector<char> touched;
 };
@@ -48,14 +49,14 @@ class Agreement {
   Pool& pool_;
   const Plan& plan_;
   const std::vector<Unit>& units_;
-  std::vector<int64_t> first_leaf_;          // by parameter
+  std::vector<int64_t> first_leaf_;  // by parameter
   int64_t leaves_ = 0;
-  std::vector<std::vector<Run>> provides_;   // by rank: leaves it hands to the others; empty if every rank has all
-  std::vector<int64_t> counts_;              // by rank: leaves it hands over
-  double* sent_ = nullptr;                   // own leaves, then everybody's: in memory peers can read
+  std::vector<std::vector<Run>> provides_;  // by rank: leaves it hands to the others; empty if every rank has all
+  std::vector<int64_t> counts_;             // by rank: leaves it hands over
+  double* sent_ = nullptr;                  // own leaves, then everybody's: in memory peers can read
   double* received_ = nullptr;
   int64_t bytes_ = 0;
-  std::vector<double> all_;                  // by leaf
+  std::vector<double> all_;  // by leaf
 };
 
 }  // namespace zr::host

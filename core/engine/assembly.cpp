@@ -23,7 +23,9 @@ int threads_of(const Config& config, const Control& control) {
 
 zr_dtype dtype_of(const Config& config) { return config.text("train.dtype") == "bf16" ? ZR_BF16 : ZR_F32; }
 
-std::string table_of(Role role, const Component& component) { return std::string(name_of(role)) + "." + component.table->id; }
+std::string table_of(Role role, const Component& component) {
+  return std::string(name_of(role)) + "." + component.table->id;
+}
 
 std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buffers) {
   std::vector<LiveRuns> live;
@@ -50,30 +52,36 @@ Session::Session(Setup setup, Model& model)
   const int ranks = setup_.only_plan ? static_cast<int>(config().integer("job.ranks")) : world();
   services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config()));
   strategy_ = std::make_unique<Instance>(host_, setup_.strategy, config(), table_of(Role::strategy, setup_.strategy));
-  optimizer_ = std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(Role::optimizer, setup_.optimizer));
+  optimizer_ =
+      std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(Role::optimizer, setup_.optimizer));
 
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   check(optimizer->describe(optimizer_->self(), &desc, &error), error, optimizer_->who("describe"));
-  PlanInput input{model_.parameters(), ranks, dtype_of(config()), accumulation_, {desc.slots, desc.slots + desc.n_slots}};
+  PlanInput input{
+      model_.parameters(), ranks, dtype_of(config()), accumulation_, {desc.slots, desc.slots + desc.n_slots}};
   assign_groups(input.parameters);
   plan_ = make_plan(input, rank(), [&](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
-    check(strategy_->api<zr_strategy_api>()->plan(strategy_->self(), &in, &sink, &failed), failed, strategy_->who("plan"));
+    check(strategy_->api<zr_strategy_api>()->plan(strategy_->self(), &in, &sink, &failed), failed,
+          strategy_->who("plan"));
   });
   granularity_ = desc.granularity;
   check_optimizer(desc);
   plan_.enter(ledger_);
   if (rank() == 0 && (setup_.only_plan || std::getenv("ZR_PROGRESS"))) {
-    std::fputs(plan_.text("plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id).c_str(), stdout);
+    std::fputs(
+        plan_.text("plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id).c_str(),
+        stdout);
     std::fflush(stdout);
   }
   if (setup_.only_plan) return;
 
   if (setup_.communicator)
-    communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(), table_of(Role::communicator, *setup_.communicator));
+    communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(),
+                                               table_of(Role::communicator, *setup_.communicator));
   Communicator::Options options;
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
@@ -83,8 +91,9 @@ Session::Session(Setup setup, Model& model)
   take_rank_zero();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
   agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_);
-  gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"),
-                                              [this](zr_code code, const zr_error& e, const std::string& who) { call(code, e, who); });
+  gradients_ = std::make_unique<GradientFlow>(
+      model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"),
+      [this](zr_code code, const zr_error& e, const std::string& who) { call(code, e, who); });
   param_steps_.assign(plan_.input.parameters.size(), 0);
   reseed();
   mark_ = step_start_ = std::chrono::steady_clock::now();
@@ -105,8 +114,8 @@ Session::~Session() {
   control_->leave(step_);
   gradients_.reset();
   agreement_.reset();
-  for (const zr_view& view : slots_) ::operator delete(view.data, std::align_val_t{kHugePage});
-  ::operator delete(master_.data, std::align_val_t{kHugePage});
+  for (const zr_view& view : slots_) ::operator delete (view.data, std::align_val_t{kHugePage});
+  ::operator delete (master_.data, std::align_val_t{kHugePage});
   for (void* buffer : buffers_) comm_->free(buffer);
 }
 
@@ -128,30 +137,36 @@ void Session::assign_groups(std::vector<Parameter>& parameters) {
     for (std::size_t i = 0; i < groups[g].match.size(); ++i)
       if (!used[g][i]) {
         const std::string near = nearest(groups[g].match[i], names);
-        fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] + "' matches no parameter" +
-                  (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` stands for any run of characters");
+        fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] +
+                  "' matches no parameter" + (near.empty() ? "" : "; the nearest is '" + near + "'") +
+                  "; `*` stands for any run of characters");
       }
     std::vector<const Entry*> values;
     for (const Entry& entry : groups[g].values) values.push_back(&entry);
     const ConfigView view(values);
     CallError error;
     const auto* api = optimizer_->api<zr_optimizer_api>();
-    check(api->add_group(optimizer_->self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error, optimizer_->who("add_group"));
+    check(api->add_group(optimizer_->self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
+          optimizer_->who("add_group"));
     group_rates_.push_back(groups[g].lr_scale);
   }
 }
 
 void Session::check_optimizer(const zr_optimizer_desc& desc) const {
-  const std::string pair = "optimizer '" + std::string(setup_.optimizer.table->id) + "' with strategy '" + setup_.strategy.table->id + "': ";
+  const std::string pair =
+      "optimizer '" + std::string(setup_.optimizer.table->id) + "' with strategy '" + setup_.strategy.table->id + "': ";
   if (desc.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
-    fail_user(pair + "the optimizer needs gradients that are not yet reduced, which this host does not offer; choose another optimizer");
+    fail_user(pair +
+              "the optimizer needs gradients that are not yet reduced, which this host does not offer; choose another "
+              "optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
   for (const Piece& piece : plan_.mine.sums) {
     const Parameter& parameter = plan_.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
     const bool whole = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
     if (!(whole || (desc.granularity == ZR_ROWWISE && rows)))
-      fail_user(pair + "the optimizer needs whole " + (desc.granularity == ZR_ROWWISE ? "rows" : "tensors") + ", but '" + parameter.name +
+      fail_user(pair + "the optimizer needs whole " + (desc.granularity == ZR_ROWWISE ? "rows" : "tensors") +
+                ", but '" + parameter.name +
                 "' is cut between ranks; choose a strategy that deals out whole parameters");
   }
 }
@@ -180,12 +195,17 @@ void Session::compare_ranks() {
   }
   difference.resize(400);
   for (const std::string& said : comm_->all_gather_bytes(difference, "comparison of set-ups"))
-    if (said[0]) fail_user("the ranks do not train the same job: " + std::string(said.c_str()) + "; start all of them with one TOML file and one model");
+    if (said[0])
+      fail_user("the ranks do not train the same job: " + std::string(said.c_str()) +
+                "; start all of them with one TOML file and one model");
 }
 
 void Session::allocate() {
   const auto kind = [](uint32_t role) {
-    return role == ZR_ROLE_WEIGHT ? Kind::weights : role == ZR_ROLE_BUCKET ? Kind::buckets : role == ZR_ROLE_WINDOW ? Kind::window : Kind::gradients;
+    return role == ZR_ROLE_WEIGHT   ? Kind::weights
+           : role == ZR_ROLE_BUCKET ? Kind::buckets
+           : role == ZR_ROLE_WINDOW ? Kind::window
+                                    : Kind::gradients;
   };
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
@@ -196,7 +216,7 @@ void Session::allocate() {
   const auto own = [&](int64_t elements, zr_dtype dtype, Kind k, const std::string& tag) {
     const auto bytes = static_cast<std::size_t>(elements * size_of(dtype));
     const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    void* memory = ::operator new(std::max(rounded, kHugePage), std::align_val_t{kHugePage});
+    void* memory = ::operator new (std::max(rounded, kHugePage), std::align_val_t{kHugePage});
     ::madvise(memory, rounded, MADV_HUGEPAGE);
     std::memset(memory, 0, bytes);
     ledger_.add(Tier::device, k, tag, static_cast<int64_t>(bytes));
@@ -213,9 +233,12 @@ void Session::allocate() {
       return w.param == sum.param && w.first <= sum.first && sum.first + sum.count <= w.first + w.count;
     });
     if (weight == mine.weights.end())
-      fail_bug(strategy_->who("plan") + " updates '" + plan_.input.parameters[sum.param].name + "' where it has no weights");
-    Unit unit{sum.param, sum.first, sum.count, part_of(views[weight->buffer], weight->offset + sum.first - weight->first, sum.count), {},
-              part_of(views[sum.buffer], sum.offset, sum.count), {}};
+      fail_bug(strategy_->who("plan") + " updates '" + plan_.input.parameters[sum.param].name +
+               "' where it has no weights");
+    Unit unit{sum.param, sum.first,
+              sum.count, part_of(views[weight->buffer], weight->offset + sum.first - weight->first, sum.count),
+              {},        part_of(views[sum.buffer], sum.offset, sum.count),
+              {}};
     if (plan_.has_master) unit.master = part_of(master_, mine.state_offset[i], sum.count);
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const zr_slot& slot = plan_.input.slots[s];
@@ -227,7 +250,8 @@ void Session::allocate() {
   plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};
   CallError error;
-  call(strategy_->api<zr_strategy_api>()->bind(strategy_->self(), &plan_view_->in(), &bind, &error), error, strategy_->who("bind"));
+  call(strategy_->api<zr_strategy_api>()->bind(strategy_->self(), &plan_view_->in(), &bind, &error), error,
+       strategy_->who("bind"));
 }
 
 void Session::take_rank_zero() {
@@ -247,13 +271,16 @@ void Session::take_rank_zero() {
   }
   comm_->free(values);
   for (const ModelBuffer& buffer : model_.buffers()) {
-    const std::string bytes =
-        comm_->broadcast_bytes(std::string(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)), 0, "rank 0's buffers");
+    const std::string bytes = comm_->broadcast_bytes(
+        std::string(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)), 0,
+        "rank 0's buffers");
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
   for (const Piece& piece : mine.weights)
     if (piece.count == plan_.input.parameters[piece.param].count)
-      model_.bind(piece.param, static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype), plan_.input.weight_dtype);
+      model_.bind(piece.param,
+                  static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype),
+                  plan_.input.weight_dtype);
 }
 
 }  // namespace zr::host

@@ -8,8 +8,15 @@
 
 namespace zr::host {
 
-GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap, CallCheck check)
-    : model_(model), strategy_(strategy), api_(strategy.api<zr_strategy_api>()), plan_(plan), comm_(comm), overlap_(overlap), check_(std::move(check)) {
+GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm,
+                           bool overlap, CallCheck check)
+    : model_(model),
+      strategy_(strategy),
+      api_(strategy.api<zr_strategy_api>()),
+      plan_(plan),
+      comm_(comm),
+      overlap_(overlap),
+      check_(std::move(check)) {
   const std::size_t n = plan.input.parameters.size();
   taken_.assign(n, 0);
   present_.assign(n, 0);
@@ -40,10 +47,13 @@ void GradientFlow::arrived(uint32_t param) {
   const std::lock_guard lock(mutex_);
   const std::string& name = plan_.input.parameters[param].name;
   if (!active_)
-    fail_user("a backward ran outside engine.backward() and gave '" + name + "' a gradient; call engine.backward(loss) instead of loss.backward()");
+    fail_user("a backward ran outside engine.backward() and gave '" + name +
+              "' a gradient; call engine.backward(loss) instead of loss.backward()");
   if (taken_[param] > 0)
-    fail_user("'" + name + "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
-              "set gradients.overlap = false");
+    fail_user(
+        "'" + name +
+        "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
+        "set gradients.overlap = false");
   submitted_at_last_ = comm_.submitted();
   touched_[param] = 1;
   if (present_[param]++) return;  // the model adds firings up; it waits already
@@ -61,12 +71,14 @@ bool GradientFlow::place(uint32_t param) {
     if (code == ZR_AGAIN) return false;
     check_(code, error, strategy_.who("grad_place"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || dst.dtype != plan_.input.weight_dtype)
-      fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) + " elements");
+      fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) +
+               " elements");
     if (present_[param])
       model_.copy_gradient(param, taken, dst);
     else
       std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
-    check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, micro_, &error), error, strategy_.who("grad_ready"));
+    check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, micro_, &error), error,
+           strategy_.who("grad_ready"));
     taken += dst.count;
   }
   model_.drop_gradient(param);
@@ -101,7 +113,8 @@ void GradientFlow::end() {
   }
   place_waiting();
   if (!waiting_.empty())
-    fail_bug(strategy_.who("grad_place") + " has no room for '" + plan_.input.parameters[waiting_.front()].name + "' although no bucket is filling");
+    fail_bug(strategy_.who("grad_place") + " has no room for '" + plan_.input.parameters[waiting_.front()].name +
+             "' although no bucket is filling");
   event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;

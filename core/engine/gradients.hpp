@@ -18,7 +18,8 @@ using CallCheck = std::function<void(zr_code, const zr_error&, const std::string
 class GradientFlow {
  public:
   /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended.
-  GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap, CallCheck check);
+  GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap,
+               CallCheck check);
 
   /// A micro-step begins; 0 is the first of a step.
   void begin(uint32_t micro);
@@ -28,7 +29,8 @@ class GradientFlow {
   void end();
   /// By parameter: some micro-batch of this step had a gradient for it, on this rank.
   const std::vector<char>& touched() const { return touched_; }
-  /// Collectives of all backwards so far, and those among them that had been submitted before the last gradient of theirs arrived.
+  /// Collectives of all backwards so far, and those among them that had been submitted before the last gradient of
+  /// theirs arrived.
   int64_t collectives() const { return collectives_; }
   int64_t collectives_early() const { return collectives_early_; }
 
@@ -47,10 +49,10 @@ class GradientFlow {
   std::mutex mutex_;
   uint32_t micro_ = 0;
   bool active_ = false;
-  std::vector<int64_t> taken_;     // by parameter: elements handed to the strategy in this micro-step
-  std::vector<char> present_;      // by parameter: autograd delivered in this micro-step
+  std::vector<int64_t> taken_;  // by parameter: elements handed to the strategy in this micro-step
+  std::vector<char> present_;   // by parameter: autograd delivered in this micro-step
   std::vector<char> touched_;
-  std::vector<uint32_t> waiting_;  // delivered, no room yet
+  std::vector<uint32_t> waiting_;                         // delivered, no room yet
   int64_t submitted_before_ = 0, submitted_at_last_ = 0;  // the communicator's count: at begin(), at the last arrival
   int64_t collectives_ = 0, collectives_early_ = 0;
 };

@@ -37,12 +37,14 @@ zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::strin
   }
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  fail_user("optimizer '" + std::string(setup_.optimizer.table->id) + "' has no state '" + slot + "'; it has: " + (list.empty() ? "none" : list));
+  fail_user("optimizer '" + std::string(setup_.optimizer.table->id) + "' has no state '" + slot +
+            "'; it has: " + (list.empty() ? "none" : list));
 }
 
 void Session::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
   const Parameter& parameter = plan_.input.parameters[param];
-  if (parameter.frozen && role != LogicalRole::value) fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  if (parameter.frozen && role != LogicalRole::value)
+    fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
   for (const Unit& unit : units_) {
     if (unit.param != param) continue;
     const zr_view view = state_view(unit, role, slot);
@@ -51,8 +53,8 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, fl
   if (parameter.frozen)
     for (const Piece& piece : plan_.mine.weights)
       if (piece.param == param)
-        widen(static_cast<const char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype), plan_.input.weight_dtype, piece.count,
-              out + piece.first);
+        widen(static_cast<const char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype),
+              plan_.input.weight_dtype, piece.count, out + piece.first);
   for (const Segment& segment : plan_.segments[param]) {
     if (segment.owners.size() == static_cast<std::size_t>(world())) continue;
     zr_coll broadcast{};
@@ -68,7 +70,8 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, fl
 
 void Session::store(uint32_t param, const float* values) {
   for (const Unit& unit : units_)
-    if (unit.param == param && unit.master.count) std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+    if (unit.param == param && unit.master.count)
+      std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
   for (const Piece& piece : plan_.mine.weights)
     if (piece.param == param)
       narrow(values + piece.first, piece.count, plan_.input.weight_dtype,
@@ -85,13 +88,15 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   }
   if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
   for (const Unit& unit : units_)
-    if (unit.param == param) std::memcpy(state_view(unit, role, slot).data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+    if (unit.param == param)
+      std::memcpy(state_view(unit, role, slot).data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
 }
 
 std::string Session::weights_hash() {
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return plan_.input.parameters[a].name < plan_.input.parameters[b].name; });
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return plan_.input.parameters[a].name < plan_.input.parameters[b].name; });
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   XXH3_64bits_reset(state.get());
   std::vector<float> values;

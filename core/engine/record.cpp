@@ -23,8 +23,9 @@ Json number(double value) {
   return shortest(value);
 }
 
-constexpr std::array<std::string_view, 12> kOperations{"",       "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                                                       "gather", "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
+constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce", "reduce_scatter", "all_gather",
+                                                       "broadcast",  "reduce",     "gather",         "scatter",
+                                                       "all_to_all", "send",       "recv",           "barrier"};
 
 void write_file(const std::string& file, const std::string& text) {
   const std::string aside = file + ".part";
@@ -32,7 +33,8 @@ void write_file(const std::string& file, const std::string& text) {
   out << text;
   out.close();
   if (!out || std::rename(aside.c_str(), file.c_str()) != 0)
-    fail_environment("cannot write " + file + ": " + std::strerror(errno) + "; free space or set job.runs to another folder");
+    fail_environment("cannot write " + file + ": " + std::strerror(errno) +
+                     "; free space or set job.runs to another folder");
 }
 }  // namespace
 
@@ -51,7 +53,9 @@ Record::Record(const Config& config, int ranks, bool writes)
   if (progress) progress_ = std::string_view(progress) == "tty" ? Progress::terminal : Progress::plain;
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
-  if (error) fail_environment("cannot make the run folder " + folder_ + ": " + error.message() + "; set job.runs to a folder that can be written");
+  if (error)
+    fail_environment("cannot make the run folder " + folder_ + ": " + error.message() +
+                     "; set job.runs to a folder that can be written");
   std::filesystem::remove(folder_ + "/summary.json", error);
   write_file(folder_ + "/config.toml", config.to_toml());
   metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
@@ -92,8 +96,9 @@ void Record::show(const StepRow& row, int64_t memory_bytes) {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double left = elapsed / static_cast<double>(row.step) * static_cast<double>(steps_ - row.step);
   char line[200];
-  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s", static_cast<long long>(row.step),
-                static_cast<long long>(steps_), row.loss, row.lr, recent_rate_, duration_text(left).c_str(), bytes_text(memory_bytes).c_str(),
+  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s",
+                static_cast<long long>(row.step), static_cast<long long>(steps_), row.loss, row.lr, recent_rate_,
+                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(),
                 row.skipped ? "  (skipped: gradients not finite)" : "");
   std::printf(progress_ == Progress::terminal ? "\r\033[K%s" : "%s\n", line);
   std::fflush(stdout);
@@ -106,8 +111,8 @@ void Record::validation(int64_t step, double loss) {
   metrics_ << Json{{"step", step}, {"val_loss", number(loss)}}.dump() << "\n";
   metrics_.flush();
   if (progress_ == Progress::none) return;
-  std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "", static_cast<long long>(step),
-              static_cast<long long>(steps_), loss);
+  std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
+              static_cast<long long>(step), static_cast<long long>(steps_), loss);
   std::fflush(stdout);
 }
 
@@ -120,8 +125,8 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
   json["tokens_per_s"] = milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0;
   json["skipped"] = skipped_;
   for (const Ledger::Row& row : ledger.rows())
-    json["memory"][kTierNames[static_cast<std::size_t>(row.tier)]][kKindNames[static_cast<std::size_t>(row.kind)]] = {{"planned", row.planned},
-                                                                                                                {"peak", row.peak}};
+    json["memory"][kTierNames[static_cast<std::size_t>(row.tier)]][kKindNames[static_cast<std::size_t>(row.kind)]] = {
+        {"planned", row.planned}, {"peak", row.peak}};
   json["wire_bytes"] = Json::object();
   for (std::size_t i = 1; i < kOperations.size(); ++i)
     if (wire_.calls[i]) json["wire_bytes"][kOperations[i]] = wire_.bytes[i];

@@ -16,23 +16,25 @@ namespace zr::host {
 
 /// Where a step's time went.
 enum class Phase { forward, backward, reduce, agree, optimizer, gather };
-inline constexpr std::array<std::string_view, 6> kPhaseNames{"forward", "backward", "reduce", "agree", "optimizer", "gather"};
+inline constexpr std::array<std::string_view, 6> kPhaseNames{"forward", "backward",  "reduce",
+                                                             "agree",   "optimizer", "gather"};
 
 /// Absolute path of the run's folder: job.runs / job.name.
 std::string run_folder(const Config& config);
 
 struct StepRow {
-  int64_t step;       // 1 at the first
+  int64_t step;  // 1 at the first
   double loss, grad_norm, lr;
-  int64_t tokens;     // of this step, all ranks
+  int64_t tokens;  // of this step, all ranks
   double step_ms, tokens_per_s;
-  int64_t wire_bytes; // received in this step, summed over ranks, unpadded, control traffic apart
-  bool skipped;       // the gradients were not finite
+  int64_t wire_bytes;  // received in this step, summed over ranks, unpadded, control traffic apart
+  bool skipped;        // the gradients were not finite
 };
 
 class Record {
  public:
-  /// Makes runs/<name>/ (job.runs, job.name) and writes config.toml. `writes` false: keeps numbers only (ranks above 0).
+  /// Makes runs/<name>/ (job.runs, job.name) and writes config.toml. `writes` false: keeps numbers only (ranks above
+  /// 0).
   Record(const Config& config, int ranks, bool writes);
   ~Record();
   void step(const StepRow& row, int64_t memory_bytes);
@@ -40,7 +42,8 @@ class Record {
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
-  /// Writes summary.json aside and renames it. `collectives` of backward, of them `early`: submitted before its last gradient arrived.
+  /// Writes summary.json aside and renames it. `collectives` of backward, of them `early`: submitted before its last
+  /// gradient arrived.
   void finish(const Ledger& ledger, int64_t collectives, int64_t early);
   const std::string& folder() const { return folder_; }
 

@@ -29,7 +29,8 @@ template <class T>
 std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) {
   static_assert(std::is_trivially_copyable_v<T>);
   std::vector<T> values;
-  for (const std::string& bytes : comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), label)) {
+  for (const std::string& bytes :
+       comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), label)) {
     T value;
     std::memcpy(&value, bytes.data(), sizeof value);
     values.push_back(value);
@@ -54,13 +55,16 @@ void Session::call(zr_code code, const zr_error& error, const std::string& who) 
 }
 
 void Session::reseed() {
-  model_.seed(mix(static_cast<uint64_t>(config().integer("train.seed")), static_cast<uint64_t>(step_), static_cast<uint64_t>(micro_index())));
+  model_.seed(mix(static_cast<uint64_t>(config().integer("train.seed")), static_cast<uint64_t>(step_),
+                  static_cast<uint64_t>(micro_index())));
 }
 
 void Session::begin_backward(double loss, double weight) {
   if (micro_ == accumulation_)
-    fail_user("engine.backward() was called " + std::to_string(accumulation_ + 1) + " times without engine.step(); call engine.step() after every backward");
-  if (!(weight > 0) || !std::isfinite(weight)) fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
+    fail_user("engine.backward() was called " + std::to_string(accumulation_ + 1) +
+              " times without engine.step(); call engine.step() after every backward");
+  if (!(weight > 0) || !std::isfinite(weight))
+    fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
   Timer::lap(*this, Phase::forward);
   losses_.push_back(loss);
   weights_.push_back(weight);
@@ -79,10 +83,13 @@ bool Session::step() {
   if (micro_ < accumulation_) return false;
   CallError error;
   const int64_t wire_before = record_wire_;
-  call(strategy_->api<zr_strategy_api>()->grads_finish(strategy_->self(), &error), error, strategy_->who("grads_finish"));
+  call(strategy_->api<zr_strategy_api>()->grads_finish(strategy_->self(), &error), error,
+       strategy_->who("grads_finish"));
   Timer::lap(*this, Phase::reduce);
 
-  const Agreed agreed = agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"), &gradients_->touched()});
+  const Agreed agreed =
+      agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
+                         &gradients_->touched()});
   const double norm = std::sqrt(agreed.sum_of_squares) / agreed.weight;
   const double clip = config().number("train.clip");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
@@ -97,12 +104,14 @@ bool Session::step() {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
       param_steps_[i] += agreed.touched[i] ? 1 : 0;
     }
-    update(*optimizer_, granularity_, pool_, plan_, units_, {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
+    update(*optimizer_, granularity_, pool_, plan_, units_,
+           {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
     Timer::lap(*this, Phase::optimizer);
     notify_updated();
   }
-  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error, strategy_->who("event"));
+  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
+       strategy_->who("event"));
   Timer::lap(*this, Phase::gather);
 
   comm_->note_step(++step_);
@@ -118,8 +127,8 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - step_start_).count();
   step_start_ = now;
-  record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3, static_cast<double>(agreed.tokens) / seconds,
-                 record_wire_ - wire_before, agreed.non_finite > 0},
+  record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3,
+                 static_cast<double>(agreed.tokens) / seconds, record_wire_ - wire_before, agreed.non_finite > 0},
                 ledger_.peak(Tier::device));
   losses_.clear();
   weights_.clear();
@@ -160,7 +169,8 @@ void Session::validation(double loss) {
 
 void Session::evaluation(bool begins) {
   CallError error;
-  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error), error, strategy_->who("event"));
+  call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),
+       error, strategy_->who("event"));
   if (!begins) mark_ = step_start_ = Clock::now();
 }
 

@@ -39,7 +39,8 @@ enum class LogicalRole { value, gradient, state };
 /// Training thread only. Collective methods are called by all ranks alike.
 class Session {
  public:
-  /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives it.
+  /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives
+  /// it.
   Session(Setup setup, Model& model);
   ~Session();
   Session(const Session&) = delete;
@@ -105,7 +106,7 @@ class Session {
   uint32_t granularity_ = 0;
   Plan plan_;
   std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
-  std::vector<void*> buffers_;     // of the plan, memory peers can read
+  std::vector<void*> buffers_;           // of the plan, memory peers can read
   zr_view master_{};
   std::vector<zr_view> slots_;
   std::vector<Unit> units_;
@@ -119,8 +120,8 @@ class Session {
   std::vector<double> losses_, weights_;
   std::vector<int64_t> param_steps_;
   std::vector<double> group_rates_;
-  int64_t tokens_ = 0;        // of this rank since the last step
-  int64_t record_wire_ = 0;   // bytes of all ranks up to the last step
+  int64_t tokens_ = 0;       // of this rank since the last step
+  int64_t record_wire_ = 0;  // bytes of all ranks up to the last step
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

@@ -18,7 +18,8 @@ struct ModelBuffer {
   int64_t bytes;
 };
 
-/// Implemented once over libtorch (torch_model.hpp) and once by tests. Training thread only, but for the gradient calls.
+/// Implemented once over libtorch (torch_model.hpp) and once by tests. Training thread only, but for the gradient
+/// calls.
 class Model {
  public:
   virtual ~Model() = default;
@@ -26,7 +27,8 @@ class Model {
   virtual std::vector<ModelBuffer> buffers() = 0;
   /// The parameter's present value as fp32: out[count].
   virtual void read(uint32_t param, float* out) = 0;
-  /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's use of it.
+  /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
+  /// use of it.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
   /// Gives the parameters memory of their own again, with the present values.
   virtual void release() = 0;

@@ -84,9 +84,11 @@ TorchModel::TorchModel(std::vector<std::pair<std::string, torch::Tensor>> parame
       continue;
     }
     if (!tensor.defined() || !tensor.is_floating_point() || tensor.is_sparse() || !tensor.device().is_cpu())
-      fail_user("parameter '" + name + "' is not a dense floating-point tensor in CPU memory; register it as a buffer, or convert it before "
+      fail_user("parameter '" + name +
+                "' is not a dense floating-point tensor in CPU memory; register it as a buffer, or convert it before "
                 "the engine is made");
-    if (tensor.grad_fn()) fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
+    if (tensor.grad_fn())
+      fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
     seen.emplace(tensor.unsafeGetTensorImpl(), state_->slots.size());
     state_->parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
     state_->slots.push_back({tensor, nullptr, 0, {}, false});
@@ -108,7 +110,8 @@ const std::vector<Parameter>& TorchModel::parameters() const { return state_->pa
 
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
-  for (auto& [name, tensor] : state_->buffers) list.push_back({name, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())});
+  for (auto& [name, tensor] : state_->buffers)
+    list.push_back({name, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())});
   return list;
 }
 
@@ -140,7 +143,8 @@ void TorchModel::on_gradient(Arrived arrived) {
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->slots[param].gradient;
-  torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype)).copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
+      .copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
 void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient = torch::Tensor(); }

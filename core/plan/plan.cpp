@@ -62,19 +62,24 @@ class Collector {
   }
 
   void piece(const zr_piece& p) {
-    if (p.param >= input_.parameters.size()) return wrong("a piece of parameter " + std::to_string(p.param) + ", which is not");
+    if (p.param >= input_.parameters.size())
+      return wrong("a piece of parameter " + std::to_string(p.param) + ", which is not");
     const Parameter& parameter = input_.parameters[p.param];
-    const std::string where = "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
+    const std::string where =
+        "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
     if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_SUM) return wrong(where + ": a piece is of role weight or sum");
-    if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count) return wrong(where + " is outside the parameter");
+    if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count)
+      return wrong(where + " is outside the parameter");
     if (p.first % kLeaf || ((p.first + p.count) % kLeaf && p.first + p.count != parameter.count))
       return wrong(where + " is cut inside a leaf of " + std::to_string(kLeaf) + " elements");
-    if (p.buffer >= plan_.buffers.size()) return wrong(where + " lies in buffer " + std::to_string(p.buffer) + ", which is not");
+    if (p.buffer >= plan_.buffers.size())
+      return wrong(where + " lies in buffer " + std::to_string(p.buffer) + ", which is not");
     const Buffer& buffer = plan_.buffers[p.buffer];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
     const bool weight = p.role == ZR_ROLE_WEIGHT;
-    if (buffer.dtype != (weight ? input_.weight_dtype : zr_dtype{ZR_F32})) return wrong(where + " lies in a buffer of another dtype");
+    if (buffer.dtype != (weight ? input_.weight_dtype : zr_dtype{ZR_F32}))
+      return wrong(where + " lies in a buffer of another dtype");
     if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
     std::vector<Piece>& list = weight ? plan_.weights : plan_.sums;
     if (!list.empty()) {
@@ -168,8 +173,8 @@ std::string Plan::text(const std::string& title) const {
   for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
   std::string out = title + ": " + std::to_string(trainable) + " parameters";
   if (frozen) out += " and " + std::to_string(frozen) + " frozen";
-  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" + (input.world == 1 ? "" : "s") +
-         ", bytes of rank " + std::to_string(rank) + "\n";
+  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
+         (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
   int64_t total = 0;
   const auto row = [&](const std::string& kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
     const int64_t bytes = elements * size_of(dtype);
@@ -179,9 +184,11 @@ std::string Plan::text(const std::string& title) const {
                   static_cast<long long>(elements), static_cast<long long>(size_of(dtype)), bytes_text(bytes).c_str());
     out += line;
   };
-  for (const Buffer& b : mine.buffers) row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag, b.elements, b.dtype);
+  for (const Buffer& b : mine.buffers)
+    row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag, b.elements, b.dtype);
   if (has_master) row("master", "fp32 master weights", mine.state_elements, ZR_F32);
-  for (std::size_t i = 0; i < input.slots.size(); ++i) row("slots", input.slots[i].name, slot_elements(i), input.slots[i].dtype);
+  for (std::size_t i = 0; i < input.slots.size(); ++i)
+    row("slots", input.slots[i].name, slot_elements(i), input.slots[i].dtype);
   char line[160];
   std::snprintf(line, sizeof line, "  %-10s %-28s %34s\n", "in all", "without activations", bytes_text(total).c_str());
   return out + line;

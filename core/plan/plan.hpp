@@ -50,8 +50,8 @@ struct Piece {
 /// What one rank holds.
 struct RankPlan {
   std::vector<Buffer> buffers;
-  std::vector<Piece> weights;  // by parameter, ascending
-  std::vector<Piece> sums;     // likewise: what this rank updates
+  std::vector<Piece> weights;         // by parameter, ascending
+  std::vector<Piece> sums;            // likewise: what this rank updates
   std::vector<int64_t> state_offset;  // of each sum piece in the master and in every slot, elements
   int64_t state_elements = 0;         // of the master, and of a slot like the parameter
 };
@@ -79,8 +79,8 @@ struct Plan {
 /// The strategy's plan() of one rank; throws Failure if the plug-in fails.
 using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink& sink)>;
 
-/// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) naming parameter and rule if a piece is cut
-/// inside a leaf, misaligned, out of its buffer, overlapping, or if a trainable element has no owner.
+/// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) naming parameter and rule if a
+/// piece is cut inside a leaf, misaligned, out of its buffer, overlapping, or if a trainable element has no owner.
 Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);
 
 /// PlanInput and rank in the ABI's words; valid while both live.

@@ -6,7 +6,8 @@
 #include "plan/plan.hpp"
 
 // One source, compiled for several processors; the lanes are fixed, so that all of them give the same bits.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)
 #define ZR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ZR_CLONES
@@ -34,7 +35,8 @@ ZR_CLONES double leaf_sum(const float* values, int64_t count) {
 }  // namespace
 
 void leaf_sums(const float* values, int64_t count, double* out) {
-  for (int64_t first = 0; first < count; first += kLeaf) *out++ = leaf_sum(values + first, std::min(kLeaf, count - first));
+  for (int64_t first = 0; first < count; first += kLeaf)
+    *out++ = leaf_sum(values + first, std::min(kLeaf, count - first));
 }
 
 void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs) {

@@ -11,8 +11,8 @@ namespace zr::host {
 /// Lanes of a leaf: element i goes to lane i % 16; the lanes are added in ascending order.
 inline constexpr int kLanes = 16;
 
-/// Sum of squares of each leaf of `count` elements starting at a leaf's edge: out[(count + 1023) / 1024]. Squares of fp32 are exact in
-/// double, so that a sum is finite exactly if all its elements are.
+/// Sum of squares of each leaf of `count` elements starting at a leaf's edge: out[(count + 1023) / 1024]. Squares of
+/// fp32 are exact in double, so that a sum is finite exactly if all its elements are.
 void leaf_sums(const float* values, int64_t count, double* out);
 /// The same over many runs, spread over the pool.
 struct LeafRun {

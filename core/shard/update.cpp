@@ -20,7 +20,8 @@ std::vector<Tile> cut(const std::vector<Unit>& units, const std::vector<char>& t
   for (const Unit& unit : units) {
     if (!touched[unit.param]) continue;
     const int64_t size = elementwise ? kTile : unit.count;
-    for (int64_t begin = 0; begin < unit.count; begin += size) tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
+    for (int64_t begin = 0; begin < unit.count; begin += size)
+      tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
   }
   return tiles;
 }
@@ -51,8 +52,8 @@ zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& inpu
 }
 }  // namespace
 
-void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan, const std::vector<Unit>& units,
-            const UpdateInput& input) {
+void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
+            const std::vector<Unit>& units, const UpdateInput& input) {
   const std::vector<Tile> tiles = cut(units, *input.touched, granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   const auto* api = optimizer.api<zr_optimizer_api>();

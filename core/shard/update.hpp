@@ -1,4 +1,5 @@
-// The tile pipeline: unscale, clip, step and downcast of the owned shard in one pass, cut into tiles over the rank's threads.
+// The tile pipeline: unscale, clip, step and downcast of the owned shard in one pass, cut into tiles over the rank's
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace zr::host {
 struct Unit {
   uint32_t param;
   int64_t first, count;
-  zr_view weight;              // all views hold `count` elements, slots of blocks fewer
-  zr_view master;              // count 0: the weight is its own
+  zr_view weight;  // all views hold `count` elements, slots of blocks fewer
+  zr_view master;  // count 0: the weight is its own
   zr_view sum;
   std::vector<zr_view> slots;
 };
@@ -24,16 +25,16 @@ struct Unit {
 /// What a step's units have in common, and what differs by parameter.
 struct UpdateInput {
   float grad_mul;
-  int64_t step;                        // of the job, 1 at the first
+  int64_t step;  // of the job, 1 at the first
   double grad_norm;
-  const std::vector<int64_t>* steps;   // by parameter: the number of this update, 1 at the first
-  const std::vector<double>* rates;    // by parameter: learning rate
-  const std::vector<char>* touched;    // by parameter: 0 is left alone
+  const std::vector<int64_t>* steps;  // by parameter: the number of this update, 1 at the first
+  const std::vector<double>* rates;   // by parameter: learning rate
+  const std::vector<char>* touched;   // by parameter: 0 is left alone
 };
 
-/// Calls the optimizer over all touched units. Elementwise optimizers get tiles of at most 64 Ki elements, several threads at once; others
-/// whole units. Throws Failure if the plug-in does.
-void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan, const std::vector<Unit>& units,
-            const UpdateInput& input);
+/// Calls the optimizer over all touched units. Elementwise optimizers get tiles of at most 64 Ki elements, several
+/// threads at once; others whole units. Throws Failure if the plug-in does.
+void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
+            const std::vector<Unit>& units, const UpdateInput& input);
 
 }  // namespace zr::host

@@ -59,7 +59,8 @@ Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
   const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) refuse(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
   fds_[rank] = fd;
-  ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);  // so that no peer can be hurt by a cut; a kernel that refuses costs nothing else
+  ::fcntl(fd, F_ADD_SEALS,
+          F_SEAL_SHRINK);  // so that no peer can be hurt by a cut; a kernel that refuses costs nothing else
   extend(layout_.bytes, "signals and staging");
   heads_[rank] = map(fd, 0, layout_.bytes, "signals and staging");
   host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(layout_.bytes));
@@ -87,28 +88,33 @@ void Arena::connect(int peer, const Address& address) {
   const Address mine = this->address();
   const std::string who = "rank " + std::to_string(peer);
   if (address.boot != mine.boot)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm serves ranks of one host: " + who + " is on host '" + address.host + "', this is rank " +
-                                        std::to_string(rank_) + " on '" + mine.host +
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm serves ranks of one host: " + who + " is on host '" + address.host +
+                                        "', this is rank " + std::to_string(rank_) + " on '" + mine.host +
                                         "'; start all ranks on one host, or choose a communicator for several");
   if (address.container != mine.container)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" + address.host +
-                                        "' is in another container (PID namespace) than rank " + std::to_string(rank_) +
-                                        "; start all ranks in one");
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
+                                        address.host + "' is in another container (PID namespace) than rank " +
+                                        std::to_string(rank_) + "; start all ranks in one");
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
-    refuse(ZR_COMM, "cannot open the memory of " + who + " (" + path + "), whose process must be alive and of the same user");
+    refuse(ZR_COMM,
+           "cannot open the memory of " + who + " (" + path + "), whose process must be alive and of the same user");
   fds_[peer] = fd;
   heads_[peer] = map(fd, 0, layout_.bytes, "the head of " + who);
   if (head(peer).magic != kMagic || head(peer).identity != address.identity)
-    throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " + std::to_string(address.pid) + " has ended or was replaced");
+    throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
+                                 std::to_string(address.pid) + " has ended or was replaced");
 }
 
 void Arena::extend(uint64_t bytes, const char* what) {
   // The kernel knows no limit for such files: it would rather end processes.
   if (const int64_t left = available(); left >= 0 && bytes > static_cast<uint64_t>(left))
-    throw zr::Error(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + "): the machine has " + std::to_string(left) +
-                                  " left; use fewer ranks here, or a strategy that shards more", ENOMEM);
+    throw zr::Error(ZR_NOMEM,
+                    "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what +
+                        "): the machine has " + std::to_string(left) +
+                        " left; use fewer ranks here, or a strategy that shards more",
+                    ENOMEM);
   const auto offset = static_cast<off_t>(end_);
   int error = 0;
   do {
@@ -123,8 +129,10 @@ void Arena::extend(uint64_t bytes, const char* what) {
 }
 
 char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& what) const {
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
-  if (memory == MAP_FAILED) refuse(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+  void* memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
+  if (memory == MAP_FAILED)
+    refuse(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
   return static_cast<char*>(memory);
 }
 
@@ -135,7 +143,8 @@ void* Arena::allocate(uint64_t bytes) {
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
   if (free == kSegments)
-    throw zr::Error(ZR_NOMEM, "more than " + std::to_string(kSegments) + " pieces of shared memory at a time; allocate fewer and larger ones");
+    throw zr::Error(ZR_NOMEM, "more than " + std::to_string(kSegments) +
+                                  " pieces of shared memory at a time; allocate fewer and larger ones");
   const uint64_t offset = end_;
   extend(bytes, "a buffer");
   char* memory = map(fds_[rank_], offset, bytes, "a buffer");
@@ -152,7 +161,8 @@ void Arena::release(void* memory) {
   head(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
   ::munmap(memory, at->second.bytes);
   // A peer that has it mapped still holds addresses only: the pages go now.
-  ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset), static_cast<off_t>(at->second.bytes));
+  ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset),
+              static_cast<off_t>(at->second.bytes));
   own_.erase(at);
   forget_released();
 }
@@ -175,7 +185,8 @@ Place Arena::place(const void* data, int64_t bytes) const {
   --at;
   const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - at->first);
   if (offset + static_cast<uint64_t>(bytes) > at->second.bytes) return {};
-  return {at->second.segment, head(rank_).segments[at->second.segment].generation.load(std::memory_order_relaxed), offset};
+  return {at->second.segment, head(rank_).segments[at->second.segment].generation.load(std::memory_order_relaxed),
+          offset};
 }
 
 char* Arena::at(int r, const Place& place) {

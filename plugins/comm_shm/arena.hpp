@@ -1,5 +1,6 @@
-// One memory file (memfd) a rank: its head, its staging room, and the segments handed out by mem_alloc. Peers map segments when
-// an operation first refers to them. Nothing of it has a name in a file system, so nothing is left when processes die.
+// One memory file (memfd) a rank: its head, its staging room, and the segments handed out by mem_alloc. Peers map
+// segments when an operation first refers to them. Nothing of it has a name in a file system, so nothing is left when
+// processes die.
 #pragma once
 
 #include <map>
@@ -33,7 +34,9 @@ class Arena {
   Notice& notice(int r, uint64_t number) const {
     return *reinterpret_cast<Notice*>(heads_[r] + layout_.ring + number % kRing * layout_.notice_bytes);
   }
-  Letter* letters(int from, int to) const { return reinterpret_cast<Letter*>(heads_[from] + layout_.letters) + to * static_cast<int>(kLetters); }
+  Letter* letters(int from, int to) const {
+    return reinterpret_cast<Letter*>(heads_[from] + layout_.letters) + to * static_cast<int>(kLetters);
+  }
   /// Where a rank's loads for collectives stand, and those for messages: room() bytes each.
   char* staging(int r) const { return heads_[r] + layout_.staging; }
   char* letter_staging(int r) const { return staging(r) + layout_.room(); }

@@ -7,7 +7,8 @@ namespace shm {
 
 namespace {
 using Finish = Operation::Finish;
-constexpr int64_t kStreams = int64_t{2} << 20;   // bytes from which on a result would only push other data out of the cache
+constexpr int64_t kStreams =
+    int64_t{2} << 20;  // bytes from which on a result would only push other data out of the cache
 constexpr int64_t kParallel = int64_t{1} << 20;  // bytes from which on more threads pay
 constexpr int64_t kCopyRun = int64_t{64} << 10;
 
@@ -43,10 +44,12 @@ void Wire::compare(const Operation& op) {
   const Notice& first = arena_.notice(0, op.number);
   const auto said = [&](int r) {
     const Notice& notice = arena_.notice(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" + shape_text(notice.dtype, notice.elements);
+    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" +
+           shape_text(notice.dtype, notice.elements);
   };
   const auto differ = [&](int p, int r, const std::string& how) {
-    fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " + said(r) + how);
+    fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " +
+                          said(r) + how);
   };
   for (int r = 1; r < world_; ++r) {
     const Notice& other = arena_.notice(r, op.number);
@@ -56,7 +59,10 @@ void Wire::compare(const Operation& op) {
   for (int p = 0; p < world_; ++p)
     for (int r = 0; r < world_; ++r) {
       const int64_t sent = arena_.notice(p, op.number).to()[r], expected = arena_.notice(r, op.number).to()[world_ + p];
-      if (sent != expected) differ(p, r, "; the former sends the latter " + std::to_string(sent) + " elements, which expects " + std::to_string(expected));
+      if (sent != expected)
+        differ(p, r,
+               "; the former sends the latter " + std::to_string(sent) + " elements, which expects " +
+                   std::to_string(expected));
     }
 }
 
@@ -71,7 +77,8 @@ Wire::Way Wire::way(const Operation& op) {
   }
   const bool everywhere = op.coll.op == ZR_ALL_REDUCE;
   // With ACCUMULATE an all_reduce's results may differ between ranks, so each rank folds for itself.
-  if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE)) return Way::push;
+  if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
+    return Way::push;
   // Read by peers while it is written.
   const bool clash = in_place && (everywhere || op.coll.op == ZR_ALL_TO_ALL);
   return src_shared && !clash ? Way::pull : Way::stage;
@@ -174,7 +181,8 @@ void Wire::fill_room(const Operation& op, int64_t run) {
   const int64_t size = size_of(op.coll.src.dtype);
   for (int r = 0; r < (op.is_cut() ? world_ : 1); ++r) {
     const Extent part = cut(extent(op, rank_, r), op.load, run);
-    copy(arena_.staging(rank_) + r * run * size, static_cast<const char*>(op.coll.src.data) + part.from * size, part.count * size);
+    copy(arena_.staging(rank_) + r * run * size, static_cast<const char*>(op.coll.src.data) + part.from * size,
+         part.count * size);
   }
 }
 
@@ -198,7 +206,9 @@ void Wire::take_from_rooms(const Operation& op, int64_t run) {
 void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams) {
   const zr::FoldKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype, dst_dtype};
   const auto n = static_cast<int32_t>(sources_.size()), n_outs = static_cast<int32_t>(outs_.size());
-  const auto run = [&](int64_t at, int64_t elements) { fold_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams); };
+  const auto run = [&](int64_t at, int64_t elements) {
+    fold_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams);
+  };
   const int64_t size = size_of(kind.src);
   if (count * size < kParallel || tasks_.width() < 2) return run(first, count);
   const int64_t blocks = (count + zr::kFoldBlock - 1) / zr::kFoldBlock;
@@ -210,8 +220,8 @@ void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t 
 void Wire::copy(void* dst, const void* src, int64_t bytes) {
   if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, bytes >= kStreams);
   tasks_.parallel_for((bytes + kCopyRun - 1) / kCopyRun, 4, [&](int64_t begin, int64_t end) {
-    copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun, std::min(bytes, end * kCopyRun) - begin * kCopyRun,
-          bytes >= kStreams);
+    copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun,
+          std::min(bytes, end * kCopyRun) - begin * kCopyRun, bytes >= kStreams);
   });
 }
 

@@ -9,7 +9,8 @@ namespace shm {
 bool Wire::announce_letter(Operation& op) {
   Letter* letters = arena_.letters(rank_, op.coll.peer);
   Letter* const end = letters + kLetters;
-  Letter* const free = std::find_if(letters, end, [](const Letter& l) { return l.state.load(std::memory_order_acquire) == Letter::empty; });
+  Letter* const free = std::find_if(
+      letters, end, [](const Letter& l) { return l.state.load(std::memory_order_acquire) == Letter::empty; });
   if (free == end) {
     blocked_on_ = op.coll.peer;
     return false;
@@ -45,7 +46,8 @@ bool Wire::send(Operation& op) {
       if (lends_room_to_ && lends_room_to_ != &op) break;
       lends_room_to_ = &op;
       const int64_t first = static_cast<int64_t>(op.load++) * arena_.room();
-      copy(arena_.letter_staging(rank_), static_cast<const char*>(op.coll.src.data) + first, std::min(arena_.room(), op.src_bytes() - first));
+      copy(arena_.letter_staging(rank_), static_cast<const char*>(op.coll.src.data) + first,
+           std::min(arena_.room(), op.src_bytes() - first));
       turn(letter, Letter::filled);
       return true;
     }
@@ -59,14 +61,15 @@ Letter* Wire::matching(const Operation& op) {
   // Equal tags are received in order.
   for (const auto& earlier : queue_) {
     if (earlier.get() == &op) break;
-    if (earlier->coll.op == ZR_RECV && earlier->coll.peer == op.coll.peer && earlier->coll.tag == op.coll.tag && !earlier->letter &&
-        earlier->state != Operation::State::complete)
+    if (earlier->coll.op == ZR_RECV && earlier->coll.peer == op.coll.peer && earlier->coll.tag == op.coll.tag &&
+        !earlier->letter && earlier->state != Operation::State::complete)
       return nullptr;
   }
   Letter* first = nullptr;
   Letter* letters = arena_.letters(op.coll.peer, rank_);
   for (Letter* letter = letters; letter < letters + kLetters; ++letter)
-    if (letter->state.load(std::memory_order_acquire) == Letter::sent && letter->tag == op.coll.tag && (!first || letter->number < first->number))
+    if (letter->state.load(std::memory_order_acquire) == Letter::sent && letter->tag == op.coll.tag &&
+        (!first || letter->number < first->number))
       first = letter;
   return first;
 }
@@ -79,8 +82,9 @@ bool Wire::receive(Operation& op) {
     return false;
   }
   if (letter->dtype != op.coll.dst.dtype || letter->count != op.coll.dst.count) {
-    std::snprintf(letter->refusal, sizeof letter->refusal, "rank %d sends '%s'%s with tag %d, rank %d receives '%s'%s", op.coll.peer,
-                  letter->label, shape_text(letter->dtype, letter->count).c_str(), letter->tag, rank_, op.label.c_str(), shape_text(op.dtype(), op.elements()).c_str());
+    std::snprintf(letter->refusal, sizeof letter->refusal, "rank %d sends '%s'%s with tag %d, rank %d receives '%s'%s",
+                  op.coll.peer, letter->label, shape_text(letter->dtype, letter->count).c_str(), letter->tag, rank_,
+                  op.label.c_str(), shape_text(op.dtype(), op.elements()).c_str());
     const std::string text = letter->refusal;
     turn(*letter, Letter::refused);
     fail(ZR_MISMATCH, text);

@@ -11,7 +11,8 @@ struct Type {
   const char* name;
   int64_t size;
 };
-constexpr Type kTypes[] = {{"none", 0}, {"fp32", 4}, {"bf16", 2}, {"fp16", 2}, {"fp64", 8}, {"int8", 1}, {"uint8", 1}, {"int32", 4}, {"int64", 8}};
+constexpr Type kTypes[] = {{"none", 0}, {"fp32", 4},  {"bf16", 2},  {"fp16", 2}, {"fp64", 8},
+                           {"int8", 1}, {"uint8", 1}, {"int32", 4}, {"int64", 8}};
 constexpr const char* kOps[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
                                 "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
 
@@ -56,7 +57,8 @@ Extent Operation::extent(int p, int r, const int64_t* to, const int64_t* from) c
     case ZR_SCATTER: return {starts[r], counts[r], 0};
     case ZR_ALL_GATHER:
     case ZR_GATHER: return {0, counts[p], starts[p]};
-    case ZR_ALL_TO_ALL: return {std::accumulate(to, to + r, int64_t{0}), to[r], std::accumulate(from, from + p, int64_t{0})};
+    case ZR_ALL_TO_ALL:
+      return {std::accumulate(to, to + r, int64_t{0}), to[r], std::accumulate(from, from + p, int64_t{0})};
     default: return {0, coll.op == ZR_BROADCAST ? coll.dst.count : coll.src.count, 0};
   }
 }
@@ -90,9 +92,12 @@ void Operation::take(const zr_coll& given, int own_rank, int ranks) {
     coll.src = coll.dst = zr_view{};
     return;
   }
-  check(!sends(rank) || (size_of(coll.src.dtype) && coll.src.count >= 0 && (coll.src.data || coll.src.count == 0)), "src is no valid view");
-  check(!receives(rank) || (size_of(coll.dst.dtype) && coll.dst.count >= 0 && (coll.dst.data || coll.dst.count == 0)), "dst is no valid view");
-  const bool both = sends(rank) && receives(rank), wide = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  check(!sends(rank) || (size_of(coll.src.dtype) && coll.src.count >= 0 && (coll.src.data || coll.src.count == 0)),
+        "src is no valid view");
+  check(!receives(rank) || (size_of(coll.dst.dtype) && coll.dst.count >= 0 && (coll.dst.data || coll.dst.count == 0)),
+        "dst is no valid view");
+  const bool both = sends(rank) && receives(rank),
+             wide = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   check(!both || coll.src.dtype == coll.dst.dtype || (is_fold() && wide), "src and dst are of different types");
   check(!is_fold() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "no such reduction");
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
@@ -126,7 +131,10 @@ void Operation::check_counts() {
   if (sends(rank)) check(coll.src.count == (by_src ? mine : total), "src is not as long as the counts say");
   if (!receives(rank)) return;
   const int64_t received = std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0});
-  check(coll.dst.count == (coll.op == ZR_ALL_TO_ALL ? received : by_src ? total : mine), "dst is not as long as the counts say");
+  check(coll.dst.count == (coll.op == ZR_ALL_TO_ALL ? received
+                           : by_src                 ? total
+                                                    : mine),
+        "dst is not as long as the counts say");
 }
 
 void Operation::check_overlap() {

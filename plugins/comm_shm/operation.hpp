@@ -41,7 +41,8 @@ struct Operation {
   int64_t width() const { return size_of(sends(rank) ? coll.src.dtype : coll.dst.dtype); }
   int64_t src_bytes() const { return coll.src.count * size_of(coll.src.dtype); }
   int64_t dst_bytes() const { return coll.dst.count * size_of(coll.dst.dtype); }
-  /// `later` must not be announced before this is complete: it touches what this one writes, or writes what this one reads.
+  /// `later` must not be announced before this is complete: it touches what this one writes, or writes what this one
+  /// reads.
   bool blocks(const Operation& later) const;
   /// Of the whole operation, as reports name it.
   int64_t elements() const;
@@ -56,9 +57,13 @@ struct Operation {
 
   State state = State::waiting;
   zr::Done done;
-  uint64_t number = 0;            // of the collective, from 1
-  Letter* letter = nullptr;       // of a message, once it is matched
-  enum class Finish { nobody, root, all } finish = Finish::nobody;  // executed: complete when these have done their part
+  uint64_t number = 0;       // of the collective, from 1
+  Letter* letter = nullptr;  // of a message, once it is matched
+  enum class Finish {
+    nobody,
+    root,
+    all
+  } finish = Finish::nobody;  // executed: complete when these have done their part
   // Through the staging room: load of loads is at work, counted from first_load.
   bool staged = false, loaded = false;
   uint64_t first_load = 0, load = 0, loads = 0;

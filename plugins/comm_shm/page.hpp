@@ -1,5 +1,5 @@
-// What a rank shows its peers at the start of its memory file. All of it is read and written by several processes at once:
-// plain fields are published by the release of the counter or state named beside them.
+// What a rank shows its peers at the start of its memory file. All of it is read and written by several processes at
+// once: plain fields are published by the release of the counter or state named beside them.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,8 @@ struct Segment {
 /// Written by one rank, watched by all. `beat` changes after every other change, and is the futex.
 struct alignas(64) Signals {
   Counter posted;    // collectives announced: notices up to this one may be read
-  Counter finished;  // collectives whose part of this rank is done: it reads no more of any peer for them, nor their notices
+  Counter finished;  // collectives whose part of this rank is done: it reads no more of any peer for them, nor their
+                     // notices
   Counter filled;    // loads put into the staging room
   Counter drained;   // loads read from everybody's staging room
   std::atomic<uint32_t> beat, sleepers, gone;
@@ -41,8 +42,8 @@ struct alignas(64) Signals {
 
 enum : uint32_t { kSrcShared = 1, kDstShared = 2, kInPlace = 4 };
 
-/// One announced collective; published by Signals::posted. Two arrays of `world` elements follow: all_to_all's counts to and
-/// from every rank.
+/// One announced collective; published by Signals::posted. Two arrays of `world` elements follow: all_to_all's counts
+/// to and from every rank.
 struct alignas(64) Notice {
   uint64_t number, fingerprint;
   uint32_t op, traits;

@@ -5,8 +5,8 @@ namespace {
 
 class Shm : public zr::Communicator<Shm, shm::Wire> {
  public:
-  static constexpr zr_key keys[] = {
-      zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12, "room through which memory that peers cannot read in place travels")};
+  static constexpr zr_key keys[] = {zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12,
+                                                  "room through which memory that peers cannot read in place travels")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   std::unique_ptr<shm::Wire> open(const zr_comm_open& how) {

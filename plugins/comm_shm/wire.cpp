@@ -52,7 +52,8 @@ void Wire::meet(const zr_comm_open& how, uint64_t opened) {
   const auto& store = host_.need<zr_store_service>();
   constexpr int64_t kLimit = int64_t{300} * 1000000000;
   const auto key = [&](const char* what, int r) {
-    return "shm." + std::string(how.axis ? how.axis : "") + "." + std::to_string(opened) + "." + what + "." + std::to_string(r);
+    return "shm." + std::string(how.axis ? how.axis : "") + "." + std::to_string(opened) + "." + what + "." +
+           std::to_string(r);
   };
   const auto put = [&](const char* what, const std::string& value) {
     zr_error error = zr::no_error();
@@ -67,14 +68,16 @@ void Wire::meet(const zr_comm_open& how, uint64_t opened) {
   };
   const Address mine = arena_.address();
   std::ostringstream text;
-  text << mine.boot << ' ' << mine.container << ' ' << mine.pid << ' ' << mine.fd << ' ' << mine.identity << ' ' << mine.host;
+  text << mine.boot << ' ' << mine.container << ' ' << mine.pid << ' ' << mine.fd << ' ' << mine.identity << ' '
+       << mine.host;
   put("address", text.str());
   for (int r = 0; r < world_; ++r) {
     if (r == rank_) continue;
     Address peer;
     std::istringstream said(get("address", r));
     if (!(said >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
-      throw zr::Error(ZR_COMM, "rank " + std::to_string(r) + " announced no address that comm_shm understands: is it of another version?");
+      throw zr::Error(ZR_COMM, "rank " + std::to_string(r) +
+                                   " announced no address that comm_shm understands: is it of another version?");
     arena_.connect(r, peer);
   }
   // Nobody leaves, or writes to a peer, before all have found one another.
@@ -85,7 +88,8 @@ void Wire::meet(const zr_comm_open& how, uint64_t opened) {
 
 Wire::~Wire() {
   for (const auto& op : queue_)
-    if (op->done && op->state != State::complete) op->done.resolve(ZR_CANCELLED, 0, (op->what() + ": the communicator was closed").c_str());
+    if (op->done && op->state != State::complete)
+      op->done.resolve(ZR_CANCELLED, 0, (op->what() + ": the communicator was closed").c_str());
   arena_.signals(rank_).gone.store(1, std::memory_order_release);
   ring();
 }
@@ -101,7 +105,9 @@ zr_comm_caps Wire::caps() const {
 
 void* Wire::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
   if (flags != 0) throw zr::Error(ZR_UNSUPPORTED, "memory with flags " + std::to_string(flags) + " is not offered");
-  if (align > 4096) throw zr::Error(ZR_UNSUPPORTED, "memory is aligned to 4096 bytes at most, " + std::to_string(align) + " were asked for");
+  if (align > 4096)
+    throw zr::Error(ZR_UNSUPPORTED,
+                    "memory is aligned to 4096 bytes at most, " + std::to_string(align) + " were asked for");
   return arena_.allocate(bytes);
 }
 
@@ -128,9 +134,7 @@ void Wire::progress() {
   advance();
 }
 
-void Wire::advance() try {
-  make_moves();
-} catch (const zr::Error& error) {
+void Wire::advance() try { make_moves(); } catch (const zr::Error& error) {
   if (failed_) throw;
   fail(error.code(), error.what());  // some operation could not be carried out: none can follow
 }
@@ -147,7 +151,9 @@ void Wire::make_moves() {
       while (op->state != State::complete && step(*op)) moved = true;
   }
   settle();
-  if (gone && blocked_on_ == peer) fail(ZR_COMM, "rank " + std::to_string(peer) + " has closed its communicator, this rank is in " + queue_.front()->what());
+  if (gone && blocked_on_ == peer)
+    fail(ZR_COMM,
+         "rank " + std::to_string(peer) + " has closed its communicator, this rank is in " + queue_.front()->what());
 }
 
 // One move of one operation; false if it has to wait.
@@ -239,7 +245,8 @@ void Wire::fail(zr_code code, const std::string& text) {
   failed_ = Failed{code, text};
   for (auto& op : queue_) {
     // The caller of submit learns it from submit.
-    if (op->done && op.get() != submitting_) op->done.resolve(op->state == State::complete ? zr_code{ZR_OK} : code, 0, text.c_str());
+    if (op->done && op.get() != submitting_)
+      op->done.resolve(op->state == State::complete ? zr_code{ZR_OK} : code, 0, text.c_str());
     op->done = zr::Done();
   }
   queue_.clear();

@@ -1,8 +1,8 @@
 // One opened communicator: a queue of operations that advance whenever somebody calls in. It has no thread of its own.
 //
-// A collective is announced in this rank's ring of notices, and executed once all ranks have announced it: this rank's part,
-// straight from the peers' memory. It is complete when whoever reads or writes this rank's memory has done its part too.
-// Calls are [use], one at a time; abort() is [any].
+// A collective is announced in this rank's ring of notices, and executed once all ranks have announced it: this rank's
+// part, straight from the peers' memory. It is complete when whoever reads or writes this rank's memory has done its
+// part too. Calls are [use], one at a time; abort() is [any].
 #pragma once
 
 #include <atomic>
@@ -89,9 +89,9 @@ class Wire {
 
   std::vector<std::unique_ptr<Operation>> queue_, spare_;  // in order of submission
   const Operation* submitting_ = nullptr;
-  uint64_t announced_ = 0, executed_ = 0;  // collectives
-  uint64_t loads_ = 0;                     // through the staging room
-  std::vector<uint64_t> letters_sent_;     // by peer
+  uint64_t announced_ = 0, executed_ = 0;     // collectives
+  uint64_t loads_ = 0;                        // through the staging room
+  std::vector<uint64_t> letters_sent_;        // by peer
   const Operation* lends_room_to_ = nullptr;  // the message that uses this rank's staging room
   int blocked_on_ = -1;
   std::atomic<bool> aborted_{false};

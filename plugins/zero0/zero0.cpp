@@ -1,4 +1,5 @@
-// ZeRO-0, data parallel: every rank has everything. Each bucket is folded by the ranks in parts, the sums then go to all.
+// ZeRO-0, data parallel: every rank has everything. Each bucket is folded by the ranks in parts, the sums then go to
+// all.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -11,7 +12,8 @@ namespace {
 
 class Zero0 : public zr::Strategy<Zero0> {
  public:
-  static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "gradients travel in buckets of this size, two at a time")};
+  static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
+                                                  "gradients travel in buckets of this size, two at a time")};
   explicit Zero0(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}
 
   void plan(const zr_plan_in& in, zr::Plan& plan) const {
@@ -22,7 +24,8 @@ class Zero0 : public zr::Strategy<Zero0> {
     for (uint32_t p = 0; p < in.n_params; ++p)
       if (in.params[p]->count > 0) plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, in.params[p]->count, layout.offset(p));
     for (uint32_t p = 0; p < in.n_params; ++p)
-      if (in.params[p]->count > 0 && !(in.params[p]->flags & ZR_PARAM_FROZEN)) plan.piece(ZR_ROLE_SUM, p, sums, 0, in.params[p]->count, layout.offset(p));
+      if (in.params[p]->count > 0 && !(in.params[p]->flags & ZR_PARAM_FROZEN))
+        plan.piece(ZR_ROLE_SUM, p, sums, 0, in.params[p]->count, layout.offset(p));
   }
 
   void bind(const zr_plan_in& in, const zr::Bound& bound) {
@@ -44,7 +47,8 @@ class Zero0 : public zr::Strategy<Zero0> {
     if (b >= leaving_ + kRooms) return {};  // its room holds a bucket that is still filling
     left_[b % kRooms].wait();               // ... or one that peers still read
     const auto& bucket = layout_->buckets()[b];
-    return zr::part(room_[b % kRooms], begin - bucket.begin, std::min(bucket.end - begin, layout_->count(param) - first));
+    return zr::part(room_[b % kRooms], begin - bucket.begin,
+                    std::min(bucket.end - begin, layout_->count(param) - first));
   }
 
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
@@ -52,9 +56,10 @@ class Zero0 : public zr::Strategy<Zero0> {
     for (; leaving_ < missing_.size() && missing_[leaving_] == 0; ++leaving_) {
       const auto part = layout_->part(leaving_, rank_);
       // The first micro-step folds from +0, so that no sum need be cleared.
-      left_[leaving_ % kRooms] = comm_->start(zr::reduce_scatter(zr::part(room_[leaving_ % kRooms], 0, layout_->buckets()[leaving_].size()),
-                                                                 zr::part(sums_, part.begin, part.size()), label_[leaving_].c_str(),
-                                                                 micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[leaving_].data()));
+      left_[leaving_ % kRooms] =
+          comm_->start(zr::reduce_scatter(zr::part(room_[leaving_ % kRooms], 0, layout_->buckets()[leaving_].size()),
+                                          zr::part(sums_, part.begin, part.size()), label_[leaving_].c_str(),
+                                          micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[leaving_].data()));
     }
   }
 
@@ -72,8 +77,9 @@ class Zero0 : public zr::Strategy<Zero0> {
     for (std::size_t b = 0; b < counts_.size(); ++b) {
       const auto part = layout_->part(b, rank_);
       const auto& bucket = layout_->buckets()[b];
-      gathers.push_back(comm_->start(zr::all_gather(zr::part(sums_, part.begin, part.size()), zr::part(sums_, bucket.begin, bucket.size()),
-                                                    label_[b].c_str(), counts_[b].data())));
+      gathers.push_back(comm_->start(zr::all_gather(zr::part(sums_, part.begin, part.size()),
+                                                    zr::part(sums_, bucket.begin, bucket.size()), label_[b].c_str(),
+                                                    counts_[b].data())));
     }
     for (const zr::Done& done : gathers) done.wait();
   }

@@ -11,15 +11,19 @@ namespace {
 
 class Zero1 : public zr::Strategy<Zero1> {
  public:
-  static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "gradients and weights travel in buckets of this size")};
+  static constexpr zr_key keys[] = {
+      zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "gradients and weights travel in buckets of this size")};
   explicit Zero1(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}
 
   void plan(const zr_plan_in& in, zr::Plan& plan) const {
     const zr::FlatLayout layout = lay_out(in);
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout.total(), in.weight_dtype);
-    const uint32_t gradients = plan.buffer(ZR_ROLE_GRAD, "gradients of one backward", layout.trainable(), in.grad_dtype);
+    const uint32_t gradients =
+        plan.buffer(ZR_ROLE_GRAD, "gradients of one backward", layout.trainable(), in.grad_dtype);
     const bool apart = sums_apart(in);
-    const uint32_t sums = apart ? plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", own_elements(layout, in.rank), in.sum_dtype) : gradients;
+    const uint32_t sums =
+        apart ? plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", own_elements(layout, in.rank), in.sum_dtype)
+              : gradients;
     for (uint32_t p = 0; p < in.n_params; ++p)
       if (in.params[p]->count > 0) plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, in.params[p]->count, layout.offset(p));
     // Buckets stand from the end; pieces ascend.
@@ -48,7 +52,8 @@ class Zero1 : public zr::Strategy<Zero1> {
     for (std::size_t b = n; b-- > 0;) {
       parts_[b] = layout_->part(b, in.rank);
       counts_[b] = layout_->counts(b);
-      sums_[b] = apart_ ? zr::part(bound.buffers[2], base, parts_[b].size()) : zr::part(gradients_, parts_[b].begin, parts_[b].size());
+      sums_[b] = apart_ ? zr::part(bound.buffers[2], base, parts_[b].size())
+                        : zr::part(gradients_, parts_[b].begin, parts_[b].size());
       base += parts_[b].size();
       label_[b] = "bucket " + std::to_string(b);
     }
@@ -66,8 +71,9 @@ class Zero1 : public zr::Strategy<Zero1> {
     for (; leaving_ < missing_.size() && missing_[leaving_] == 0; ++leaving_) {
       const auto& bucket = layout_->buckets()[leaving_];
       // The first micro-step folds from +0, so that no sum need be cleared.
-      pending_.push_back(comm_->start(zr::reduce_scatter(zr::part(gradients_, bucket.begin, bucket.size()), sums_[leaving_], label_[leaving_].c_str(),
-                                                         micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[leaving_].data())));
+      pending_.push_back(comm_->start(
+          zr::reduce_scatter(zr::part(gradients_, bucket.begin, bucket.size()), sums_[leaving_],
+                             label_[leaving_].c_str(), micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[leaving_].data())));
     }
   }
 
@@ -85,7 +91,8 @@ class Zero1 : public zr::Strategy<Zero1> {
     for (std::size_t b = 0; b < parts_.size(); ++b) {
       const auto& bucket = layout_->buckets()[b];
       pending_.push_back(comm_->start(zr::all_gather(zr::part(weights_, parts_[b].begin, parts_[b].size()),
-                                                     zr::part(weights_, bucket.begin, bucket.size()), label_[b].c_str(), counts_[b].data())));
+                                                     zr::part(weights_, bucket.begin, bucket.size()), label_[b].c_str(),
+                                                     counts_[b].data())));
     }
     for (const zr::Done& done : pending_) done.wait();
     pending_.clear();
@@ -111,12 +118,12 @@ class Zero1 : public zr::Strategy<Zero1> {
   std::optional<zr::Comm> comm_;
   zr_view weights_{}, gradients_{};
   bool apart_ = false;
-  std::vector<zr::FlatLayout::Range> parts_;   // by bucket: this rank's
-  std::vector<std::vector<int64_t>> counts_;   // by bucket: every rank's
-  std::vector<std::string> label_;             // by bucket
-  std::vector<zr_view> sums_;                  // by bucket: this rank's
-  std::vector<int64_t> missing_;               // by bucket: live elements not yet ready in this micro-step
-  std::size_t leaving_ = 0;                    // the bucket that leaves next
+  std::vector<zr::FlatLayout::Range> parts_;  // by bucket: this rank's
+  std::vector<std::vector<int64_t>> counts_;  // by bucket: every rank's
+  std::vector<std::string> label_;            // by bucket
+  std::vector<zr_view> sums_;                 // by bucket: this rank's
+  std::vector<int64_t> missing_;              // by bucket: live elements not yet ready in this micro-step
+  std::size_t leaving_ = 0;                   // the bucket that leaves next
   std::vector<zr::Done> pending_;
 };
 

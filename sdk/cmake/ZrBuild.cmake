@@ -43,9 +43,35 @@ function(zr_room name)
   endforeach()
 endfunction()
 
-# A test program: zr_test(name SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Test names become ctest names.
+# Headers that many programs include and that cost seconds, precompiled once for all of them: a precompiled header is
+# taken only where the flags are the same, hence -fPIC for programs too.
+function(zr_share_headers headers) # ... then the targets
+  if(NOT TARGET ${headers})
+    file(WRITE ${CMAKE_BINARY_DIR}/${headers}.cpp "// Carries the precompiled header.\n")
+    add_library(${headers} STATIC ${CMAKE_BINARY_DIR}/${headers}.cpp)
+    if(headers STREQUAL zr_torch_headers)
+      target_link_libraries(${headers} PRIVATE zr::torch)
+      target_precompile_headers(${headers} PRIVATE <torch/torch.h>)
+    else()
+      target_link_libraries(${headers} PRIVATE GTest::gtest GTest::gmock)
+      target_precompile_headers(${headers} PRIVATE <gmock/gmock.h> <gtest/gtest.h> <chrono> <filesystem> <fstream> <functional>
+                                                   <regex> <sstream> <string> <thread> <vector>)
+    endif()
+  endif()
+  foreach(target ${ARGN})
+    get_target_property(type ${target} TYPE)
+    if(type STREQUAL "EXECUTABLE")
+      set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+      target_compile_options(${target} PRIVATE -fPIC)
+    endif()
+    target_precompile_headers(${target} REUSE_FROM ${headers})
+  endforeach()
+endfunction()
+
+# A test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Test names become ctest
+# names. TORCH: it includes libtorch's headers.
 function(zr_test name)
-  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -54,5 +80,10 @@ function(zr_test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE ZR_SOURCE_DIR="${CMAKE_SOURCE_DIR}" ZR_BUILD_DIR="${CMAKE_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(TEST_TORCH)
+    zr_share_headers(zr_torch_headers ${name})
+  else()
+    zr_share_headers(zr_test_headers ${name})
+  endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}")
 endfunction()

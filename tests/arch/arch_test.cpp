@@ -13,7 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 const fs::path kRoot = ZR_SOURCE_DIR;
-const std::vector<std::string> kRooms{"base", "config", "plan", "plugin", "comm", "model", "shard", "offload", "checkpoint", "engine", "cli", "api"};
+const std::vector<std::string> kRooms{"base",  "config",  "plan",       "plugin", "comm", "model",
+                                      "shard", "offload", "checkpoint", "engine", "cli",  "api"};
 
 std::vector<std::string> lines_of(const fs::path& file) {
   std::ifstream in(file);
@@ -44,7 +45,8 @@ std::vector<std::string> hits(const std::vector<fs::path>& files, const std::reg
   for (const fs::path& file : files) {
     const auto lines = lines_of(file);
     for (std::size_t i = 0; i < lines.size(); ++i)
-      if (std::regex_search(lines[i], wrong)) found.push_back(path_of(file) + ":" + std::to_string(i + 1) + ": " + lines[i]);
+      if (std::regex_search(lines[i], wrong))
+        found.push_back(path_of(file) + ":" + std::to_string(i + 1) + ": " + lines[i]);
   }
   return found;
 }
@@ -81,7 +83,8 @@ TEST(Architecture, TheCoreKnowsNoPluginByName) {
   std::set<std::string> names;
   for (const char* folder : {"plugins", "plugins/optimizers"})
     for (const auto& entry : fs::directory_iterator(kRoot / folder))
-      if (entry.is_directory() && entry.path().filename() != "optimizers") names.insert(entry.path().filename().string());
+      if (entry.is_directory() && entry.path().filename() != "optimizers")
+        names.insert(entry.path().filename().string());
   ASSERT_TRUE(names.count("zero1") && names.count("adamw") && names.count("comm_shm"));
   std::string pattern;
   for (const std::string& name : names) {
@@ -106,14 +109,19 @@ TEST(Architecture, LibtorchStaysInItsRooms) {
 }
 
 TEST(Architecture, PluginsAreWrittenFromTheSdkAlone) {
-  EXPECT_EQ(hits(code_below({"plugins"}), std::regex(R"re(#\s*include\s+["<](base|config|plan|plugin|comm|model|shard|offload|checkpoint|engine|cli|api)/)re")),
-            std::vector<std::string>{});
+  EXPECT_EQ(
+      hits(
+          code_below({"plugins"}),
+          std::regex(
+              R"re(#\s*include\s+["<](base|config|plan|plugin|comm|model|shard|offload|checkpoint|engine|cli|api)/)re")),
+      std::vector<std::string>{});
 }
 
 TEST(Architecture, NoFileIsLongerThan600Lines) {
   std::vector<std::string> wrong;
   for (const fs::path& file : code_below({"core", "plugins", "sdk", "tests", "examples"}))
-    if (const auto n = lines_of(file).size(); n > 600) wrong.push_back(path_of(file) + ": " + std::to_string(n) + " lines");
+    if (const auto n = lines_of(file).size(); n > 600)
+      wrong.push_back(path_of(file) + ": " + std::to_string(n) + " lines");
   EXPECT_EQ(wrong, std::vector<std::string>{});
 }
 
@@ -132,7 +140,8 @@ TEST(Architecture, EveryRoomAndPluginHasAReadme) {
 
 // A function declared in a paragraph (lines without a blank between) that holds no comment is undocumented.
 std::vector<std::string> undocumented(const std::vector<std::string>& lines) {
-  static const std::regex declaration(R"(^\s{0,4}(?!return|using|inline namespace|static_assert|std::|#|//|\}|if|for)[A-Za-z_][\w:<>,&\*\s\[\]]*\b\w+\([^;{]*\)\s*(const|noexcept)?[^;{]*[;{])");
+  static const std::regex declaration(
+      R"(^\s{0,4}(?!return|using|inline namespace|static_assert|std::|#|//|\}|if|for)[A-Za-z_][\w:<>,&\*\s\[\]]*\b\w+\([^;{]*\)\s*(const|noexcept)?[^;{]*[;{])");
   std::vector<std::string> wrong, open;
   bool documented = false, hidden = false, layer = false;
   const auto close = [&] {
@@ -147,7 +156,8 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines) {
     hidden |= layer || line.find("private:") != std::string::npos;
     if (line.rfind("}", 0) == 0) hidden = layer = false;
     if (line.find("public:") != std::string::npos && !layer) hidden = false;
-    documented |= line.find("//") != std::string::npos || line.find("/*") != std::string::npos || line.find(" * ") != std::string::npos;
+    documented |= line.find("//") != std::string::npos || line.find("/*") != std::string::npos ||
+                  line.find(" * ") != std::string::npos;
     if (!hidden && std::regex_search(line, declaration)) open.push_back(line);
   }
   close();
@@ -155,16 +165,19 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines) {
 }
 
 TEST(Architecture, EveryPublicFunctionIsDocumented) {
-  for (const fs::path& file : code_below({"core/api/include", "sdk/include"})) EXPECT_EQ(undocumented(lines_of(file)), std::vector<std::string>{}) << path_of(file);
+  for (const fs::path& file : code_below({"core/api/include", "sdk/include"}))
+    EXPECT_EQ(undocumented(lines_of(file)), std::vector<std::string>{}) << path_of(file);
 }
 
 TEST(Architecture, AnUndocumentedFunctionWouldBeSeen) {
-  EXPECT_EQ(undocumented({"class A {", " public:", "", "  int size() const;", "", "  /// Empties it.", "  void clear();", " private:", "", "  int n();", "};"}),
+  EXPECT_EQ(undocumented({"class A {", " public:", "", "  int size() const;", "", "  /// Empties it.",
+                          "  void clear();", " private:", "", "  int n();", "};"}),
             std::vector<std::string>{"  int size() const;"});
 }
 
 TEST(Architecture, TheTopLevelIsFixed) {
-  const std::set<std::string> allowed{"core", "plugins", "sdk", "tests", "examples", "build", "runs", ".git", ".ci", ".cache"};
+  const std::set<std::string> allowed{"core",  "plugins", "sdk",  "tests", "examples",
+                                      "build", "runs",    ".git", ".ci",   ".cache"};
   for (const auto& entry : fs::directory_iterator(kRoot))
     EXPECT_TRUE(!entry.is_directory() || allowed.count(entry.path().filename().string())) << entry.path();
 }

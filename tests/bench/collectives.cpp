@@ -1,5 +1,8 @@
-// comm_shm beside Gloo (TCP on the loopback) and OpenMPI, as installed, in turns: ours, Gloo, OpenMPI, ours, ... Rows are microseconds a
-// call; the reference is the faster peer. And submit_overhead: what the host's wrapper adds to a call.
+// comm_shm beside Gloo (TCP on the loopback) and OpenMPI, as installed, in turns: ours, Gloo, OpenMPI, ours, ... Rows
+// are microseconds a call; the reference is the faster peer. And submit_overhead: what the host's wrapper adds to a
+// call.
+#include "bench/collectives.hpp"
+
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/reduce_scatter.h>
@@ -15,7 +18,6 @@
 #include <iostream>
 #include <numeric>
 
-#include "bench/collectives.hpp"
 #include "bench/row.hpp"
 #include "multirank/comm_rig.hpp"
 #include "multirank/ranks.hpp"
@@ -30,7 +32,9 @@ constexpr int kRounds = 5;
 // A meeting point of two forked ranks.
 class Meeting {
  public:
-  Meeting() : arrived_(new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<int64_t>(0)) {}
+  Meeting()
+      : arrived_(new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                     std::atomic<int64_t>(0)) {}
   ~Meeting() { ::munmap(arrived_, 4096); }
   Meeting(const Meeting&) = delete;
   void operator()() {
@@ -46,7 +50,9 @@ class Meeting {
 };
 
 // Every rank gives its seconds, cell by cell; a call takes as long as its slower rank.
-void give(Rank& rank, const std::vector<double>& seconds) { rank.give({reinterpret_cast<const char*>(seconds.data()), seconds.size() * sizeof(double)}); }
+void give(Rank& rank, const std::vector<double>& seconds) {
+  rank.give({reinterpret_cast<const char*>(seconds.data()), seconds.size() * sizeof(double)});
+}
 
 std::vector<double> medians(const std::vector<RankResult>& ranks) {
   for (const RankResult& r : ranks)
@@ -82,7 +88,8 @@ std::vector<double> ours() {
       coll.size = sizeof coll;
       coll.reduce = ZR_SUM;
       coll.label = cell.op;
-      const zr_view whole{tensor, n, ZR_F32, 0, {1, 0}}, half{part, n / 2, ZR_F32, 0, {1, 0}}, own{tensor + rank.rank * n / 2, n / 2, ZR_F32, 0, {1, 0}};
+      const zr_view whole{tensor, n, ZR_F32, 0, {1, 0}}, half{part, n / 2, ZR_F32, 0, {1, 0}},
+          own{tensor + rank.rank * n / 2, n / 2, ZR_F32, 0, {1, 0}};
       coll.op = op == "all_reduce" ? ZR_ALL_REDUCE : op == "reduce_scatter" ? ZR_REDUCE_SCATTER : ZR_ALL_GATHER;
       coll.src = op == "all_gather" ? own : whole;
       coll.dst = op == "reduce_scatter" ? half : whole;
@@ -92,7 +99,8 @@ std::vector<double> ours() {
 }
 
 std::vector<double> gloo_tcp() {
-  const std::string folder = (std::filesystem::temp_directory_path() / ("zeroth-gloo-" + std::to_string(::getpid()))).string();
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / ("zeroth-gloo-" + std::to_string(::getpid()))).string();
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   Meeting meet;
@@ -106,7 +114,8 @@ std::vector<double> gloo_tcp() {
       const std::string op = cell.op;
       const auto n = static_cast<std::size_t>(cell.elements());
       if (op == "reduce_scatter") {
-        gloo::ReduceScatterHalvingDoubling<float> scatter(context, {tensor}, cell.elements(), {static_cast<int>(n / 2), static_cast<int>(n / 2)});
+        gloo::ReduceScatterHalvingDoubling<float> scatter(context, {tensor}, cell.elements(),
+                                                          {static_cast<int>(n / 2), static_cast<int>(n / 2)});
         give(rank, time_calls(cell, tensor, meet, [&] { scatter.run(); }));
         continue;
       }
@@ -114,7 +123,8 @@ std::vector<double> gloo_tcp() {
              if (op == "all_reduce") {
                gloo::AllreduceOptions options(context);
                options.setOutput(tensor, n);
-               options.setReduceFunction([](void* c, const void* a, const void* b, std::size_t count) { gloo::sum<float>(c, a, b, count); });
+               options.setReduceFunction(
+                   [](void* c, const void* a, const void* b, std::size_t count) { gloo::sum<float>(c, a, b, count); });
                gloo::allreduce(options);
              } else {
                gloo::AllgatherOptions options(context);
@@ -130,16 +140,20 @@ std::vector<double> gloo_tcp() {
 }
 
 std::vector<double> openmpi() {
-  FILE* pipe = ::popen("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " ZR_MPIRUN " -n 2 " ZR_BUILD_DIR "/bin/collectives_openmpi", "r");
+  FILE* pipe = ::popen("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " ZR_MPIRUN " -n 2 " ZR_BUILD_DIR
+                       "/bin/collectives_openmpi",
+                       "r");
   std::vector<double> seconds;
   for (double one; pipe && std::fscanf(pipe, "%lf", &one) == 1;) seconds.push_back(one);
-  if (!pipe || ::pclose(pipe) != 0 || seconds.size() != std::size(kCells)) throw std::runtime_error("mpirun failed: `make setup` installs OpenMPI, or see its words above");
+  if (!pipe || ::pclose(pipe) != 0 || seconds.size() != std::size(kCells))
+    throw std::runtime_error("mpirun failed: `make setup` installs OpenMPI, or see its words above");
   return seconds;
 }
 
 std::string name_of(const Cell& cell) {
   const bool small = cell.bytes < 1 << 20;
-  return std::string(cell.op) + "_" + std::to_string(small ? cell.bytes >> 10 : cell.bytes >> 20) + (small ? "KiB" : "MiB");
+  return std::string(cell.op) + "_" + std::to_string(small ? cell.bytes >> 10 : cell.bytes >> 20) +
+         (small ? "KiB" : "MiB");
 }
 
 std::vector<Row> collectives() {
@@ -155,20 +169,24 @@ std::vector<Row> collectives() {
   std::vector<Row> rows;
   for (std::size_t i = 0; i < std::size(kCells); ++i) {
     const bool gloo_wins = median(gloo[i]) < median(mpi[i]);
-    rows.push_back(compare(name_of(kCells[i]), "us", own[i], gloo_wins ? "Gloo, TCP" : "OpenMPI", gloo_wins ? gloo[i] : mpi[i], kCells[i].target));
+    rows.push_back(compare(name_of(kCells[i]), "us", own[i], gloo_wins ? "Gloo, TCP" : "OpenMPI",
+                           gloo_wins ? gloo[i] : mpi[i], kCells[i].target));
   }
   return rows;
 }
 
-// Submits of a barrier with a completion, two ranks, 32 in flight: the submit alone is timed, which includes what the plug-in gets done
-// meanwhile. Through the host (numbered, fingerprinted, counted, known to the control plane) and to the plug-in directly, in turns.
+// Submits of a barrier with a completion, two ranks, 32 in flight: the submit alone is timed, which includes what the
+// plug-in gets done meanwhile. Through the host (numbered, fingerprinted, counted, known to the control plane) and to
+// the plug-in directly, in turns.
 Row submit_overhead() {
   constexpr int kBatch = 32, kBatches = 400;
   Meeting meet;
   const auto ranks = run_ranks(2, [&](Rank& rank) {
-    for (const auto& [key, value] : {std::pair("RANK", std::to_string(rank.rank)), std::pair("LOCAL_RANK", std::to_string(rank.rank)), std::pair("WORLD_SIZE", std::string("2")),
-                                     std::pair("LOCAL_WORLD_SIZE", std::string("2")), std::pair("MASTER_ADDR", std::string("127.0.0.1")),
-                                     std::pair("MASTER_PORT", std::to_string(20000 + ::getppid() % 20000))})
+    for (const auto& [key, value] :
+         {std::pair("RANK", std::to_string(rank.rank)), std::pair("LOCAL_RANK", std::to_string(rank.rank)),
+          std::pair("WORLD_SIZE", std::string("2")), std::pair("LOCAL_WORLD_SIZE", std::string("2")),
+          std::pair("MASTER_ADDR", std::string("127.0.0.1")),
+          std::pair("MASTER_PORT", std::to_string(20000 + ::getppid() % 20000))})
       ::setenv(key, value.c_str(), 1);
     CommRig rig(zr::host::Control::join());
     const auto wrapped = rig.open();

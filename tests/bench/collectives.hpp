@@ -1,4 +1,5 @@
-// What is timed of a collective, alike for every engine: each rank dirties its whole tensor, all meet, one call is timed.
+// What is timed of a collective, alike for every engine: each rank dirties its whole tensor, all meet, one call is
+// timed.
 #pragma once
 
 #include <algorithm>

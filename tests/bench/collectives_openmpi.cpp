@@ -1,5 +1,5 @@
-// The OpenMPI side of bench_collectives: run by it under mpirun with two ranks. Prints the median seconds of each cell, one a line; a
-// call takes as long as its slower rank.
+// The OpenMPI side of bench_collectives: run by it under mpirun with two ranks. Prints the median seconds of each cell,
+// one a line; a call takes as long as its slower rank.
 #include <mpi.h>
 
 #include <cstdio>
@@ -21,9 +21,12 @@ int main(int argc, char** argv) {
     const auto call = [&] {
       if (op == "all_reduce") MPI_Allreduce(MPI_IN_PLACE, tensor, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       if (op == "reduce_scatter") MPI_Reduce_scatter_block(tensor, part, n / 2, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-      if (op == "all_gather") MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, n / 2, MPI_FLOAT, MPI_COMM_WORLD);
+      if (op == "all_gather")
+        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, n / 2, MPI_FLOAT, MPI_COMM_WORLD);
     };
-    std::vector<double> mine = zr::bench::time_calls(cell, tensor, [] { MPI_Barrier(MPI_COMM_WORLD); }, call), slower(mine.size());
+    std::vector<double> mine = zr::bench::time_calls(
+                            cell, tensor, [] { MPI_Barrier(MPI_COMM_WORLD); }, call),
+                        slower(mine.size());
     MPI_Reduce(mine.data(), slower.data(), static_cast<int>(mine.size()), MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     std::sort(slower.begin(), slower.end());
     if (rank == 0) std::printf("%.9g\n", slower[slower.size() / 2]);

@@ -7,8 +7,10 @@
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  const std::string command = std::string("ZR_PROGRESS=plain " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " ZR_BUILD_DIR "/bin/gpt " ZR_SOURCE_DIR "/examples/gpt/gpt.toml") +
-                              " model.layers=6 model.width=384 model.context=256 train.micro_batch=4 train.steps=1 eval.every=0 sample.length=0 "
+  const std::string command = std::string("ZR_PROGRESS=plain " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " ZR_BUILD_DIR
+                                          "/bin/gpt " ZR_SOURCE_DIR "/examples/gpt/gpt.toml") +
+                              " model.layers=6 model.width=384 model.context=256 train.micro_batch=4 train.steps=1 "
+                              "eval.every=0 sample.length=0 "
                               "job.name=bench_first_step";
   std::vector<double> seconds, mark;
   for (int round = 0; round < 5; ++round) {
@@ -17,7 +19,8 @@ int main(int argc, char** argv) {
     char line[512];
     double first = 0;
     while (std::fgets(line, sizeof line, pipe))
-      if (first == 0 && std::string_view(line).substr(0, 7) == "step 1/") first = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      if (first == 0 && std::string_view(line).substr(0, 7) == "step 1/")
+        first = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (::pclose(pipe) != 0 || first == 0) {
       std::fprintf(stderr, "bench_first_step: the run failed: %s\n", command.c_str());
       return 1;

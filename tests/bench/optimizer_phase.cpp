@@ -1,8 +1,7 @@
-// Everything between the end of backward and new weights on both ranks (norm, clip, AdamW, all-gather) of 85 M parameters under zero1,
-// beside the same streams without maths over half the parameters plus the all-gather alone. Torch-free: a model that is only memory.
-// `bench_optimizer_phase ROWS.json` starts its two ranks itself.
+// Everything between the end of backward and new weights on both ranks (norm, clip, AdamW, all-gather) of 85 M
+// parameters under zero1, beside the same streams without maths over half the parameters plus the all-gather alone.
+// Torch-free: a model that is only memory. `bench_optimizer_phase ROWS.json` starts its two ranks itself.
 #include <sys/mman.h>
-
 #include <unistd.h>
 
 #include <chrono>
@@ -38,7 +37,8 @@ class Memory final : public Model {
       add(block + ".proj", {768, 768});
       add(block + ".up", {3072, 768});
       add(block + ".down", {768, 3072});
-      for (const char* small : {".ln1.w", ".ln1.b", ".ln2.w", ".ln2.b", ".proj.b", ".down.b"}) add(block + small, {768});
+      for (const char* small : {".ln1.w", ".ln1.b", ".ln2.w", ".ln2.b", ".proj.b", ".down.b"})
+        add(block + small, {768});
       add(block + ".qkv.b", {2304});
       add(block + ".up.b", {3072});
     }
@@ -49,7 +49,9 @@ class Memory final : public Model {
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
   void release() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
-  void copy_gradient(uint32_t, int64_t, const zr_view& dst) override { std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f); }
+  void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
+    std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
+  }
   void drop_gradient(uint32_t) override {}
   void seed(uint64_t) override {}
   void backward() {
@@ -68,14 +70,16 @@ class Memory final : public Model {
 };
 
 float* floats(int64_t n) {
-  void* p = ::mmap(nullptr, static_cast<std::size_t>(n) * 4, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* p =
+      ::mmap(nullptr, static_cast<std::size_t>(n) * 4, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ::madvise(p, static_cast<std::size_t>(n) * 4, MADV_HUGEPAGE);
   std::fill_n(static_cast<float*>(p), n, 1e-3f);
   return static_cast<float*>(p);
 }
 
 // AdamW's reads and writes, almost no arithmetic.
-__attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float* p, const float* g, float* m, float* s, int64_t n) {
+__attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float* p, const float* g, float* m, float* s,
+                                                                          int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const float t = g[i] * 1e-9f;
     p[i] += t;
@@ -85,13 +89,15 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
 }
 
 void measure(const std::string& toml, const std::string& rows) {
-  const zr::Program program(toml, {"strategy=zero1", "job.name=bench_optimizer_phase", "train.steps=1000000", "train.clip=1.0", "job.threads=1"});
+  const zr::Program program(toml, {"strategy=zero1", "job.name=bench_optimizer_phase", "train.steps=1000000",
+                                   "train.clip=1.0", "job.threads=1"});
   Memory model;
   zr::host::Session session(program.state()->setup(), model);
   zr::host::Communicator& comm = session.communicator();
   const int64_t half = model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
-  auto* gathered = static_cast<float*>(comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+  auto* gathered = static_cast<float*>(
+      comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
   const auto timed = [&](const std::function<void()>& work) {
     comm.barrier("start");
     const auto start = std::chrono::steady_clock::now();
@@ -131,6 +137,7 @@ void measure(const std::string& toml, const std::string& rows) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   if (!std::getenv("ZR_WORLD"))
-    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1], static_cast<char*>(nullptr));
+    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
+            static_cast<char*>(nullptr));
   return zr::guarded([&] { measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1]); });
 }

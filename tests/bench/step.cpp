@@ -1,5 +1,6 @@
-// A training step of two ranks under zero0 and zero1 beside two independent plain libtorch processes with libtorch's fused AdamW, in the
-// same processes, in turns: plain, plain again (A/A), zero0, zero1. `bench_step ROWS.json` starts its two ranks itself.
+// A training step of two ranks under zero0 and zero1 beside two independent plain libtorch processes with libtorch's
+// fused AdamW, in the same processes, in turns: plain, plain again (A/A), zero0, zero1. `bench_step ROWS.json` starts
+// its two ranks itself.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -48,7 +49,9 @@ class Plain {
 class Sharded {
  public:
   Sharded(const std::string& toml, const std::string& strategy)
-      : program_(toml, {"strategy=" + strategy, "job.name=bench_" + strategy, "train.steps=1000000"}), model_(kShape), engine_(program_, *model_) {}
+      : program_(toml, {"strategy=" + strategy, "job.name=bench_" + strategy, "train.steps=1000000"}),
+        model_(kShape),
+        engine_(program_, *model_) {}
   void step(const torch::Tensor& bytes, const torch::Tensor& next) {
     engine_.backward(model_->loss(bytes, next));
     engine_.step();
@@ -65,7 +68,8 @@ void measure(const std::string& toml, const std::string& rows) {
   Sharded zero0(toml, "zero0"), zero1(toml, "zero1");
   Plain plain;
   at::set_num_threads(1);
-  const auto bytes = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong), next = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong);
+  const auto bytes = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong),
+             next = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong);
   // Both ranks start together and end together: the barrier is part of every side.
   const auto timed = [&](const std::function<void()>& step) {
     zero0.engine().mean(0);
@@ -76,8 +80,8 @@ void measure(const std::string& toml, const std::string& rows) {
   };
   std::vector<double> a, again, with0, with1;
   for (int round = -kWarm; round < kRounds; ++round) {
-    const double times[] = {timed([&] { plain.step(bytes, next); }), timed([&] { zero0.step(bytes, next); }), timed([&] { plain.step(bytes, next); }),
-                            timed([&] { zero1.step(bytes, next); })};
+    const double times[] = {timed([&] { plain.step(bytes, next); }), timed([&] { zero0.step(bytes, next); }),
+                            timed([&] { plain.step(bytes, next); }), timed([&] { zero1.step(bytes, next); })};
     if (round < 0) continue;
     a.push_back(times[0]);
     with0.push_back(times[1]);
@@ -98,6 +102,7 @@ void measure(const std::string& toml, const std::string& rows) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   if (!std::getenv("ZR_WORLD"))
-    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1], static_cast<char*>(nullptr));
+    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
+            static_cast<char*>(nullptr));
   return zr::guarded([&] { measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1]); });
 }

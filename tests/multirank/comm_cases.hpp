@@ -11,7 +11,8 @@
 
 namespace zr::testing {
 
-inline constexpr const char* kNames[] = {"", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all"};
+inline constexpr const char* kNames[] = {"",       "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                         "reduce", "gather",     "scatter",        "all_to_all"};
 
 /// Where a rank keeps its src and dst: in memory its peers can read, or not, or different ranks differently.
 enum class Home { shared, own, mixed };
@@ -28,7 +29,10 @@ struct Bench {
 class Memory {
  public:
   Memory(const Bench& bench, int64_t bytes)
-      : bench_(bench), shared_(static_cast<char*>(bench.allocate(2 * bytes))), own_(static_cast<std::size_t>(2 * bytes)), bytes_(bytes) {}
+      : bench_(bench),
+        shared_(static_cast<char*>(bench.allocate(2 * bytes))),
+        own_(static_cast<std::size_t>(2 * bytes)),
+        bytes_(bytes) {}
   ~Memory() { bench_.free(shared_); }
   Memory(const Memory&) = delete;
   char* at(Home home, int which) {
@@ -44,9 +48,11 @@ class Memory {
 };
 
 inline std::string text_of(const Case& c, Home home) {
-  return std::string(kNames[c.op]) + " of dtype " + std::to_string(c.src) + " to " + std::to_string(c.dst) + ", " + std::to_string(c.world) + " ranks, root " +
-         std::to_string(c.root) + ", reduce " + std::to_string(c.reduce) + ", flags " + std::to_string(c.flags) + ", total " + std::to_string(c.total) + ", part " +
-         std::to_string(c.part) + ", counts " + std::to_string(c.counts.size()) + (c.in_place ? ", in place" : "") + ", home " + std::to_string(static_cast<int>(home));
+  return std::string(kNames[c.op]) + " of dtype " + std::to_string(c.src) + " to " + std::to_string(c.dst) + ", " +
+         std::to_string(c.world) + " ranks, root " + std::to_string(c.root) + ", reduce " + std::to_string(c.reduce) +
+         ", flags " + std::to_string(c.flags) + ", total " + std::to_string(c.total) + ", part " +
+         std::to_string(c.part) + ", counts " + std::to_string(c.counts.size()) + (c.in_place ? ", in place" : "") +
+         ", home " + std::to_string(static_cast<int>(home));
 }
 
 /// Runs one case on this rank and compares with the reference.
@@ -58,7 +64,9 @@ inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, 
   char* src = memory.at(home, 0);
   char* dst = memory.at(home, 1);
   if (c.in_place) {
-    const int64_t own = c.op == ZR_REDUCE_SCATTER || c.op == ZR_SCATTER || c.op == ZR_ALL_GATHER || c.op == ZR_GATHER ? c.start(rank) * width_of(c.src) : 0;
+    const int64_t own = c.op == ZR_REDUCE_SCATTER || c.op == ZR_SCATTER || c.op == ZR_ALL_GATHER || c.op == ZR_GATHER
+                            ? c.start(rank) * width_of(c.src)
+                            : 0;
     if (c.op == ZR_ALL_GATHER || c.op == ZR_GATHER) {
       if (c.has_dst(rank)) src = dst + own;
     } else if (c.has_src(rank)) {
@@ -122,7 +130,8 @@ inline std::vector<Case> cases(int world, zr_dtype dtype, int64_t scale) {
     }
   }
   for (const auto& counts : {std::vector<int64_t>{}, uneven, holes})
-    for (const uint32_t op : {ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_GATHER, ZR_SCATTER}) add({.op = op, .root = world / 2, .counts = counts, .part = scale * 5});
+    for (const uint32_t op : {ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_GATHER, ZR_SCATTER})
+      add({.op = op, .root = world / 2, .counts = counts, .part = scale * 5});
   add({.op = ZR_ALL_TO_ALL, .part = scale * 2});
   all.push_back({.op = ZR_ALL_TO_ALL, .src = dtype, .dst = dtype, .world = world, .exchange = exchange});
   return all;

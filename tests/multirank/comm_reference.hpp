@@ -1,4 +1,5 @@
-// Collectives in plain scalar code: what every rank must hold afterwards, computed from everybody's sources at one place.
+// Collectives in plain scalar code: what every rank must hold afterwards, computed from everybody's sources at one
+// place.
 #pragma once
 
 #include <bit>
@@ -62,12 +63,14 @@ template <class T>
 T join(uint32_t reduce, T a, T b) {
   if (reduce == ZR_MIN) return b < a ? b : a;
   if (reduce == ZR_MAX) return b > a ? b : a;
-  if constexpr (std::is_same_v<T, int64_t>) return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  if constexpr (std::is_same_v<T, int64_t>)
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
   return a + b;
 }
 
 /// Element i of every source, in order, into element `to` of dst.
-inline void fold_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtype dst, const std::vector<const char*>& sources, char* to) {
+inline void fold_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtype dst,
+                         const std::vector<const char*>& sources, char* to) {
   const auto fold = [&](auto start, auto load) {
     auto sum = start;
     std::size_t s = 0;
@@ -81,7 +84,8 @@ inline void fold_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtyp
   } else if (is_float(dst)) {
     narrow(dst, fold(accumulate ? wide(dst, to) : 0.0f, [&](const char* at) { return wide(src, at); }), to);
   } else {
-    write_whole(dst, fold(accumulate ? whole(dst, to) : int64_t{0}, [&](const char* at) { return whole(src, at); }), to);
+    write_whole(dst, fold(accumulate ? whole(dst, to) : int64_t{0}, [&](const char* at) { return whole(src, at); }),
+                to);
   }
 }
 
@@ -103,7 +107,9 @@ struct Case {
     return at;
   }
   int64_t sum() const { return start(world); }
-  int64_t sent(int p, int r) const { return exchange.empty() ? part : exchange[static_cast<std::size_t>(p)][static_cast<std::size_t>(r)]; }
+  int64_t sent(int p, int r) const {
+    return exchange.empty() ? part : exchange[static_cast<std::size_t>(p)][static_cast<std::size_t>(r)];
+  }
   bool has_src(int r) const { return op == ZR_BROADCAST || op == ZR_SCATTER ? r == root : op != ZR_BARRIER; }
   bool has_dst(int r) const { return op == ZR_REDUCE || op == ZR_GATHER ? r == root : op != ZR_BARRIER; }
   int64_t src_count(int r) const {
@@ -153,7 +159,9 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
         break;
       default: n = c.count(p);
     }
-    if (n > 0) std::memcpy(held.data() + at * to_size, sources[static_cast<std::size_t>(p)].data() + first * size, static_cast<std::size_t>(n * size));
+    if (n > 0)
+      std::memcpy(held.data() + at * to_size, sources[static_cast<std::size_t>(p)].data() + first * size,
+                  static_cast<std::size_t>(n * size));
     at += n;
   }
   return held;
@@ -169,9 +177,12 @@ inline Bytes noise(zr_dtype d, int64_t count, uint64_t seed) {
     x ^= x >> 32;
     char* at = bytes.data() + i * width_of(d);
     const double value = x % 61 == 0 ? -0.0 : (static_cast<double>(x % 20011) - 10000) * kMagnitudes[x / 20011 % 6];
-    if (d == ZR_F64) write_as(at, value);
-    else if (is_float(d)) narrow(d, static_cast<float>(value), at);
-    else write_whole(d, static_cast<int64_t>(x), at);
+    if (d == ZR_F64)
+      write_as(at, value);
+    else if (is_float(d))
+      narrow(d, static_cast<float>(value), at);
+    else
+      write_whole(d, static_cast<int64_t>(x), at);
   }
   return bytes;
 }

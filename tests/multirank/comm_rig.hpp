@@ -24,13 +24,18 @@ struct RigOptions {
 class CommRig {
  public:
   CommRig(std::shared_ptr<host::Control> control, RigOptions options = {})
-      : control_(std::move(control)), options_(std::move(options)), pool_(options_.threads), host_(ledger_, pool_), services_(host_, *control_, "") {
+      : control_(std::move(control)),
+        options_(std::move(options)),
+        pool_(options_.threads),
+        host_(ledger_, pool_),
+        services_(host_, *control_, "") {
     host::offer_async(host_);
     const host::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
     const host::Component component = registry.load(host::Role::communicator, options_.id, "rig.toml:1:1");
     const std::string table = "communicator." + options_.id;
-    const auto document = host::Document::parse(
-        "[train]\nmicro_batch = 1\naccumulation = 1\n[communicator]\nuse = \"" + options_.id + "\"\n[" + table + "]\n" + options_.keys, "rig.toml", {});
+    const auto document = host::Document::parse("[train]\nmicro_batch = 1\naccumulation = 1\n[communicator]\nuse = \"" +
+                                                    options_.id + "\"\n[" + table + "]\n" + options_.keys,
+                                                "rig.toml", {});
     config_ = document.check(host::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
     instance_ = std::make_unique<host::Instance>(host_, component, config_, table);
   }
@@ -40,7 +45,8 @@ class CommRig {
   const std::shared_ptr<host::Control>& control() const { return control_; }
   /// Opens the host's communicator around the plug-in. Collective.
   std::unique_ptr<host::Communicator> open() {
-    return std::make_unique<host::Communicator>(host_, control_, instance_.get(), host::Communicator::Options{options_.timeout});
+    return std::make_unique<host::Communicator>(host_, control_, instance_.get(),
+                                                host::Communicator::Options{options_.timeout});
   }
 
  private:

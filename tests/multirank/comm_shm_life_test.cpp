@@ -1,4 +1,5 @@
-// comm_shm over time: operations in flight, ranks that disagree, leave, die or are somewhere else, and the memory behind it.
+// comm_shm over time: operations in flight, ranks that disagree, leave, die or are somewhere else, and the memory
+// behind it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,7 +23,8 @@ using zr::host::done_new;
 using zr::host::done_poll;
 using zr::host::done_release;
 
-std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, Rank&)>& body, RankOptions options = {}) {
+std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, Rank&)>& body,
+                                 RankOptions options = {}) {
   const SharedJob job;
   return run_ranks(
       world,
@@ -34,7 +36,8 @@ std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, R
       options);
 }
 
-zr_coll collective(uint32_t op, void* src, int64_t src_count, void* dst, int64_t dst_count, const char* label, uint64_t fingerprint = 1) {
+zr_coll collective(uint32_t op, void* src, int64_t src_count, void* dst, int64_t dst_count, const char* label,
+                   uint64_t fingerprint = 1) {
   zr_coll coll{};
   coll.size = sizeof coll;
   coll.op = op;
@@ -49,18 +52,21 @@ zr_coll collective(uint32_t op, void* src, int64_t src_count, void* dst, int64_t
 void barrier(RawComm& comm) { comm.run(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "barrier", 77)); }
 
 TEST(ShmInFlight, SubmitDoesNotWaitForPeersThatAreBehind) {
-  auto* submitted = new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<bool>(false);
+  auto* submitted =
+      new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<bool>(false);
   expect_success(on_ranks(2, [=](RawComm& comm, Rank& rank) {
     constexpr int kBuckets = 100, kCount = 5000;  // more buckets than the ring holds
     auto* source = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 2 * 4));
     auto* sums = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 4));
     for (int i = 0; i < kBuckets * kCount * 2; ++i) source[i] = static_cast<float>(i % 1000 + rank.rank);
     barrier(comm);
-    while (rank.rank == 1 && !*submitted) std::this_thread::yield();  // so slow a backward that rank 0 has submitted all
+    while (rank.rank == 1 && !*submitted)
+      std::this_thread::yield();  // so slow a backward that rank 0 has submitted all
     std::vector<zr_done*> dones;
     for (int b = 0; b < kBuckets; ++b) {
       dones.push_back(done_new(comm.host().abi()));
-      const zr_coll coll = collective(ZR_REDUCE_SCATTER, source + b * kCount * 2, kCount * 2, sums + b * kCount, kCount, "bucket");
+      const zr_coll coll =
+          collective(ZR_REDUCE_SCATTER, source + b * kCount * 2, kCount * 2, sums + b * kCount, kCount, "bucket");
       ASSERT_EQ(comm.submit(coll, dones.back()), ZR_OK) << comm.said();
     }
     if (rank.rank == 0) {
@@ -86,7 +92,9 @@ TEST(ShmInFlight, OperationsResolveInTheOrderOfSubmission) {
     std::vector<zr_done*> dones;
     for (int i = 0; i < 8; ++i) {
       dones.push_back(done_new(comm.host().abi()));
-      ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory + i * 1000, 1000, memory + i * 1000, 1000, "bucket"), dones.back()), ZR_OK);
+      ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory + i * 1000, 1000, memory + i * 1000, 1000, "bucket"),
+                            dones.back()),
+                ZR_OK);
       if (rank.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
       for (std::size_t d = 1; d < dones.size(); ++d)
         if (done_poll(dones[d], nullptr) == ZR_OK) {
@@ -112,8 +120,10 @@ TEST(ShmInFlight, AnOperationOnAResultThatIsUnderWayWaitsForIt) {
       std::vector<zr_done*> dones(3);
       for (auto& done : dones) done = done_new(comm.host().abi());
       // Sums in place, gathers them, sums the gathered: each needs what the one before it writes.
-      ASSERT_EQ(comm.submit(collective(ZR_REDUCE_SCATTER, x, kAll, x + rank.rank * kPart, kPart, "sum"), dones[0]), ZR_OK);
-      ASSERT_EQ(comm.submit(collective(ZR_ALL_GATHER, x + rank.rank * kPart, kPart, y, kAll, "gather"), dones[1]), ZR_OK);
+      ASSERT_EQ(comm.submit(collective(ZR_REDUCE_SCATTER, x, kAll, x + rank.rank * kPart, kPart, "sum"), dones[0]),
+                ZR_OK);
+      ASSERT_EQ(comm.submit(collective(ZR_ALL_GATHER, x + rank.rank * kPart, kPart, y, kAll, "gather"), dones[1]),
+                ZR_OK);
       ASSERT_EQ(comm.submit(collective(ZR_ALL_REDUCE, y, kAll, y, kAll, "again"), dones[2]), ZR_OK);
       for (zr_done* done : dones) {
         EXPECT_EQ(comm.finish(done), ZR_OK);
@@ -130,18 +140,21 @@ TEST(ShmDisagreement, IsToldToEveryRankWithBothOperations) {
     barrier(comm);
     zr_done* done = done_new(comm.host().abi());
     const bool odd = rank.rank == 1;
-    const zr_coll coll = collective(odd ? ZR_BROADCAST : ZR_ALL_REDUCE, memory, 100, memory, 100, odd ? "rank 0's weights" : "bucket 3", odd ? 12 : 11);
+    const zr_coll coll = collective(odd ? ZR_BROADCAST : ZR_ALL_REDUCE, memory, 100, memory, 100,
+                                    odd ? "rank 0's weights" : "bucket 3", odd ? 12 : 11);
     zr_code code = comm.submit(coll, done);
     if (code == ZR_OK) code = comm.finish(done);
     EXPECT_EQ(code, ZR_MISMATCH);
     rank.give(comm.said());
     done_release(done);
-    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "after")), ZR_MISMATCH) << "nothing follows a mismatch";
+    EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "after")), ZR_MISMATCH)
+        << "nothing follows a mismatch";
   });
   expect_success(ranks);
   for (const RankResult& r : ranks)
     EXPECT_EQ(r.gave,
-              "the ranks disagree about their collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 1 issued broadcast "
+              "the ranks disagree about their collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), "
+              "rank 1 issued broadcast "
               "'rank 0's weights' (fp32, 100 elements)");
 }
 
@@ -157,13 +170,15 @@ TEST(ShmDisagreement, OfCountsInAnAllToAllIsToldToEveryRank) {
   });
   expect_success(ranks);
   for (const RankResult& r : ranks)
-    EXPECT_THAT(r.gave, testing::AllOf(HasSubstr("all_to_all 'expert tokens'"), HasSubstr("sends the latter 5 elements, which expects 2")));
+    EXPECT_THAT(r.gave, testing::AllOf(HasSubstr("all_to_all 'expert tokens'"),
+                                       HasSubstr("sends the latter 5 elements, which expects 2")));
 }
 
 TEST(ShmDisagreement, OfAMessagesLengthIsToldToBothEnds) {
   const auto ranks = on_ranks(2, [](RawComm& comm, Rank& rank) {
     auto* memory = static_cast<float*>(comm.allocate(4096));
-    zr_coll coll = collective(rank.rank == 0 ? ZR_SEND : ZR_RECV, memory, 10, memory, 12, rank.rank == 0 ? "activations" : "inputs", 0);
+    zr_coll coll = collective(rank.rank == 0 ? ZR_SEND : ZR_RECV, memory, 10, memory, 12,
+                              rank.rank == 0 ? "activations" : "inputs", 0);
     coll.peer = 1 - rank.rank;
     coll.tag = 4;
     EXPECT_EQ(comm.submit(coll), ZR_MISMATCH);
@@ -171,7 +186,9 @@ TEST(ShmDisagreement, OfAMessagesLengthIsToldToBothEnds) {
   });
   expect_success(ranks);
   for (const RankResult& r : ranks)
-    EXPECT_EQ(r.gave, "rank 0 sends 'activations' (fp32, 10 elements) with tag 4, rank 1 receives 'inputs' (fp32, 12 elements)");
+    EXPECT_EQ(
+        r.gave,
+        "rank 0 sends 'activations' (fp32, 10 elements) with tag 4, rank 1 receives 'inputs' (fp32, 12 elements)");
 }
 
 struct Wrong {
@@ -183,13 +200,35 @@ TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
   const std::vector<Wrong> wrongs{
       {"all_reduce 'w': src and dst are of different lengths", [](zr_coll& c, float*) { c.dst.count = 9; }},
       {"all_reduce 'w': src and dst are of different types", [](zr_coll& c, float*) { c.dst.dtype = ZR_I32; }},
-      {"all_reduce 'w': src and dst overlap, but src is not dst's own range", [](zr_coll& c, float* m) { c.dst.data = m + 1; }},
+      {"all_reduce 'w': src and dst overlap, but src is not dst's own range",
+       [](zr_coll& c, float* m) { c.dst.data = m + 1; }},
       {"all_reduce 'w': src is no valid view", [](zr_coll& c, float*) { c.src.data = nullptr; }},
       {"all_reduce 'w': no such reduction", [](zr_coll& c, float*) { c.reduce = 9; }},
-      {"reduce_scatter 'w': dst is not as long as the counts say", [](zr_coll& c, float*) { c.op = ZR_REDUCE_SCATTER; static const int64_t n[] = {4}; c.counts = n; c.src.count = 4; }},
-      {"all_gather 'w': src is not as long as the counts say", [](zr_coll& c, float*) { c.op = ZR_ALL_GATHER; static const int64_t n[] = {4}; c.counts = n; c.dst.count = 4; }},
-      {"all_gather 'w': a count is negative", [](zr_coll& c, float*) { c.op = ZR_ALL_GATHER; static const int64_t n[] = {-4}; c.counts = n; }},
-      {"broadcast 'w': root is no rank", [](zr_coll& c, float*) { c.op = ZR_BROADCAST; c.root = 1; }},
+      {"reduce_scatter 'w': dst is not as long as the counts say",
+       [](zr_coll& c, float*) {
+         c.op = ZR_REDUCE_SCATTER;
+         static const int64_t n[] = {4};
+         c.counts = n;
+         c.src.count = 4;
+       }},
+      {"all_gather 'w': src is not as long as the counts say",
+       [](zr_coll& c, float*) {
+         c.op = ZR_ALL_GATHER;
+         static const int64_t n[] = {4};
+         c.counts = n;
+         c.dst.count = 4;
+       }},
+      {"all_gather 'w': a count is negative",
+       [](zr_coll& c, float*) {
+         c.op = ZR_ALL_GATHER;
+         static const int64_t n[] = {-4};
+         c.counts = n;
+       }},
+      {"broadcast 'w': root is no rank",
+       [](zr_coll& c, float*) {
+         c.op = ZR_BROADCAST;
+         c.root = 1;
+       }},
       {"send 'w': peer is no other rank", [](zr_coll& c, float*) { c.op = ZR_SEND; }},
       {"unknown operation 'w': no such operation", [](zr_coll& c, float*) { c.op = 77; }},
   };
@@ -201,7 +240,8 @@ TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
       EXPECT_EQ(comm.submit(coll), ZR_INVALID) << wrong.says;
       EXPECT_EQ(comm.said(), wrong.says);
     }
-    EXPECT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory, 10, memory + 100, 10, "right")), ZR_OK) << "a refused call harms nothing";
+    EXPECT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory, 10, memory + 100, 10, "right")), ZR_OK)
+        << "a refused call harms nothing";
   }));
 }
 
@@ -236,7 +276,10 @@ TEST(ShmEnds, ARankThatClosedIsNamedByThoseWhoWaitForIt) {
     rank.give(comm.said());
   });
   expect_success(ranks);
-  for (int r = 0; r < 2; ++r) EXPECT_THAT(ranks[static_cast<std::size_t>(r)].gave, testing::MatchesRegex("rank [012] has closed its communicator, this rank is in barrier 'end of step 7'"));
+  for (int r = 0; r < 2; ++r)
+    EXPECT_THAT(
+        ranks[static_cast<std::size_t>(r)].gave,
+        testing::MatchesRegex("rank [012] has closed its communicator, this rank is in barrier 'end of step 7'"));
 }
 
 TEST(ShmEnds, AnOpenCompletionIsCancelledByClose) {
@@ -278,20 +321,19 @@ TEST(ShmEnds, NothingIsLeftOfKilledRanks) {
   const auto files = shared_files();
   const int64_t before = shared_kilobytes();
   int64_t during = 0;
-  const auto ranks = on_ranks(
-      3,
-      [](RawComm& comm, Rank&) {
-        auto* memory = static_cast<float*>(comm.allocate(96 << 20));
-        comm.run(collective(ZR_ALL_REDUCE, memory, 1000, memory, 1000, "maps the peers"));
-        for (;;) barrier(comm);
-      },
-      {.meanwhile = [&](const std::vector<pid_t>& pids) {
-        for (int i = 0; i < 200 && during < before + 3 * 90 * 1024; ++i) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          during = shared_kilobytes();
-        }
-        for (const pid_t pid : pids) ::kill(pid, SIGKILL);
-      }});
+  const auto ranks = on_ranks(3,
+                              [](RawComm& comm, Rank&) {
+                                auto* memory = static_cast<float*>(comm.allocate(96 << 20));
+                                comm.run(collective(ZR_ALL_REDUCE, memory, 1000, memory, 1000, "maps the peers"));
+                                for (;;) barrier(comm);
+                              },
+                              {.meanwhile = [&](const std::vector<pid_t>& pids) {
+                                for (int i = 0; i < 200 && during < before + 3 * 90 * 1024; ++i) {
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                  during = shared_kilobytes();
+                                }
+                                for (const pid_t pid : pids) ::kill(pid, SIGKILL);
+                              }});
   for (const RankResult& r : ranks) EXPECT_EQ(r.signal, SIGKILL);
   EXPECT_GT(during, before + 3 * 90 * 1024) << "the arenas were there";
   EXPECT_LT(shared_kilobytes(), before + 90 * 1024) << "and are gone";
@@ -338,8 +380,10 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
       ::signal(SIGXFSZ, SIG_IGN);
       ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &net), 0);
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), uint64_t{1} << 50, 64, 0, &out, &error), ZR_NOMEM);
-      EXPECT_THAT(error.msg, testing::AllOf(HasSubstr("no room for 1125899906842624 bytes of shared memory (a buffer): the machine has "),
-                                            HasSubstr(" left; use fewer ranks here, or a strategy that shards more")));
+      EXPECT_THAT(
+          error.msg,
+          testing::AllOf(HasSubstr("no room for 1125899906842624 bytes of shared memory (a buffer): the machine has "),
+                         HasSubstr(" left; use fewer ranks here, or a strategy that shards more")));
     }
     for (const auto& row : rig.ledger().rows()) EXPECT_EQ(row.now, 0);
   }));
@@ -381,8 +425,10 @@ TEST(ShmMeeting, RanksOfAnotherHostAreRefusedWithTheRemedy) {
       throw;
     }
   });
-  EXPECT_THAT(ranks[0].threw, testing::AllOf(HasSubstr("comm_shm serves ranks of one host: rank 1 is on host 'far-away', this is rank 0 on '"),
-                                             HasSubstr("start all ranks on one host, or choose a communicator for several")));
+  EXPECT_THAT(
+      ranks[0].threw,
+      testing::AllOf(HasSubstr("comm_shm serves ranks of one host: rank 1 is on host 'far-away', this is rank 0 on '"),
+                     HasSubstr("start all ranks on one host, or choose a communicator for several")));
   EXPECT_FALSE(ranks[1].ok());
 }
 

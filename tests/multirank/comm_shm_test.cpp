@@ -18,8 +18,8 @@ class ShmOf : public testing::TestWithParam<int> {
     expect_success(run_ranks(GetParam(), [&](Rank& rank) {
       CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), options);
       RawComm comm(rig);
-      body(comm, {comm.rank(), comm.world(), [&](const zr_coll& coll) { comm.run(coll); }, [&](int64_t bytes) { return comm.allocate(bytes); },
-                  [&](void* memory) { comm.free(memory); }});
+      body(comm, {comm.rank(), comm.world(), [&](const zr_coll& coll) { comm.run(coll); },
+                  [&](int64_t bytes) { return comm.allocate(bytes); }, [&](void* memory) { comm.free(memory); }});
     }));
   }
 };
@@ -45,8 +45,16 @@ TEST_P(ShmOf, RanksFoldsMinimaMaximaAndIntoWhatIsThere) {
             for (const bool in_place : {false, true})
               for (const Home home : {Home::shared, Home::own, Home::mixed})
                 check(bench, memory,
-                      {.op = op, .reduce = reduce, .flags = flags, .src = dtype, .dst = dtype, .world = comm.world(), .root = comm.world() - 1,
-                       .total = 333, .part = 111, .in_place = in_place},
+                      {.op = op,
+                       .reduce = reduce,
+                       .flags = flags,
+                       .src = dtype,
+                       .dst = dtype,
+                       .world = comm.world(),
+                       .root = comm.world() - 1,
+                       .total = 333,
+                       .part = 111,
+                       .in_place = in_place},
                       home, seed += 1000);
   });
 }
@@ -59,7 +67,15 @@ TEST_P(ShmOf, RanksWidensNarrowSourcesWithoutRoundingBetween) {
       for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
         for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
           for (const Home home : {Home::shared, Home::own, Home::mixed})
-            check(bench, memory, {.op = op, .flags = flags, .src = src, .dst = ZR_F32, .world = comm.world(), .total = 1001, .part = 333}, home, seed += 1000);
+            check(bench, memory,
+                  {.op = op,
+                   .flags = flags,
+                   .src = src,
+                   .dst = ZR_F32,
+                   .world = comm.world(),
+                   .total = 1001,
+                   .part = 333},
+                  home, seed += 1000);
   });
 }
 
@@ -70,7 +86,8 @@ TEST_P(ShmOf, RanksMovesMoreThanTheStagingRoomHolds) {
         Memory memory(bench, 2 << 20);
         uint64_t seed = 3;
         for (const Home home : {Home::own, Home::mixed})
-          for (const Case& c : cases(comm.world(), ZR_F32, comm.world() < 4 ? 1501 : 701)) check(bench, memory, c, home, seed += 1000);
+          for (const Case& c : cases(comm.world(), ZR_F32, comm.world() < 4 ? 1501 : 701))
+            check(bench, memory, c, home, seed += 1000);
       },
       options);
 }
@@ -82,7 +99,9 @@ TEST_P(ShmOf, RanksSharesLargeFoldsAmongItsThreads) {
         Memory memory(bench, 8 << 20);
         for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_ALL_GATHER})
           for (const bool in_place : {false, true})
-            check(bench, memory, {.op = op, .world = comm.world(), .total = 1300001, .part = 600011, .in_place = in_place}, Home::shared, op);
+            check(bench, memory,
+                  {.op = op, .world = comm.world(), .total = 1300001, .part = 600011, .in_place = in_place},
+                  Home::shared, op);
       },
       {.threads = 3});
 }

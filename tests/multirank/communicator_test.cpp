@@ -1,4 +1,5 @@
-// The host's wrapped communicator: what it counts, composes and reports, over comm_shm and over a plug-in that lacks nearly everything.
+// The host's wrapped communicator: what it counts, composes and reports, over comm_shm and over a plug-in that lacks
+// nearly everything.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,10 +27,13 @@ struct Seat {  // a rank, its host and its communicator
   CommRig& rig;
   Communicator& comm;
   SharedJob& job;
-  float* floats(int64_t count) { return static_cast<float*>(comm.allocate(count * 4, 64, Tier::host, Kind::other, "test")); }
+  float* floats(int64_t count) {
+    return static_cast<float*>(comm.allocate(count * 4, 64, Tier::host, Kind::other, "test"));
+  }
 };
 
-std::vector<RankResult> on_ranks(int world, RigOptions options, const std::function<void(Seat&)>& body, std::function<void(const SharedJob&, const std::vector<pid_t>&)> meanwhile = {}) {
+std::vector<RankResult> on_ranks(int world, RigOptions options, const std::function<void(Seat&)>& body,
+                                 std::function<void(const SharedJob&, const std::vector<pid_t>&)> meanwhile = {}) {
   SharedJob job;
   RankOptions how;
   if (meanwhile) how.meanwhile = [&](const std::vector<pid_t>& pids) { meanwhile(job, pids); };
@@ -65,7 +69,8 @@ void expect_failure(const std::function<void()>& act, Exit exit, const testing::
   }
 }
 
-// ---- composition -------------------------------------------------------------------------------------------------------
+// ---- composition
+// -------------------------------------------------------------------------------------------------------
 
 struct Poverty {
   int world;
@@ -77,7 +82,8 @@ class Composed : public testing::TestWithParam<Poverty> {};
 TEST_P(Composed, OperationsEqualTheReference) {
   expect_success(on_ranks(GetParam().world, {.id = "poor", .keys = GetParam().keys}, [](Seat& seat) {
     const Bench bench{seat.comm.rank(), seat.comm.world(), [&](const zr_coll& coll) { seat.comm.run(coll); },
-                      [&](int64_t bytes) { return seat.comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); }, [&](void* memory) { seat.comm.free(memory); }};
+                      [&](int64_t bytes) { return seat.comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); },
+                      [&](void* memory) { seat.comm.free(memory); }};
     Memory memory(bench, 64 << 10);
     uint64_t seed = 1;
     for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F64, ZR_I8, ZR_I64})
@@ -86,18 +92,34 @@ TEST_P(Composed, OperationsEqualTheReference) {
       for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
         for (const uint32_t reduce : {ZR_SUM, ZR_MIN, ZR_MAX})
           for (const zr_dtype src : {ZR_F32, ZR_BF16, ZR_F16})
-            check(bench, memory, {.op = op, .reduce = reduce, .flags = flags, .src = src, .dst = ZR_F32, .world = bench.world, .total = 999, .part = 333}, Home::own, seed += 1000);
+            check(bench, memory,
+                  {.op = op,
+                   .reduce = reduce,
+                   .flags = flags,
+                   .src = src,
+                   .dst = ZR_F32,
+                   .world = bench.world,
+                   .total = 999,
+                   .part = 333},
+                  Home::own, seed += 1000);
   }));
 }
 
 TEST_P(Composed, OperationsTravelInRunsThatFitTheRoom) {
   expect_success(on_ranks(GetParam().world, {.id = "poor", .keys = GetParam().keys}, [](Seat& seat) {
     const Bench bench{seat.comm.rank(), seat.comm.world(), [&](const zr_coll& coll) { seat.comm.run(coll); },
-                      [&](int64_t bytes) { return seat.comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); }, [&](void* memory) { seat.comm.free(memory); }};
+                      [&](int64_t bytes) { return seat.comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); },
+                      [&](void* memory) { seat.comm.free(memory); }};
     const int64_t part = (int64_t{5} << 20) / 4 / bench.world;  // 5 MiB in all, the room is 4
     Memory memory(bench, 6 << 20);
     for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_GATHER, ZR_SCATTER, ZR_ALL_TO_ALL})
-      check(bench, memory, {.op = op, .world = bench.world, .root = 1, .total = part * bench.world, .part = op == ZR_ALL_TO_ALL ? part / bench.world : part}, Home::shared, op);
+      check(bench, memory,
+            {.op = op,
+             .world = bench.world,
+             .root = 1,
+             .total = part * bench.world,
+             .part = op == ZR_ALL_TO_ALL ? part / bench.world : part},
+            Home::shared, op);
     for (const auto& row : seat.rig.ledger().rows()) {
       if (row.kind == Kind::communicator) {
         EXPECT_LT(row.peak, 5 << 20) << "bounded";
@@ -105,18 +127,22 @@ TEST_P(Composed, OperationsTravelInRunsThatFitTheRoom) {
     }
   }));
 }
-INSTANTIATE_TEST_SUITE_P(Of, Composed, testing::Values(Poverty{2, ""}, Poverty{3, ""}, Poverty{2, "exchanges = true\n"}, Poverty{3, "exchanges = true\n"}));
+INSTANTIATE_TEST_SUITE_P(Of, Composed,
+                         testing::Values(Poverty{2, ""}, Poverty{3, ""}, Poverty{2, "exchanges = true\n"},
+                                         Poverty{3, "exchanges = true\n"}));
 
 TEST(Composition, CountsWhatReallyTravels) {
   expect_success(on_ranks(3, {.id = "poor"}, [](Seat& seat) {
     float* x = seat.floats(3000);
-    seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "all of it to all"));
+    seat.comm.run(
+        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "all of it to all"));
     EXPECT_EQ(seat.comm.wire().bytes[ZR_REDUCE_SCATTER], 2 * 3000 * 4);
     EXPECT_EQ(seat.comm.wire().calls[ZR_REDUCE_SCATTER], 1);
   }));
   expect_success(on_ranks(3, {.id = "poor", .keys = "exchanges = true\n"}, [](Seat& seat) {
     float* x = seat.floats(3000);
-    seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "its part to each"));
+    seat.comm.run(
+        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "its part to each"));
     EXPECT_EQ(seat.comm.wire().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
   }));
 }
@@ -127,19 +153,24 @@ TEST(Composition, OfMessagesIsRefusedByName) {
     zr_coll send = collective(seat.rank.rank == 0 ? ZR_SEND : ZR_RECV, view(x, 10), view(x, 10), "activations");
     send.peer = 1 - seat.rank.rank;
     expect_failure([&] { seat.comm.run(send); }, Exit::environment,
-                   AllOf(HasSubstr("communicator 'poor' ("), HasSubstr("'activations' (fp32, 10): "), HasSubstr(" is not offered, and cannot be made of operations in which all ranks take part")));
+                   AllOf(HasSubstr("communicator 'poor' ("), HasSubstr("'activations' (fp32, 10): "),
+                         HasSubstr(" is not offered, and cannot be made of operations in which all ranks take part")));
   }));
 }
 
 TEST(Composition, WithoutAnAllGatherIsRefusedAtOpen) {
   SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
-    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), {.id = "poor", .keys = "gathers = false\n"});
-    expect_failure([&] { rig.open(); }, Exit::environment, HasSubstr("it offers no all_gather of bytes, of which the host makes what else it lacks; choose another communicator"));
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world),
+                {.id = "poor", .keys = "gathers = false\n"});
+    expect_failure([&] { rig.open(); }, Exit::environment,
+                   HasSubstr("it offers no all_gather of bytes, of which the host makes what else it lacks; choose "
+                             "another communicator"));
   }));
 }
 
-// ---- counting and reports ----------------------------------------------------------------------------------------------
+// ---- counting and reports
+// ----------------------------------------------------------------------------------------------
 
 TEST(Wire, IsCountedByOperationWithoutPadding) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
@@ -153,7 +184,8 @@ TEST(Wire, IsCountedByOperationWithoutPadding) {
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * r, 1000), "x"));
     EXPECT_EQ(seat.comm.wire().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(y + 1000 * r, 1000), "into y"));
-    EXPECT_EQ(seat.comm.wire().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4 + 2 * 700 * 4) << "the destination says what is alive";
+    EXPECT_EQ(seat.comm.wire().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4 + 2 * 700 * 4)
+        << "the destination says what is alive";
     seat.comm.run(collective(ZR_ALL_GATHER, view(y + 1000 * r, 1000), view(y, 3000), "y"));
     EXPECT_EQ(seat.comm.wire().bytes[ZR_ALL_GATHER], 2 * 700 * 4);
     const int64_t counts[] = {50, 120, 2830};
@@ -232,13 +264,15 @@ TEST(Sequence, CountsFromOneForEveryCommunicatorAndIsShown) {
   }));
 }
 
-// ---- submitted through the table that plug-ins get ------------------------------------------------------------------------
+// ---- submitted through the table that plug-ins get
+// ------------------------------------------------------------------------
 
 TEST(Ref, SubmitsBesideTheCallerAndWaitsThroughTheAsyncService) {
   expect_success(on_ranks(2, {}, [](Seat& seat) {
     const auto ref = seat.comm.ref();
     EXPECT_EQ(ref.world, 2);
-    const auto* async = static_cast<const zr_async_service*>(seat.rig.host().abi()->service(seat.rig.host().abi(), "zr.host.async/1"));
+    const auto* async =
+        static_cast<const zr_async_service*>(seat.rig.host().abi()->service(seat.rig.host().abi(), "zr.host.async/1"));
     ASSERT_NE(async, nullptr);
     constexpr int64_t kCount = 4096;
     float* x = seat.floats(8 * kCount);
@@ -250,7 +284,8 @@ TEST(Ref, SubmitsBesideTheCallerAndWaitsThroughTheAsyncService) {
     for (int i = 0; i < 8; ++i) {
       dones.push_back(async->done_new(seat.rig.host().abi()));
       const std::string label = "bucket " + std::to_string(i);
-      const zr_coll coll = collective(ZR_ALL_REDUCE, view(x + i * kCount, kCount), view(x + i * kCount, kCount), label.c_str());
+      const zr_coll coll =
+          collective(ZR_ALL_REDUCE, view(x + i * kCount, kCount), view(x + i * kCount, kCount), label.c_str());
       ASSERT_EQ(ref.api->submit(ref.comm, &coll, nullptr, dones.back(), &error), ZR_OK) << error.msg;
     }
     EXPECT_EQ(seat.comm.submitted(), 8);
@@ -305,16 +340,21 @@ TEST(Done, KeepsItsFirstResolution) {
   zr::host::done_release(nullptr);
 }
 
-// ---- failures ----------------------------------------------------------------------------------------------------------
+// ---- failures
+// ----------------------------------------------------------------------------------------------------------
 
 TEST(Failures, AMismatchIsReportedByEveryRank) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
     float* x = seat.floats(100);
     seat.comm.barrier("start");
-    const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
+    const zr_coll coll =
+        collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
     const auto act = [&] { seat.comm.run(coll); };
-    expect_failure(act, Exit::peer_lost,
-                   AllOf(HasSubstr("rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 2 issued all_reduce 'bucket 4'"), HasSubstr("rank 1: ")));
+    expect_failure(
+        act, Exit::peer_lost,
+        AllOf(
+            HasSubstr("rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 2 issued all_reduce 'bucket 4'"),
+            HasSubstr("rank 1: ")));
     expect_failure(act, Exit::peer_lost, HasSubstr("rank 2 issued all_reduce 'bucket 4'"));
   }));
 }
@@ -327,8 +367,9 @@ TEST(Failures, AWaitBeyondTheLimitIsReported) {
       if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
       const auto start = std::chrono::steady_clock::now();
-      const auto says = AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
-                              HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
+      const auto says =
+          AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
+                HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
       if (!beside) {
         expect_failure([&] { seat.comm.run(coll); }, Exit::peer_lost, says);
       } else {
@@ -373,7 +414,8 @@ TEST(Failures, AKilledPeerEndsTheWait) {
           }
         },
         [](const SharedJob& job, const std::vector<pid_t>& pids) {
-          for (int i = 0; i < 4000 && !(waits_in(job, 0, "101 ") && waits_in(job, 2, "101 ")); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          for (int i = 0; i < 4000 && !(waits_in(job, 0, "101 ") && waits_in(job, 2, "101 ")); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
           ::kill(pids[1], SIGKILL);
           job.break_job("rank 1 was killed by signal 9");  // what the control plane finds out
         });
@@ -381,7 +423,8 @@ TEST(Failures, AKilledPeerEndsTheWait) {
     for (const int r : {0, 2}) {
       EXPECT_FALSE(ranks[static_cast<std::size_t>(r)].late);
       EXPECT_THAT(ranks[static_cast<std::size_t>(r)].threw,
-                  AllOf(HasSubstr("rank 1 was killed by signal 9"), HasSubstr("rank " + std::to_string(r) + ": 101 waiting in all_reduce 'bucket 7' (fp32, 100)")));
+                  AllOf(HasSubstr("rank 1 was killed by signal 9"),
+                        HasSubstr("rank " + std::to_string(r) + ": 101 waiting in all_reduce 'bucket 7' (fp32, 100)")));
     }
   }
 }
@@ -389,7 +432,8 @@ TEST(Failures, AKilledPeerEndsTheWait) {
 TEST(Failures, ABlockingPluginIsEndedByItsAbort) {
   expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
     if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    expect_failure([&] { seat.comm.barrier("end of epoch"); }, Exit::peer_lost, HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
+    expect_failure([&] { seat.comm.barrier("end of epoch"); }, Exit::peer_lost,
+                   HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
   }));
 }
 
@@ -400,11 +444,16 @@ TEST(Failures, OfTheCallerAreNamed) {
       expect_failure([&] { seat.comm.run(coll); }, Exit::user, testing::Eq(says));
     };
     fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
-    fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"), "reduce_scatter 'w': src has 10 elements, the whole has 8");
-    fails(collective(ZR_ALL_GATHER, view(x, 4), view(x, 9), "w"), "all_gather 'w': dst has 9 elements, the whole has 8");
-    fails(collective(ZR_ALL_REDUCE, view(nullptr, 10), view(x, 10), "w"), "all_reduce 'w': src has 10 elements and no address");
-    fails(collective(ZR_ALL_REDUCE, view(x, 10, ZR_I32), view(x, 10), "w"), "all_reduce 'w': src is int32 and dst is fp32");
-    fails(collective(ZR_ALL_TO_ALL, view(x, 9), view(x + 50, 9), "w"), "all_to_all 'w': src has 9 elements, which 2 ranks cannot share equally");
+    fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),
+          "reduce_scatter 'w': src has 10 elements, the whole has 8");
+    fails(collective(ZR_ALL_GATHER, view(x, 4), view(x, 9), "w"),
+          "all_gather 'w': dst has 9 elements, the whole has 8");
+    fails(collective(ZR_ALL_REDUCE, view(nullptr, 10), view(x, 10), "w"),
+          "all_reduce 'w': src has 10 elements and no address");
+    fails(collective(ZR_ALL_REDUCE, view(x, 10, ZR_I32), view(x, 10), "w"),
+          "all_reduce 'w': src is int32 and dst is fp32");
+    fails(collective(ZR_ALL_TO_ALL, view(x, 9), view(x + 50, 9), "w"),
+          "all_to_all 'w': src has 9 elements, which 2 ranks cannot share equally");
     fails(collective(99, view(x, 9), view(x, 9), "w"), "unknown operation 'w': there is no operation 99");
     zr_coll coll = collective(ZR_BROADCAST, view(x, 9), view(x, 9), "w");
     coll.root = 2;
@@ -425,7 +474,8 @@ TEST(Failures, OfTheCallerAreNamed) {
   }));
 }
 
-// ---- a world of one ------------------------------------------------------------------------------------------------------
+// ---- a world of one
+// ------------------------------------------------------------------------------------------------------
 
 TEST(Alone, NeedsNoPluginAndFoldsAsEveryoneElse) {
   SharedJob job;
@@ -433,14 +483,17 @@ TEST(Alone, NeedsNoPluginAndFoldsAsEveryoneElse) {
   zr::host::Pool pool(2);
   zr::host::Host host(ledger, pool);
   Communicator comm(host, std::make_shared<SharedControl>(job, 0, 1), nullptr, {});
-  const Bench bench{0, 1, [&](const zr_coll& coll) { comm.run(coll); }, [&](int64_t bytes) { return comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); },
+  const Bench bench{0, 1, [&](const zr_coll& coll) { comm.run(coll); },
+                    [&](int64_t bytes) { return comm.allocate(bytes, 64, Tier::host, Kind::other, "test"); },
                     [&](void* memory) { comm.free(memory); }};
   Memory memory(bench, 1 << 20);
   uint64_t seed = 1;
   for (const zr_dtype dtype : kDtypes)
     for (const Case& c : cases(1, dtype, 7)) check(bench, memory, c, Home::own, seed += 1000);
   for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
-    check(bench, memory, {.op = ZR_REDUCE_SCATTER, .flags = flags, .src = ZR_BF16, .dst = ZR_F32, .world = 1, .part = 200001}, Home::own, 3);
+    check(bench, memory,
+          {.op = ZR_REDUCE_SCATTER, .flags = flags, .src = ZR_BF16, .dst = ZR_F32, .world = 1, .part = 200001},
+          Home::own, 3);
   float zeros[2] = {-0.0f, 1};
   comm.run(collective(ZR_ALL_REDUCE, view(zeros, 2), view(zeros, 2), "from +0"));
   EXPECT_FALSE(std::signbit(zeros[0])) << "+0 + -0";

@@ -25,7 +25,8 @@ void require(bool holds, const std::string& what) {
 
 struct Run {
   Run(const std::string& toml, const std::vector<std::string>& overrides)
-      : program(toml, overrides, {{"parity.model", "everything", "which model"}, {"parity.weighted", false, "unused here"}}) {
+      : program(toml, overrides,
+                {{"parity.model", "everything", "which model"}, {"parity.weighted", false, "unused here"}}) {
     arguments.push_back(toml);
     arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   }
@@ -69,9 +70,11 @@ void trains_list(Run& run) {
 void takes_rank_zero(Run& run) {
   run.build(7 + static_cast<uint64_t>(run.program.rank()));
   const auto expected = parity::make(run.program.text("parity.model"), 7);
-  for (const auto& item : expected->named_parameters()) require(same(run.engine->get(item.key()), item.value()), "get(" + item.key() + ") is rank 0's");
   for (const auto& item : expected->named_parameters())
-    require(same(run.model->named_parameters()[item.key()], item.value()), "the model's " + item.key() + " is rank 0's");
+    require(same(run.engine->get(item.key()), item.value()), "get(" + item.key() + ") is rank 0's");
+  for (const auto& item : expected->named_parameters())
+    require(same(run.model->named_parameters()[item.key()], item.value()),
+            "the model's " + item.key() + " is rank 0's");
 }
 
 void gets_and_sets(Run& run) {
@@ -79,16 +82,22 @@ void gets_and_sets(Run& run) {
   run.micro_step();
   const auto moment = run.engine->get("twice.weight", zr::What::state, "exp_avg");
   const auto gradient = run.engine->get("twice.weight", zr::What::gradient);
-  require(torch::allclose(moment, gradient * 0.1, 1e-5, 1e-9), "after one step the first moment is a tenth of the gradient");
-  require(gradient.sizes() == torch::IntArrayRef({parity::kWidth, parity::kWidth}), "a gradient has the parameter's shape");
-  const auto value = torch::arange(parity::kWidth * parity::kWidth, torch::kFloat).view({parity::kWidth, parity::kWidth}) / 7;
+  require(torch::allclose(moment, gradient * 0.1, 1e-5, 1e-9),
+          "after one step the first moment is a tenth of the gradient");
+  require(gradient.sizes() == torch::IntArrayRef({parity::kWidth, parity::kWidth}),
+          "a gradient has the parameter's shape");
+  const auto value =
+      torch::arange(parity::kWidth * parity::kWidth, torch::kFloat).view({parity::kWidth, parity::kWidth}) / 7;
   run.engine->set("twice.weight", zr::What::value, value);
   require(same(run.engine->get("twice.weight"), value), "a value set is the value got");
-  require(same(run.model->named_parameters()["twice.weight"].to(torch::kFloat), value.to(run.model->named_parameters()["twice.weight"].scalar_type()).to(torch::kFloat)),
+  require(same(run.model->named_parameters()["twice.weight"].to(torch::kFloat),
+               value.to(run.model->named_parameters()["twice.weight"].scalar_type()).to(torch::kFloat)),
           "the model computes with the value set");
   run.engine->set("twice.weight", zr::What::state, value * 2, "exp_avg_sq");
-  require(same(run.engine->get("twice.weight", zr::What::state, "exp_avg_sq"), value * 2), "a state set is the state got");
-  require(same(run.engine->get("head.weight"), run.engine->get("embedding.weight")), "a tied weight has two names and one value");
+  require(same(run.engine->get("twice.weight", zr::What::state, "exp_avg_sq"), value * 2),
+          "a state set is the state got");
+  require(same(run.engine->get("head.weight"), run.engine->get("embedding.weight")),
+          "a tied weight has two names and one value");
 }
 
 void skips_non_finite(Run& run) {
@@ -123,14 +132,16 @@ void evaluates(Run& run) {
     require(!torch::GradMode::is_enabled(), "gradients are off in evaluation");
     torch::rand({17});
   }
-  require(torch::equal(at::globalContext().defaultGenerator(at::kCPU).get_state(), state), "evaluation leaves the random state as it was");
+  require(torch::equal(at::globalContext().defaultGenerator(at::kCPU).get_state(), state),
+          "evaluation leaves the random state as it was");
   require(run.engine->mean(run.engine->rank()) == (run.engine->world() - 1) / 2.0, "mean is over ranks");
 }
 
 // The last rank's data ends after two steps.
 void ends_early(Run& run) {
   run.build();
-  while (!run.engine->done() && !(run.engine->rank() == run.engine->world() - 1 && run.engine->step_index() == 2)) run.micro_step();
+  while (!run.engine->done() && !(run.engine->rank() == run.engine->world() - 1 && run.engine->step_index() == 2))
+    run.micro_step();
 }
 
 void backward_outside(Run& run) {
@@ -158,8 +169,10 @@ void no_such_state(Run& run) {
   run.engine->get("twice.weight", zr::What::state, "momentum");
 }
 void another_model(Run& run) {
-  if (run.program.rank() == 1) run.model = std::make_shared<parity::Tiny>();
-  else run.model = parity::make("everything", 7);
+  if (run.program.rank() == 1)
+    run.model = std::make_shared<parity::Tiny>();
+  else
+    run.model = parity::make("everything", 7);
   zr::Engine engine(run.program, *run.model);
 }
 
@@ -170,7 +183,8 @@ void follows_torch_adamw(Run& run) {
   std::vector<torch::Tensor> parameters;
   for (const auto& p : twin->parameters())
     if (p.requires_grad()) parameters.push_back(p);
-  torch::optim::AdamW adamw(parameters, torch::optim::AdamWOptions(run.program.number("optimizer.lr")).weight_decay(0.01));
+  torch::optim::AdamW adamw(parameters,
+                            torch::optim::AdamWOptions(run.program.number("optimizer.lr")).weight_decay(0.01));
   for (int64_t step = 0; step < run.engine->steps(); ++step) {
     adamw.zero_grad();
     twin->loss(step, 0).backward();
@@ -182,7 +196,8 @@ void follows_torch_adamw(Run& run) {
     largest = std::max(largest, item.value().abs().max().item<double>());
     difference = std::max(difference, (item.value() - run.engine->get(item.key())).abs().max().item<double>());
   }
-  std::cout << "after " << run.engine->steps() << " steps: " << difference / largest << " of the largest weight" << std::endl;
+  std::cout << "after " << run.engine->steps() << " steps: " << difference / largest << " of the largest weight"
+            << std::endl;
   require(difference <= 1e-6 * largest, "AdamW differs from torch::optim::AdamW by at most 1e-6 of the largest weight");
 }
 

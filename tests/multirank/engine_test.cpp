@@ -27,9 +27,12 @@ class Engine : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   Result run(int ranks, const std::string& name, const std::string& overrides = "", const std::string& list = "") {
-    const std::string command = "ENGINE_CASE_LIST=" + list + std::string(" ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins " ZR_BUILD_DIR "/bin/zeroth launch -n ") + std::to_string(ranks) +
-                                " -- " ZR_BUILD_DIR "/tests/engine_case " + name + " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.name=run job.runs=\"" +
-                                folder_.string() + "\" job.threads=1 job.ranks=" + std::to_string(ranks) + " " + overrides + " 2>&1";
+    const std::string command =
+        "ENGINE_CASE_LIST=" + list +
+        std::string(" ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins " ZR_BUILD_DIR "/bin/zeroth launch -n ") +
+        std::to_string(ranks) + " -- " ZR_BUILD_DIR "/tests/engine_case " + name +
+        " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.name=run job.runs=\"" + folder_.string() +
+        "\" job.threads=1 job.ranks=" + std::to_string(ranks) + " " + overrides + " 2>&1";
     Result result{0, ""};
     FILE* pipe = ::popen(command.c_str(), "r");
     char buffer[4096];
@@ -109,7 +112,8 @@ TEST_F(Engine, EvaluationLeavesTheRandomStateAlone) {
 }
 
 TEST_F(Engine, FollowsLibtorchsAdamW) {
-  const Result result = run(1, "follows_torch_adamw", "strategy=zero0 parity.model=recurrent train.steps=20 optimizer.lr=0.001");
+  const Result result =
+      run(1, "follows_torch_adamw", "strategy=zero0 parity.model=recurrent train.steps=20 optimizer.lr=0.001");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
@@ -123,7 +127,8 @@ TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
 TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   std::string hash;
   for (const char* how : {"strategy=zero0", "strategy=zero1", "strategy=dealt", "strategy=zero1"}) {
-    const Result result = run(2, "trains", std::string("train.steps=4 train.accumulation=2 parity.model=dropout ") + how);
+    const Result result =
+        run(2, "trains", std::string("train.steps=4 train.accumulation=2 parity.model=dropout ") + how);
     ASSERT_EQ(result.code, 0) << result.output;
     if (hash.empty()) hash = summary()["weights_hash"];
     EXPECT_EQ(summary()["weights_hash"], hash) << how;
@@ -149,7 +154,8 @@ std::vector<Cell> cells_of(int ranks) {
 std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   std::vector<std::string> lines;
   for (const Cell& c : cells)
-    lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) + " train.dtype=" + c.dtype + " strategy=" + c.strategy);
+    lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) +
+                    " train.dtype=" + c.dtype + " strategy=" + c.strategy);
   return lines;
 }
 
@@ -161,7 +167,8 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
   const Result result = run_all(N, lines_of(cells));
   ASSERT_EQ(result.code, 0) << result.output;
   const Sizes sizes;
-  const int64_t P = Sizes::sum(sizes.trainable), padded = Sizes::aligned(sizes.trainable), whole = padded + Sizes::aligned(sizes.frozen);
+  const int64_t P = Sizes::sum(sizes.trainable), padded = Sizes::aligned(sizes.trainable),
+                whole = padded + Sizes::aligned(sizes.frozen);
   // A shard differs from the mean by less than a leaf in each of the (at most five) buckets, alignment included.
   const int64_t leaf = 5 * (1024 + 32 * 15);
   for (const Cell& c : cells) {
@@ -169,11 +176,13 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     for (const Json& row : metrics(c.name())) EXPECT_EQ(row["wire_bytes"], step) << c.name();
     const Json s = summary(c.name()), memory = s["memory"]["device"];
     int64_t wire = 0;
-    for (const auto& [operation, bytes] : s["wire_bytes"].items()) wire += operation == "control" ? 0 : bytes.get<int64_t>();
+    for (const auto& [operation, bytes] : s["wire_bytes"].items())
+      wire += operation == "control" ? 0 : bytes.get<int64_t>();
     EXPECT_EQ(wire, 2 * step) << c.name();
 
     const std::string where = c.name() + "\n" + memory.dump(2);
-    for (const char* kind : {"weights", "gradients", "slots"}) EXPECT_EQ(memory[kind]["planned"], memory[kind]["peak"]) << kind << " " << where;
+    for (const char* kind : {"weights", "gradients", "slots"})
+      EXPECT_EQ(memory[kind]["planned"], memory[kind]["peak"]) << kind << " " << where;
     const bool sharded = c.strategy == "zero1";
     const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
     EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
@@ -192,7 +201,8 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4), [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
   for (const char* strategy : {"zero0", "zero1"}) {
@@ -210,11 +220,14 @@ TEST_F(Engine, WritesTheRunFolder) {
   ASSERT_EQ(result.code, 0) << result.output;
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 3u);
-  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "wire_bytes"}) EXPECT_TRUE(rows[0].contains(key)) << key;
+  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "wire_bytes"})
+    EXPECT_TRUE(rows[0].contains(key)) << key;
   EXPECT_EQ(rows[2]["step"], 3);
   EXPECT_EQ(rows[0]["tokens"], 6) << "two ranks, micro-batches of three samples";
   const Json s = summary();
-  for (const char* key : {"steps", "ranks", "loss", "val_loss", "weights_hash", "tokens_per_s", "memory", "wire_bytes", "time_ms"}) EXPECT_TRUE(s.contains(key)) << key;
+  for (const char* key :
+       {"steps", "ranks", "loss", "val_loss", "weights_hash", "tokens_per_s", "memory", "wire_bytes", "time_ms"})
+    EXPECT_TRUE(s.contains(key)) << key;
   EXPECT_EQ(s["loss"], rows[2]["loss"]);
   EXPECT_EQ(s["ranks"], 2);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "config.toml"));
@@ -237,12 +250,15 @@ INSTANTIATE_TEST_SUITE_P(
     Of, EngineMistakes,
     testing::Values(
         Mistake{"backward_outside", 1, 2, "a backward ran outside engine.backward() and gave '"},
-        Mistake{"backward_twice", 1, 2, "engine.backward() was called 2 times without engine.step(); call engine.step() after every backward"},
+        Mistake{"backward_twice", 1, 2,
+                "engine.backward() was called 2 times without engine.step(); call engine.step() after every backward"},
         Mistake{"step_without_backward", 1, 2, "engine.step() was called without engine.backward(loss) before it"},
         Mistake{"loss_of_many", 1, 2, "engine.backward(loss): the loss has 3 elements, but must be one number"},
         Mistake{"no_such_parameter", 1, 2, "the model has no parameter 'twice.wieght'; did you mean 'twice.weight'?"},
         Mistake{"no_such_state", 1, 2, "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq"},
-        Mistake{"another_model", 2, 2, "the ranks do not train the same job: rank 1 has 'parameter line.weight [1 2 ]', rank 0 has 'parameter unused [7 3 ]'"}),
+        Mistake{"another_model", 2, 2,
+                "the ranks do not train the same job: rank 1 has 'parameter line.weight [1 2 ]', rank 0 has 'parameter "
+                "unused [7 3 ]'"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

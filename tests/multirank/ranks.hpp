@@ -3,7 +3,8 @@
 //   const auto ranks = run_ranks(3, [&](Rank& rank) { EXPECT_EQ(...); rank.give("bytes for the parent"); });
 //   expect_success(ranks);
 //
-// A failed EXPECT_ or ASSERT_ in a rank, an exception, a signal: that rank has failed. The caller has one thread when it forks.
+// A failed EXPECT_ or ASSERT_ in a rank, an exception, a signal: that rank has failed. The caller has one thread when
+// it forks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,8 +28,8 @@ extern "C" void __lsan_do_leak_check() __attribute__((weak));
 namespace zr::testing {
 
 struct RankResult {
-  int exit = -1;    // status, -1 if it was killed
-  int signal = 0;   // that ended it
+  int exit = -1;   // status, -1 if it was killed
+  int signal = 0;  // that ended it
   bool late = false;
   std::string gave;  // Rank::give
   std::string threw;
@@ -100,7 +101,8 @@ inline std::vector<RankResult> run_ranks(int world, const std::function<void(Ran
   std::vector<std::string> said(results.size());
   const auto deadline = std::chrono::steady_clock::now() + options.limit;
   for (std::size_t open = pipes.size(); open > 0;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
     if (left <= 0) {
       for (std::size_t i = 0; i < pids.size(); ++i) {
         results[i].late = pipes[i].fd >= 0;
@@ -136,8 +138,8 @@ inline std::vector<RankResult> run_ranks(int world, const std::function<void(Ran
 inline void expect_success(const std::vector<RankResult>& results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const RankResult& r = results[i];
-    EXPECT_TRUE(r.ok()) << "rank " << i << " of " << results.size() << (r.late ? " did not end in time" : "") << " exit " << r.exit << " signal "
-                        << r.signal << " " << r.threw;
+    EXPECT_TRUE(r.ok()) << "rank " << i << " of " << results.size() << (r.late ? " did not end in time" : "")
+                        << " exit " << r.exit << " signal " << r.signal << " " << r.threw;
   }
 }
 

@@ -36,7 +36,8 @@ class SharedJob {
     std::atomic<int64_t> activities[kRanks] = {};
     Entry table[kKeys];
   };
-  SharedJob() : page_(new (::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Page) {}
+  SharedJob()
+      : page_(new (::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Page) {}
   ~SharedJob() { ::munmap(page_, sizeof(Page)); }
   SharedJob(const SharedJob&) = delete;
   Page& page() const { return *page_; }
@@ -53,7 +54,8 @@ class SharedJob {
 /// One rank's end of a SharedJob.
 class SharedControl : public host::Control {
  public:
-  SharedControl(const SharedJob& job, int rank, int world) : job_(job), rank_(rank), world_(world), watch_([this](std::stop_token stop) { watch(stop); }) {}
+  SharedControl(const SharedJob& job, int rank, int world)
+      : job_(job), rank_(rank), world_(world), watch_([this](std::stop_token stop) { watch(stop); }) {}
   int rank() const override { return rank_; }
   int world() const override { return world_; }
   int local_rank() const override { return rank_; }
@@ -62,7 +64,8 @@ class SharedControl : public host::Control {
 
   void put(const std::string& key, const std::string& value) override {
     const std::string kept = change ? change(key, value) : value;
-    if (key.size() >= sizeof(SharedJob::Entry::key) || kept.size() > sizeof(SharedJob::Entry::value)) throw std::runtime_error("too long");
+    if (key.size() >= sizeof(SharedJob::Entry::key) || kept.size() > sizeof(SharedJob::Entry::value))
+      throw std::runtime_error("too long");
     SharedJob::Page& page = job_.page();
     while (page.lock.exchange(1)) std::this_thread::yield();
     SharedJob::Entry& entry = page.table[page.entries];
@@ -82,8 +85,9 @@ class SharedControl : public host::Control {
     throw host::Failure(host::Exit::peer_lost, broken() ? job_.page().headline : "no rank has put '" + key + "'");
   }
   void set_activity(const host::Activity& activity) override {
-    std::snprintf(job_.page().doing[rank_], sizeof job_.page().doing[rank_], "%llu %s%s", static_cast<unsigned long long>(activity.sequence),
-                  activity.waiting ? "waiting in " : "", activity.what.c_str());
+    std::snprintf(job_.page().doing[rank_], sizeof job_.page().doing[rank_], "%llu %s%s",
+                  static_cast<unsigned long long>(activity.sequence), activity.waiting ? "waiting in " : "",
+                  activity.what.c_str());
     ++job_.page().activities[rank_];
   }
   bool broken() const override { return job_.page().broken.load(std::memory_order_relaxed); }

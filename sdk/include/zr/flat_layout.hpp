@@ -1,8 +1,9 @@
 // A layout many strategies share: all parameters in one flat row, cut into buckets, each bucket cut over the ranks.
 //
-// Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of zr_plan_in.align.
-// Buckets are runs of the trainable part in the order they leave: from the end, as backward visits parameters. Every cut, of
-// buckets and of ranks, is an edge of a leaf, or lies between parameters. Pure; immutable after construction. [any]
+// Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of
+// zr_plan_in.align. Buckets are runs of the trainable part in the order they leave: from the end, as backward visits
+// parameters. Every cut, of buckets and of ranks, is an edge of a leaf, or lies between parameters. Pure; immutable
+// after construction. [any]
 #pragma once
 
 #include <algorithm>
@@ -46,14 +47,15 @@ class FlatLayout {
     }
   }
 
-  int64_t trainable() const { return trainable_; }            // flat elements, alignment included
-  int64_t total() const { return total_; }                    // with frozen parameters
+  int64_t trainable() const { return trainable_; }  // flat elements, alignment included
+  int64_t total() const { return total_; }          // with frozen parameters
   int64_t offset(uint32_t param) const { return offset_[param]; }
   int64_t count(uint32_t param) const { return in_->params[param]->count; }
   const std::vector<Range>& buckets() const { return buckets_; }  // in the order they leave
   /// The bucket that holds a flat element of the trainable part.
   std::size_t bucket_of(int64_t element) const {
-    const auto at = std::partition_point(buckets_.begin(), buckets_.end(), [&](const Range& b) { return b.begin > element; });
+    const auto at =
+        std::partition_point(buckets_.begin(), buckets_.end(), [&](const Range& b) { return b.begin > element; });
     return static_cast<std::size_t>(at - buckets_.begin());
   }
   /// Elements of parameters, alignment left out, in [begin, end) of the trainable part.
@@ -71,13 +73,15 @@ class FlatLayout {
     return counts;
   }
 
-  /// Calls fn(param, first, count, flat offset) for every parameter's elements in a range of the trainable part, ascending.
+  /// Calls fn(param, first, count, flat offset) for every parameter's elements in a range of the trainable part,
+  /// ascending.
   template <class F>
   void pieces(const Range& range, F&& fn) const {
     if (range.size() <= 0 || start_.empty()) return;
     for (std::size_t i = index_of(range.begin); i < start_.size() && start_[i] < range.end; ++i) {
       const int64_t count = in_->params[param_[i]]->count;
-      const int64_t first = std::max<int64_t>(0, range.begin - start_[i]), last = std::min(count, range.end - start_[i]);
+      const int64_t first = std::max<int64_t>(0, range.begin - start_[i]),
+                    last = std::min(count, range.end - start_[i]);
       if (last > first) fn(param_[i], first, last - first, start_[i] + first);
     }
   }
@@ -125,9 +129,9 @@ class FlatLayout {
   }
 
   const zr_plan_in* in_;
-  std::vector<int64_t> offset_;             // by parameter
-  std::vector<int64_t> start_, live_;       // of trainable parameters: flat start, live elements before it
-  std::vector<uint32_t> param_;             // which parameter that is
+  std::vector<int64_t> offset_;        // by parameter
+  std::vector<int64_t> start_, live_;  // of trainable parameters: flat start, live elements before it
+  std::vector<uint32_t> param_;        // which parameter that is
   std::vector<Range> buckets_;
   int64_t trainable_ = 0, total_ = 0, live_total_ = 0;
 };

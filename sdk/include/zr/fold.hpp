@@ -60,10 +60,16 @@ struct IntWord {
 /// Addition without overflow's undefined behaviour: integers wrap.
 ZR_ALWAYS_INLINE float wrapping_add(float a, float b) { return a + b; }
 ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }
-ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) { return static_cast<int8_t>(static_cast<uint8_t>(a) + static_cast<uint8_t>(b)); }
+ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) {
+  return static_cast<int8_t>(static_cast<uint8_t>(a) + static_cast<uint8_t>(b));
+}
 ZR_ALWAYS_INLINE uint8_t wrapping_add(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
-ZR_ALWAYS_INLINE int32_t wrapping_add(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
-ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+ZR_ALWAYS_INLINE int32_t wrapping_add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
 
 struct SumOf {
   template <class T>
@@ -103,7 +109,8 @@ ZR_ALWAYS_INLINE void stream_line(char* to, const char* from) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
 #elif defined(__AVX__)
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32),
+                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)));
 #else
   for (int i = 0; i < 64; i += 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
@@ -157,8 +164,8 @@ ZR_ALWAYS_INLINE const Word* whole_block(const Word* words, int64_t m, Word* roo
 
 // Loops of constant length: the last block is padded, its surplus is never stored.
 template <class In, class Out, class Reduce>
-ZR_ALWAYS_INLINE void fold_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs, int32_t n_outs,
-                               int64_t first, int64_t count, bool streams) {
+ZR_ALWAYS_INLINE void fold_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
+                               int32_t n_outs, int64_t first, int64_t count, bool streams) {
   using Source = typename In::Word;
   using Word = typename Out::Word;
   alignas(64) typename In::Sum sum[kFoldBlock];
@@ -196,16 +203,19 @@ ZR_ALWAYS_INLINE void fold_run(bool accumulate, const void* const* sources, int3
 }
 
 template <class In, class Out>
-ZR_ALWAYS_INLINE void fold_as(const FoldKind& kind, const void* const* sources, int32_t n, void* const* outs, int32_t n_outs,
-                              int64_t first, int64_t count, bool streams) {
+ZR_ALWAYS_INLINE void fold_as(const FoldKind& kind, const void* const* sources, int32_t n, void* const* outs,
+                              int32_t n_outs, int64_t first, int64_t count, bool streams) {
   if (kind.reduce == ZR_SUM) fold_run<In, Out, SumOf>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
-  if (kind.reduce == ZR_MIN) fold_run<In, Out, LeastOf>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
-  if (kind.reduce == ZR_MAX) fold_run<In, Out, MostOf>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+  if (kind.reduce == ZR_MIN)
+    fold_run<In, Out, LeastOf>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+  if (kind.reduce == ZR_MAX)
+    fold_run<In, Out, MostOf>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
 }
 
-/// Elements [first, first + count) of n >= 1 sources, in their order, to each of the outs alike. A source may be an out.
-ZR_ALWAYS_INLINE void fold(const FoldKind& kind, const void* const* sources, int32_t n, void* const* outs, int32_t n_outs,
-                           int64_t first, int64_t count, bool streams) {
+/// Elements [first, first + count) of n >= 1 sources, in their order, to each of the outs alike. A source may be an
+/// out.
+ZR_ALWAYS_INLINE void fold(const FoldKind& kind, const void* const* sources, int32_t n, void* const* outs,
+                           int32_t n_outs, int64_t first, int64_t count, bool streams) {
   switch (kind.src) {
     case ZR_F32: return fold_as<F32Word, F32Word>(kind, sources, n, outs, n_outs, first, count, streams);
     case ZR_F64: return fold_as<F64Word, F64Word>(kind, sources, n, outs, n_outs, first, count, streams);
@@ -216,9 +226,12 @@ ZR_ALWAYS_INLINE void fold(const FoldKind& kind, const void* const* sources, int
       if (kind.dst == ZR_F32) return fold_as<F16Word, F32Word>(kind, sources, n, outs, n_outs, first, count, streams);
       return fold_as<F16Word, F16Word>(kind, sources, n, outs, n_outs, first, count, streams);
     case ZR_I8: return fold_as<IntWord<int8_t>, IntWord<int8_t>>(kind, sources, n, outs, n_outs, first, count, streams);
-    case ZR_U8: return fold_as<IntWord<uint8_t>, IntWord<uint8_t>>(kind, sources, n, outs, n_outs, first, count, streams);
-    case ZR_I32: return fold_as<IntWord<int32_t>, IntWord<int32_t>>(kind, sources, n, outs, n_outs, first, count, streams);
-    case ZR_I64: return fold_as<IntWord<int64_t>, IntWord<int64_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_U8:
+      return fold_as<IntWord<uint8_t>, IntWord<uint8_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_I32:
+      return fold_as<IntWord<int32_t>, IntWord<int32_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_I64:
+      return fold_as<IntWord<int64_t>, IntWord<int64_t>>(kind, sources, n, outs, n_outs, first, count, streams);
     default: return;
   }
 }

@@ -9,9 +9,9 @@
 
 namespace parity {
 
-inline constexpr int64_t kSamples = 3;   // of a micro-batch
-inline constexpr int64_t kTokens = 5;    // of a sample
-inline constexpr int64_t kWords = 61;    // indivisible by 2, 3, 4
+inline constexpr int64_t kSamples = 3;  // of a micro-batch
+inline constexpr int64_t kTokens = 5;   // of a sample
+inline constexpr int64_t kWords = 61;   // indivisible by 2, 3, 4
 inline constexpr int64_t kWidth = 36;
 
 /// `loss(step, m)` of micro-batch m.
@@ -24,8 +24,8 @@ inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArray
   return torch::randint(0, high, shape, generator, torch::kLong);
 }
 
-/// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout, embedding, a layer
-/// that only even micro-batches use, batch norm's buffers, all in one.
+/// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout,
+/// embedding, a layer that only even micro-batches use, batch norm's buffers, all in one.
 struct Everything : Model {
   struct Head : torch::nn::Module {
     explicit Head(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }
@@ -47,7 +47,8 @@ struct Everything : Model {
     head = register_module("head", std::make_shared<Head>(embedding->weight));  // tied
   }
   torch::Tensor loss(int64_t step, int64_t m) override {
-    const auto words = draw(step, m, kWords, {kSamples, kTokens}), targets = draw(step + 1000, m, kWords, {kSamples, kTokens});
+    const auto words = draw(step, m, kWords, {kSamples, kTokens}),
+               targets = draw(step + 1000, m, kWords, {kSamples, kTokens});
     auto x = embedding(words).view({-1, kWidth});
     x = x + drop(torch::gelu(twice(x)));
     x = x + drop(narrow(torch::gelu(large(norm(x)))));
@@ -85,19 +86,22 @@ struct Recurrent : Model {
   torch::Tensor loss(int64_t step, int64_t m) override {
     const auto words = draw(step, m, kWords, {kSamples, kTokens});
     const auto x = std::get<0>(lstm(embedding(words)));
-    return torch::nn::functional::cross_entropy(head(x).to(torch::kFloat).view({-1, kWords}), draw(step + 1000, m, kWords, {kSamples * kTokens}));
+    return torch::nn::functional::cross_entropy(head(x).to(torch::kFloat).view({-1, kWords}),
+                                                draw(step + 1000, m, kWords, {kSamples * kTokens}));
   }
   torch::nn::Embedding embedding{nullptr};
   torch::nn::LSTM lstm{nullptr};
   torch::nn::Linear head{nullptr};
 };
 
-/// Many layers in the order they are used, so that backward fills the buckets from the last; the first fits the bucket that leaves last.
+/// Many layers in the order they are used, so that backward fills the buckets from the last; the first fits the bucket
+/// that leaves last.
 struct Wide : Model {
   Wide() {
     lines.push_back(register_module("in", torch::nn::Linear(128, 16)));
     lines.push_back(register_module("out", torch::nn::Linear(16, 128)));
-    for (int i = 0; i < 5; ++i) lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(128, 128)));
+    for (int i = 0; i < 5; ++i)
+      lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(128, 128)));
   }
   torch::Tensor loss(int64_t step, int64_t m) override {
     auto x = draw(step, m, 9, {kSamples, 128}).to(lines[0]->weight.scalar_type());

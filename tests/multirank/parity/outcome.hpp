@@ -18,7 +18,9 @@ struct Outcome {
 
 inline void save(const Outcome& outcome, const std::string& file) {
   std::ofstream out(file, std::ios::binary);
-  const auto put = [&](const void* data, std::size_t bytes) { out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes)); };
+  const auto put = [&](const void* data, std::size_t bytes) {
+    out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  };
   const uint64_t steps = outcome.losses.size(), n = outcome.weights.size();
   put(&steps, 8);
   put(outcome.losses.data(), steps * 8);
@@ -34,7 +36,9 @@ inline void save(const Outcome& outcome, const std::string& file) {
 
 inline Outcome load(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
-  const auto get = [&](void* data, std::size_t bytes) { in.read(static_cast<char*>(data), static_cast<std::streamsize>(bytes)); };
+  const auto get = [&](void* data, std::size_t bytes) {
+    in.read(static_cast<char*>(data), static_cast<std::streamsize>(bytes));
+  };
   Outcome outcome;
   uint64_t steps = 0, n = 0;
   get(&steps, 8);
@@ -77,7 +81,8 @@ inline std::string difference(const Outcome& a, const Outcome& b) {
   if (a.weights.size() != b.weights.size()) return "number of parameters";
   for (const auto& [name, values] : a.weights) {
     const auto at = b.weights.find(name);
-    if (at == b.weights.end() || at->second.size() != values.size()) return "parameter " + name + " is missing or of another size";
+    if (at == b.weights.end() || at->second.size() != values.size())
+      return "parameter " + name + " is missing or of another size";
     for (std::size_t i = 0; i < values.size(); ++i)
       if (std::memcmp(&values[i], &at->second[i], 4)) {
         text << name << "[" << i << "]: " << values[i] << " and " << at->second[i];

@@ -24,15 +24,15 @@ std::string cell_name(std::initializer_list<std::string> words) {
   return name;
 }
 
-Cell cell(const std::string& strategy, const std::string& model, const std::string& optimizer, const std::string& dtype, int ranks, int accumulation,
-          double clip, bool weighted = false) {
+Cell cell(const std::string& strategy, const std::string& model, const std::string& optimizer, const std::string& dtype,
+          int ranks, int accumulation, double clip, bool weighted = false) {
   Cell c;
-  c.name = cell_name({strategy, model, optimizer, dtype, "n" + std::to_string(ranks), "a" + std::to_string(accumulation), clip > 0 ? "clip" : "free",
-                      weighted ? "weighted" : "even"});
+  c.name = cell_name({strategy, model, optimizer, dtype, "n" + std::to_string(ranks),
+                      "a" + std::to_string(accumulation), clip > 0 ? "clip" : "free", weighted ? "weighted" : "even"});
   c.recipe = {model, optimizer, dtype, ranks * accumulation, 3, clip, 0.05, 7, weighted};
-  c.overrides = "strategy=" + strategy + " optimizer=" + optimizer + " parity.model=" + model + " train.dtype=" + dtype +
-                " train.accumulation=" + std::to_string(accumulation) + " train.clip=" + std::to_string(clip) +
-                " parity.weighted=" + (weighted ? "true" : "false");
+  c.overrides = "strategy=" + strategy + " optimizer=" + optimizer + " parity.model=" + model +
+                " train.dtype=" + dtype + " train.accumulation=" + std::to_string(accumulation) +
+                " train.clip=" + std::to_string(clip) + " parity.weighted=" + (weighted ? "true" : "false");
   return c;
 }
 
@@ -48,10 +48,14 @@ class Parity : public testing::TestWithParam<int> {
   // Trains all cells in one launch; returns what each gave.
   std::vector<Outcome> train(int ranks, const std::vector<Cell>& cells) {
     std::ofstream list(folder_ / "list");
-    for (const Cell& c : cells) list << c.name << " " << c.overrides << " job.ranks=" << ranks << " job.runs=\"" << (folder_ / "runs").string() << "\"\n";
+    for (const Cell& c : cells)
+      list << c.name << " " << c.overrides << " job.ranks=" << ranks << " job.runs=\"" << (folder_ / "runs").string()
+           << "\"\n";
     list.close();
-    const std::string command = std::string("ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 ") + ZR_BUILD_DIR "/bin/zeroth launch -n " +
-                                std::to_string(ranks) + " -- " ZR_BUILD_DIR "/tests/parity_trainer " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
+    const std::string command = std::string("ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 ") +
+                                ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) +
+                                " -- " ZR_BUILD_DIR "/tests/parity_trainer " ZR_SOURCE_DIR
+                                "/tests/multirank/parity/parity.toml " +
                                 (folder_ / "list").string() + " " + folder_.string();
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
     std::vector<Outcome> outcomes;
@@ -70,10 +74,13 @@ std::vector<Cell> cells_of(int ranks) {
     for (const int accumulation : {1, 4})
       for (const std::string dtype : {"fp32", "bf16"})
         for (const std::string optimizer : {"adamw", "sgd"})
-          for (const double clip : {0.0, 0.5}) cells.push_back(cell(strategy, "everything", optimizer, dtype, ranks, accumulation, clip));
+          for (const double clip : {0.0, 0.5})
+            cells.push_back(cell(strategy, "everything", optimizer, dtype, ranks, accumulation, clip));
   for (const std::string& strategy : kStrategies) {
-    for (const std::string dtype : {"fp32", "bf16"}) cells.push_back(cell(strategy, "dropout", "adamw", dtype, ranks, 4, 0.5));
-    for (const int accumulation : {1, 4}) cells.push_back(cell(strategy, "tiny", "adamw", "fp32", ranks, accumulation, 0));
+    for (const std::string dtype : {"fp32", "bf16"})
+      cells.push_back(cell(strategy, "dropout", "adamw", dtype, ranks, 4, 0.5));
+    for (const int accumulation : {1, 4})
+      cells.push_back(cell(strategy, "tiny", "adamw", "fp32", ranks, accumulation, 0));
     cells.push_back(cell(strategy, "recurrent", "adamw", "fp32", ranks, 2, 0.5));
     cells.push_back(cell(strategy, "everything", "sgd", "fp32", ranks, 3, 0, true));
   }
@@ -83,14 +90,17 @@ std::vector<Cell> cells_of(int ranks) {
 TEST_P(Parity, EveryStrategyEqualsPlainLibtorchBitForBit) {
   const auto cells = cells_of(GetParam());
   const auto outcomes = train(GetParam(), cells);
-  for (std::size_t i = 0; i < cells.size(); ++i) EXPECT_EQ(difference(outcomes[i], parity::reference(cells[i].recipe)), "") << cells[i].name;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    EXPECT_EQ(difference(outcomes[i], parity::reference(cells[i].recipe)), "") << cells[i].name;
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4), [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
   std::vector<Outcome> outcomes;
   for (const int ranks : {4, 2, 1})
-    for (const std::string& strategy : kStrategies) outcomes.push_back(train(ranks, {cell(strategy, "dropout", "adamw", "fp32", ranks, 4 / ranks, 0.5)})[0]);
+    for (const std::string& strategy : kStrategies)
+      outcomes.push_back(train(ranks, {cell(strategy, "dropout", "adamw", "fp32", ranks, 4 / ranks, 0.5)})[0]);
   for (std::size_t i = 1; i < outcomes.size(); ++i) EXPECT_EQ(difference(outcomes[0], outcomes[i]), "") << i;
 }
 

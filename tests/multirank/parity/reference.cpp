@@ -9,7 +9,7 @@ namespace {
 
 struct State {
   std::string name;
-  torch::Tensor tensor;                // weight, in the training dtype
+  torch::Tensor tensor;  // weight, in the training dtype
   std::vector<float> master, sum, m, v;
   int64_t steps = 0;
   bool touched = false;
@@ -47,10 +47,12 @@ double sum_of_squares(const std::vector<State>& states) {
 // plugins/optimizers/adamw/README.md, defaults.
 void adamw(State& s, float mul, double lr) {
   const double step = static_cast<double>(s.steps);
-  const auto decay = static_cast<float>(1 - lr * 0.01), beta1 = static_cast<float>(0.9), gain1 = static_cast<float>(1 - 0.9);
+  const auto decay = static_cast<float>(1 - lr * 0.01), beta1 = static_cast<float>(0.9),
+             gain1 = static_cast<float>(1 - 0.9);
   const auto beta2 = static_cast<float>(0.999), gain2 = static_cast<float>(1 - 0.999);
   const double correction = std::sqrt(1 - std::pow(0.999, step));
-  const auto rate = static_cast<float>(lr * correction / (1 - std::pow(0.9, step))), eps = static_cast<float>(1e-8 * correction);
+  const auto rate = static_cast<float>(lr * correction / (1 - std::pow(0.9, step))),
+             eps = static_cast<float>(1e-8 * correction);
   for (std::size_t i = 0; i < s.master.size(); ++i) {
     const float g = s.sum[i] * mul;
     const float kept1 = s.m[i] * beta1, new1 = g * gain1;

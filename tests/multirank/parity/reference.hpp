@@ -1,4 +1,5 @@
-// The reference: one process, plain libtorch, a scalar optimizer. Written from NUMERICS.md alone; shares no code with the host.
+// The reference: one process, plain libtorch, a scalar optimizer. Written from NUMERICS.md alone; shares no code with
+// the host.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,11 @@ struct Recipe {
   std::string model = "everything", optimizer = "adamw", dtype = "fp32";
   int micro_batches = 1;  // M of a step
   int steps = 3;
-  double clip = 0;        // 0: off
+  double clip = 0;  // 0: off
   double lr = 0.05;
-  uint64_t seed = 7;      // of training; the model is built with the same
-  bool weighted = false;  // micro-batch m counts m + 1
-  bool backwards = false; // a seeded defect: micro-batches folded from the last to the first
+  uint64_t seed = 7;       // of training; the model is built with the same
+  bool weighted = false;   // micro-batch m counts m + 1
+  bool backwards = false;  // a seeded defect: micro-batches folded from the last to the first
 };
 
 Outcome reference(const Recipe& recipe);

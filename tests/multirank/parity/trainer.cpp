@@ -20,7 +20,8 @@ parity::Outcome train(const zr::Program& program) {
   parity::Outcome outcome;
   while (!engine.done()) {
     const int64_t m = engine.micro_index();
-    engine.backward(model->loss(engine.step_index(), m), program.boolean("parity.weighted") ? static_cast<double>(m + 1) : 1.0);
+    engine.backward(model->loss(engine.step_index(), m),
+                    program.boolean("parity.weighted") ? static_cast<double>(m + 1) : 1.0);
     if (!engine.step()) continue;
     outcome.losses.push_back(engine.last_loss());
     outcome.norms.push_back(engine.last_grad_norm());
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
   if (argc != 4) return 2;
   return zr::guarded([&] {
     at::set_num_threads(1);
-    const std::vector<zr::Key> keys{{"parity.model", "everything", "which model"}, {"parity.weighted", false, "micro-batches of unequal weight"}};
+    const std::vector<zr::Key> keys{{"parity.model", "everything", "which model"},
+                                    {"parity.weighted", false, "micro-batches of unequal weight"}};
     std::ifstream list(argv[2]);
     for (std::string line; std::getline(list, line);) {
       std::istringstream words(line);

@@ -1,5 +1,5 @@
-// A strategy from outside plugins/, written from sdk/ alone: whole parameters, dealt round-robin to owners. The owner of a
-// parameter gets its sum by a reduce and sends the new weights by a broadcast.
+// A strategy from outside plugins/, written from sdk/ alone: whole parameters, dealt round-robin to owners. The owner
+// of a parameter gets its sum by a reduce and sends the new weights by a broadcast.
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,7 +58,8 @@ class Dealt : public zr::Strategy<Dealt> {
   void event(uint32_t kind, uint32_t micro) {
     if (kind != ZR_BACKWARD_END) return;
     for (const Parameter& p : parameters_)
-      if (p.owner >= 0 && p.count > 0) comm_->run(zr::reduce(p.gradient, p.sum, p.owner, p.name, micro > 0 ? ZR_COLL_ACCUMULATE : 0));
+      if (p.owner >= 0 && p.count > 0)
+        comm_->run(zr::reduce(p.gradient, p.sum, p.owner, p.name, micro > 0 ? ZR_COLL_ACCUMULATE : 0));
   }
   void grads_finish() {}
   void updated() {

@@ -1,5 +1,5 @@
-// A communicator that can hardly do anything: an all_gather of bytes, a barrier, and an all_to_all if it is told to. Written from sdk/
-// alone; what it lacks the host must compose.
+// A communicator that can hardly do anything: an all_gather of bytes, a barrier, and an all_to_all if it is told to.
+// Written from sdk/ alone; what it lacks the host must compose.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -24,7 +24,8 @@ struct Shared {
 
 class Poor {
  public:
-  Poor(const zr::Host& host, const zr_comm_open& how, bool gathers, bool exchanges) : rank_(how.rank), world_(how.world), gathers_(gathers), exchanges_(exchanges) {
+  Poor(const zr::Host& host, const zr_comm_open& how, bool gathers, bool exchanges)
+      : rank_(how.rank), world_(how.world), gathers_(gathers), exchanges_(exchanges) {
     const auto& store = host.need<zr_store_service>();
     zr_error error = zr::no_error();
     char path[64] = {};
@@ -92,11 +93,14 @@ class Poor {
     int64_t longest = 0;
     for (const int64_t n : bytes) longest = n > longest ? n : longest;
     for (int64_t done = 0; done < longest; done += kSlot) {
-      const auto piece = [&](int r) { return bytes[r] <= done ? 0 : bytes[r] - done < kSlot ? bytes[r] - done : kSlot; };
+      const auto piece = [&](int r) {
+        return bytes[r] <= done ? 0 : bytes[r] - done < kSlot ? bytes[r] - done : kSlot;
+      };
       std::memcpy(shared_->slot[rank_], src + done, static_cast<size_t>(piece(rank_)));
       meet();
       int64_t start = 0;
-      for (int r = 0; r < world_; start += bytes[r++]) std::memmove(dst + start + done, shared_->slot[r], static_cast<size_t>(piece(r)));
+      for (int r = 0; r < world_; start += bytes[r++])
+        std::memmove(dst + start + done, shared_->slot[r], static_cast<size_t>(piece(r)));
       meet();
     }
   }
@@ -104,7 +108,8 @@ class Poor {
   // By gathering everything from everybody.
   void exchange(const zr_coll& c, int64_t size) {
     const std::vector<int64_t> to = parts(c.counts, c.src.count / world_, size);
-    std::vector<int64_t> all(static_cast<size_t>(world_ * world_)), eights(static_cast<size_t>(world_), world_ * 8), totals;
+    std::vector<int64_t> all(static_cast<size_t>(world_ * world_)), eights(static_cast<size_t>(world_), world_ * 8),
+        totals;
     gather(reinterpret_cast<const char*>(to.data()), eights, reinterpret_cast<char*>(all.data()));
     int64_t everything = 0;
     for (int p = 0; p < world_; ++p) {
@@ -118,7 +123,8 @@ class Poor {
     for (int p = 0; p < world_; start += totals[p++]) {
       int64_t first = 0;
       for (int r = 0; r < rank_; ++r) first += all[p * world_ + r];
-      std::memcpy(static_cast<char*>(c.dst.data) + at, gathered.data() + start + first, static_cast<size_t>(all[p * world_ + rank_]));
+      std::memcpy(static_cast<char*>(c.dst.data) + at, gathered.data() + start + first,
+                  static_cast<size_t>(all[p * world_ + rank_]));
       at += all[p * world_ + rank_];
     }
   }
@@ -133,10 +139,14 @@ class Poor {
 
 class PoorPlugin : public zr::Communicator<PoorPlugin, Poor> {
  public:
-  static constexpr zr_key keys[] = {zr::key_bool("gathers", "true", "offer the all_gather without which the host can compose nothing"),
-                                    zr::key_bool("exchanges", "false", "offer all_to_all, and fp32, too")};
-  PoorPlugin(const zr::Config& config, const zr::Host& host) : host_(host), gathers_(config.boolean("gathers")), exchanges_(config.boolean("exchanges")) {}
-  std::unique_ptr<Poor> open(const zr_comm_open& how) { return std::make_unique<Poor>(host_, how, gathers_, exchanges_); }
+  static constexpr zr_key keys[] = {
+      zr::key_bool("gathers", "true", "offer the all_gather without which the host can compose nothing"),
+      zr::key_bool("exchanges", "false", "offer all_to_all, and fp32, too")};
+  PoorPlugin(const zr::Config& config, const zr::Host& host)
+      : host_(host), gathers_(config.boolean("gathers")), exchanges_(config.boolean("exchanges")) {}
+  std::unique_ptr<Poor> open(const zr_comm_open& how) {
+    return std::make_unique<Poor>(host_, how, gathers_, exchanges_);
+  }
 
  private:
   zr::Host host_;

@@ -22,7 +22,8 @@ TEST(Nearest, FindsAMisspeltWordAndLeavesAStrangerAlone) {
 }
 
 TEST(Shortest, ReadsBackAsTheSameDouble) {
-  for (const double value : {0.1, 1.0 / 3, 1e-300, 6.02e23, -0.0, 2.5e-308}) EXPECT_EQ(std::stod(shortest(value)), value);
+  for (const double value : {0.1, 1.0 / 3, 1e-300, 6.02e23, -0.0, 2.5e-308})
+    EXPECT_EQ(std::stod(shortest(value)), value);
   EXPECT_EQ(shortest(0.1), "0.1");
 }
 
@@ -31,7 +32,8 @@ TEST(Sizes, AreReadWithTheirUnit) {
   EXPECT_EQ(parse_bytes("1.5 GiB"), 1610612736);
   EXPECT_EQ(parse_bytes("100MB"), 100000000);
   EXPECT_EQ(parse_bytes("4096"), 4096);
-  for (const char* wrong : {"", "MiB", "64kib", "-1MiB", "1.5", "nan", "1e400GiB", "64 KiBs"}) EXPECT_FALSE(parse_bytes(wrong)) << wrong;
+  for (const char* wrong : {"", "MiB", "64kib", "-1MiB", "1.5", "nan", "1e400GiB", "64 KiBs"})
+    EXPECT_FALSE(parse_bytes(wrong)) << wrong;
 }
 
 TEST(Durations, AreReadWithTheirUnit) {

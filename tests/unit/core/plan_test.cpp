@@ -12,7 +12,8 @@ using namespace zr::host;
 
 std::vector<Parameter> parameters(const std::vector<int64_t>& counts) {
   std::vector<Parameter> list;
-  for (std::size_t i = 0; i < counts.size(); ++i) list.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    list.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
   return list;
 }
 
@@ -70,13 +71,16 @@ TEST(Plan, RefusesAMisalignedPiece) {
             "the strategy's plan for rank 0 is unsound: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
 }
 TEST(Plan, RefusesAPieceOutsideItsParameter) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }), "the strategy's plan for rank 0 is unsound: 'p0' [1024, 4024) is outside the parameter");
+  EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }),
+            "the strategy's plan for rank 0 is unsound: 'p0' [1024, 4024) is outside the parameter");
 }
 TEST(Plan, RefusesWeightsAsSums) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }), "the strategy's plan for rank 0 is unsound: 'p0' [0, 3000) lies in buffer 7, which is not");
+  EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }),
+            "the strategy's plan for rank 0 is unsound: 'p0' [0, 3000) lies in buffer 7, which is not");
 }
 TEST(Plan, RefusesElementsWithoutAnOwner) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }), "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
+  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
+            "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
 }
 
 TEST(Plan, EntersEveryByteIntoTheLedger) {
@@ -110,7 +114,8 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
           const auto part = layout.part(b, r);
           EXPECT_EQ(part.begin, at);
           at = part.end;
-          EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world), kLeaf)
+          EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world),
+                    kLeaf)
               << "a rank's part differs from the mean by less than a leaf";
           layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
             EXPECT_EQ(first % kLeaf, 0);

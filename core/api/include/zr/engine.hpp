@@ -14,22 +14,25 @@ namespace zr {
 
 enum class What { value, gradient, state };
 
-/// One per model and process. Methods are for the training thread; those marked collective are called on all ranks alike.
+/// One per model and process. Methods are for the training thread; those marked collective are called on all ranks
+/// alike.
 class Engine {
  public:
-  /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine, its
-  /// parameters keep their identity. Throws std::runtime_error with thing, place and remedy. Program: see zr/program.hpp.
+  /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine,
+  /// its parameters keep their identity. Throws std::runtime_error with thing, place and remedy. Program: see
+  /// zr/program.hpp.
   Engine(const std::string& toml, torch::nn::Module& model);
   Engine(const Program& program, torch::nn::Module& model);
   ~Engine();  // leaves the job; writes summary.json if the run ended well
   Engine(const Engine&) = delete;
 
-  /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's tokens
-  /// where they differ: gradients are of sum(weight * loss) / sum(weight). Collective.
+  /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's
+  /// tokens where they differ: gradients are of sum(weight * loss) / sum(weight). Collective.
   void backward(const torch::Tensor& loss, double weight = 1);
   /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. Collective.
   bool step();
-  /// Tokens (or samples) of this rank's micro-batch, for the metrics; without it a micro-batch counts train.micro_batch.
+  /// Tokens (or samples) of this rank's micro-batch, for the metrics; without it a micro-batch counts
+  /// train.micro_batch.
   void add_tokens(int64_t tokens);
 
   int rank() const;
@@ -38,7 +41,8 @@ class Engine {
   int64_t micro_batch() const;  // samples a micro-batch
   int64_t steps() const;        // train.steps: how many the job shall make
   int64_t step_index() const;   // steps made so far
-  /// Of the coming micro-batch within its step, 0 .. world*accumulation-1: what to read is a function of seed, step and this.
+  /// Of the coming micro-batch within its step, 0 .. world*accumulation-1: what to read is a function of seed, step and
+  /// this.
   int64_t micro_index() const;
   int64_t seed() const;
   bool done() const { return step_index() >= steps(); }
@@ -46,8 +50,8 @@ class Engine {
   double last_loss() const;     // of the last step, mean over ranks and micro-batches
   double last_grad_norm() const;
 
-  /// A parameter's fp32 value, gradient sum scaled as the optimizer saw it, or optimizer state `slot`: whole, logical shape,
-  /// the same under every strategy. Collective.
+  /// A parameter's fp32 value, gradient sum scaled as the optimizer saw it, or optimizer state `slot`: whole, logical
+  /// shape, the same under every strategy. Collective.
   torch::Tensor get(const std::string& parameter, What what = What::value, const std::string& slot = "");
   /// Sets value or state on all ranks from this whole tensor (equal on all ranks). Collective.
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");

@@ -27,13 +27,13 @@ enum {
   ZR_UNSUPPORTED = 2, /* valid, but not offered here */
   ZR_NOMEM = 3,
   ZR_IO = 4,
-  ZR_COMM = 5,      /* a peer is gone */
+  ZR_COMM = 5, /* a peer is gone */
   ZR_TIMEOUT = 6,
   ZR_CANCELLED = 7, /* abort() was called */
   ZR_MISMATCH = 8,  /* ranks disagree about the operation */
   ZR_STATE = 9,     /* called out of order */
   ZR_INTERNAL = 10,
-  ZR_AGAIN = 11     /* not now: the caller tries again later */
+  ZR_AGAIN = 11 /* not now: the caller tries again later */
 };
 
 typedef struct zr_error { /* caller-owned */

@@ -3,7 +3,8 @@
 #define ZR_ABI_COMMUNICATOR_H
 #include "zr/abi/base.h"
 
-/* counts[r]: elements of rank r's part, in rank order; NULL: equal parts. A part may be empty. src may be dst's own range
+/* counts[r]: elements of rank r's part, in rank order; NULL: equal parts. A part may be empty. src may be dst's own
+ * range
  * ("in place"). Reductions of narrow floats add in fp32 and round once. */
 enum {
   ZR_ALL_REDUCE = 1,     /* src[n] -> dst[n] everywhere */
@@ -19,7 +20,7 @@ enum {
   ZR_BARRIER = 11
 };
 enum { ZR_SUM = 1, ZR_MIN = 2, ZR_MAX = 3 };
-/* Fold into what dst holds: dst + src_0 + src_1 + ... instead of +0 + src_0 + ... (all_reduce, reduce_scatter, reduce). */
+/* Fold into dst: dst + src_0 + src_1 + ... instead of +0 + src_0 + ... (all_reduce, reduce_scatter, reduce). */
 enum { ZR_COLL_ACCUMULATE = 1u << 0 };
 
 typedef struct zr_coll {
@@ -49,12 +50,12 @@ typedef struct zr_communicator_api {
   zr_code (*open)(void *self, const zr_comm_open *, void **comm, zr_error *); /* [control] collective over the job */
   void (*close)(void *comm);                                                  /* [control] local; accepts NULL */
   zr_code (*caps)(void *comm, zr_comm_caps *, zr_error *);                    /* [any] */
-  /* [use] done NULL: complete on return. Else: starts, arguments but the two views' memory may go, buffers stay until done
-   * resolves; completes in submission order. Complete: dst is written and src may be overwritten on this rank. */
+  /* [use] done NULL: complete on return. Else: starts, arguments but the two views' memory may go, buffers stay until
+   * done resolves; completes in submission order. Complete: dst is written and src may be overwritten on this rank. */
   zr_code (*submit)(void *comm, const zr_coll *, zr_stream *, zr_done *, zr_error *);
   zr_code (*progress)(void *comm, zr_error *); /* [use] advance what was submitted, never wait; NULL: needs none */
-  /* [use] Memory that peers may read in place, zeroed, 64-byte aligned at least; lives until mem_free or close. NULL slots:
-   * the host's own memory is as good. */
+  /* [use] Memory that peers may read in place, zeroed, 64-byte aligned at least; lives until mem_free or close. NULL
+   * slots: the host's own memory is as good. */
   zr_code (*mem_alloc)(void *comm, uint64_t bytes, uint64_t align, uint32_t flags, void **out, zr_error *);
   void (*mem_free)(void *comm, void *memory); /* [use] accepts NULL */
   void (*abort)(void *comm);                  /* [any] every call that waits returns ZR_CANCELLED, now and later */

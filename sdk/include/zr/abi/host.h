@@ -11,7 +11,7 @@ typedef struct zr_host {
   void (*log)(const struct zr_host *, int32_t level, const char *msg); /* [any] msg is copied */
 } zr_host;
 
-typedef struct zr_config_service { /* "zr.host.config/1": keys were checked against the schema; another key: ZR_INVALID */
+typedef struct zr_config_service { /* "zr.host.config/1": keys are as the schema says; another key: ZR_INVALID */
   uint32_t size, rsv;
   zr_code (*get_bool)(const zr_config *, const char *key, int32_t *out);       /* [control] */
   zr_code (*get_int)(const zr_config *, const char *key, int64_t *out);        /* [control] also bytes */
@@ -22,17 +22,18 @@ typedef struct zr_config_service { /* "zr.host.config/1": keys were checked agai
 
 typedef struct zr_async_service { /* "zr.host.async/1": reference-counted completions, resolved exactly once */
   uint32_t size, rsv;
-  zr_done *(*done_new)(const zr_host *);                                               /* [any] one reference; NULL: no memory */
-  void (*done_retain)(zr_done *);                                                      /* [any] */
-  void (*done_release)(zr_done *);                                                     /* [any] accepts NULL */
-  void (*done_resolve)(zr_done *, zr_code, int64_t native, const char *msg);           /* [any] msg copied, or NULL */
-  zr_code (*done_poll)(zr_done *, zr_error *);                                         /* [any] ZR_AGAIN: not yet */
-  zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);                     /* [use] < 0: the host's own limit */
+  zr_done *(*done_new)(const zr_host *);                                     /* [any] one reference; NULL: no memory */
+  void (*done_retain)(zr_done *);                                            /* [any] */
+  void (*done_release)(zr_done *);                                           /* [any] accepts NULL */
+  void (*done_resolve)(zr_done *, zr_code, int64_t native, const char *msg); /* [any] msg copied, or NULL */
+  zr_code (*done_poll)(zr_done *, zr_error *);                               /* [any] ZR_AGAIN: not yet */
+  zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);           /* [use] < 0: the host's own limit */
 } zr_async_service;
 
 typedef struct zr_memory_service { /* "zr.host.memory/1": every long-lived byte stands in the host's ledger */
   uint32_t size, rsv;
-  zr_code (*alloc)(const zr_host *, uint64_t bytes, uint64_t align, const char *tag, zr_view *out, zr_error *); /* [any] U8, zeroed */
+  /* [any] U8, zeroed */
+  zr_code (*alloc)(const zr_host *, uint64_t bytes, uint64_t align, const char *tag, zr_view *out, zr_error *);
   void (*free)(const zr_host *, const zr_view *);                         /* [any] as returned by alloc */
   void (*account)(const zr_host *, const char *tag, int64_t delta_bytes); /* [any] bytes a plug-in had to map itself */
 } zr_memory_service;
@@ -41,12 +42,14 @@ typedef struct zr_task_service { /* "zr.host.tasks/1" */
   uint32_t size, rsv;
   uint32_t (*width)(const zr_host *); /* [any] threads of this rank */
   /* [step] [use] fn over [0, n) cut in runs of at least grain; returns when all ran. fn must not throw. */
-  void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
+  void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end),
+                       void *ctx);
 } zr_task_service;
 
 typedef struct zr_store_service { /* "zr.host.store/1": the job's rendezvous, small values */
   uint32_t size, rsv;
-  zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *); /* [control] [step] */
+  /* [control] [step] */
+  zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *);
   /* [control] [step] Waits until some rank has put the key. *bytes: in, the room at out; out, the value's length. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;

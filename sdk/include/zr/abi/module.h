@@ -7,7 +7,7 @@
 /* Kinds: "zr.strategy/1", "zr.communicator/1", "zr.optimizer/1", "zr.offload/1". */
 typedef struct zr_component { /* static, lives as long as the process */
   uint32_t size, flags;
-  const char *id;      /* the TOML name, unique per kind */
+  const char *id; /* the TOML name, unique per kind */
   const char *kind;
   const char *version; /* of the component, free text */
   const void *api;     /* zr_strategy_api, zr_communicator_api, zr_optimizer_api or zr_offload_api, by kind */
@@ -36,7 +36,7 @@ typedef struct zr_module { /* static, lives as long as the process */
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* [control] The only function exported. Pure: may be called before anything else and any number of times; never NULL. */
+/* [control] The only function exported. Pure: may be called first, and any number of times; never NULL. */
 ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* Optimizer role, "zr.optimizer/1": the arithmetic of an update, and nothing else. The host owns slots, cadence, clipping. */
+/* Optimizer role, "zr.optimizer/1": the arithmetic of an update, nothing else. Slots, cadence, clipping: the host. */
 #ifndef ZR_ABI_OPTIMIZER_H
 #define ZR_ABI_OPTIMIZER_H
 #include "zr/abi/base.h"
@@ -19,20 +19,20 @@ typedef struct zr_optimizer_desc { /* out: callee writes at most `size` bytes */
   const zr_slot *slots; /* static */
 } zr_optimizer_desc;
 
-typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; views are lent for the call, never overlap */
+typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; views lent for the call, disjoint */
   uint32_t size, group;
   const char *name;
   const int64_t *shape; /* logical, `ndim` long */
   int32_t ndim;
-  uint32_t param;            /* index in the model's order */
-  int64_t first, count;      /* the run, in the parameter's flat index */
+  uint32_t param;                 /* index in the model's order */
+  int64_t first, count;           /* the run, in the parameter's flat index */
   int64_t grad_first, grad_count; /* the run `grad` holds: the same, or the whole parameter with local gradients */
-  int64_t step;              /* of this parameter: 1 at its first update */
-  double lr;                 /* scheduled, group's scale applied */
-  zr_view weight;            /* in/out: fp32 is its own master; else out: master rounded to nearest even, once */
-  zr_view master;            /* in/out fp32; count 0 where weight is its own master */
-  zr_view grad;              /* in: the fp32 sum over micro-batches and ranks; multiply by zr_step.grad_mul */
-  const zr_view *slots;      /* in/out, as many as described */
+  int64_t step;                   /* of this parameter: 1 at its first update */
+  double lr;                      /* scheduled, group's scale applied */
+  zr_view weight;                 /* in/out: fp32 is its own master; else out: master rounded to nearest even, once */
+  zr_view master;                 /* in/out fp32; count 0 where weight is its own master */
+  zr_view grad;                   /* in: the fp32 sum over micro-batches and ranks; multiply by zr_step.grad_mul */
+  const zr_view *slots;           /* in/out, as many as described */
 } zr_opt_unit;
 
 typedef struct zr_step {
@@ -46,15 +46,16 @@ enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
 typedef void (*zr_global_sink)(void *ctx, const char *key, const void *value, uint64_t bytes);
 typedef struct zr_optimizer_api {
   uint32_t size, rsv;
-  zr_code (*describe)(void *self, zr_optimizer_desc *, zr_error *);                        /* [control] */
+  zr_code (*describe)(void *self, zr_optimizer_desc *, zr_error *); /* [control] */
   /* [control] Group 0 is create()'s config; the host adds 1, 2, ... with its own table of the same keys. */
   zr_code (*add_group)(void *self, uint32_t group, const zr_config *, zr_error *);
   /* [step] Which gradients the coming step wants (ZR_GRADS_*); NULL slot: always reduced. */
   zr_code (*phase)(void *self, int64_t step, uint32_t *grads, zr_error *);
-  /* [worker] Updates n units; must not allocate, block or communicate unless NEEDS_COMM, which makes it [step]. The result
-   * must not depend on how a parameter was cut into units (elementwise), nor on vector width. */
-  zr_code (*step)(void *self, const zr_step *, const zr_opt_unit *const *units, uint32_t n, zr_stream *, zr_done *, zr_error *);
-  /* [step] State that is not per parameter, for checkpoints; NULL slots: there is none. Values are copied by the sink. */
+  /* [worker] Updates n units; must not allocate, block or communicate unless NEEDS_COMM, which makes it [step]. The
+   * result must not depend on how a parameter was cut into units (elementwise), nor on vector width. */
+  zr_code (*step)(void *self, const zr_step *, const zr_opt_unit *const *units, uint32_t n, zr_stream *, zr_done *,
+                  zr_error *);
+  /* [step] State that is not per parameter, for checkpoints; NULL slots: none. Values are copied by the sink. */
   zr_code (*save_globals)(void *self, zr_global_sink, void *ctx, zr_error *);
   zr_code (*load_global)(void *self, const char *key, const void *value, uint64_t bytes, zr_error *);
 } zr_optimizer_api;

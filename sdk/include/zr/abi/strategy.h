@@ -5,7 +5,7 @@
 #include "zr/abi/communicator.h"
 
 enum { ZR_PARAM_FROZEN = 1u << 0 }; /* no gradient, no state */
-typedef struct zr_param { /* lives as long as the instance */
+typedef struct zr_param {           /* lives as long as the instance */
   uint32_t size, flags;
   const char *name;
   const int64_t *shape;
@@ -36,7 +36,7 @@ typedef struct zr_buffer { /* memory that the host shall allocate on this rank, 
   uint32_t rsv;
 } zr_buffer;
 typedef struct zr_piece { /* elements [first, first + count) of a parameter stand at `offset` of a buffer */
-  uint32_t size, role; /* WEIGHT: whole parameters, or shards. SUM: what this rank updates, in fold order */
+  uint32_t size, role;    /* WEIGHT: whole parameters, or shards. SUM: what this rank updates, in fold order */
   uint32_t param, buffer;
   int64_t first, count, offset;
 } zr_piece;
@@ -60,18 +60,23 @@ typedef struct zr_strategy_api {
   uint32_t size, rsv;
   /* [control] Pure, no communication, any rank of any world: buffers first, then pieces by parameter and ascending. */
   zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
-  zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *); /* [control] after the plan was allocated */
-  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written (not
-   * added to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the gradient. */
+  /* [control] after the plan was allocated */
+  zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
+  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written
+   * (not added to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the
+   * gradient. */
   zr_code (*grad_place)(void *self, uint32_t param, int64_t first, uint32_t micro, zr_view *dst, zr_error *);
-  /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter is
-   * announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
+  /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
+   * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
   zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *); /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END */
   zr_code (*grads_finish)(void *self, zr_error *); /* [step] on return every SUM piece holds its sum over the step */
-  zr_code (*updated)(void *self, zr_error *); /* [step] weights under SUM pieces changed: on return every WEIGHT piece is new */
-  /* [use] Parameters that are not whole on this rank: make them so, and let them go. NULL slots: weights always are whole. */
-  zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *whole, zr_done *, zr_error *);
+  /* [step] Weights under SUM pieces changed: on return every WEIGHT piece is new. */
+  zr_code (*updated)(void *self, zr_error *);
+  /* [use] Parameters that are not whole on this rank: make them so, and let them go. NULL slots: weights always are
+   * whole. */
+  zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *whole, zr_done *,
+                     zr_error *);
   zr_code (*release)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_done *after, zr_error *);
   void (*abort)(void *self); /* [any] or NULL: the host has aborted the communicator */
 } zr_strategy_api;
