@@ -89,6 +89,8 @@ class Document {
   /// The plug-in named for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or the
   /// role's default (from host_keys). Also says where it was named.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
+  /// The file or the command line has something there, a value or a table.
+  bool holds(const std::string& path) const;
   /// A name in the file that is nearly this role's, or its `use`, as "gpt.toml:1:1: unknown key ...; did you mean
   /// ...?"; "" if there is none.
   std::string misspelt(const std::string& role) const;

@@ -149,6 +149,8 @@ std::string Document::chosen(const std::string& role, Origin* origin) const {
   return std::get<std::string>(entry.value);
 }
 
+bool Document::holds(const std::string& path) const { return node_at(tree_->root, path) != nullptr; }
+
 std::string Document::misspelt(const std::string& role) const {
   const auto told = [](const toml::key& key, const std::string& path, const std::string& right) {
     return origin_of(key.source()).text() + ": unknown key '" + path + "'; did you mean '" + right + "'?";

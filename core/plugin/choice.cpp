@@ -22,6 +22,14 @@ Component load(Role role, const Document& document, const Registry& registry, Ch
   return component;
 }
 
+// Named, or with a table of keys: then it must exist and its keys be right, whether or not it is needed.
+bool is_given(const Document& document, Role role) {
+  const std::string name(name_of(role));
+  Origin origin;
+  const std::string id = document.chosen(name, &origin);
+  return origin.from != Origin::From::standard || document.holds(name + "." + id);
+}
+
 }  // namespace
 
 Choice choose(const Document& document, const Registry& registry, int64_t ranks) {
@@ -30,8 +38,9 @@ Choice choose(const Document& document, const Registry& registry, int64_t ranks)
     choice.unread[std::string(name_of(role))] = registry.ids(role);
   choice.strategy = load(Role::strategy, document, registry, choice);
   choice.optimizer = load(Role::optimizer, document, registry, choice);
-  if (ranks > 1) {
-    choice.communicator = load(Role::communicator, document, registry, choice);
+  if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
+    const Component communicator = load(Role::communicator, document, registry, choice);
+    if (needed) choice.communicator = communicator;
   } else {
     choice.unread["communicator"].push_back(document.chosen("communicator"));
   }

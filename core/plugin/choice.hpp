@@ -16,7 +16,8 @@ struct Choice {
   PluginIds unread;                       // plug-ins that were not loaded
 };
 
-/// Loads what the file names. With one rank the communicator is not: its table is then not read. [control]
+/// Loads what the file names. One rank needs no communicator: one that the file does not mention is then not loaded,
+/// one that it mentions is loaded for its keys alone. [control]
 Choice choose(const Document& document, const Registry& registry, int64_t ranks);
 
 }  // namespace zr::host

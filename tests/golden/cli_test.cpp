@@ -21,7 +21,8 @@ std::string read(const std::string& file) {
   text << std::ifstream(file).rdbuf();
   std::string all = text.str();
   while (!all.empty() && all.back() == '\n') all.pop_back();
-  for (const auto& [path, name] : {std::pair<std::string, std::string>{kJob, "{job}"}, {ZR_BUILD_DIR "/bin", "{bin}"}})
+  for (const auto& [path, name] :
+       {std::pair<std::string, std::string>{kJob, "{job}"}, {ZR_BUILD_DIR "/bin", "{bin}"}, {ZR_BUILD_DIR, "{build}"}})
     for (auto at = all.find(path); at != all.npos; at = all.find(path)) all.replace(at, path.size(), name);
   return std::regex_replace(all, std::regex("\\(pid [0-9]+\\)"), "(pid ...)");
 }
@@ -67,8 +68,7 @@ TEST(CommandLine, ListsThePluginsThereAreAndThoseItRefused) {
       run("ZR_PLUGIN_PATH=" + kJob + "/plugins:" + more.folder().string() + ":/nowhere ../../bin/zeroth plugins");
   EXPECT_EQ(got.code, 0);
   EXPECT_EQ(got.err, "");
-  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() +
-                         " /nowhere (not there) " ZR_BUILD_DIR "/plugins"),
+  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (not there) {build}/plugins"),
             0u);
   for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  "
                            "{job}/plugins/zr_strategy_flat.so\n"
