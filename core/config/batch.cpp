@@ -1,5 +1,7 @@
 #include "config/batch.hpp"
 
+#include "base/text.hpp"
+
 namespace zr::host {
 
 namespace {
@@ -39,15 +41,14 @@ std::string divide(const Number& global, Number& third, const Number& other, int
 
 std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumulation_entry, int64_t world) {
   Number global{global_entry}, micro{micro_entry}, accumulation{accumulation_entry};
-  for (const Number* one : {&global, &micro, &accumulation})
-    if (one->value > (int64_t{1} << 40)) return one->text() + " is no batch anybody can compute: at most 2^40 samples";
   if (global.given() && micro.given() && !accumulation.given()) return divide(global, accumulation, micro, world);
   if (!accumulation.given()) accumulation.set(1, Origin::From::standard);
   if (global.given() && !micro.given()) return divide(global, micro, accumulation, world);
   if (!micro.given()) micro.set(1, Origin::From::standard);
-  const double product = double(micro.value) * double(accumulation.value) * double(world);
-  if (product > 1e18)
-    return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " does not fit 64 bits";
+  const double most = global.entry.key.max;
+  if (double(micro.value) * double(accumulation.value) * double(world) > most)
+    return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " is more than " + shortest(most) +
+           " samples a step; make one of the three smaller";
   const int64_t whole = micro.value * accumulation.value * world;
   if (!global.given()) {
     global.set(whole, Origin::From::derived);

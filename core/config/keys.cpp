@@ -10,6 +10,9 @@ namespace zr::host {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kMost = 2147483647;       // of what is counted: steps, samples, micro-batches
+constexpr double kMostRanks = 1024;        // that one launcher starts
+constexpr double kLongest = 30 * 86400.0;  // seconds
 
 Key flag(std::string table, std::string name, std::string def, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_BOOL, std::move(def), std::move(meaning)};
@@ -33,7 +36,7 @@ void add_schedules(std::vector<Key>& keys) {
            {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}));
   for (const char* name : {"constant", "linear", "cosine"}) {
     const std::string table = std::string("schedule.") + name;
-    keys.push_back(whole(table, "warmup", "0", 0, kInf, "steps of linear rise to the full rate"));
+    keys.push_back(whole(table, "warmup", "0", 0, kMost, "steps of linear rise to the full rate"));
     if (table != "schedule.constant")
       keys.push_back(real(table, "final_ratio", "0.0", 0, 1, "part of the full rate that is left after the last step"));
   }
@@ -41,13 +44,13 @@ void add_schedules(std::vector<Key>& keys) {
   keys.push_back(real("schedule.one_cycle", "start_ratio", "0.04", 0, 1, "part of the full rate at the first step"));
   keys.push_back(real("schedule.one_cycle", "final_ratio", "4e-6", 0, 1, "part of the full rate at the last step"));
   keys.push_back(real("schedule.range_test", "min_lr", "1e-3", 0, kInf, "rate of the first step"));
-  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kInf, "steps of one interval"));
+  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMost, "steps of one interval"));
   keys.push_back(real("schedule.range_test", "step_rate", "1.0", 0, kInf, "growth per interval, in units of min_lr"));
   keys.push_back(flag("schedule.range_test", "staircase", "false", "grow once an interval instead of each step"));
   for (const char* name : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
     const std::string table = std::string("schedule.") + name;
     if (table != "schedule.WarmupLR")
-      keys.push_back(whole(table, "total_num_steps", "@train.steps", 1, kInf, "step at which the decay ends"));
+      keys.push_back(whole(table, "total_num_steps", "@train.steps", 1, kMost, "step at which the decay ends"));
     if (table != "schedule.WarmupCosineLR") {
       keys.push_back(real(table, "warmup_min_lr", "0.0", 0, kInf, "rate before the warm-up"));
       keys.push_back(real(table, "warmup_max_lr", "@optimizer.lr", 0, kInf, "rate after the warm-up"));
@@ -55,7 +58,7 @@ void add_schedules(std::vector<Key>& keys) {
       keys.push_back(real(table, "warmup_min_ratio", "0.0", 0, 1, "part of the full rate at which the warm-up begins"));
       keys.push_back(real(table, "cos_min_ratio", "1e-4", 0, 1, "part of the full rate at which the cosine ends"));
     }
-    keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kInf, "steps of the warm-up"));
+    keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kMost, "steps of the warm-up"));
     keys.push_back(text(table, "warmup_type", "\"log\"", "shape of the warm-up", {"log", "linear"}));
   }
 }
@@ -68,28 +71,30 @@ std::vector<Key> make_host_keys() {
   keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "how the ranks exchange buffers"));
   keys.push_back(
       text("job", "program", "\"\"", "the trainer: an executable beside this file, in bin, or an absolute path"));
-  keys.push_back(whole("job", "ranks", "1", 1, 65536, "processes that share the work"));
-  keys.push_back(whole("job", "threads", "0", 0, 65536, "threads of a rank; 0: the cores shared evenly"));
+  keys.push_back(whole("job", "ranks", "1", 1, kMostRanks, "processes that share the work"));
+  keys.push_back(whole("job", "threads", "0", 0, 1024, "threads of a rank; 0: the cores shared evenly"));
   keys.push_back(text("job", "name", "\"\"", "folder of the run below job.runs; empty: this file's name"));
   keys.push_back(text("job", "runs", "\"runs\"", "folder that keeps the runs, from where the job is started"));
-  keys.push_back(whole("train", "steps", "100", 0, kInf, "updates of the weights"));
+  keys.push_back(whole("train", "steps", "100", 0, kMost, "updates of the weights"));
   keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
   keys.push_back(
       text("train", "dtype", "\"fp32\"", "of weights and activations; sums and states stay fp32", {"fp32", "bf16"}));
-  keys.push_back(whole("train", "global_batch", "0", 0, kInf, "samples a step; 0: micro_batch x accumulation x ranks"));
   keys.push_back(
-      whole("train", "micro_batch", "0", 0, kInf, "samples of one backward on one rank; 0: from the other two"));
+      whole("train", "global_batch", "0", 0, kMost, "samples a step; 0: micro_batch x accumulation x ranks"));
   keys.push_back(
-      whole("train", "accumulation", "0", 0, kInf, "micro-batches a step on each rank; 0: from the other two"));
+      whole("train", "micro_batch", "0", 0, kMost, "samples of one backward on one rank; 0: from the other two"));
+  keys.push_back(
+      whole("train", "accumulation", "0", 0, kMost, "micro-batches a step on each rank; 0: from the other two"));
   keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
   keys.push_back(flag("gradients", "overlap", "true",
                       "buckets leave during backward; false: after it (models that run backward in backward)"));
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
-  keys.push_back(whole("eval", "every", "0", 0, kInf, "steps between validations; 0: never"));
+  keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
               "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;
+  timeout.max = kLongest;
   keys.push_back(timeout);
   return keys;
 }
@@ -144,7 +149,7 @@ std::string range_text(const Key& key) {
   }
   const auto bound = [&](double value) {
     if (key.type == ZR_KEY_BYTES) return bytes_text(static_cast<int64_t>(value));
-    if (key.type == ZR_KEY_DURATION) return shortest(value) + " s";
+    if (key.type == ZR_KEY_DURATION) return value >= 86400 ? shortest(value / 86400) + " d" : shortest(value) + " s";
     return shortest(value);
   };
   const bool low = std::isfinite(key.min), high = std::isfinite(key.max);
