@@ -1,0 +1,301 @@
+// No key exists that nothing reads: every key of the host, of the plug-ins and of the gpt example is changed in a small
+// job, and what the job then does differently is seen from outside. A key without a row fails.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "cli/trainer.hpp"
+#include "contract/shell.hpp"
+#include "multirank/launch_job.hpp"
+#include "plugin/plugin.hpp"
+#include "scratch.hpp"
+
+namespace zr::test {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+const std::string kBin = ZR_BUILD_DIR "/bin/", kTests = ZR_BUILD_DIR "/tests/";
+
+// What a finished run left behind.
+struct Trained {
+  std::string out;
+  Json summary;
+  std::vector<Json> rows;
+};
+Trained run_in(const fs::path& folder, const std::string& out = "") {
+  Trained run{out, Json::parse(std::ifstream(folder / "summary.json"), nullptr, false), {}};
+  std::ifstream rows(folder / "metrics.jsonl");
+  for (std::string line; std::getline(rows, line);) run.rows.push_back(Json::parse(line));
+  return run;
+}
+
+using Look = std::string (*)(const Trained&);
+std::string column(const Trained& run, const char* name) {
+  std::string all;
+  for (const Json& row : run.rows)
+    if (row.contains(name)) all += row[name].dump() + " ";
+  return all;
+}
+std::string rates(const Trained& run) { return column(run, "lr"); }
+std::string losses(const Trained& run) { return column(run, "loss"); }
+std::string tokens(const Trained& run) { return column(run, "tokens"); }
+std::string validations(const Trained& run) { return column(run, "val_loss"); }
+std::string weights(const Trained& run) { return run.summary.at("weights_hash").dump(); }
+std::string memory(const Trained& run) { return run.summary.at("memory").dump(); }
+std::string wire(const Trained& run) { return run.summary.at("wire_bytes").dump(); }
+std::string overlap(const Trained& run) { return run.summary.at("overlap").dump(); }
+std::string steps(const Trained& run) { return run.summary.at("steps").dump(); }
+std::string ranks(const Trained& run) { return run.summary.at("ranks").dump(); }
+std::string printed(const Trained& run) { return run.out; }
+
+// A key, two values of it, what else the job must say for the key to matter, and where the difference shows.
+struct Row {
+  std::string key, one, other;
+  Look look;
+  std::string with = "";
+  std::string with_value(const std::string& value) const {
+    return with + (with.empty() ? "" : " ") + key + "=" + value;
+  }
+};
+
+// Trained by engine_case on two ranks: six steps of a model with some dropout.
+const std::vector<Row> kTrained{
+    {"strategy", "zero0", "zero1", wire},
+    {"optimizer", "adamw", "sgd", memory},
+    {"communicator", "shm", "poor", memory},
+    {"train.steps", "2", "3", steps},
+    {"train.seed", "1", "2", losses, "parity.model=dropout"},
+    {"train.dtype", "fp32", "bf16", memory},
+    {"train.global_batch", "12", "24", tokens, "train.micro_batch=3"},
+    {"train.micro_batch", "2", "3", tokens},
+    {"train.accumulation", "1", "2", tokens},
+    {"train.clip", "0.0", "0.001", weights, "optimizer=sgd"},
+    {"gradients.overlap", "true", "false", overlap},
+    {"optimizer.lr", "0.01", "0.02", rates},
+    {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
+    {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.weight\",lr_scale=0.25}]", weights},
+    {"schedule.use", "constant", "linear", rates},
+    {"schedule.constant.warmup", "0", "3", rates},
+    {"schedule.linear.warmup", "0", "3", rates, "schedule.use=linear"},
+    {"schedule.linear.final_ratio", "0.1", "0.2", rates, "schedule.use=linear"},
+    {"schedule.cosine.warmup", "0", "3", rates, "schedule.use=cosine"},
+    {"schedule.cosine.final_ratio", "0.1", "0.2", rates, "schedule.use=cosine"},
+    {"schedule.one_cycle.rise", "0.4", "0.7", rates, "schedule.use=one_cycle"},
+    {"schedule.one_cycle.start_ratio", "0.1", "0.2", rates, "schedule.use=one_cycle schedule.one_cycle.rise=0.5"},
+    {"schedule.one_cycle.final_ratio", "0.1", "0.2", rates, "schedule.use=one_cycle"},
+    {"schedule.range_test.min_lr", "0.1", "0.2", rates, "schedule.use=range_test"},
+    {"schedule.range_test.step_size", "2", "3", rates, "schedule.use=range_test"},
+    {"schedule.range_test.step_rate", "2.0", "3.0", rates, "schedule.use=range_test"},
+    {"schedule.range_test.staircase", "false", "true", rates,
+     "schedule.use=range_test schedule.range_test.step_size=2"},
+    {"schedule.WarmupLR.warmup_min_lr", "0.001", "0.002", rates, "schedule.use=WarmupLR"},
+    {"schedule.WarmupLR.warmup_max_lr", "0.01", "0.02", rates, "schedule.use=WarmupLR"},
+    {"schedule.WarmupLR.warmup_num_steps", "3", "4", rates, "schedule.use=WarmupLR"},
+    {"schedule.WarmupLR.warmup_type", "log", "linear", rates, "schedule.use=WarmupLR"},
+    {"schedule.WarmupDecayLR.total_num_steps", "6", "9", rates,
+     "schedule.use=WarmupDecayLR schedule.WarmupDecayLR.warmup_num_steps=2"},
+    {"schedule.WarmupDecayLR.warmup_min_lr", "0.001", "0.002", rates, "schedule.use=WarmupDecayLR"},
+    {"schedule.WarmupDecayLR.warmup_max_lr", "0.01", "0.02", rates, "schedule.use=WarmupDecayLR"},
+    {"schedule.WarmupDecayLR.warmup_num_steps", "3", "4", rates, "schedule.use=WarmupDecayLR"},
+    {"schedule.WarmupDecayLR.warmup_type", "log", "linear", rates, "schedule.use=WarmupDecayLR"},
+    {"schedule.WarmupCosineLR.total_num_steps", "6", "9", rates,
+     "schedule.use=WarmupCosineLR schedule.WarmupCosineLR.warmup_num_steps=2"},
+    {"schedule.WarmupCosineLR.warmup_min_ratio", "0.1", "0.2", rates, "schedule.use=WarmupCosineLR"},
+    {"schedule.WarmupCosineLR.cos_min_ratio", "0.1", "0.2", rates,
+     "schedule.use=WarmupCosineLR schedule.WarmupCosineLR.warmup_num_steps=2"},
+    {"schedule.WarmupCosineLR.warmup_num_steps", "3", "4", rates, "schedule.use=WarmupCosineLR"},
+    {"schedule.WarmupCosineLR.warmup_type", "log", "linear", rates, "schedule.use=WarmupCosineLR"},
+    {"strategy.zero0.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero0"},
+    {"strategy.zero1.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero1"},
+    {"communicator.shm.staging_bytes", "1MiB", "2MiB", memory},
+    {"optimizer.adamw.beta1", "0.9", "0.8", weights},
+    {"optimizer.adamw.beta2", "0.9", "0.8", weights},
+    {"optimizer.adamw.eps", "1e-8", "1e-2", weights},
+    {"optimizer.adamw.weight_decay", "0.0", "0.1", weights},
+    {"optimizer.sgd.momentum", "0.5", "0.9", weights, "optimizer=sgd"},
+    {"optimizer.sgd.dampening", "0.0", "0.5", weights, "optimizer=sgd optimizer.sgd.nesterov=false"},
+    {"optimizer.sgd.nesterov", "false", "true", weights, "optimizer=sgd"},
+    {"optimizer.sgd.weight_decay", "0.0", "0.1", weights, "optimizer=sgd"},
+};
+
+// Trained by the gpt example on one rank.
+const std::vector<Row> kGpt{
+    {"model.layers", "1", "2", memory},      {"model.width", "16", "32", memory},
+    {"model.heads", "2", "4", losses},       {"model.context", "8", "16", memory},
+    {"model.dropout", "0.0", "0.5", losses}, {"data.text", "a.txt", "b.txt", losses},
+    {"sample.length", "0", "30", printed},   {"sample.temperature", "0.1", "10.0", printed, "sample.length=30"},
+    {"eval.every", "0", "2", validations},
+};
+
+// Each has a test of its own below.
+const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads",
+                                   "job.name",    "job.runs",  "communicator.timeout"};
+
+void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
+  EXPECT_NE(row.look(one), row.look(other))
+      << row.key << " = " << row.one << " or " << row.other << " makes no difference";
+  EXPECT_EQ(row.look(one), row.look(one_again)) << row.key << ": what is looked at changes by itself";
+}
+
+class KeysOf : public ::testing::Test {
+ protected:
+  std::string zeroth(const std::string& arguments) const {
+    return "cd " + scratch_.folder().string() + " && ZR_PLUGIN_PATH=" + kTests + "plugins " + kBin + "zeroth " +
+           arguments;
+  }
+  std::string quickstart(const std::string& overrides) const {
+    return "train " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml train.steps=3 " + overrides;
+  }
+  fs::path runs(const std::string& name) const { return scratch_.folder() / "runs" / name; }
+  void launch_list(const std::vector<std::string>& lines) const {
+    std::string list;
+    for (const std::string& line : lines) list += line + "\n";
+    const auto done =
+        zr::testing::shell("ENGINE_CASE_LIST=" + scratch_.write("list", list) + "; export ENGINE_CASE_LIST; " +
+                           zeroth("launch -n 2 -- " + kTests +
+                                  "engine_case trains_list " ZR_SOURCE_DIR
+                                  "/tests/multirank/parity/parity.toml strategy=zero1 train.steps=6"));
+    ASSERT_EQ(done.code, 0) << done.output;
+  }
+  const Scratch scratch_;
+};
+
+}  // namespace
+
+TEST(KeysTable, HasARowForEveryKeyAndNoOther) {
+  std::set<std::string> there{"optimizer.groups"}, told = kApart;
+  for (const host::Key& key : host::host_keys()) there.insert(key.table == "schedule" ? "schedule.use" : key.path());
+  for (const host::Judgement& judged : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
+    ASSERT_TRUE(judged.accepted) << judged.file << ": " << judged.reason;
+    for (const host::Component& one : judged.components)
+      for (const host::Key& key :
+           host::keys_of(one.table->keys, one.table->n_keys, std::string(host::role_of(one)) + "." + one.table->id))
+        there.insert(key.path());
+  }
+  for (const host::Key& key : host::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
+  for (const auto* rows : {&kTrained, &kGpt})
+    for (const Row& row : *rows) told.insert(row.key);
+  std::vector<std::string> silent, gone;
+  std::set_difference(there.begin(), there.end(), told.begin(), told.end(), std::back_inserter(silent));
+  std::set_difference(told.begin(), told.end(), there.begin(), there.end(), std::back_inserter(gone));
+  EXPECT_EQ(silent, std::vector<std::string>{}) << "keys without a row: say what a user sees when they change";
+  EXPECT_EQ(gone, std::vector<std::string>{}) << "rows without a key";
+}
+
+TEST_F(KeysOf, TheEngineAndThePluginsChangeTheRun) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < kTrained.size(); ++i)
+    for (const auto& [name, value] :
+         {std::pair{"a", kTrained[i].one}, {"b", kTrained[i].other}, {"c", kTrained[i].one}})
+      lines.push_back(kTrained[i].with_value(value) + " job.name=" + std::to_string(i) + name);
+  launch_list(lines);
+  for (std::size_t i = 0; i < kTrained.size(); ++i) {
+    const std::string name = std::to_string(i);
+    expect_difference(kTrained[i], run_in(runs(name + "a")), run_in(runs(name + "b")), run_in(runs(name + "c")));
+  }
+}
+
+TEST_F(KeysOf, TheExampleChangeTheRun) {
+  std::string text;
+  while (text.size() < 20000) text += "to be or not to be, that is the question " + std::to_string(text.size()) + "\n";
+  scratch_.write("a.txt", text);
+  scratch_.write("b.txt", std::string(20000, 'b') + text);
+  scratch_.write("gpt.toml",
+                 "[job]\nprogram = \"gpt\"\nthreads = 1\n[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n"
+                 "[train]\nsteps = 4\nmicro_batch = 2\n[data]\ntext = \"a.txt\"\n[sample]\nlength = 0\n");
+  int number = 0;
+  const auto trained = [&](const std::string& overrides) {
+    const std::string name = "run" + std::to_string(++number);
+    const auto done =
+        zr::testing::shell(zeroth("launch -n 1 -- " + kBin + "gpt gpt.toml job.name=" + name + " " + overrides));
+    EXPECT_EQ(done.code, 0) << done.output;
+    return run_in(runs(name), done.output);
+  };
+  for (const Row& row : kGpt) {
+    const std::string one = row.with_value(row.one), other = row.with_value(row.other);
+    expect_difference(row, trained(one), trained(other), trained(one));
+  }
+}
+
+TEST_F(KeysOf, TheJobSayWhereTheRunIsKept) {
+  launch_list({"job.name=first", "job.name=second", "job.name=first job.runs=elsewhere"});
+  for (const char* folder : {"runs/first", "runs/second", "elsewhere/first"})
+    EXPECT_TRUE(fs::exists(scratch_.folder() / folder / "summary.json")) << folder;
+}
+
+TEST_F(KeysOf, TheJobSayWhichProgramAndHowManyRanksAreStarted) {
+  for (const char* count : {"1", "2"}) {
+    const auto done = zr::testing::shell(zeroth(quickstart(std::string("job.name=") + count + " job.ranks=" + count)));
+    EXPECT_EQ(done.code, 0) << done.output;
+    EXPECT_EQ(ranks(run_in(runs(count))), count);
+  }
+  const auto plan = [&](const std::string& program) {
+    const auto done =
+        zr::testing::shell(zeroth("plan " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml job.program=" + program));
+    EXPECT_EQ(done.code, 0) << done.output;
+    return done.output;
+  };
+  EXPECT_NE(plan("quickstart"), plan("gpt"));
+}
+
+// The ranks of a launcher that runs, by rank.
+std::map<int, pid_t> ranks_of(pid_t launcher) {
+  std::map<int, pid_t> found;
+  const std::string task = "/proc/" + std::to_string(launcher) + "/task";
+  for (const auto& thread : fs::directory_iterator(task)) {
+    std::ifstream children(thread.path() / "children");
+    for (pid_t pid; children >> pid;) {
+      std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
+      for (std::string one; std::getline(environment, one, '\0');)
+        if (one.rfind("ZR_RANK=", 0) == 0) found[std::stoi(one.substr(8))] = pid;
+    }
+  }
+  return found;
+}
+
+int threads_of(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string word; status >> word;)
+    if (word == "Threads:") return status >> word, std::stoi(word);
+  return 0;
+}
+
+TEST_F(KeysOf, TheJobSayHowManyThreadsARankHas) {
+  std::map<std::string, int> seen;
+  for (const std::string threads : {"1", "5"}) {
+    Scene scene;
+    Job job(scene, {kBin + "zeroth", "train", ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml", "job.ranks=1",
+                    "train.steps=100000", "job.threads=" + threads, "job.name=" + threads,
+                    "job.runs=" + (scratch_.folder() / "runs").string()});
+    ASSERT_TRUE(eventually([&] { return run_in(runs(threads)).rows.size() > 20; })) << job.err();
+    seen[threads] = threads_of(ranks_of(job.pid())[0]);
+    kill(job.pid(), SIGTERM);
+    job.wait();
+  }
+  EXPECT_GE(seen["5"], seen["1"] + 4);
+}
+
+TEST_F(KeysOf, TheCommunicatorSayHowLongARankWaits) {
+  for (const std::string patience : {"500ms", "5min"}) {
+    Scene scene;
+    Job job(scene, {kBin + "zeroth", "train", ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml", "train.steps=1000",
+                    "communicator.timeout=" + patience, "job.name=" + patience,
+                    "job.runs=" + (scratch_.folder() / "runs").string()});
+    ASSERT_TRUE(eventually([&] {
+      return fs::exists(runs(patience) / "metrics.jsonl") && !run_in(runs(patience)).rows.empty();
+    })) << job.err();
+    const pid_t stopped = ranks_of(job.pid())[1];
+    ASSERT_GT(stopped, 0);
+    kill(stopped, SIGSTOP);
+    std::this_thread::sleep_for(milliseconds(1500));
+    kill(stopped, SIGCONT);
+    EXPECT_EQ(job.wait(milliseconds(30000)), patience == "5min" ? 0 : 4) << job.err();
+  }
+}
+
+}  // namespace zr::test
