@@ -1,9 +1,16 @@
-# zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this does not.
-# Looked for in TORCH_ROOT (CMake or environment), Torch_DIR (<root>/share/cmake/Torch), then what `make setup` unpacked.
+# zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this does
+# not. Looked for in TORCH_ROOT (CMake or environment), Torch_DIR (<root>/share/cmake/Torch), then what `make setup`
+# unpacked. zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it was found.
 function(zr_find_torch)
+  set(why "${ARGV0}")
+  if(why)
+    set(${why} "" PARENT_SCOPE)
+  endif()
   if(TARGET zr::torch)
     return()
   endif()
+  set(found "")
+  set(problem "")
   set(candidates ${TORCH_ROOT} $ENV{TORCH_ROOT})
   foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
     list(APPEND candidates ${dir}/../../..)
@@ -16,12 +23,20 @@ function(zr_find_torch)
       set(found ${root})
       break()
     elseif(root IN_LIST given)
-      message(FATAL_ERROR "No libtorch in ${root} (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing.\n"
-                          "Point TORCH_ROOT at the folder that holds lib/ and include/, or unset it and run `make setup`.")
+      set(problem "No libtorch in ${root} (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing. \
+Point TORCH_ROOT at the folder that holds lib/ and include/, or unset it and run `make setup`.")
+      break()
     endif()
   endforeach()
-  if(NOT found)
-    message(FATAL_ERROR "libtorch was not found. Run `make setup` (unpacks the torch 2.11.0 wheel below build/deps), or set TORCH_ROOT.")
+  if(NOT found AND NOT problem)
+    set(problem "libtorch was not found. Run `make setup` (unpacks the torch 2.11.0 wheel below build/deps), \
+or set TORCH_ROOT.")
+  endif()
+  if(problem AND why)
+    set(${why} "${problem}" PARENT_SCOPE)
+    return()
+  elseif(problem)
+    message(FATAL_ERROR "${problem}")
   endif()
   add_library(zr_torch_lib INTERFACE)
   add_library(zr::torch ALIAS zr_torch_lib)

@@ -1,29 +1,54 @@
-# Installs Zeroth aside, builds the quickstart against it with find_package, a plug-in against its SDK, and trains with both.
-#   cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
-function(must)
+# Installs Zeroth aside, builds the quickstart against it with find_package, a plug-in against its SDK, and trains with
+# both. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
+function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT code EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nended with ${code}:\n${output}")
-  endif()
+  list(JOIN ARGN " " command)
+  set(command "${command}" PARENT_SCOPE)
+  set(code "${code}" PARENT_SCOPE)
   set(said "${output}" PARENT_SCOPE)
 endfunction()
+macro(must)
+  run(${ARGN})
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${command}\nended with ${code}:\n${said}")
+  endif()
+endmacro()
+macro(must_say text)
+  if(NOT said MATCHES "${text}")
+    message(FATAL_ERROR "${command}\ndid not say '${text}':\n${said}")
+  endif()
+endmacro()
 
 file(REMOVE_RECURSE ${SCRATCH})
 set(prefix ${SCRATCH}/prefix)
 must(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
-must(${CMAKE_COMMAND} -G Ninja -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/quickstart -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
-must(${CMAKE_COMMAND} --build ${SCRATCH}/quickstart)
-file(GLOB_RECURSE found ${prefix}/*/ZrPlugin.cmake)
-get_filename_component(package ${found} DIRECTORY)
-must(${CMAKE_COMMAND} -G Ninja -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author -DZEROTH_CMAKE=${package} -DZR_DEALT=${SOURCE}/tests/multirank/plugins/dealt.cpp)
-must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
-
-set(train ${prefix}/bin/zeroth launch -n 2 -- ${SCRATCH}/quickstart/quickstart ${SOURCE}/examples/quickstart/quickstart.toml train.steps=100 job.runs="${SCRATCH}/runs")
-must(${train} job.name=zero1)
-if(NOT said MATCHES "step 100 loss")
-  message(FATAL_ERROR "the installed quickstart did not say 'step 100 loss':\n${said}")
+file(GLOB built RELATIVE ${BUILD}/plugins ${BUILD}/plugins/*.so)
+file(GLOB installed RELATIVE ${prefix}/lib/zeroth/plugins ${prefix}/lib/zeroth/plugins/*.so)
+if(NOT installed STREQUAL built)
+  message(FATAL_ERROR "the plug-ins installed are '${installed}', those built are '${built}'")
 endif()
+
+# A user's program.
+set(project ${CMAKE_COMMAND} -G Ninja -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+must(${project} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/quickstart)
+must(${CMAKE_COMMAND} --build ${SCRATCH}/quickstart)
+
+# An author's plug-in, and what a user is told, where there is no libtorch.
+set(project ${project} -DTORCH_ROOT=${SCRATCH}/nowhere)
+must(${project} -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
+     -DZR_DEALT=${SOURCE}/tests/multirank/plugins/dealt.cpp)
+must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
+run(${project} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
+if(code EQUAL 0)
+  message(FATAL_ERROR "${command}\nfound a libtorch where there is none")
+endif()
+must_say("No libtorch in .*nowhere")
+must_say("no_libtorch_was_found_set_TORCH_ROOT")
+
+set(train ${prefix}/bin/zeroth launch -n 2 -- ${SCRATCH}/quickstart/quickstart
+          ${SOURCE}/examples/quickstart/quickstart.toml train.steps=100 job.runs="${SCRATCH}/runs")
+must(${train} job.name=zero1)
+must_say("step 100 loss")
 must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${SCRATCH}/author/plugins ${train} job.name=dealt strategy=dealt)
 foreach(name zero1 dealt)
   file(READ ${SCRATCH}/runs/${name}/summary.json summary)
