@@ -68,6 +68,7 @@ int64_t Engine::seed() const { return state_->session.config().integer("train.se
 double Engine::last_loss() const { return state_->session.last_loss(); }
 double Engine::last_grad_norm() const { return state_->session.last_grad_norm(); }
 std::string Engine::weights_hash() { return state_->session.weights_hash(); }
+void Engine::finish() { state_->session.finish(); }
 double Engine::mean(double value) { return state_->session.mean(value); }
 void Engine::validation(double loss) { state_->session.validation(loss); }
 

@@ -36,6 +36,12 @@ std::vector<std::pair<std::string, int64_t>> Ledger::holders() const {
   return held;
 }
 
+int64_t Ledger::held(Tier tier, Kind kind) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = cells_.find({tier, kind});
+  return at == cells_.end() ? 0 : at->second.now;
+}
+
 int64_t Ledger::planned(Tier tier) const {
   const std::lock_guard lock(mutex_);
   const auto at = totals_.find(tier);

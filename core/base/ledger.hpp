@@ -33,6 +33,7 @@ class Ledger {
   std::vector<Row> rows() const;
   /// Bytes held now by tag, largest first.
   std::vector<std::pair<std::string, int64_t>> holders() const;
+  int64_t held(Tier tier, Kind kind) const;
   /// Sums over kinds.
   int64_t planned(Tier tier) const;
   int64_t peak(Tier tier) const;

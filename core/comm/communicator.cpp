@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "comm/submission.hpp"
 
 namespace zr::host {
@@ -45,11 +46,17 @@ struct Communicator::State {
   int64_t room_bytes;
 };
 
-Communicator::Communicator(Host& host, std::shared_ptr<Control> control, const Instance* instance, Options options)
-    : state_(std::make_unique<State>(host, std::move(control), instance, options)) {
+Communicator::Communicator(Host& host, std::shared_ptr<Control> control, const Instance* instance, Options options) {
+  Ledger& ledger = host.ledger();
+  const int64_t before = ledger.held(Tier::host, Kind::communicator);
+  state_ = std::make_unique<State>(host, std::move(control), instance, options);
+  // What the plug-in takes when it opens is its plan; more later would show as a peak above it.
+  ledger.plan(Tier::host, Kind::communicator,
+              ledger.held(Tier::host, Kind::communicator) - before + state_->room_bytes);
   state_->room =
       static_cast<char*>(allocate(state_->room_bytes, 64, Tier::host, Kind::communicator, "control messages"));
-  state_->submission.set_room([this] {
+  state_->submission.set_room([this, &ledger] {
+    ledger.plan(Tier::host, Kind::communicator, Submission::kRoom);
     return static_cast<char*>(allocate(Submission::kRoom, 64, Tier::host, Kind::communicator, "composed collectives"));
   });
   host.set_context("communicator", this);
@@ -124,7 +131,10 @@ void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind,
   void* memory = s.submission.mem_alloc(room, static_cast<uint64_t>(std::max<int64_t>(align, 64)));
   const bool from_plugin = memory != nullptr;
   if (!from_plugin) {
-    memory = ::operator new (room, std::align_val_t{4096});
+    memory = ::operator new (room, std::align_val_t{4096}, std::nothrow);
+    if (!memory)
+      fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
+                       " are needed on each rank; use more ranks or a smaller model");
     if (room >= (uint64_t{4} << 20)) ::madvise(memory, room, MADV_HUGEPAGE);
     std::memset(memory, 0, room);
   }

@@ -39,7 +39,7 @@ class Alone final : public Control {
   bool broken() const override { return false; }
   std::string report(const std::string& mine) override { return "rank 0: " + mine; }
   void on_broken(std::function<void()>) override {}
-  void leave(int64_t) override {}
+  void leave(int64_t, bool) override {}
 
  private:
   const std::string job_;

@@ -57,10 +57,10 @@ class Control {
   /// returns after a running callback ended. If the job is broken already, the callback runs at once, on the control
   /// thread.
   virtual void on_broken(std::function<void()> callback) = 0;
-  /// This rank leaves in order after `step` steps: its silence is no loss, but a peer that waits for it is told. A
-  /// later set_activity() (the process's next Engine) counts it in again. Leaving is implied by a process's exit() or
-  /// return from main.
-  virtual void leave(int64_t step) = 0;
+  /// This rank leaves after `step` steps, in order or (`failed`) because of an exception: its silence is no loss, but a
+  /// peer that waits for it is told. A later set_activity() (the process's next Engine) counts it in again. Leaving is
+  /// implied by a process's exit() or return from main.
+  virtual void leave(int64_t step, bool failed) = 0;
 };
 
 }  // namespace zr::host

@@ -219,9 +219,8 @@ void ControlClient::check_keeper() {
   if (left_ || closed_ || !activity_.waiting) return;
   const bool in_vain = keeper_left_->leaves > leaves_ ? activity_.sequence > keeper_left_->left_sequence : true;
   if (!in_vain) return;
-  const std::string headline = "rank 0 ended after step " + std::to_string(keeper_left_->left_step) +
-                               " (its data ended?) while rank " + std::to_string(place_.rank) + " waits in " +
-                               activity_.what;
+  const std::string headline = "rank 0 " + in_vain_text(*keeper_left_) + " while rank " + std::to_string(place_.rank) +
+                               " waits in " + activity_.what;
   if (!table_) table_ = own_table_locked(headline);
   lock.unlock();
   broke(headline);
@@ -279,6 +278,7 @@ wire::Beat ControlClient::beat_locked() {
   beat.left_sequence = left_sequence_;
   beat.left_step = left_step_;
   beat.left = left_;
+  beat.failed = left_failed_;
   const uint64_t first = std::max(calls_told_, calls_made_ > calls_.size() ? calls_made_ - calls_.size() : 0);
   for (uint64_t i = first; i < calls_made_; ++i) beat.recent.push_back(calls_[i % calls_.size()]);
   calls_told_ = calls_made_;
@@ -300,7 +300,7 @@ std::string ControlClient::own_table_locked(const std::string& headline) const {
     const char process = peer.machine == self_.machine ? wire::state_of(peer.pid) : '?';
     std::string state = process == '?' ? "not known" : process ? state_text(process) : "its process is gone";
     if (mine) state = doing_text(activity_, ms_since(activity_since_));
-    if (!mine && i == 0 && keeper_left_) state = "ended in order after step " + std::to_string(keeper_left_->left_step);
+    if (!mine && i == 0 && keeper_left_) state = left_text(*keeper_left_);
     lines.push_back({static_cast<int>(i), peer.pid, peer.host, state});
   }
   return table_text(headline, lines);
@@ -389,22 +389,23 @@ void ControlClient::on_broken(std::function<void()> callback) {
   if (broken()) boost::asio::post(io_, [this] { run_callback(); });
 }
 
-void ControlClient::leave_locked(int64_t step) {
+void ControlClient::leave_locked(int64_t step, bool failed) {
   if (left_ || broken()) return;
   post_send(wire::encode(Type::beat, beat_locked()));  // what it issued belongs to before the leave
   left_ = true;
   ++leaves_;
   left_sequence_ = activity_.sequence;
   left_step_ = step;
+  left_failed_ = failed;
   calls_made_ = calls_told_ = 0;
   activity_.what.clear();
   activity_.waiting = false;
   post_send(wire::encode(Type::beat, beat_locked()));
 }
 
-void ControlClient::leave(int64_t step) {
+void ControlClient::leave(int64_t step, bool failed) {
   const std::lock_guard lock(mutex_);
-  leave_locked(step);
+  leave_locked(step, failed);
 }
 
 void ControlClient::close() {
@@ -413,7 +414,7 @@ void ControlClient::close() {
     if (closed_) return;
     // The others wait for the table that this rank's store makes.
     if (place_.serves && broken()) changed_.wait_for(lock, kForTable, [&] { return table_.has_value(); });
-    if (joined_) leave_locked(activity_.step);
+    if (joined_) leave_locked(activity_.step, false);
     closed_ = true;
   }
   boost::asio::post(io_, [this] { shut_down(); });

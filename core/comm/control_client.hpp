@@ -40,7 +40,7 @@ class ControlClient final : public Control {
   bool broken() const override { return broken_.load(std::memory_order_relaxed); }
   std::string report(const std::string& mine) override;
   void on_broken(std::function<void()> callback) override;
-  void leave(int64_t step) override;
+  void leave(int64_t step, bool failed) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -61,7 +61,7 @@ class ControlClient final : public Control {
   void wait_joined(Clock::time_point deadline);
   void count_locals();
   void post_send(std::string message);
-  void leave_locked(int64_t step);
+  void leave_locked(int64_t step, bool failed);
   wire::Beat beat_locked();
   std::string own_table_locked(const std::string& headline) const;
   std::string keeper_locked() const;
@@ -98,6 +98,7 @@ class ControlClient final : public Control {
   uint64_t calls_made_ = 0, calls_told_ = 0;
   uint64_t leaves_ = 0, left_sequence_ = 0;
   int64_t left_step_ = 0;
+  bool left_failed_ = false;
   std::string headline_;
   std::optional<std::string> deferred_;  // the job broke after this rank had left
   std::optional<std::string> table_;

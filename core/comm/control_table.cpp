@@ -46,6 +46,15 @@ std::string doing_text(const Activity& activity, int64_t age_ms) {
   return text + ", step " + std::to_string(activity.step);
 }
 
+std::string left_text(const wire::Beat& beat) {
+  return (beat.failed ? "ended by an exception after step " : "ended in order after step ") +
+         std::to_string(beat.left_step);
+}
+
+std::string in_vain_text(const wire::Beat& beat) {
+  return beat.failed ? left_text(beat) : "ended after step " + std::to_string(beat.left_step) + " (its data ended?)";
+}
+
 std::string fate_text(const Fate& fate) {
   std::string text = "ended with exit code " + std::to_string(fate.code);
   if (fate.signal) {

@@ -29,6 +29,10 @@ std::string table_text(const std::string& headline, const std::vector<TableLine>
 
 /// "waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12"; `age_ms` is the time in it.
 std::string doing_text(const Activity& activity, int64_t age_ms);
+/// How a rank left: "ended in order after step 5", "ended by an exception after step 5"; and the same where another
+/// rank waits for it: "ended after step 5 (its data ended?)".
+std::string left_text(const wire::Beat& beat);
+std::string in_vain_text(const wire::Beat& beat);
 /// "was killed by signal 9 (SIGKILL)", "ended with exit code 2".
 std::string fate_text(const Fate& fate);
 /// "stopped (T)"; "" if there is no such process.

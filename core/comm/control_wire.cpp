@@ -86,7 +86,12 @@ std::string encode(Type type, const Beat& beat) {
   Writer writer;
   writer.u64(beat.activity.sequence).u64(beat.activity.fingerprint).text(beat.activity.what);
   writer.u8(beat.activity.waiting).i64(beat.activity.step).i64(beat.age_ms);
-  writer.u64(beat.leaves).u64(beat.left_sequence).i64(beat.left_step).u8(beat.left).u64(beat.recent.size());
+  writer.u64(beat.leaves)
+      .u64(beat.left_sequence)
+      .i64(beat.left_step)
+      .u8(beat.left)
+      .u8(beat.failed)
+      .u64(beat.recent.size());
   for (const auto& call : beat.recent) writer.u64(call.sequence).u64(call.fingerprint).text(call.what);
   return writer.message(type);
 }
@@ -104,6 +109,7 @@ Beat decode_beat(std::string_view body) {
   beat.left_sequence = reader.u64();
   beat.left_step = reader.i64();
   beat.left = reader.u8() != 0;
+  beat.failed = reader.u8() != 0;
   for (uint64_t n = reader.u64(); n > 0; --n) {
     Call call;
     call.sequence = reader.u64();

@@ -99,6 +99,7 @@ struct Beat {
   uint64_t leaves = 0, left_sequence = 0;
   int64_t left_step = 0;
   bool left = false;         // and has not come back
+  bool failed = false;       // it left because of an exception
   std::vector<Call> recent;  // since the beat before, at most 64
 };
 

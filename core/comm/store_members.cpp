@@ -119,9 +119,8 @@ void Members::look_for_waits_on_the_gone() {
     for (int waiting = 0; waiting < world(); ++waiting)
       if (waits_in_vain(at(waiting), at(gone)))
         return note(Cause::left, gone,
-                    "rank " + std::to_string(gone) + " ended after step " + std::to_string(at(gone).beat.left_step) +
-                        " (its data ended?) while rank " + std::to_string(waiting) + " waits in " +
-                        at(waiting).beat.activity.what);
+                    "rank " + std::to_string(gone) + " " + in_vain_text(at(gone).beat) + " while rank " +
+                        std::to_string(waiting) + " waits in " + at(waiting).beat.activity.what);
   }
 }
 
@@ -203,7 +202,7 @@ std::string Members::state(int rank, Time now) const {
   } else if (!member.joined) {
     text = "has not joined the job";
   } else if (member.beat.left) {
-    text = "ended in order after step " + std::to_string(member.beat.left_step);
+    text = left_text(member.beat);
   } else if (!member.connected) {
     text = why(rank) + "; last seen: " + doing;
   } else if (!member.answered) {

@@ -10,43 +10,37 @@
 namespace zr::host {
 
 namespace {
+constexpr const char* kTag = "norm leaves";
+
 int64_t leaves_of(int64_t count) { return (count + kLeaf - 1) / kLeaf; }
 }  // namespace
 
-Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units)
-    : comm_(comm), pool_(pool), plan_(plan), units_(units) {
-  const auto world = static_cast<std::size_t>(plan.input.world);
-  provides_.resize(world);
-  counts_.assign(world, 0);
-  bool everywhere = true;
+Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger)
+    : comm_(comm), pool_(pool), plan_(plan), units_(units), ledger_(ledger), leaves_(plan.leaves()) {
+  provides_.resize(leaves_.everywhere ? 0 : leaves_.provided.size());
+  int64_t first = 0;
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
-    first_leaf_.push_back(leaves_);
+    first_leaf_.push_back(first);
     const Parameter& parameter = plan.input.parameters[i];
     if (parameter.frozen) continue;
-    for (const Segment& segment : plan.segments[i]) {
-      const auto owner = static_cast<std::size_t>(segment.owners.front());
-      provides_[owner].push_back({leaves_ + segment.first / kLeaf, leaves_of(segment.count)});
-      counts_[owner] += leaves_of(segment.count);
-      everywhere &= segment.owners.size() == world;
-    }
-    leaves_ += leaves_of(parameter.count);
+    for (const Segment& segment : plan.segments[i])
+      if (!leaves_.everywhere)
+        provides_[static_cast<std::size_t>(segment.owners.front())].push_back(
+            {first + segment.first / kLeaf, leaves_of(segment.count)});
+    first += leaves_of(parameter.count);
   }
-  all_.assign(static_cast<std::size_t>(leaves_), 0.0);
-  bytes_ = leaves_ * 8;
-  if (everywhere) {
-    provides_.clear();
-    return;
-  }
-  const int64_t mine = counts_[static_cast<std::size_t>(plan.rank)];
-  sent_ = static_cast<double*>(
-      comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, Kind::other, "norm leaves"));
-  received_ = static_cast<double*>(comm_.allocate(leaves_ * 8, 64, Tier::device, Kind::other, "norm leaves"));
-  bytes_ += (std::max<int64_t>(mine, 1) + leaves_) * 8;
+  all_.assign(static_cast<std::size_t>(leaves_.total), 0.0);
+  ledger_.add(Tier::device, Kind::other, kTag, leaves_.total * 8);
+  if (leaves_.everywhere) return;
+  const int64_t mine = leaves_.provided[static_cast<std::size_t>(plan.rank)];
+  sent_ = static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, Kind::other, kTag));
+  received_ = static_cast<double*>(comm_.allocate(leaves_.total * 8, 64, Tier::device, Kind::other, kTag));
 }
 
 Agreement::~Agreement() {
   comm_.free(sent_);
   comm_.free(received_);
+  ledger_.add(Tier::device, Kind::other, kTag, -leaves_.total * 8);
 }
 
 void Agreement::exchange_leaves() {
@@ -59,10 +53,10 @@ void Agreement::exchange_leaves() {
   }
   zr_coll gather{};
   gather.op = ZR_ALL_GATHER;
-  gather.src = {sent_, counts_[rank], ZR_F64, 0, {1, 0}};
-  gather.dst = {received_, leaves_, ZR_F64, 0, {1, 0}};
-  gather.counts = counts_.data();
-  gather.label = "norm leaves";
+  gather.src = {sent_, leaves_.provided[rank], ZR_F64, 0, {1, 0}};
+  gather.dst = {received_, leaves_.total, ZR_F64, 0, {1, 0}};
+  gather.counts = leaves_.provided.data();
+  gather.label = kTag;
   comm_.run_control(gather);
   const double* from = received_;
   for (const auto& runs : provides_)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/ledger.hpp"
 #include "base/pool.hpp"
 #include "comm/communicator.hpp"
 #include "plan/plan.hpp"
@@ -24,7 +25,7 @@ struct Agreed {
 class Agreement {
  public:
   /// References outlive the agreement; `units` are this rank's.
-  Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units);
+  Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger);
   ~Agreement();
   Agreement(const Agreement&) = delete;
 
@@ -36,9 +37,6 @@ class Agreement {
   /// Collective. Reads the units' sums, which must be complete.
   Agreed reach(const Mine& mine);
 
-  /// Long-lived bytes of this rank, for the ledger's plan.
-  int64_t bytes() const { return bytes_; }
-
  private:
   struct Run {
     int64_t leaf, count;  // leaves, in the job's logical order
@@ -49,13 +47,12 @@ class Agreement {
   Pool& pool_;
   const Plan& plan_;
   const std::vector<Unit>& units_;
-  std::vector<int64_t> first_leaf_;  // by parameter
-  int64_t leaves_ = 0;
+  Ledger& ledger_;
+  std::vector<int64_t> first_leaf_;         // by parameter
   std::vector<std::vector<Run>> provides_;  // by rank: leaves it hands to the others; empty if every rank has all
-  std::vector<int64_t> counts_;             // by rank: leaves it hands over
-  double* sent_ = nullptr;                  // own leaves, then everybody's: in memory peers can read
+  const Plan::Leaves leaves_;
+  double* sent_ = nullptr;  // own leaves, then everybody's: in memory peers can read
   double* received_ = nullptr;
-  int64_t bytes_ = 0;
   std::vector<double> all_;  // by leaf
 };
 

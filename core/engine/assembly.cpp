@@ -1,11 +1,17 @@
 // Session's start: from a configuration and a model to bound memory that equals rank 0's.
+#include <sched.h>
 #include <sys/mman.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <new>
 #include <sstream>
-#include <thread>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -16,9 +22,21 @@
 namespace zr::host {
 
 namespace {
+// job.threads, else what `zeroth launch` gave this rank, else its share of the cores this process may use.
 int threads_of(const Config& config, const Control& control) {
   if (const int64_t set = config.integer("job.threads"); set > 0) return static_cast<int>(set);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / control.local_world());
+  if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
+  cpu_set_t set;
+  const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return std::max(1, cores / control.local_world());
+}
+
+std::string hash_of_file(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
+  return text;
 }
 
 zr_dtype dtype_of(const Config& config) { return config.text("train.dtype") == "bf16" ? ZR_BF16 : ZR_F32; }
@@ -69,6 +87,7 @@ Session::Session(Setup setup, Model& model)
           strategy_->who("plan"));
   });
   granularity_ = desc.granularity;
+  check_strategy();
   check_optimizer(desc);
   plan_.enter(ledger_);
   if (rank() == 0 && (setup_.only_plan || std::getenv("ZR_PROGRESS"))) {
@@ -87,13 +106,18 @@ Session::Session(Setup setup, Model& model)
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   offer_async(host_);
   compare_ranks();
-  allocate();
-  take_rank_zero();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
-  agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_);
-  gradients_ = std::make_unique<GradientFlow>(
-      model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"),
-      [this](zr_code code, const zr_error& e, const std::string& who) { call(code, e, who); });
+  try {
+    allocate();
+    take_rank_zero();
+    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
+    gradients_ = std::make_unique<GradientFlow>(
+        model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"),
+        [this](zr_code code, const zr_error& e, const std::string& who) { call(code, e, who); });
+  } catch (...) {
+    release();
+    throw;
+  }
   param_steps_.assign(plan_.input.parameters.size(), 0);
   reseed();
   mark_ = step_start_ = std::chrono::steady_clock::now();
@@ -101,17 +125,22 @@ Session::Session(Setup setup, Model& model)
 
 Session::~Session() {
   if (!comm_) return;
-  model_.on_gradient({});
-  if (std::uncaught_exceptions() == 0 && record_ && step_ > 0) {
+  const bool failed = std::uncaught_exceptions() > exceptions_;
+  if (!failed && step_ > 0) {
     try {
       record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
   }
-  // The parameters outlive the arena they stand in.
+  control_->leave(step_, failed);
+  release();
+}
+
+// The parameters outlive the arena they stand in.
+void Session::release() {
+  model_.on_gradient({});
   model_.release();
-  control_->leave(step_);
   gradients_.reset();
   agreement_.reset();
   for (const zr_view& view : slots_) ::operator delete (view.data, std::align_val_t{kHugePage});
@@ -125,11 +154,11 @@ void Session::assign_groups(std::vector<Parameter>& parameters) {
   std::vector<std::vector<char>> used;
   for (const GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
   for (Parameter& parameter : parameters)
-    for (std::size_t g = 0; g < groups.size() && parameter.group == 0; ++g)
+    for (std::size_t g = 0; g < groups.size(); ++g)
       for (std::size_t i = 0; i < groups[g].match.size(); ++i)
         if (matches(parameter.name, groups[g].match[i])) {
           used[g][i] = 1;
-          parameter.group = static_cast<uint32_t>(g + 1);
+          if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
         }
   std::vector<std::string> names;
   for (const Parameter& parameter : parameters) names.push_back(parameter.name);
@@ -152,6 +181,18 @@ void Session::assign_groups(std::vector<Parameter>& parameters) {
   }
 }
 
+// Parameters that are not whole would have to be gathered before use, which this host does not do.
+void Session::check_strategy() const {
+  const std::vector<Parameter>& parameters = plan_.input.parameters;
+  std::vector<char> whole(parameters.size(), 0);
+  for (const Piece& piece : plan_.mine.weights) whole[piece.param] |= piece.count == parameters[piece.param].count;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (!whole[i] && parameters[i].count > 0)
+      fail_user("strategy '" + std::string(setup_.strategy.table->id) + "' keeps no whole '" + parameters[i].name +
+                "' on rank " + std::to_string(rank()) +
+                ", and this host does not gather weights before their use; choose another strategy");
+}
+
 void Session::check_optimizer(const zr_optimizer_desc& desc) const {
   const std::string pair =
       "optimizer '" + std::string(setup_.optimizer.table->id) + "' with strategy '" + setup_.strategy.table->id + "': ";
@@ -159,6 +200,11 @@ void Session::check_optimizer(const zr_optimizer_desc& desc) const {
     fail_user(pair +
               "the optimizer needs gradients that are not yet reduced, which this host does not offer; choose another "
               "optimizer");
+  for (const zr_slot& slot : plan_.input.slots)
+    if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_WHOLE)))
+      fail_user(pair + "its state '" + slot.name +
+                "' is not one element for each of the parameter's, which is what this host offers; choose another "
+                "optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
   for (const Piece& piece : plan_.mine.sums) {
     const Parameter& parameter = plan_.input.parameters[piece.param];
@@ -174,7 +220,9 @@ void Session::check_optimizer(const zr_optimizer_desc& desc) const {
 void Session::compare_ranks() {
   std::string mine;
   for (const auto& component : {std::optional(setup_.strategy), std::optional(setup_.optimizer), setup_.communicator})
-    if (component) mine += "plug-in " + std::string(component->table->id) + " " + component->table->version + "\n";
+    if (component)
+      mine += "plug-in " + std::string(component->table->id) + " " + component->table->version + " (file " +
+              hash_of_file(component->file) + ")\n";
   for (const Parameter& p : plan_.input.parameters) {
     mine += "parameter " + p.name + (p.frozen ? " (frozen)" : "") + " [";
     for (const int64_t size : p.shape) mine += std::to_string(size) + " ";
@@ -182,6 +230,15 @@ void Session::compare_ranks() {
   }
   for (const Entry& entry : config().entries())
     if (entry.key.path() != "job.ranks") mine += entry.key.path() + " = " + toml_text(entry.value) + "\n";
+  for (const GroupConfig& group : config().groups()) {
+    mine += "optimizer group";
+    for (const std::string& pattern : group.match) mine += " " + pattern;
+    mine += ", lr_scale = " + shortest(group.lr_scale);
+    for (const Entry& entry : group.values) mine += ", " + entry.key.path() + " = " + toml_text(entry.value);
+    mine += "\n";
+  }
+  for (const ModelBuffer& buffer : model_.buffers())
+    mine += "buffer " + buffer.name + ", " + std::to_string(buffer.bytes) + " bytes\n";
   const std::string theirs = comm_->broadcast_bytes(mine, 0, "set-up of rank 0");
   std::string difference;
   if (mine != theirs) {
@@ -216,7 +273,10 @@ void Session::allocate() {
   const auto own = [&](int64_t elements, zr_dtype dtype, Kind k, const std::string& tag) {
     const auto bytes = static_cast<std::size_t>(elements * size_of(dtype));
     const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    void* memory = ::operator new (std::max(rounded, kHugePage), std::align_val_t{kHugePage});
+    void* memory = ::operator new (std::max(rounded, kHugePage), std::align_val_t{kHugePage}, std::nothrow);
+    if (!memory)
+      fail_environment("no memory for " + tag + ": " + bytes_text(static_cast<int64_t>(bytes)) +
+                       " are needed on each rank; use more ranks, or a strategy that shards them");
     ::madvise(memory, rounded, MADV_HUGEPAGE);
     std::memset(memory, 0, bytes);
     ledger_.add(Tier::device, k, tag, static_cast<int64_t>(bytes));
@@ -225,7 +285,7 @@ void Session::allocate() {
   const RankPlan& mine = plan_.mine;
   if (plan_.has_master) master_ = own(mine.state_elements, ZR_F32, Kind::master, "fp32 master weights");
   for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
-    slots_.push_back(own(plan_.slot_elements(i), plan_.input.slots[i].dtype, Kind::slots, plan_.input.slots[i].name));
+    slots_.push_back(own(mine.state_elements, plan_.input.slots[i].dtype, Kind::slots, plan_.input.slots[i].name));
 
   for (std::size_t i = 0; i < mine.sums.size(); ++i) {
     const Piece& sum = mine.sums[i];
@@ -240,11 +300,7 @@ void Session::allocate() {
               {},        part_of(views[sum.buffer], sum.offset, sum.count),
               {}};
     if (plan_.has_master) unit.master = part_of(master_, mine.state_offset[i], sum.count);
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const zr_slot& slot = plan_.input.slots[s];
-      const int64_t block = slot.shape == ZR_SLOT_PER_BLOCK ? slot.block : 1;
-      unit.slots.push_back(part_of(slots_[s], mine.state_offset[i] / block, (sum.count + block - 1) / block));
-    }
+    for (const zr_view& slot : slots_) unit.slots.push_back(part_of(slot, mine.state_offset[i], sum.count));
     units_.push_back(std::move(unit));
   }
   plan_view_ = std::make_unique<PlanView>(plan_.input, rank());

@@ -83,7 +83,9 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
   if (role == LogicalRole::value) {
     store(param, values);
+    const int64_t before = comm_->wire().total();
     notify_updated();
+    wire_aside_ += comm_->wire().total() - before;
     return;
   }
   if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");

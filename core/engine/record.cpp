@@ -7,20 +7,34 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
 
-using Json = nlohmann::ordered_json;
-
 namespace {
+// JSON by hand, for the shortest text of each number (nlohmann's is not always that).
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
 // JSON has no infinities: they become text, so that a diverged run still has a row.
-Json number(double value) {
-  if (std::isfinite(value)) return value;
-  return shortest(value);
+std::string number(double value) { return std::isfinite(value) ? shortest(value) : '"' + shortest(value) + '"'; }
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+// On one line, or with a line for each field.
+std::string object(const Fields& fields, bool lines = false) {
+  std::string text = "{";
+  for (const auto& [name, value] : fields)
+    text += (text.size() > 1 ? "," : "") +
+            std::string(lines             ? "\n  "
+                        : text.size() > 1 ? " "
+                                          : "") +
+            '"' + name + "\": " + value;
+  return text + (lines ? "\n}" : "}");
 }
 
 constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce", "reduce_scatter", "all_gather",
@@ -59,6 +73,14 @@ Record::Record(const Config& config, int ranks, bool writes)
   std::filesystem::remove(folder_ + "/summary.json", error);
   write_file(folder_ + "/config.toml", config.to_toml());
   metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
+  row("");
+}
+
+void Record::row(const std::string& text) {
+  metrics_ << text << std::flush;
+  if (!metrics_)
+    fail_environment("cannot write " + folder_ + "/metrics.jsonl: " + std::strerror(errno) +
+                     "; free space or set job.runs to another folder");
 }
 
 Record::~Record() {
@@ -72,17 +94,16 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
   skipped_ += row.skipped;
   recent_rate_ = recent_rate_ == 0 ? row.tokens_per_s : 0.9 * recent_rate_ + 0.1 * row.tokens_per_s;
   if (!writes_) return;
-  Json json{{"step", row.step},
-            {"loss", number(row.loss)},
-            {"grad_norm", number(row.grad_norm)},
-            {"lr", row.lr},
-            {"tokens", row.tokens},
-            {"step_ms", row.step_ms},
-            {"tokens_per_s", row.tokens_per_s},
-            {"wire_bytes", row.wire_bytes}};
-  if (row.skipped) json["skipped"] = true;
-  metrics_ << json.dump() << "\n";
-  metrics_.flush();
+  Fields fields{{"step", number(row.step)},
+                {"loss", number(row.loss)},
+                {"grad_norm", number(row.grad_norm)},
+                {"lr", number(row.lr)},
+                {"tokens", number(row.tokens)},
+                {"step_ms", number(row.step_ms)},
+                {"tokens_per_s", number(row.tokens_per_s)},
+                {"wire_bytes", number(row.wire_bytes)}};
+  if (row.skipped) fields.emplace_back("skipped", "true");
+  this->row(object(fields) + "\n");
   show(row, memory_bytes);
 }
 
@@ -108,8 +129,7 @@ void Record::validation(int64_t step, double loss) {
   val_loss_ = loss;
   has_val_ = true;
   if (!writes_) return;
-  metrics_ << Json{{"step", step}, {"val_loss", number(loss)}}.dump() << "\n";
-  metrics_.flush();
+  row(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
   if (progress_ == Progress::none) return;
   std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
               static_cast<long long>(step), static_cast<long long>(steps_), loss);
@@ -118,22 +138,31 @@ void Record::validation(int64_t step, double loss) {
 
 void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
   if (!writes_) return;
-  Json json{{"steps", last_.step}, {"ranks", ranks_}, {"loss", number(last_.loss)}};
-  json["val_loss"] = has_val_ ? number(val_loss_) : Json();
-  json["weights_hash"] = hash_.empty() ? Json() : Json(hash_);
-  json["tokens"] = tokens_;
-  json["tokens_per_s"] = milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0;
-  json["skipped"] = skipped_;
+  std::map<std::string_view, Fields> tiers;
   for (const Ledger::Row& row : ledger.rows())
-    json["memory"][kTierNames[static_cast<std::size_t>(row.tier)]][kKindNames[static_cast<std::size_t>(row.kind)]] = {
-        {"planned", row.planned}, {"peak", row.peak}};
-  json["wire_bytes"] = Json::object();
+    tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
+        kKindNames[static_cast<std::size_t>(row.kind)],
+        object({{"planned", number(row.planned)}, {"peak", number(row.peak)}}));
+  Fields memory, wire, time;
+  for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
   for (std::size_t i = 1; i < kOperations.size(); ++i)
-    if (wire_.calls[i]) json["wire_bytes"][kOperations[i]] = wire_.bytes[i];
-  json["wire_bytes"]["control"] = wire_.control_bytes;
-  json["overlap"] = {{"collectives", collectives}, {"early", early}};
-  for (std::size_t i = 0; i < kPhaseNames.size(); ++i) json["time_ms"][kPhaseNames[i]] = seconds_[i] * 1e3;
-  write_file(folder_ + "/summary.json", json.dump(2) + "\n");
+    if (wire_.calls[i]) wire.emplace_back(kOperations[i], number(wire_.bytes[i]));
+  wire.emplace_back("control", number(wire_.control_bytes));
+  for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time.emplace_back(kPhaseNames[i], number(seconds_[i] * 1e3));
+  const Fields fields{
+      {"steps", number(last_.step)},
+      {"ranks", number(int64_t{ranks_})},
+      {"loss", number(last_.loss)},
+      {"val_loss", has_val_ ? number(val_loss_) : "null"},
+      {"weights_hash", hash_.empty() ? "null" : '"' + hash_ + '"'},
+      {"tokens", number(tokens_)},
+      {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
+      {"skipped", number(skipped_)},
+      {"memory", object(memory)},
+      {"wire_bytes", object(wire)},
+      {"overlap", object({{"collectives", number(collectives)}, {"early", number(early)}})},
+      {"time_ms", object(time)}};
+  write_file(folder_ + "/summary.json", object(fields, true) + "\n");
 }
 
 }  // namespace zr::host

@@ -48,6 +48,7 @@ class Record {
   const std::string& folder() const { return folder_; }
 
  private:
+  void row(const std::string& text);
   void show(const StepRow& row, int64_t memory_bytes);
 
   std::string folder_;

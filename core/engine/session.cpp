@@ -83,6 +83,12 @@ bool Session::step() {
   if (micro_ < accumulation_) return false;
   CallError error;
   const int64_t wire_before = record_wire_;
+  if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
+    uint32_t grads = ZR_GRADS_REDUCED;
+    call(optimizer->phase(optimizer_->self(), updates_ + 1, &grads, &error), error, optimizer_->who("phase"));
+    if (grads != ZR_GRADS_REDUCED)
+      fail_bug(optimizer_->who("phase") + " wants local gradients, a need it has not declared");
+  }
   call(strategy_->api<zr_strategy_api>()->grads_finish(strategy_->self(), &error), error,
        strategy_->who("grads_finish"));
   Timer::lap(*this, Phase::reduce);
@@ -123,7 +129,8 @@ bool Session::step() {
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {
   record_wire_ = 0;
-  for (const int64_t bytes : all_gather(*comm_, comm_->wire().total(), "wire count")) record_wire_ += bytes;
+  for (const int64_t bytes : all_gather(*comm_, comm_->wire().total() - wire_aside_, "wire count"))
+    record_wire_ += bytes;
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - step_start_).count();
   step_start_ = now;
@@ -134,7 +141,7 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   weights_.clear();
   tokens_ = 0;
   reseed();
-  if (step_ == config().integer("train.steps")) finish_run();
+  if (step_ == config().integer("train.steps")) finish();
 }
 
 void Session::notify_updated() {
@@ -142,7 +149,7 @@ void Session::notify_updated() {
   call(strategy_->api<zr_strategy_api>()->updated(strategy_->self(), &error), error, strategy_->who("updated"));
 }
 
-void Session::finish_run() {
+void Session::finish() {
   record_->set_hash(weights_hash());
   WireCount all;
   for (const WireCount& other : all_gather(*comm_, comm_->wire(), "wire count")) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +71,8 @@ class Session {
   void write(uint32_t param, LogicalRole role, const std::string& slot, const float* values);
   /// XXH3 of the fp32 values in name order, 16 hex digits. Collective.
   std::string weights_hash();
+  /// Weights hash and wire counts for summary.json; implied by the last step. Collective.
+  void finish();
   double mean(double value);  // over ranks, in rank order. Collective.
   void validation(double loss);
   void evaluation(bool begins);
@@ -80,17 +83,18 @@ class Session {
  private:
   struct Timer;
   void assign_groups(std::vector<Parameter>& parameters);
+  void check_strategy() const;
   void check_optimizer(const zr_optimizer_desc& desc) const;
   void compare_ranks();
   void allocate();
   void take_rank_zero();
+  void release();
   void reseed();
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
-  void finish_run();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
 
   Setup setup_;
@@ -114,14 +118,16 @@ class Session {
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;
 
-  int64_t step_ = 0;     // made so far
-  int64_t updates_ = 0;  // of them not skipped: the schedule's clock
-  int micro_ = 0;        // micro-steps of the coming step made so far
+  const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
+  int64_t step_ = 0;                                   // made so far
+  int64_t updates_ = 0;                                // of them not skipped: the schedule's clock
+  int micro_ = 0;                                      // micro-steps of the coming step made so far
   std::vector<double> losses_, weights_;
   std::vector<int64_t> param_steps_;
   std::vector<double> group_rates_;
   int64_t tokens_ = 0;       // of this rank since the last step
   int64_t record_wire_ = 0;  // bytes of all ranks up to the last step
+  int64_t wire_aside_ = 0;   // bytes of this rank that belong to no step: what set() moved
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

@@ -144,9 +144,30 @@ Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   return plan;
 }
 
-int64_t Plan::slot_elements(std::size_t slot) const {
-  const zr_slot& s = input.slots[slot];
-  return s.shape == ZR_SLOT_PER_BLOCK ? (mine.state_elements + s.block - 1) / s.block : mine.state_elements;
+Plan::Leaves Plan::leaves() const {
+  const auto leaves_of = [](int64_t count) { return (count + kLeaf - 1) / kLeaf; };
+  Leaves leaves;
+  leaves.provided.assign(static_cast<std::size_t>(input.world), 0);
+  for (std::size_t i = 0; i < input.parameters.size(); ++i) {
+    if (input.parameters[i].frozen) continue;
+    for (const Segment& segment : segments[i]) {
+      leaves.provided[static_cast<std::size_t>(segment.owners.front())] += leaves_of(segment.count);
+      leaves.everywhere &= segment.owners.size() == static_cast<std::size_t>(input.world);
+    }
+    leaves.total += leaves_of(input.parameters[i].count);
+  }
+  return leaves;
+}
+
+int64_t Plan::Leaves::bytes(int rank) const {
+  return 8 * (everywhere ? total : 2 * total + std::max<int64_t>(provided[static_cast<std::size_t>(rank)], 1));
+}
+
+// Besides what grows with the model: rank 0's parameters on their way at the start, then the leaves of the norm.
+int64_t Plan::working_bytes() const {
+  int64_t largest = 0;
+  for (const Parameter& p : input.parameters) largest = std::max(largest, p.count);
+  return std::max(largest * 4, leaves().bytes(rank));
 }
 
 namespace {
@@ -165,7 +186,8 @@ void Plan::enter(Ledger& ledger) const {
   for (const Buffer& b : mine.buffers) ledger.plan(Tier::device, kind_of_role(b.role), b.elements * size_of(b.dtype));
   if (has_master) ledger.plan(Tier::device, Kind::master, mine.state_elements * 4);
   for (std::size_t i = 0; i < input.slots.size(); ++i)
-    ledger.plan(Tier::device, Kind::slots, slot_elements(i) * size_of(input.slots[i].dtype));
+    ledger.plan(Tier::device, Kind::slots, mine.state_elements * size_of(input.slots[i].dtype));
+  ledger.plan(Tier::device, Kind::other, working_bytes());
 }
 
 std::string Plan::text(const std::string& title) const {
@@ -188,7 +210,8 @@ std::string Plan::text(const std::string& title) const {
     row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag, b.elements, b.dtype);
   if (has_master) row("master", "fp32 master weights", mine.state_elements, ZR_F32);
   for (std::size_t i = 0; i < input.slots.size(); ++i)
-    row("slots", input.slots[i].name, slot_elements(i), input.slots[i].dtype);
+    row("slots", input.slots[i].name, mine.state_elements, input.slots[i].dtype);
+  row("other", "start of training, norm leaves", working_bytes(), ZR_U8);
   char line[160];
   std::snprintf(line, sizeof line, "  %-10s %-28s %34s\n", "in all", "without activations", bytes_text(total).c_str());
   return out + line;

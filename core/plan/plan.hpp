@@ -68,8 +68,16 @@ struct Plan {
   RankPlan mine;
   std::vector<std::vector<Segment>> segments;  // by parameter
   bool has_master = false;                     // weights are narrower than fp32
-  int64_t slot_elements(std::size_t slot) const;
-
+  /// Elements of the leaves of the norm that the ranks hand to one another: what each rank provides, in all, and
+  /// whether every rank has all of them without an exchange.
+  struct Leaves {
+    std::vector<int64_t> provided;  // by rank
+    int64_t total = 0;
+    bool everywhere = true;
+    int64_t bytes(int rank) const;  // that a rank holds for them
+  };
+  Leaves leaves() const;
+  int64_t working_bytes() const;
   /// Notes every byte this rank will hold.
   void enter(Ledger& ledger) const;
   /// Bytes by kind with the arithmetic, for people.

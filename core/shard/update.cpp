@@ -29,10 +29,7 @@ std::vector<Tile> cut(const std::vector<Unit>& units, const std::vector<char>& t
 zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, zr_view* slots) {
   const Unit& unit = *tile.unit;
   const Parameter& parameter = plan.input.parameters[unit.param];
-  for (std::size_t i = 0; i < unit.slots.size(); ++i) {
-    const zr_slot& slot = plan.input.slots[i];
-    slots[i] = slot.shape == ZR_SLOT_LIKE_PARAM ? part_of(unit.slots[i], tile.begin, tile.count) : unit.slots[i];
-  }
+  for (std::size_t i = 0; i < unit.slots.size(); ++i) slots[i] = part_of(unit.slots[i], tile.begin, tile.count);
   return {sizeof(zr_opt_unit),
           parameter.group,
           parameter.name.c_str(),

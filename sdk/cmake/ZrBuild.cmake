@@ -43,28 +43,16 @@ function(zr_room name)
   endforeach()
 endfunction()
 
-# Headers that many programs include and that cost seconds, precompiled once for all of them: a precompiled header is
-# taken only where the flags are the same, hence -fPIC for programs too.
-function(zr_share_headers headers) # ... then the targets
-  if(NOT TARGET ${headers})
-    file(WRITE ${CMAKE_BINARY_DIR}/${headers}.cpp "// Carries the precompiled header.\n")
-    add_library(${headers} STATIC ${CMAKE_BINARY_DIR}/${headers}.cpp)
-    if(headers STREQUAL zr_torch_headers)
-      target_link_libraries(${headers} PRIVATE zr::torch)
-      target_precompile_headers(${headers} PRIVATE <torch/torch.h>)
-    else()
-      target_link_libraries(${headers} PRIVATE GTest::gtest GTest::gmock)
-      target_precompile_headers(${headers} PRIVATE <gmock/gmock.h> <gtest/gtest.h> <chrono> <filesystem> <fstream> <functional>
-                                                   <regex> <sstream> <string> <thread> <vector>)
-    endif()
-  endif()
+# zr_share_headers(owner target...): the targets use the precompiled header of `owner`. It is taken only where the flags are
+# the same, hence -fPIC for programs too.
+function(zr_share_headers owner)
   foreach(target ${ARGN})
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
       target_compile_options(${target} PRIVATE -fPIC)
     endif()
-    target_precompile_headers(${target} REUSE_FROM ${headers})
+    target_precompile_headers(${target} REUSE_FROM ${owner})
   endforeach()
 endfunction()
 

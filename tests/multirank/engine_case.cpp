@@ -68,7 +68,11 @@ void trains_list(Run& run) {
 }
 
 void takes_rank_zero(Run& run) {
-  run.build(7 + static_cast<uint64_t>(run.program.rank()));
+  run.model = parity::make(run.program.text("parity.model"), 7 + static_cast<uint64_t>(run.program.rank()));
+  auto mean = run.model->named_buffers()["batch_norm.running_mean"];
+  mean.fill_(3 + run.program.rank());
+  run.engine = std::make_unique<zr::Engine>(run.program, *run.model);
+  require(mean.eq(3).all().item<bool>(), "the model's buffers are rank 0's");
   const auto expected = parity::make(run.program.text("parity.model"), 7);
   for (const auto& item : expected->named_parameters())
     require(same(run.engine->get(item.key()), item.value()), "get(" + item.key() + ") is rank 0's");
@@ -137,11 +141,150 @@ void evaluates(Run& run) {
   require(run.engine->mean(run.engine->rank()) == (run.engine->world() - 1) / 2.0, "mean is over ranks");
 }
 
-// The last rank's data ends after two steps.
-void ends_early(Run& run) {
+// Everything get() gives after two steps, as one number.
+void tells_all(Run& run) {
   run.build();
-  while (!run.engine->done() && !(run.engine->rank() == run.engine->world() - 1 && run.engine->step_index() == 2))
+  while (run.engine->step_index() < 2) run.micro_step();
+  std::string bytes;
+  const auto add = [&](const torch::Tensor& t) {
+    bytes.append(static_cast<const char*>(t.data_ptr()), static_cast<std::size_t>(t.numel()) * 4);
+  };
+  for (const auto& item : run.model->named_parameters()) {
+    add(run.engine->get(item.key()));
+    if (!item.value().requires_grad()) continue;
+    add(run.engine->get(item.key(), zr::What::gradient));
+    for (const char* slot : {"exp_avg", "exp_avg_sq"}) add(run.engine->get(item.key(), zr::What::state, slot));
+  }
+  if (run.engine->rank() == 0) std::cout << "all " << bytes.size() << " " << std::hash<std::string>()(bytes) << "\n";
+}
+
+// A step that was skipped moves nothing that later steps see: no state, no step count, no schedule.
+void skips_without_trace(Run& run) {
+  std::vector<std::string> hashes;
+  for (const bool skips : {true, false}) {
+    run.build();
     run.micro_step();
+    if (skips) {
+      run.engine->backward(run.model->loss(9, run.engine->micro_index()) * std::numeric_limits<float>::quiet_NaN());
+      run.engine->step();
+    }
+    run.engine->backward(run.model->loss(1, run.engine->micro_index()));
+    run.engine->step();
+    hashes.push_back(run.engine->weights_hash());
+    run.engine.reset();
+  }
+  require(hashes[0] == hashes[1], "a run with a skipped step in it ends as the one without");
+}
+
+// One step of plain descent: every parameter moves by its group's rate and decay, to the bit.
+void groups(Run& run) {
+  run.build();
+  std::map<std::string, torch::Tensor> before;
+  for (const auto& item : run.model->named_parameters()) before[item.key()] = run.engine->get(item.key()).clone();
+  run.micro_step();
+  const double lr = run.program.number("optimizer.lr");
+  for (const auto& [name, old] : before) {
+    if (!run.model->named_parameters()[name].requires_grad() || name == "unused" || name == "head.weight") continue;
+    const bool bias = name.size() > 5 && name.substr(name.size() - 5) == ".bias", tied = name == "embedding.weight";
+    auto gradient = run.engine->get(name, zr::What::gradient);
+    if (!bias) gradient = gradient + old * 0.1;  // optimizer.sgd.weight_decay; the group of biases has none
+    require(same(run.engine->get(name), old - gradient * static_cast<float>(lr * (bias   ? 0.5
+                                                                                  : tied ? 0.25
+                                                                                         : 1.0))),
+            name + " moved by its group's rate and decay");
+  }
+}
+
+// The last rank's data ends after two steps; or the first's; or in the middle of a step.
+void until(Run& run, int rank, int64_t step, int64_t micro) {
+  run.build();
+  while (!run.engine->done() && !(run.engine->rank() == rank && run.engine->step_index() == step &&
+                                  run.engine->micro_index() / run.engine->world() == micro))
+    run.micro_step();
+}
+void ends_early(Run& run) { until(run, run.program.world() - 1, 2, 0); }
+void ends_early_first(Run& run) { until(run, 0, 2, 0); }
+void ends_early_inside(Run& run) { until(run, run.program.world() - 1, 2, 1); }
+
+// All ranks' data ends equally early.
+void finishes(Run& run) {
+  run.build();
+  while (run.engine->step_index() < 2) run.micro_step();
+  run.engine->finish();
+}
+
+// The program of the last rank fails after a step.
+void fails_alone(Run& run) {
+  run.build();
+  run.micro_step();
+  if (run.program.rank() == run.program.world() - 1) throw std::runtime_error("the data of this rank is torn");
+  run.train();
+}
+
+// The loss of every micro-batch, in the order of their numbers, into the run's folder.
+void tells_losses(Run& run) {
+  run.build();
+  std::vector<double> all;
+  while (!run.engine->done()) {
+    const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    for (int rank = 0; rank < run.engine->world(); ++rank)  // one at a time: the mean of one value and zeros
+      all.push_back(run.engine->mean(rank == run.engine->rank() ? loss.item<double>() : 0) * run.engine->world());
+    run.engine->backward(loss);
+    run.engine->step();
+  }
+  if (run.engine->rank() != 0) return;
+  std::ofstream out(run.program.text("job.runs") + "/" + run.program.text("job.name") + "/losses");
+  out.precision(17);
+  for (const double loss : all) out << loss << "\n";
+}
+
+void validates(Run& run) {
+  run.build();
+  run.train();
+  run.engine->validation(1.5);
+}
+
+void tells_threads(Run& run) {
+  run.build();
+  if (run.engine->rank() == 0) std::cout << "threads " << at::get_num_threads() << std::endl;
+}
+
+// A block that is computed again in backward, as checkpointing does, by a backward of its own; its weight is used
+// outside the block too.
+struct Again : torch::autograd::Function<Again> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x, const torch::Tensor& w) {
+    ctx->save_for_backward({x, w});
+    return torch::linear(x, w);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradient) {
+    const auto saved = ctx->get_saved_variables();
+    const torch::AutoGradMode on(true);
+    torch::Tensor x = saved[0].detach().requires_grad_();
+    torch::autograd::backward({torch::linear(x, saved[1])}, {gradient[0]});
+    return {x.grad(), torch::Tensor()};
+  }
+};
+struct Nested : parity::Model {
+  Nested() { line = register_module("line", torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false))); }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    const auto x = parity::draw(step, m, 9, {parity::kSamples, 8}).to(torch::kFloat);
+    return Again::apply(torch::tanh(line(x)), line->weight).square().mean();
+  }
+  torch::nn::Linear line{nullptr};
+};
+void backward_in_backward(Run& run) {
+  torch::manual_seed(7);
+  const auto nested = std::make_shared<Nested>();
+  run.model = nested;
+  zr::Engine engine(run.program, *run.model);
+  const auto whole = engine.get("line.weight").clone().requires_grad_();
+  const auto x = parity::draw(0, 0, 9, {parity::kSamples, 8}).to(torch::kFloat);
+  torch::linear(torch::tanh(torch::linear(x, whole)), whole).square().mean().backward();
+  engine.backward(run.model->loss(0, 0));
+  engine.step();
+  require(torch::allclose(engine.get("line.weight", zr::What::gradient), whole.grad(), 1e-5, 1e-7),
+          "the gradient is that of both uses");
 }
 
 void backward_outside(Run& run) {
@@ -209,6 +352,17 @@ const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains}
                                                               {"keeps_untouched", keeps_untouched},
                                                               {"evaluates", evaluates},
                                                               {"ends_early", ends_early},
+                                                              {"ends_early_first", ends_early_first},
+                                                              {"ends_early_inside", ends_early_inside},
+                                                              {"finishes", finishes},
+                                                              {"fails_alone", fails_alone},
+                                                              {"tells_threads", tells_threads},
+                                                              {"tells_losses", tells_losses},
+                                                              {"validates", validates},
+                                                              {"tells_all", tells_all},
+                                                              {"skips_without_trace", skips_without_trace},
+                                                              {"groups", groups},
+                                                              {"backward_in_backward", backward_in_backward},
                                                               {"backward_outside", backward_outside},
                                                               {"backward_twice", backward_twice},
                                                               {"step_without_backward", step_without_backward},

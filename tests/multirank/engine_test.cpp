@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -27,12 +28,16 @@ class Engine : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   Result run(int ranks, const std::string& name, const std::string& overrides = "", const std::string& list = "") {
-    const std::string command =
-        "ENGINE_CASE_LIST=" + list +
-        std::string(" ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins " ZR_BUILD_DIR "/bin/zeroth launch -n ") +
-        std::to_string(ranks) + " -- " ZR_BUILD_DIR "/tests/engine_case " + name +
-        " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.name=run job.runs=\"" + folder_.string() +
-        "\" job.threads=1 job.ranks=" + std::to_string(ranks) + " " + overrides + " 2>&1";
+    return shell("ENGINE_CASE_LIST=" + list + " " ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) +
+                 " -- " + program(ranks, name, overrides + " job.threads=1"));
+  }
+  // A program that a launcher, or a shell, starts.
+  std::string program(int ranks, const std::string& name, const std::string& overrides = "") const {
+    return ZR_BUILD_DIR "/tests/engine_case " + name + " " + toml_ + " job.name=run job.runs=\"" + folder_.string() +
+           "\" job.ranks=" + std::to_string(ranks) + " " + overrides;
+  }
+  static Result shell(const std::string& words) {
+    const std::string command = "export ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins; (" + words + ") 2>&1";
     Result result{0, ""};
     FILE* pipe = ::popen(command.c_str(), "r");
     char buffer[4096];
@@ -57,7 +62,15 @@ class Engine : public testing::Test {
     for (std::string line; std::getline(in, line);) rows.push_back(Json::parse(line));
     return rows;
   }
+  // parity.toml with more at its end.
+  void extend(const std::string& more) {
+    std::ifstream in(toml_);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    toml_ = (folder_ / "extended.toml").string();
+    std::ofstream(toml_) << text << more;
+  }
   fs::path folder_;
+  std::string toml_ = ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml";
 };
 
 // The parameters of parity::Everything: trainable, and frozen.
@@ -88,6 +101,110 @@ TEST_F(Engine, GetsAndSetsWholeTensorsUnderEveryStrategy) {
       const Result result = run(3, "gets_and_sets", std::string("strategy=") + strategy + " train.dtype=" + dtype);
       EXPECT_EQ(result.code, 0) << strategy << " " << dtype << "\n" << result.output;
     }
+}
+
+TEST_F(Engine, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    std::string all;
+    for (const char* strategy : {"zero0", "zero1", "dealt"}) {
+      const Result result = run(3, "tells_all", std::string("strategy=") + strategy + " train.dtype=" + dtype);
+      ASSERT_EQ(result.code, 0) << result.output;
+      ASSERT_NE(result.output.find("all "), std::string::npos) << result.output;
+      if (all.empty()) all = result.output;
+      EXPECT_EQ(result.output, all) << strategy << " " << dtype;
+    }
+  }
+}
+
+TEST_F(Engine, UpdatesEachParameterGroupByItsOwnKeys) {
+  extend(
+      "\n[[optimizer.groups]]\nmatch = [\"*.bias\"]\nlr_scale = 0.5\nweight_decay = 0.0\n"
+      "[[optimizer.groups]]\nmatch = [\"embedding.*\", \"*.bias\"]\nlr_scale = 0.25\n");
+  for (const char* strategy : {"zero0", "zero1"}) {
+    const Result result =
+        run(2, "groups",
+            "optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false strategy=" + std::string(strategy));
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
+}
+
+TEST_F(Engine, NamesAGroupPatternThatMatchesNothing) {
+  extend("\n[[optimizer.groups]]\nmatch = [\"twice.wieght\"]\nlr_scale = 0.5\n");
+  const Result result = run(1, "trains");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_NE(result.output.find("optimizer group pattern 'twice.wieght' matches no parameter; the nearest is "
+                               "'twice.weight'; `*` stands for any run of characters"),
+            std::string::npos)
+      << result.output;
+}
+
+TEST_F(Engine, ASkippedStepLeavesNoTrace) {
+  const Result result =
+      run(2, "skips_without_trace",
+          "strategy=zero1 train.steps=9 schedule.use=linear schedule.linear.warmup=4 optimizer.lr=0.1");
+  EXPECT_EQ(result.code, 0) << result.output;
+}
+
+TEST_F(Engine, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
+  ASSERT_EQ(run(1, "trains", "train.steps=6 schedule.use=linear schedule.linear.warmup=3 optimizer.lr=1.0").code, 0);
+  const auto rows = metrics();
+  ASSERT_EQ(rows.size(), 6u);
+  const std::vector<double> climb{0.25, 0.5, 0.75, 1};
+  for (std::size_t i = 0; i < climb.size(); ++i) EXPECT_EQ(rows[i]["lr"], climb[i]) << i;
+  for (std::size_t i = 4; i < rows.size(); ++i) EXPECT_LT(rows[i]["lr"], rows[i - 1]["lr"]) << i;
+  ASSERT_EQ(
+      run(1, "skips_non_finite", "train.steps=6 schedule.use=linear schedule.linear.warmup=3 optimizer.lr=1.0").code,
+      0);
+  const auto skipped = metrics();
+  EXPECT_EQ(skipped[0]["lr"], 0.25);
+  EXPECT_EQ(skipped[1]["lr"], 0.5);
+  EXPECT_EQ(skipped[2]["lr"], 0.5) << "the second rate was not used up by the step that was skipped";
+}
+
+TEST_F(Engine, ABackwardInsideBackwardNeedsBucketsThatWait) {
+  const Result refused = run(2, "backward_in_backward");
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_NE(refused.output.find("'line.weight' got a second gradient in one backward, after its first had left: some "
+                                "backward() runs inside this backward; set gradients.overlap = false"),
+            std::string::npos)
+      << refused.output;
+  const Result waits = run(1, "backward_in_backward", "gradients.overlap=false");
+  EXPECT_EQ(waits.code, 0) << waits.output;
+}
+
+TEST_F(Engine, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
+  const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -t 3 -- ";
+  EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=0")).output.find("threads 3\n"), std::string::npos);
+  EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=2")).output.find("threads 2\n"), std::string::npos);
+  EXPECT_NE(shell("taskset -c 0 " + program(1, "tells_threads", "job.threads=0")).output.find("threads 1\n"),
+            std::string::npos)
+      << "one core to run on, one thread";
+}
+
+TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
+  const Result weights = run(2, "trains", "strategy=halves");
+  EXPECT_EQ(weights.code, 2);
+  EXPECT_NE(weights.output.find("strategy 'halves' keeps no whole 'embedding.weight' on rank 0, and this host does not "
+                                "gather weights before their use; choose another strategy"),
+            std::string::npos)
+      << weights.output;
+  const Result blocks = run(2, "trains", "optimizer=blocks");
+  EXPECT_EQ(blocks.code, 2);
+  EXPECT_NE(
+      blocks.output.find("optimizer 'blocks' with strategy 'zero0': its state 'scale' is not one element for each "
+                         "of the parameter's, which is what this host offers; choose another optimizer"),
+      std::string::npos)
+      << blocks.output;
+}
+
+TEST_F(Engine, EndsWhenItCannotWriteItsMetrics) {
+  fs::create_directories(folder_ / "run" / "metrics.jsonl");
+  const Result result = run(2, "trains");
+  EXPECT_EQ(result.code, 3) << result.output;
+  EXPECT_NE(result.output.find("cannot write " + (folder_ / "run" / "metrics.jsonl").string() +
+                               ": Is a directory; free space or set job.runs to another folder"),
+            std::string::npos)
+      << result.output;
 }
 
 TEST_F(Engine, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
@@ -122,6 +239,37 @@ TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
   EXPECT_EQ(result.code, 4) << result.output;
   EXPECT_NE(result.output.find("rank 1"), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("after step 2"), std::string::npos) << result.output;
+  const Result first = run(3, "ends_early_first", "strategy=zero1 train.steps=50");
+  EXPECT_EQ(first.code, 4) << first.output;
+  EXPECT_NE(first.output.find("rank 0 ended after step 2 (its data ended?) while rank"), std::string::npos)
+      << first.output;
+  const Result inside = run(2, "ends_early_inside", "strategy=zero1 train.steps=50 train.accumulation=2");
+  EXPECT_EQ(inside.code, 4) << inside.output;
+  EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?) while rank 0 waits"), std::string::npos)
+      << inside.output;
+}
+
+TEST_F(Engine, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
+  const Result result = run(2, "finishes", "strategy=zero1 train.steps=50");
+  ASSERT_EQ(result.code, 0) << result.output;
+  const Json s = summary();
+  EXPECT_EQ(s["steps"], 2);
+  EXPECT_EQ(s["weights_hash"].get<std::string>().size(), 16u);
+  EXPECT_GT(s["wire_bytes"]["reduce_scatter"], 0);
+}
+
+TEST_F(Engine, NamesTheRankThatAnExceptionEnded) {
+  const Result launched = run(2, "fails_alone", "strategy=zero1 train.steps=50");
+  EXPECT_EQ(launched.code, 70) << launched.output;
+  EXPECT_NE(launched.output.find("the data of this rank is torn"), std::string::npos) << launched.output;
+  // Without the launcher nobody sees an exit code: the survivors must be told.
+  const std::string start = "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29653; ";
+  const std::string rank = program(2, "fails_alone", "strategy=zero1 train.steps=50 job.threads=1");
+  const Result alone =
+      shell(start + "(RANK=1 LOCAL_RANK=1 " + rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 " + rank);
+  EXPECT_EQ(alone.code, 4) << alone.output;
+  EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1 while rank 0 waits in"), std::string::npos)
+      << alone.output;
 }
 
 TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
@@ -181,8 +329,9 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     EXPECT_EQ(wire, 2 * step) << c.name();
 
     const std::string where = c.name() + "\n" + memory.dump(2);
-    for (const char* kind : {"weights", "gradients", "slots"})
-      EXPECT_EQ(memory[kind]["planned"], memory[kind]["peak"]) << kind << " " << where;
+    for (const auto& [tier, kinds] : s["memory"].items())
+      for (const auto& [kind, bytes] : kinds.items())
+        EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
     const bool sharded = c.strategy == "zero1";
     const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
     EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
@@ -230,7 +379,54 @@ TEST_F(Engine, WritesTheRunFolder) {
     EXPECT_TRUE(s.contains(key)) << key;
   EXPECT_EQ(s["loss"], rows[2]["loss"]);
   EXPECT_EQ(s["ranks"], 2);
-  EXPECT_TRUE(fs::exists(folder_ / "run" / "config.toml"));
+  for (const char* phase : {"forward", "backward", "reduce", "agree", "optimizer", "gather"})
+    EXPECT_GE(s["time_ms"][phase], 0) << phase;
+  for (const char* operation : {"reduce_scatter", "all_gather"}) EXPECT_GT(s["wire_bytes"][operation], 0) << operation;
+
+  // The effective configuration is a configuration: the same run again, from the run's own file.
+  const auto hash = s["weights_hash"];
+  fs::copy_file(folder_ / "run" / "config.toml", folder_ / "again.toml");
+  toml_ = (folder_ / "again.toml").string();
+  ASSERT_EQ(run(2, "trains").code, 0);
+  EXPECT_EQ(summary()["weights_hash"], hash);
+}
+
+TEST_F(Engine, WritesTheMeanLossAndNumbersInTheirShortestForm) {
+  ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.accumulation=2").code, 0);
+  const auto rows = metrics();
+  std::ifstream said(folder_ / "run" / "losses");
+  for (const Json& row : rows) {
+    double sum = 0, loss = 0;
+    for (int m = 0; m < 4; ++m) {
+      ASSERT_TRUE(said >> loss);
+      sum += loss;
+    }
+    EXPECT_EQ(row["loss"].get<double>(), sum / 4);
+  }
+  std::ifstream in(folder_ / "run" / "metrics.jsonl");
+  std::string text;
+  std::getline(in, text);
+  const auto at = text.find("\"loss\": ") + 8;
+  char shortest[32];
+  const auto end = std::to_chars(shortest, shortest + sizeof shortest, rows[0]["loss"].get<double>()).ptr;
+  EXPECT_EQ(text.substr(at, text.find(',', at) - at), std::string(shortest, end));
+}
+
+TEST_F(Engine, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
+  const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -- ";
+  const std::string steps = program(1, "validates", "train.steps=3");
+  const Result plain = shell("export ZR_PROGRESS=plain; " + launch + steps);
+  ASSERT_EQ(plain.code, 0) << plain.output;
+  for (const char* words :
+       {"step 1/3  loss ", "  lr 5.00e-02  ", " tokens/s  left ", "  memory ", "step 3/3  validation loss 1.5000"})
+    EXPECT_NE(plain.output.find(words), std::string::npos) << words << " in\n" << plain.output;
+  EXPECT_EQ(plain.output.find('\r'), std::string::npos) << plain.output;
+  const Result terminal = shell("export ZR_PROGRESS=tty; " + steps);
+  EXPECT_NE(terminal.output.find("\r\033[Kstep 3/3  loss "), std::string::npos) << terminal.output;
+  const auto rows = metrics();
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[3], Json({{"step", 3}, {"val_loss", 1.5}})) << rows[3];
+  EXPECT_EQ(summary()["val_loss"], 1.5);
 }
 
 struct Mistake {

@@ -97,7 +97,7 @@ struct Trainer {
     }
     if (plan.is("exit", rank)) std::exit(0);
     mine().phase = Phase::left;
-    control.leave(step);
+    control.leave(step, false);
   }
 };
 

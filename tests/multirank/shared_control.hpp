@@ -101,7 +101,7 @@ class SharedControl : public host::Control {
     const std::lock_guard lock(mutex_);
     callback_ = std::move(callback);
   }
-  void leave(int64_t) override {}
+  void leave(int64_t, bool) override {}
 
   /// Applied to every value put: a rank that tells something else about itself.
   std::function<std::string(const std::string& key, const std::string& value)> change;

@@ -59,7 +59,13 @@ class Parity : public testing::TestWithParam<int> {
                                 (folder_ / "list").string() + " " + folder_.string();
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
     std::vector<Outcome> outcomes;
-    for (const Cell& c : cells) outcomes.push_back(parity::load((folder_ / c.name).string()));
+    for (const Cell& c : cells) {
+      outcomes.push_back(parity::load((folder_ / (c.name + ".0")).string()));
+      for (int rank = 1; rank < ranks; ++rank)
+        EXPECT_EQ(difference(outcomes.back(), parity::load((folder_ / (c.name + "." + std::to_string(rank))).string())),
+                  "")
+            << c.name << ": rank " << rank << " beside rank 0";
+    }
     return outcomes;
   }
 
@@ -83,6 +89,9 @@ std::vector<Cell> cells_of(int ranks) {
       cells.push_back(cell(strategy, "tiny", "adamw", "fp32", ranks, accumulation, 0));
     cells.push_back(cell(strategy, "recurrent", "adamw", "fp32", ranks, 2, 0.5));
     cells.push_back(cell(strategy, "everything", "sgd", "fp32", ranks, 3, 0, true));
+    cells.push_back(cell(strategy, "everything", "adamw", "bf16", ranks, 2, 0.5, true));
+    cells.push_back(cell(strategy, "recurrent", "sgd", "bf16", ranks, 1, 0));
+    cells.push_back(cell(strategy, "tiny", "sgd", "bf16", ranks, 4, 0.5));
   }
   return cells;
 }
@@ -95,6 +104,19 @@ TEST_P(Parity, EveryStrategyEqualsPlainLibtorchBitForBit) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
+
+TEST_F(Parity, HoldsWithTwoThreadsARankToo) {
+  std::vector<Cell> cells;
+  for (const std::string& strategy : kStrategies)
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      cells.push_back(cell(strategy, "everything", "adamw", dtype, 2, 2, 0.5));
+      cells.back().overrides += " job.threads=2";
+    }
+  const auto outcomes = train(2, cells);
+  at::set_num_threads(2);
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    EXPECT_EQ(difference(outcomes[i], parity::reference(cells[i].recipe)), "") << cells[i].name;
+}
 
 TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
   std::vector<Outcome> outcomes;

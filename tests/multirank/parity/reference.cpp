@@ -149,8 +149,9 @@ Outcome reference(const Recipe& recipe) {
     outcome.losses.push_back(loss_sum / weight_sum);
     outcome.norms.push_back(norm);
   }
+  for (const State& s : states) outcome.weights["model's " + s.name] = floats(s.tensor);
   for (const State& s : states) outcome.weights[s.name] = s.master;
-  for (const auto& [name, tensor] : frozen) outcome.weights[name] = floats(tensor);
+  for (const auto& [name, tensor] : frozen) outcome.weights[name] = outcome.weights["model's " + name] = floats(tensor);
   return outcome;
 }
 

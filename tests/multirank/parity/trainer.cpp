@@ -31,6 +31,8 @@ parity::Outcome train(const zr::Program& program) {
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied: one parameter under two names
     const auto value = engine.get(item.key());
     outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+    const auto own = item.value().detach().to(torch::kFloat).contiguous();
+    outcome.weights["model's " + item.key()].assign(own.data_ptr<float>(), own.data_ptr<float>() + own.numel());
   }
   return outcome;
 }
@@ -52,7 +54,7 @@ int main(int argc, char** argv) {
       while (words >> word) overrides.push_back(word);
       const zr::Program program(argv[1], overrides, keys);
       const parity::Outcome outcome = train(program);
-      if (program.rank() == 0) save(outcome, std::string(argv[3]) + "/" + name);
+      save(outcome, std::string(argv[3]) + "/" + name + "." + std::to_string(program.rank()));
     }
   });
 }

@@ -85,12 +85,13 @@ TEST(Plan, RefusesElementsWithoutAnOwner) {
 
 TEST(Plan, EntersEveryByteIntoTheLedger) {
   PlanInput in = input({3000, 50}, 2, ZR_BF16);
-  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"scale", ZR_F32, ZR_SLOT_PER_BLOCK, 0, 32}};
+  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
   const Plan plan = make_plan(in, 0, everywhere());
   Ledger ledger;
   plan.enter(ledger);
-  // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m; a scale for each 32.
-  EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4) + 96 * 4);
+  // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m, bf16 v; and the largest parameter on its
+  // way from rank 0, which is more than the leaves of the norm.
+  EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4 + 2) + 3000 * 4);
 }
 
 // ---- the layout strategies share ----

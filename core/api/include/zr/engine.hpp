@@ -57,6 +57,9 @@ class Engine {
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");
   /// Hash of the fp32 weights in name order: the same for every way of sharding. Collective.
   std::string weights_hash();
+  /// Ends a run before train.steps, on all ranks alike: summary.json then has the weights hash and the wire counts. The
+  /// last step implies it. Collective.
+  void finish();
   /// Mean over ranks, in rank order. Collective.
   double mean(double value);
   /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).
