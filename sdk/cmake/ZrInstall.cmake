@@ -16,6 +16,9 @@ if(TARGET zeroth)
   set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+# Folders that the group may write (umask 002) would not be trusted with plug-ins.
+set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
+    WORLD_READ WORLD_EXECUTE)
 install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/ZrTorch.cmake sdk/cmake/zr.map DESTINATION ${package})
 get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)

@@ -1,8 +1,9 @@
 # zr_add_plugin(<target> ROLE strategy|communicator|optimizer|offload ID <id> SOURCES <file>...
 #               [KERNELS <file>...] [LIBRARIES <lib>...])
 #
-# A plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins) that exports zr_module_v1 and its data
-# tags and nothing else. No multiply and add is contracted into one rounding: an update's bits are part of its contract.
+# A plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins) that exports zr_module_v1 and its
+# data tags and nothing else, and that nobody but its owner may write (umask 002 would let the group): the host refuses
+# others. No multiply and add is contracted into one rounding: an update's bits are part of its contract.
 # KERNELS are compiled once per instruction set, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
 set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "Where ZrPlugin.cmake and zr.map stand")
 
@@ -18,10 +19,12 @@ endfunction()
 function(zr_add_plugin target)
   cmake_parse_arguments(PLUGIN "" "ROLE;ID" "SOURCES;KERNELS;LIBRARIES" ${ARGN})
   if(NOT PLUGIN_ROLE MATCHES "^(strategy|communicator|optimizer|offload)$")
-    message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, optimizer or offload")
+    message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, \
+optimizer or offload")
   endif()
   if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*$")
-    message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be small letters, digits and underscores")
+    message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be small letters, digits and \
+underscores")
   endif()
   if(NOT PLUGIN_SOURCES OR PLUGIN_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "zr_add_plugin(${target}): give SOURCES; not understood: \"${PLUGIN_UNPARSED_ARGUMENTS}\"")
@@ -41,6 +44,8 @@ function(zr_add_plugin target)
   if(NOT ZR_SANITIZE)  # a sanitizer's own symbols come from the program
     target_link_options(${target} PRIVATE -Wl,-z,defs)
   endif()
+  add_custom_command(TARGET ${target} POST_BUILD VERBATIM
+    COMMAND chmod go-w $<TARGET_FILE:${target}> $<TARGET_FILE_DIR:${target}>)
 
   if(PLUGIN_KERNELS)
     set(flags_portable "")
