@@ -43,8 +43,8 @@ function(zr_room name)
   endforeach()
 endfunction()
 
-# zr_share_headers(owner target...): the targets use the precompiled header of `owner`. It is taken only where the flags are
-# the same, hence -fPIC for programs too.
+# zr_share_headers(owner target...): the targets use the precompiled header of `owner`. It is taken only where the flags
+# are the same, hence -fPIC for programs too.
 function(zr_share_headers owner)
   foreach(target ${ARGN})
     get_target_property(type ${target} TYPE)
@@ -56,8 +56,8 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# A test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Test names become ctest
-# names. TORCH: it includes libtorch's headers.
+# A test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Test names become
+# ctest names. TORCH: it includes libtorch's headers.
 function(zr_test name)
   cmake_parse_arguments(TEST "TORCH" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)

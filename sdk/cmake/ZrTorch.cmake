@@ -1,6 +1,7 @@
-# zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this does
-# not. Looked for in TORCH_ROOT (CMake or environment), Torch_DIR (<root>/share/cmake/Torch), then what `make setup`
-# unpacked. zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it was found.
+# zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this
+# does not. Looked for in TORCH_ROOT (CMake or environment), Torch_DIR (<root>/share/cmake/Torch), then what
+# `make setup` unpacked. zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it was
+# found.
 function(zr_find_torch)
   set(why "${ARGV0}")
   if(why)

@@ -16,6 +16,8 @@ if(ZR_TORCH)
   endforeach()
   target_sources(engine_case PRIVATE engine_case.cpp)
   target_sources(parity_trainer PRIVATE parity/trainer.cpp)
-  zr_test(engine_test SOURCES engine_test.cpp engine_loss_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
-  zr_test(parity_test TORCH SOURCES parity/parity_test.cpp parity/reference.cpp LIBRARIES zr::torch LABELS multirank parity TIMEOUT 600)
+  zr_test(engine_test SOURCES engine_test.cpp engine_loss_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
+          LABELS multirank TIMEOUT 300)
+  zr_test(parity_test TORCH SOURCES parity/parity_test.cpp parity/reference.cpp LIBRARIES zr::torch
+          LABELS multirank parity TIMEOUT 600)
 endif()
