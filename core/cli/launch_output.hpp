@@ -43,6 +43,7 @@ class OutputWriter {
 class Output {
  public:
   enum Stream { out = 0, err = 1 };
+  /// Lines of ranks go to out_fd and err_fd with their rank before them; raw_rank0: rank 0's byte for byte.
   Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0);
   /// Both streams go to one place: a rank needs one pipe only (`out`), which keeps the order.
   bool merged() const { return merged_; }

@@ -18,7 +18,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using OnMessage = std::function<void(wire::Type, std::string_view body)>;
   using OnClosed = std::function<void()>;
 
-  explicit Connection(boost::asio::ip::tcp::socket socket);
+  explicit Connection(boost::asio::ip::tcp::socket socket);  // connected
   /// Starts to read. on_message may throw wire::Malformed: then the connection closes. on_closed is called once, when
   /// the peer or an error closed it; not after close(). Messages above `most` bytes are malformed.
   void start(OnMessage on_message, OnClosed on_closed, uint32_t most);

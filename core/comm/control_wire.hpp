@@ -39,6 +39,7 @@ struct Malformed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Gathers a message's body: numbers little-endian, text behind its length.
 class Writer {
  public:
   Writer& u8(uint8_t value);
@@ -56,6 +57,8 @@ class Writer {
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
+
+  /// The next value.
   uint8_t u8();
   uint64_t u64();
   int64_t i64() { return static_cast<int64_t>(u64()); }
@@ -103,9 +106,11 @@ struct Beat {
   std::vector<Call> recent;  // since the beat before, at most 64
 };
 
+/// The whole message, header included.
 std::string encode(const Hello& hello);
 std::string encode(Type type, const Beat& beat);
 std::string encode(const Start& start);
+/// The value of a body; throws Malformed.
 Hello decode_hello(std::string_view body);
 Beat decode_beat(std::string_view body);
 Start decode_start(std::string_view body);

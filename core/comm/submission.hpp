@@ -34,16 +34,17 @@ class Submission {
 
   int rank() const { return rank_; }
   int world() const { return world_; }
-  zr_comm_ref ref();
+  zr_comm_ref ref();  // to be lent to plug-ins
   /// Waits; throws Failure. `control`: counted as the host's own.
   void run(const zr_coll& coll, bool control);
+  /// Drives progress until `done` resolves; timeout_ns < 0: the limit given at the start.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
-  void abort();  // [any]
-  std::exception_ptr take_failure();
+  void abort();                       // [any]
+  std::exception_ptr take_failure();  // see Communicator
 
   /// Null if the host's own memory is as good.
   void* mem_alloc(uint64_t bytes, uint64_t align);
-  void mem_free(void* memory);
+  void mem_free(void* memory);  // accepts null
   WireCounter& counter() { return counter_; }
   const WireCounter& counter() const { return counter_; }
   void note_step(int64_t step) { activity_.step = step; }

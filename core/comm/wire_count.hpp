@@ -29,7 +29,7 @@ struct LiveRuns {
 class WireCounter {
  public:
   WireCounter(int rank, int world) : rank_(rank), world_(world) {}
-  void set_live(LiveRuns live);
+  void set_live(LiveRuns live);  // of one more buffer
   /// The buffer at `base` is gone.
   void forget(const void* base);
   /// Bytes `coll` brings to this rank: what a communicator must move at least, each rank reducing an equal share of an

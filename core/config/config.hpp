@@ -45,15 +45,19 @@ struct GroupConfig {
 /// Immutable after check(). Reading a path that is no key is a bug.
 class Config {
  public:
+  /// The value of a key, by its type.
   bool boolean(std::string_view path) const;
-  int64_t integer(std::string_view path) const;  // also bytes
-  double number(std::string_view path) const;    // also durations, in seconds; integers widen
+  int64_t integer(std::string_view path) const;
+  double number(std::string_view path) const;
   const std::string& text(std::string_view path) const;
+  /// An array of numbers. Above: integer is also for bytes, number for durations, in seconds, and for integers.
   const std::vector<double>& numbers(std::string_view path) const;
-  bool has(std::string_view path) const;
+  bool has(std::string_view path) const;    // it is a key
   bool given(std::string_view path) const;  // in the file or on the command line
+  /// Where the value comes from; the whole entry.
   const Origin& origin(std::string_view path) const;
   const Entry& entry(std::string_view path) const;
+
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
   /// The entries of one table ("strategy.<id>"). The pointers live as the Config.

@@ -37,8 +37,9 @@ class Record {
   /// 0).
   Record(const Config& config, int ranks, bool writes);
   ~Record();
+  /// A row of metrics.jsonl, and of what the user watches.
   void step(const StepRow& row, int64_t memory_bytes);
-  void validation(int64_t step, double loss);
+  void validation(int64_t step, double loss);  // likewise
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }

@@ -73,9 +73,9 @@ class Session {
   std::string weights_hash();
   /// Weights hash and wire counts for summary.json; implied by the last step. Collective.
   void finish();
-  double mean(double value);  // over ranks, in rank order. Collective.
-  void validation(double loss);
-  void evaluation(bool begins);
+  double mean(double value);     // over ranks, in rank order. Collective.
+  void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
+  void evaluation(bool begins);  // told to the strategy. Collective.
 
   const Ledger& ledger() const { return ledger_; }
   Communicator& communicator() { return *comm_; }

@@ -24,7 +24,7 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const std::vector<Parameter>& parameters() const = 0;
-  virtual std::vector<ModelBuffer> buffers() = 0;
+  virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order
   /// The parameter's present value as fp32: out[count].
   virtual void read(uint32_t param, float* out) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
@@ -35,7 +35,7 @@ class Model {
 
   /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward is there; [use].
   using Arrived = std::function<void(uint32_t param)>;
-  virtual void on_gradient(Arrived arrived) = 0;
+  virtual void on_gradient(Arrived arrived) = 0;  // replaces the one before; empty: none
   /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
   virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
   /// The gradient that arrived is no longer needed.

@@ -33,13 +33,14 @@ class Host {
   void* context(const std::string& id) const;
   void set_context(const std::string& id, void* context);
 
+  /// As given to the constructor.
   Ledger& ledger();
   Pool& pool();
   /// Services that were asked for and are not offered, since the last call; emptied.
   std::vector<std::string> take_missed();
   /// The memory service's books: what is lent to plug-ins. [any]
   struct Memory;
-  Memory& memory();
+  Memory& memory();  // see above
 
  private:
   struct State;

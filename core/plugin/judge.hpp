@@ -16,6 +16,7 @@ struct Tags {
   std::string refusal;  // "" if the file may be loaded
   std::vector<Role> roles;
 };
+/// Reads its data tags.
 Tags examine(const std::filesystem::path& file);
 
 /// Loads an examined file, once per process; never unloads.

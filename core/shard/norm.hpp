@@ -14,12 +14,13 @@ inline constexpr int kLanes = 16;
 /// Sum of squares of each leaf of `count` elements starting at a leaf's edge: out[(count + 1023) / 1024]. Squares of
 /// fp32 are exact in double, so that a sum is finite exactly if all its elements are.
 void leaf_sums(const float* values, int64_t count, double* out);
-/// The same over many runs, spread over the pool.
+/// One call of it.
 struct LeafRun {
   const float* values;
   int64_t count;
   double* out;
 };
+/// Many of them, spread over the pool.
 void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs);
 /// Elements of values[0, count) that are infinite or not a number.
 int64_t count_non_finite(const float* values, int64_t count);

@@ -69,6 +69,7 @@ zr_code guard(zr_error* error, F&& fn) noexcept {
 inline void check(zr_code code, const zr_error& error) {
   if (code != ZR_OK) throw Error(code, error.msg[0] ? error.msg : "no message", error.native);
 }
+/// An empty one, of the right size, for a call through the ABI.
 inline zr_error no_error() {
   zr_error error{};
   error.size = sizeof error;
@@ -128,10 +129,13 @@ class Host {
 class Config {
  public:
   Config(const Host& host, const zr_config* config) : service_(host.need<zr_config_service>()), config_(config) {}
+
+  /// The value of a key, by its type.
   bool boolean(const char* key) const { return read<int32_t>(service_.get_bool, key) != 0; }
-  int64_t integer(const char* key) const { return read<int64_t>(service_.get_int, key); }  // also bytes
-  double number(const char* key) const { return read<double>(service_.get_float, key); }   // also durations, in seconds
+  int64_t integer(const char* key) const { return read<int64_t>(service_.get_int, key); }
+  double number(const char* key) const { return read<double>(service_.get_float, key); }
   std::string text(const char* key) const { return read<const char*>(service_.get_string, key); }
+  /// An array of numbers. Above: integer is also for bytes, number also for durations, in seconds.
   std::vector<double> numbers(const char* key) const {
     const double* values = nullptr;
     uint32_t n = 0;
@@ -160,6 +164,7 @@ class Tasks {
  public:
   explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
   uint32_t width() const { return service_->width(host_); }
+  /// See above; fn may throw.
   template <class F>
   void parallel_for(int64_t n, int64_t grain, F&& fn) const {
     struct Call {
@@ -203,6 +208,7 @@ class Done {
     kept.done_ = done;
     return kept;
   }
+  /// The other is left empty.
   Done(Done&& other) noexcept { swap(other); }
   Done& operator=(Done&& other) noexcept {
     Done(std::move(other)).swap(*this);

@@ -32,6 +32,7 @@ inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* la
   c.reduce = reduce;
   return c;
 }
+/// src, cut by counts (equal parts without), summed over ranks; this rank's part to dst.
 inline zr_coll reduce_scatter(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
                               const int64_t* counts = nullptr) {
   zr_coll c = collective(ZR_REDUCE_SCATTER, src, dst, label, counts);
@@ -39,6 +40,7 @@ inline zr_coll reduce_scatter(const zr_view& src, const zr_view& dst, const char
   c.reduce = ZR_SUM;
   return c;
 }
+/// The sum of all ranks' src to root's dst.
 inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, const char* label, uint32_t flags = 0) {
   zr_coll c = collective(ZR_REDUCE, src, dst, label);
   c.flags = flags;
@@ -46,6 +48,7 @@ inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, cons
   c.root = root;
   return c;
 }
+/// Every rank's src, in rank order, to everybody's dst.
 inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr) {
   return collective(ZR_ALL_GATHER, src, dst, label, counts);
 }
@@ -55,12 +58,14 @@ inline zr_coll broadcast(const zr_view& view, int32_t root, const char* label) {
   c.root = root;
   return c;
 }
+/// src is cut by counts, a part for each rank; dst by recv_counts (without: by counts), a part from each.
 inline zr_coll all_to_all(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr,
                           const int64_t* recv_counts = nullptr) {
   zr_coll c = collective(ZR_ALL_TO_ALL, src, dst, label, counts);
   c.recv_counts = recv_counts;
   return c;
 }
+/// Nobody goes on before all have come.
 inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_view{}, zr_view{}, label); }
 
 /// The lent communicator. Copyable; lives as long as the instance it was bound to. [use]: collectives leave in the

@@ -18,13 +18,16 @@ inline namespace sdk {
 
 inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
+/// A key of any type; below, one function a type.
 constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double min, double max, const char* choices,
                         const char* meaning) {
   return zr_key{static_cast<uint32_t>(sizeof(zr_key)), type, 0, 0, name, def, min, max, choices, meaning};
 }
+/// true or false.
 constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
   return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
 }
+/// A number, whole or not, from min to max.
 constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
 }
@@ -35,6 +38,7 @@ constexpr zr_key key_float(const char* name, const char* def, double min, double
 constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
   return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
 }
+/// A size ("32MiB"), a duration ("5min", bounds in seconds), an array of numbers.
 constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
 }
@@ -76,7 +80,7 @@ auto with_arguments(const Config& config, const Host& host, Use&& use) {
   }
 }
 
-/// The addresses of a class\'s keys, as the ABI wants them.
+/// The addresses of a class's keys, as the ABI wants them.
 template <class D, std::size_t... I>
 constexpr auto key_pointers(std::index_sequence<I...>) {
   return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
@@ -111,7 +115,7 @@ constexpr zr_component component(const char* id, const char* version) {
   return c;
 }
 
-/// The addresses of a module\'s components, likewise.
+/// The addresses of a module's components, likewise.
 template <std::size_t N, std::size_t... I>
 constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
   return {&list[I]...};

@@ -19,8 +19,8 @@ inline namespace sdk {
 class FlatLayout {
  public:
   struct Range {
-    int64_t begin, end;  // flat elements
-    int64_t size() const { return end - begin; }
+    int64_t begin, end;                           // flat elements
+    int64_t size() const { return end - begin; }  // elements
   };
 
   /// `in` outlives the layout. bucket_elements: the most a bucket holds (one leaf at least).
@@ -49,8 +49,10 @@ class FlatLayout {
 
   int64_t trainable() const { return trainable_; }  // flat elements, alignment included
   int64_t total() const { return total_; }          // with frozen parameters
+  /// Where a parameter begins, flat, and its elements.
   int64_t offset(uint32_t param) const { return offset_[param]; }
   int64_t count(uint32_t param) const { return in_->params[param]->count; }
+
   const std::vector<Range>& buckets() const { return buckets_; }  // in the order they leave
   /// The bucket that holds a flat element of the trainable part.
   std::size_t bucket_of(int64_t element) const {

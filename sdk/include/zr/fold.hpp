@@ -71,10 +71,12 @@ ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
+/// One of the three reductions: `first` begins a fold with an element (a sum with +0: -0 becomes +0), `apply` takes the
+/// next in. A NaN stays.
 struct SumOf {
   template <class T>
   ZR_ALWAYS_INLINE static T first(T a) {
-    return wrapping_add(T(0), a);  // -0 becomes +0
+    return wrapping_add(T(0), a);
   }
   template <class T>
   ZR_ALWAYS_INLINE static T apply(T a, T b) {
@@ -131,6 +133,7 @@ ZR_ALWAYS_INLINE void put(void* dst, const void* src, int64_t bytes, bool stream
   for (; at + 64 <= bytes; at += 64) std::memcpy(to + at, from + at, 64);
   std::memcpy(to + at, from + at, static_cast<size_t>(bytes - at));
 }
+/// What put() sent past the cache is visible to others from here on.
 ZR_ALWAYS_INLINE void stores_done(bool streams) {
 #if defined(__SSE2__)
   if (streams) _mm_sfence();
@@ -202,6 +205,7 @@ ZR_ALWAYS_INLINE void fold_run(bool accumulate, const void* const* sources, int3
   stores_done(streams);
 }
 
+/// The same for a reduction known at run time.
 template <class In, class Out>
 ZR_ALWAYS_INLINE void fold_as(const FoldKind& kind, const void* const* sources, int32_t n, void* const* outs,
                               int32_t n_outs, int64_t first, int64_t count, bool streams) {

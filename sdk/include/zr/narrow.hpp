@@ -41,6 +41,7 @@ ZR_ALWAYS_INLINE uint16_t to_f16(float value) {
   const uint32_t beyond = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
   return static_cast<uint16_t>(sign | (size < 0x38800000u ? small : size < 0x47800000u ? normal : beyond));
 }
+/// Exact.
 ZR_ALWAYS_INLINE float from_f16(uint16_t value) {
   const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16, size = value & 0x7fffu;
   const float small = float_of(0x3f000000u + size) - 0.5f;  // size steps of 2^-24, exact

@@ -35,8 +35,8 @@ class Engine {
   /// train.micro_batch.
   void add_tokens(int64_t tokens);
 
-  int rank() const;
-  int world() const;
+  int rank() const;             // 0 .. world - 1
+  int world() const;            // how many ranks train this model together
   int accumulation() const;     // micro-steps a step
   int64_t micro_batch() const;  // samples a micro-batch
   int64_t steps() const;        // train.steps: how many the job shall make
@@ -44,11 +44,11 @@ class Engine {
   /// Of the coming micro-batch within its step, 0 .. world*accumulation-1: what to read is a function of seed, step and
   /// this.
   int64_t micro_index() const;
-  int64_t seed() const;
-  bool done() const { return step_index() >= steps(); }
-  bool validation_due() const;  // eval.every steps, and after the last
-  double last_loss() const;     // of the last step, mean over ranks and micro-batches
-  double last_grad_norm() const;
+  int64_t seed() const;                                  // train.seed
+  bool done() const { return step_index() >= steps(); }  // all steps are made
+  bool validation_due() const;                           // eval.every steps, and after the last
+  double last_loss() const;                              // of the last step, mean over ranks and micro-batches
+  double last_grad_norm() const;                         // of the last step, before clipping
 
   /// A parameter's fp32 value, gradient sum scaled as the optimizer saw it, or optimizer state `slot`: whole, logical
   /// shape, the same under every strategy. Collective.
@@ -68,7 +68,7 @@ class Engine {
   /// While it lives: gradients off, the training random state kept, the strategy told.
   class Evaluation {
    public:
-    explicit Evaluation(Engine& engine);
+    explicit Evaluation(Engine& engine);  // collective, as is its end
     ~Evaluation() noexcept(false);
     Evaluation(const Evaluation&) = delete;
 

@@ -56,6 +56,7 @@ class Program {
 /// lost, 70 bug): `int main(...) { return zr::guarded([&] { ... }); }`. Throw std::invalid_argument for what a user of
 /// yours wrote wrong: it counts as 2.
 int guarded_run(void (*call)(void*), void* ctx);
+/// The same for any callable.
 template <class F>
 int guarded(F&& fn) {
   return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)));

@@ -39,9 +39,14 @@ typedef struct zr_comm_open {
   const char *axis; /* "data" */
 } zr_comm_open;
 
-enum { ZR_COMM_RANK_ORDERED = 1, ZR_COMM_WIDEN = 2, ZR_COMM_ACCUMULATE = 4, ZR_COMM_ASYNC = 8 };
-typedef struct zr_comm_caps { /* out: callee writes at most `size` bytes */
-  uint32_t size, flags;
+enum {
+  ZR_COMM_RANK_ORDERED = 1, /* reductions add in rank order: timing and topology do not change the bits */
+  ZR_COMM_WIDEN = 2,        /* reductions take src BF16 or F16 with dst F32 */
+  ZR_COMM_ACCUMULATE = 4,   /* ZR_COLL_ACCUMULATE is understood */
+  ZR_COMM_ASYNC = 8         /* submit with a done returns before the collective is complete */
+};
+typedef struct zr_comm_caps {    /* out: callee writes at most `size` bytes */
+  uint32_t size, flags;          /* flags: ZR_COMM_* */
   uint64_t ops, dtypes, reduces; /* bit i: value i */
 } zr_comm_caps;
 

@@ -41,7 +41,8 @@ typedef struct zr_memory_service { /* "zr.host.memory/1": every long-lived byte 
 typedef struct zr_task_service { /* "zr.host.tasks/1" */
   uint32_t size, rsv;
   uint32_t (*width)(const zr_host *); /* [any] threads of this rank */
-  /* [step] [use] fn over [0, n) cut in runs of at least grain; returns when all ran. fn must not throw. */
+  /* [step] [use] fn over [0, n) cut in runs of at least grain; returns when all ran. fn [worker] must not throw; ctx
+   * is handed to it and may be NULL. */
   void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end),
                        void *ctx);
 } zr_task_service;

@@ -34,6 +34,7 @@ typedef struct zr_offload_api {
    * resolves; one done for all n, a failure's `native` is the index that failed. Short transfers are finished by the
    * tier. */
   zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
+  /* [worker] likewise: memory is written from the slot, and is whole when done resolves. */
   zr_code (*read)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
   /* [step] lives until unmap; NULL unless MAPPABLE */
   zr_code (*map)(void *self, uint64_t slot, zr_view *out, zr_error *);

@@ -43,6 +43,7 @@ typedef struct zr_step {
 } zr_step;
 
 enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
+/* [step] The host's, called during save_globals only; copies key and value (NULL only where bytes is 0). */
 typedef void (*zr_global_sink)(void *ctx, const char *key, const void *value, uint64_t bytes);
 typedef struct zr_optimizer_api {
   uint32_t size, rsv;
@@ -55,8 +56,9 @@ typedef struct zr_optimizer_api {
    * result must not depend on how a parameter was cut into units (elementwise), nor on vector width. */
   zr_code (*step)(void *self, const zr_step *, const zr_opt_unit *const *units, uint32_t n, zr_stream *, zr_done *,
                   zr_error *);
-  /* [step] State that is not per parameter, for checkpoints; NULL slots: none. Values are copied by the sink. */
+  /* [step] State that is not per parameter, for checkpoints; ctx goes to the sink. NULL slot, as the next: none. */
   zr_code (*save_globals)(void *self, zr_global_sink, void *ctx, zr_error *);
+  /* [step] One value as it was saved, before the first step; copied. Another key: ZR_INVALID. */
   zr_code (*load_global)(void *self, const char *key, const void *value, uint64_t bytes, zr_error *);
 } zr_optimizer_api;
 #endif

@@ -40,11 +40,11 @@ typedef struct zr_piece { /* elements [first, first + count) of a parameter stan
   uint32_t param, buffer;
   int64_t first, count, offset;
 } zr_piece;
-typedef struct zr_plan_sink { /* lives until plan() returns */
+typedef struct zr_plan_sink { /* the host's; lives until plan() returns, and is called during it only */
   uint32_t size, rsv;
-  void *ctx;
-  void (*buffer)(void *ctx, const zr_buffer *); /* numbered 0, 1, ... in call order */
-  void (*piece)(void *ctx, const zr_piece *);
+  void *ctx;                                    /* the host's own, for the two */
+  void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; numbered 0, 1, ... in call order */
+  void (*piece)(void *ctx, const zr_piece *);   /* [control] copied */
 } zr_plan_sink;
 
 typedef struct zr_bind {
@@ -73,10 +73,11 @@ typedef struct zr_strategy_api {
   zr_code (*grads_finish)(void *self, zr_error *); /* [step] on return every SUM piece holds its sum over the step */
   /* [step] Weights under SUM pieces changed: on return every WEIGHT piece is new. */
   zr_code (*updated)(void *self, zr_error *);
-  /* [use] Parameters that are not whole on this rank: make them so, and let them go. NULL slots: weights always are
-   * whole. */
+  /* [use] Makes parameters whole that are not on this rank: whole[n], memory that lives until their release; done NULL:
+   * complete on return. NULL slot, as the next: weights always are whole. */
   zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *whole, zr_done *,
                      zr_error *);
+  /* [use] Lets them go, once `after` resolves (retained by the callee); NULL: at once. */
   zr_code (*release)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_done *after, zr_error *);
   void (*abort)(void *self); /* [any] or NULL: the host has aborted the communicator */
 } zr_strategy_api;
