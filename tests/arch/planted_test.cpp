@@ -1,0 +1,224 @@
+// Each rule of arch_test.cpp sees what it is there to see: violations planted in a tree made for the purpose, beside
+// what looks like one and is none.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "arch/declarations.hpp"
+#include "arch/rules.hpp"
+#include "scratch.hpp"
+
+namespace zr::arch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class Planted : public ::testing::Test {
+ protected:
+  void plant(const std::string& file, const std::string& text) { tree_.write(file, text); }
+  Found found(Found (*rule)(const fs::path&)) const { return rule(tree_.folder()); }
+  const test::Scratch tree_;
+};
+
+TEST_F(Planted, AnUpwardIncludeIsSeen) {
+  plant("core/base/log.cpp", "#include \"engine/session.hpp\"\n#include <sys/stat.h>\n");
+  plant("core/engine/session.cpp", "#include \"base/log.hpp\"\n#include \"engine/session.hpp\"\n");
+  EXPECT_THAT(found(upward_includes), ElementsAre("core/base/log.cpp: #include \"engine/session.hpp\""));
+}
+
+TEST_F(Planted, AFileOfCoreInNoRoomIsSeen) {
+  plant("core/helpers/misc.cpp", "");
+  EXPECT_THAT(found(upward_includes), ElementsAre("core/helpers/misc.cpp: in no room"));
+}
+
+TEST_F(Planted, APluginsNameInCoreIsSeen) {
+  plant("plugins/zero1/CMakeLists.txt", "zr_add_plugin(zr_zero1 ROLE strategy ID zero1 SOURCES zero1.cpp)\n");
+  plant("plugins/comm_shm/CMakeLists.txt", "zr_add_plugin(zr_comm_shm ROLE communicator ID shm SOURCES shm.cpp)\n");
+  plant("plugins/optimizers/adamw/CMakeLists.txt", "");
+  plant("core/engine/a.cpp", "if (id == \"shm\") {}\nint shmget;  // /dev/shm_1\n");
+  plant("core/engine/b.cpp", "class AdamW;\nauto x = kZero10;\n");
+  plant("core/plan/CMakeLists.txt", "add_dependencies(zr_plan zr_zero1)\n");
+  EXPECT_THAT(found(plugin_names_in_core),
+              ElementsAre("core/engine/a.cpp:1: if (id == \"shm\") {}",
+                          "core/engine/a.cpp:2: int shmget;  // /dev/shm_1", "core/engine/b.cpp:1: class AdamW;",
+                          "core/plan/CMakeLists.txt:1: add_dependencies(zr_plan zr_zero1)"));
+}
+
+TEST_F(Planted, AQuestionForTheStageIsSeen) {
+  plant("core/engine/step.cpp",
+        "if (stage == 2) gather();\n"
+        "if (a && config.stage > 1) gather();\n"
+        "switch (stage) {\n"
+        "while (this->stage_ != 3) gather();\n"
+        "const bool whole = zero_stage < 3;\n"
+        "return plan->stage;\n"
+        "int zeroStage = 2;\n"
+        "if (staged(operation)) stage(operation);  // another word\n");
+  EXPECT_EQ(found(stages_in_core).size(), 7u);
+  plant("core/engine/step.cpp", "if (staging_bytes > room) through_staging();\n");
+  EXPECT_THAT(found(stages_in_core), IsEmpty());
+}
+
+TEST_F(Planted, LibtorchOutsideItsRoomsIsSeen) {
+  plant("core/model/torch_model.cpp", "#include <torch/torch.h>\n");
+  plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_room(model LIBRARIES zr::torch)\n");
+  plant("core/engine/step.cpp",
+        "#include <ATen/ATen.h>\n#include \"caffe2/core/common.h\"\n#include \"model/model.hpp\"\n");
+  plant("core/engine/CMakeLists.txt", "zr_room(engine LIBRARIES zr::torch)\ntarget_link_libraries(e torch_cpu)\n");
+  plant("plugins/zero1/zero1.cpp", "#include <c10/util/Half.h>\n");
+  plant("sdk/cmake/ZrTorch.cmake", "add_library(zr::torch ALIAS zr_torch_lib)\n");
+  EXPECT_EQ(found(libtorch_outside_its_rooms).size(), 5u);
+}
+
+TEST_F(Planted, AHeaderOfTheHostInAPluginIsSeen) {
+  plant("plugins/zero1/zero1.cpp",
+        "#include \"plan/plan.hpp\"\n#include \"core/base/log.hpp\"\n#include \"zr/base.hpp\"\n");
+  EXPECT_EQ(found(host_headers_in_plugins).size(), 2u);
+}
+
+TEST_F(Planted, AModelThatKnowsZerothIsSeen) {
+  plant("examples/gpt/model.hpp",
+        "#include \"zr/engine.hpp\"\n// zero-mean\nzr::Engine* engine;  // Zeroth\nint hzr;\n");
+  plant("examples/gpt/gpt.cpp", "#include \"zr/engine.hpp\"\n");
+  EXPECT_EQ(found(zeroth_in_models).size(), 2u);
+}
+
+TEST_F(Planted, ALongFileIsSeen) {
+  std::string text;
+  for (int i = 0; i < 600; ++i) text += "//\n";
+  plant("core/base/long.cpp", text);
+  EXPECT_THAT(found(long_files), IsEmpty());
+  plant("core/base/long.cpp", text + "//\n");
+  EXPECT_THAT(found(long_files), ElementsAre("core/base/long.cpp: 601 lines"));
+}
+
+TEST_F(Planted, AWideLineIsSeen) {
+  std::string line;
+  while (line.size() < 117) line += "###";
+  plant("core/base/CMakeLists.txt", line + "###\n");
+  plant("core/base/wide.cpp", line + "##é\n");  // a letter of two bytes
+  EXPECT_THAT(found(wide_lines), IsEmpty());
+  plant("core/base/CMakeLists.txt", line + "####\n");
+  EXPECT_THAT(found(wide_lines), ElementsAre("core/base/CMakeLists.txt:1: 121 columns"));
+}
+
+TEST_F(Planted, ARoomAndAPluginWithoutAReadmeAreSeen) {
+  plant("core/base/CMakeLists.txt", "");
+  plant("core/base/README.md", "");
+  plant("core/comm/CMakeLists.txt", "");
+  plant("plugins/optimizers/lion/CMakeLists.txt", "");
+  EXPECT_THAT(found(missing_readmes), ElementsAre("plugins/optimizers/lion: no README.md", "core/comm: no README.md"));
+}
+
+TEST_F(Planted, AnUndocumentedFunctionIsSeen) {
+  plant("core/api/include/zr/engine.hpp", "class Engine {\n public:\n\n  int rank() const;\n};\n");
+  plant("sdk/include/zr/base.hpp", "inline int one() { return 1; }\n");
+  plant("core/base/text.hpp", "inline int one() { return 1; }\nint two(int n);\n");
+  EXPECT_THAT(found(undocumented_functions),
+              ElementsAre("core/api/include/zr/engine.hpp:4: int rank() const", "core/base/text.hpp:2: int two(int n)",
+                          "sdk/include/zr/base.hpp:1: inline int one()"));
+}
+
+TEST_F(Planted, ASlotWithoutItsThreadTagIsSeen) {
+  plant("sdk/include/zr/abi/tier.h",
+        "typedef struct zr_tier {\n"
+        "  uint32_t size;\n"
+        "  int (*open)(void *self); /* [control] */\n"
+        "  /* [step] both\n"
+        "   * ways */\n"
+        "  int (*write)(void *self,\n"
+        "               int n);\n"
+        "  int (*read)(void *self, int n);\n"
+        "  void (*close)(void *self); /* [sometimes] */\n"
+        "  /* [use] fn must not throw */\n"
+        "  void (*each)(void *self, void (*fn)(void *ctx), void *ctx);\n"
+        "  /* [use] fn [worker] must not throw */\n"
+        "  void (*all)(void *self, void (*fn)(void *ctx), void *ctx);\n"
+        "} zr_tier;\n"
+        "typedef void (*zr_sink)(void *ctx);\n");
+  EXPECT_THAT(
+      found(untagged_slots),
+      ElementsAre("sdk/include/zr/abi/tier.h:8: read in int (*read)(void *self, int n);",
+                  "sdk/include/zr/abi/tier.h:9: close in void (*close)(void *self);",
+                  "sdk/include/zr/abi/tier.h:11: fn in void (*each)(void *self, void (*fn)(void *ctx), void *ctx);",
+                  "sdk/include/zr/abi/tier.h:15: zr_sink in typedef void (*zr_sink)(void *ctx);"));
+}
+
+TEST_F(Planted, AHeaderOfTheAbiLongerThanAScreenIsSeen) {
+  std::string text;
+  for (int i = 0; i < 86; ++i) text += "//\n";
+  plant("sdk/include/zr/abi/tier.h", text);
+  EXPECT_THAT(found(long_abi_headers), ElementsAre("sdk/include/zr/abi/tier.h: 86 lines"));
+}
+
+TEST_F(Planted, AStrangeFolderIsSeen) {
+  plant("core/README.md", "");
+  plant("docs/index.md", "");
+  EXPECT_THAT(found(strange_folders), ElementsAre("docs"));
+}
+
+TEST(Documentation, IsACommentAboveOrBesideEachDeclaration) {
+  EXPECT_THAT(undocumented({"class A {", " public:", "  int size() const;  // elements", "  int room() const;",
+                            "  /// Empties it.", "  void clear();", "", "  void fill(int with,", "            int n);",
+                            " private:", "  int n();", "};"},
+                           false),
+              ElementsAre("4: int room() const", "8: void fill(int with, int n)"));
+}
+
+TEST(Documentation, OfOneCommentIsForAShortRunWithoutBlankLines) {
+  EXPECT_THAT(undocumented({"/// Its sides.", "int left(int a);", "int right(int a);", "", "int top(int a);"}, false),
+              ElementsAre("5: int top(int a)"));
+  EXPECT_THAT(
+      undocumented({"/// All five.", "int a(int);", "int b(int);", "int c(int);", "int d(int);", "int e(int);"}, false),
+      ElementsAre("3: int b(int)", "4: int c(int)", "5: int d(int)", "6: int e(int)"));
+  EXPECT_THAT(undocumented({"/// The first.", "int a(int);", "int b(int);  // the second", "int c(int);"}, false),
+              ElementsAre("4: int c(int)"));
+}
+
+TEST(Documentation, OfATypeIsForItsFirstRun) {
+  EXPECT_THAT(undocumented(
+                  {"/// A pair.", "struct Pair {", "  int sum() const;", "", "  int first(int n) const;", "};"}, false),
+              ElementsAre("5: int first(int n) const"));
+}
+
+TEST(Documentation, OfOneOverloadIsForThoseThatFollow) {
+  EXPECT_THAT(undocumented({"/// Adds.", "float add(float a) {", "  // in one", "  return a;", "}",
+                            "double add(double a);", "int sub(int a);"},
+                           false),
+              ElementsAre("7: int sub(int a)"));
+}
+
+TEST(Documentation, IsNotAskedOfWhatIsNoFunctionOfTheHeadersOwn) {
+  EXPECT_THAT(undocumented({"#define TWICE(x) \\",
+                            "  int twice(x);",
+                            "class B final : public A {",
+                            " public:",
+                            "  B() = default;",
+                            "  B(const B&) = delete;",
+                            "  ~B();",
+                            "  int size() const override;",
+                            "  std::function<void(int)> then;",
+                            "  int n = count(3);",
+                            "  using F = int (*)(int);",
+                            " protected:",
+                            "  int hidden();",
+                            "};",
+                            "enum class E { a = f(1) };",
+                            "template <class T>",
+                            "int B::defined_outside(T t) {",
+                            "  return t(1);",
+                            "}",
+                            "static_assert(sizeof(B) > 0);"},
+                           false),
+              IsEmpty());
+}
+
+TEST(Documentation, InsideARoomMayBeTheBodyOrTheNameOfAGetter) {
+  const std::vector<std::string> header{"int one() { return 1; }",       "int two() {",    "  return 2;", "}",
+                                        "virtual int rank() const = 0;", "int set(int n);"};
+  EXPECT_THAT(undocumented(header, true), ElementsAre("2: int two()", "6: int set(int n)"));
+  EXPECT_EQ(undocumented(header, false).size(), 4u);
+}
+
+}  // namespace
+}  // namespace zr::arch

@@ -1,0 +1,226 @@
+#include "arch/rules.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "arch/declarations.hpp"
+
+namespace zr::arch {
+
+namespace {
+
+const std::vector<std::string> kRooms{"base",  "config",  "plan",       "plugin", "comm", "model",
+                                      "shard", "offload", "checkpoint", "engine", "cli",  "api"};
+
+bool is_code(const fs::path& file) {
+  static const std::set<std::string> endings{".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".cmake", ".in", ".py", ".sh"};
+  return endings.count(file.extension().string()) > 0 || file.filename() == "CMakeLists.txt";
+}
+bool is_cmake(const fs::path& file) { return file.extension() == ".cmake" || file.filename() == "CMakeLists.txt"; }
+
+class Tree {
+ public:
+  explicit Tree(const fs::path& root) : root_(root) {}
+
+  std::vector<fs::path> code(const std::vector<std::string>& folders) const {
+    std::vector<fs::path> files;
+    for (const auto& folder : folders) {
+      if (!fs::exists(root_ / folder)) continue;
+      for (const auto& entry : fs::recursive_directory_iterator(root_ / folder))
+        if (entry.is_regular_file() && is_code(entry.path())) files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+  std::vector<fs::path> folders(const std::string& in) const {
+    std::vector<fs::path> all;
+    if (!fs::exists(root_ / in)) return all;
+    for (const auto& entry : fs::directory_iterator(root_ / in))
+      if (entry.is_directory()) all.push_back(entry.path());
+    return all;
+  }
+  std::vector<fs::path> plugins() const {
+    std::vector<fs::path> all;
+    for (const char* in : {"plugins", "plugins/optimizers"})
+      for (const fs::path& folder : folders(in))
+        if (folder.filename() != "optimizers") all.push_back(folder);
+    return all;
+  }
+  std::string path(const fs::path& file) const { return fs::relative(file, root_).string(); }
+  bool below(const fs::path& file, const std::string& folder) const { return path(file).rfind(folder + "/", 0) == 0; }
+
+  Found hits(const std::vector<fs::path>& files, const std::regex& wrong) const {
+    Found found;
+    for (const fs::path& file : files) {
+      const auto lines = lines_of(file);
+      for (std::size_t i = 0; i < lines.size(); ++i)
+        if (std::regex_search(lines[i], wrong))
+          found.push_back(path(file) + ":" + std::to_string(i + 1) + ": " + lines[i]);
+    }
+    return found;
+  }
+
+ private:
+  fs::path root_;
+};
+
+const std::vector<std::string> kAll{"core", "plugins", "sdk", "tests", "examples"};
+
+std::size_t place_of(const std::string& room) {
+  return static_cast<std::size_t>(std::find(kRooms.begin(), kRooms.end(), room) - kRooms.begin());
+}
+
+void append(Found& to, const Found& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+}  // namespace
+
+std::vector<std::string> lines_of(const fs::path& file) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+Found upward_includes(const fs::path& root) {
+  static const std::regex include(R"re(^\s*#\s*include\s+["<]([a-z_]+)/)re");
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code({"core"})) {
+    const std::string room = (*++fs::path(tree.path(file)).begin()).string();
+    if (place_of(room) == kRooms.size() && room != "CMakeLists.txt") found.push_back(tree.path(file) + ": in no room");
+    for (const std::string& line : lines_of(file)) {
+      std::smatch match;
+      if (!std::regex_search(line, match, include)) continue;
+      const std::size_t used = place_of(match[1]);
+      if (used < kRooms.size() && used > place_of(room)) found.push_back(tree.path(file) + ": " + line);
+    }
+  }
+  return found;
+}
+
+Found plugin_names_in_core(const fs::path& root) {
+  static const std::regex declared("zr_add_plugin\\([^)]*\\bID\\s+(\\w+)");
+  const Tree tree(root);
+  std::set<std::string> names;
+  for (const fs::path& folder : tree.plugins()) {
+    const std::string name = folder.filename().string();
+    names.insert(name);
+    for (const std::string& line : lines_of(folder / "CMakeLists.txt"))
+      if (std::smatch match; std::regex_search(line, match, declared)) names.insert(match[1]);
+  }
+  if (names.empty()) return {};
+  std::string pattern;
+  for (const std::string& name : names) pattern += (pattern.empty() ? "" : "|") + name;
+  return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase));
+}
+
+Found stages_in_core(const fs::path& root) {
+  const Tree tree(root);
+  return tree.hits(tree.code({"core"}), std::regex(R"(zero_?stage|(\.|->)stage\b|stage_?\s*[=!<>]=|[=!<>]=\s*stage)"
+                                                   R"(|\b(if|switch|while)\s*\([^;]*\b(\w+_)?stage_?\b(?!\s*\())",
+                                                   std::regex::icase));
+}
+
+Found libtorch_outside_its_rooms(const fs::path& root) {
+  const Tree tree(root);
+  std::vector<fs::path> sources, builds;
+  for (const fs::path& file : tree.code({"core", "plugins", "sdk"})) {
+    if (tree.below(file, "core/model") || tree.below(file, "core/api")) continue;
+    sources.push_back(file);
+    if (is_cmake(file) && !tree.below(file, "sdk")) builds.push_back(file);  // sdk/cmake says where libtorch is
+  }
+  Found found = tree.hits(sources, std::regex(R"re(#\s*include\s+["<](torch|ATen|c10|caffe2)/)re"));
+  append(found, tree.hits(builds, std::regex(R"(zr::torch|zr_find_torch|zr_torch|torch_cpu|torch_python|\bc10\b)")));
+  return found;
+}
+
+Found host_headers_in_plugins(const fs::path& root) {
+  const Tree tree(root);
+  std::string rooms;
+  for (const std::string& room : kRooms) rooms += (rooms.empty() ? "" : "|") + room;
+  return tree.hits(tree.code({"plugins"}), std::regex("#\\s*include\\s+[\"<](core/)?(" + rooms + ")/"));
+}
+
+Found zeroth_in_models(const fs::path& root) {
+  const Tree tree(root);
+  std::vector<fs::path> models;
+  for (const fs::path& file : tree.code({"examples"}))
+    if (file.filename().string().rfind("model.", 0) == 0) models.push_back(file);
+  return tree.hits(models, std::regex("zeroth|\\bzr\\b|\\bzr_", std::regex::icase));
+}
+
+Found long_files(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code(kAll))
+    if (const auto n = lines_of(file).size(); n > 600)
+      found.push_back(tree.path(file) + ": " + std::to_string(n) + " lines");
+  return found;
+}
+
+Found wide_lines(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code(kAll)) {
+    const auto lines = lines_of(file);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const auto columns = std::count_if(lines[i].begin(), lines[i].end(), [](char c) { return (c & 0xc0) != 0x80; });
+      if (columns > 120)
+        found.push_back(tree.path(file) + ":" + std::to_string(i + 1) + ": " + std::to_string(columns) + " columns");
+    }
+  }
+  return found;
+}
+
+Found missing_readmes(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  std::vector<fs::path> folders = tree.plugins();
+  for (const fs::path& folder : tree.folders("core")) folders.push_back(folder);
+  for (const fs::path& folder : folders)
+    if (fs::exists(folder / "CMakeLists.txt") && !fs::exists(folder / "README.md"))
+      found.push_back(tree.path(folder) + ": no README.md");
+  return found;
+}
+
+Found undocumented_functions(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code({"core", "sdk/include"})) {
+    if (file.extension() != ".hpp" && file.extension() != ".h") continue;
+    const bool installed = tree.below(file, "core/api/include") || tree.below(file, "sdk");
+    for (const std::string& one : undocumented(lines_of(file), !installed))
+      found.push_back(tree.path(file) + ":" + one);
+  }
+  return found;
+}
+
+Found untagged_slots(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code({"sdk/include/zr/abi"}))
+    for (const std::string& one : untagged(lines_of(file))) found.push_back(tree.path(file) + ":" + one);
+  return found;
+}
+
+Found long_abi_headers(const fs::path& root) {
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code({"sdk/include/zr/abi"}))
+    if (const auto n = lines_of(file).size(); n > 85)
+      found.push_back(tree.path(file) + ": " + std::to_string(n) + " lines");
+  return found;
+}
+
+Found strange_folders(const fs::path& root) {
+  static const std::set<std::string> allowed{"core",  "plugins", "sdk",  "tests", "examples",
+                                             "build", "runs",    ".git", ".ci",   ".cache"};
+  Found found;
+  for (const fs::path& folder : Tree(root).folders("."))
+    if (!allowed.count(folder.filename().string())) found.push_back(folder.filename().string());
+  return found;
+}
+
+}  // namespace zr::arch
