@@ -1,0 +1,170 @@
+// What the README files tell a user to type works: every command in them is in the table below and is tried.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "contract/shell.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using zr::testing::shell;
+namespace fs = std::filesystem;
+
+const std::string kRoot = ZR_SOURCE_DIR "/";
+const std::vector<std::string> kFiles{"README.md", "CONTRIBUTING.md", "examples/gpt/README.md",
+                                      "examples/quickstart/README.md"};
+
+std::string text_of(const std::string& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+std::string trimmed(std::string text) {
+  text.erase(0, text.find_first_not_of(' '));
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
+
+bool is_command(const std::string& text) {
+  static const std::regex begins(
+      R"(^(make|cmake|ctest|git|apt-get|zeroth|torchrun|mpirun|srun|export|ZR_\w+=\S+|\./\w+|build/bin/\w+)( |$))");
+  return std::regex_search(text, begins);
+}
+
+// The commands of a file: indented lines without what explains them, and what stands in backticks.
+std::vector<std::string> commands_of(const std::string& text) {
+  std::vector<std::string> all;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("    ", 0) == 0) {
+      line = trimmed(line);
+      if (const auto end = line.find("  "); end != line.npos) line.resize(end);
+      if (is_command(line)) all.push_back(line);
+      continue;
+    }
+    static const std::regex quoted("`([^`]+)`");
+    for (std::sregex_iterator at(line.begin(), line.end(), quoted), none; at != none; ++at)
+      if (is_command((*at)[1])) all.push_back((*at)[1]);
+  }
+  return all;
+}
+
+struct Try {
+  std::string command;    // what is run for it, in a scratch folder; {root}, {bin}
+  std::string says = "";  // and what it says, as a regular expression
+};
+
+const std::string kQuick = " {root}/examples/quickstart/quickstart.toml";
+const std::string kBrief = " train.steps=2 job.threads=1";
+Try make(const std::string& target, const std::string& does) {
+  return {"make -C {root} -n " + target, does};  // -n: says what it would do
+}
+Try overridden(const std::string& overrides) {
+  return {"{bin}/zeroth explain {root}/examples/gpt/gpt.toml " + overrides, "command line"};
+}
+Try in_file(const std::string& file, const std::string& says) { return {"cat {root}/" + file, says}; }
+const std::string kPackage = "tests/package/package.cmake";  // a test of its own
+
+const std::map<std::string, Try> kTries{
+    {"make", {"make -C {root}", "train +the main job"}},
+    {"make setup", make("setup", "\\.ci/setup")},
+    {"make build", make("build", "cmake --build build")},
+    {"make train", make("train", "cmake --build [^]*build/bin/zeroth train examples/gpt/gpt\\.toml")},
+    {"make test", make("test", "cmake --build [^]*\\.ci/test")},
+    {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
+    {"make format", make("format", "clang-format -i")},
+    {"make lint", make("lint", "run-clang-tidy")},
+    {"make train ARGS=\"strategy=zero0 train.steps=200\"",
+     make("train ARGS=\"strategy=zero0 train.steps=200\"", "gpt\\.toml strategy=zero0 train\\.steps=200")},
+    {"make train ARGS=\"train.dtype=bf16 job.name=bf16\"", overridden("train.dtype=bf16 job.name=bf16")},
+    {"cmake --preset asan && cmake --build --preset asan && ctest --preset asan",
+     {"cd {root} && cmake --list-presets=all .", "\"asan\"[^]*\"asan\"[^]*\"asan\""}},
+    {"cmake --preset tsan && cmake --build --preset tsan && ctest --preset tsan",
+     {"cd {root} && cmake --list-presets=all .", "\"tsan\"[^]*\"tsan\"[^]*\"tsan\""}},
+    {"cmake --preset release && cmake --build --preset release",
+     {"cd {root} && cmake --list-presets=all .", "\"release\"[^]*\"release\""}},
+    {"cmake --install build --prefix DIR", in_file(kPackage, "--install \\$\\{BUILD\\} --prefix")},
+    {"cmake -S examples/quickstart -B /tmp/quickstart -DCMAKE_PREFIX_PATH=DIR",
+     in_file(kPackage, "-DCMAKE_PREFIX_PATH=[^]*examples/quickstart -B")},
+    {"cmake --build /tmp/quickstart", in_file(kPackage, "--build \\$\\{SCRATCH\\}/quickstart")},
+    {"./app job.toml", {"cp {bin}/quickstart app && cp" + kQuick + " job.toml && ./app job.toml" + kBrief}},
+    {"zeroth launch -n 4 -- ./app job.toml",
+     {"cp {bin}/quickstart app && cp" + kQuick + " job.toml && {bin}/zeroth launch -n 4 -- ./app job.toml" + kBrief +
+          " && cat runs/job/summary.json",
+      "\"ranks\": 4"}},
+    {"zeroth train FILE [key=value ...]", {"{bin}/zeroth train" + kQuick + kBrief, "step 2/2"}},
+    {"zeroth plan FILE", {"{bin}/zeroth plan" + kQuick, "plan: zero1 \\+ adamw: .* bytes of rank 0"}},
+    {"zeroth explain FILE", {"{bin}/zeroth explain" + kQuick, "steps +500 .*quickstart\\.toml:\\d+.*updates"}},
+    {"zeroth plugins [FILE.so]",
+     {"{bin}/zeroth plugins && {bin}/zeroth plugins {bin}/../plugins/zr_strategy_zero1.so",
+      "looked in [^]*strategy 'zero1'"}},
+    {"zeroth explain examples/gpt/gpt.toml", {"{bin}/zeroth explain {root}/examples/gpt/gpt.toml", "learning rate"}},
+    {"build/bin/zeroth train examples/quickstart/quickstart.toml",
+     {"{bin}/zeroth train" + kQuick + kBrief, "step 2/2"}},
+    {"build/bin/zeroth train examples/quickstart/quickstart.toml strategy=zero0 job.ranks=4",
+     {"{bin}/zeroth train" + kQuick + " strategy=zero0 job.ranks=4" + kBrief, "step 2/2"}},
+    {"build/bin/zeroth launch -n 2 -- build/bin/quickstart examples/quickstart/quickstart.toml",
+     {"{bin}/zeroth launch -n 2 -- {bin}/quickstart" + kQuick + " train.steps=100", "step 100 loss"}},
+    {"build/bin/gpt", {"ZR_ASK=schema {bin}/gpt", "zeroth_schema"}},
+    {"build/bin/gpt_plain", in_file("examples/gpt/CMakeLists.txt", "add_executable\\(gpt_plain")},
+};
+
+std::string filled(std::string text) {
+  for (const auto& [name, value] :
+       {std::pair<std::string, std::string>{"{root}", ZR_SOURCE_DIR}, {"{bin}", ZR_BUILD_DIR "/bin"}})
+    for (auto at = text.find(name); at != text.npos; at = text.find(name)) text.replace(at, name.size(), value);
+  return text;
+}
+
+}  // namespace
+
+TEST(Readme, TellsCommandsThatAreAllTriedHere) {
+  std::set<std::string> told;
+  for (const std::string& file : kFiles)
+    for (const std::string& command : commands_of(text_of(kRoot + file))) {
+      EXPECT_TRUE(kTries.count(command)) << file << " has a command that is not tried: " << command;
+      told.insert(command);
+    }
+  for (const auto& [command, how] : kTries) EXPECT_TRUE(told.count(command)) << "no file tells a user to: " << command;
+  EXPECT_TRUE(told.count("make train") && told.count("make test") && told.count("make bench"));
+}
+
+TEST(Readme, TellsCommandsThatWork) {
+  for (const auto& [command, how] : kTries) {
+    const zr::test::Scratch scratch;
+    const auto done = shell("cd " + scratch.folder().string() + " && " + filled(how.command));
+    EXPECT_EQ(done.code, 0) << command << "\n" << filled(how.command) << "\n" << done.output;
+    EXPECT_TRUE(std::regex_search(done.output, std::regex(how.says)))
+        << command << " does not say " << how.says << ":\n"
+        << done.output;
+  }
+}
+
+TEST(Readme, BeginsWithThreeLinesThatTrain) {
+  std::istringstream lines(text_of(kRoot + "README.md"));
+  std::string toml;
+  int count = 0;
+  for (std::string line; std::getline(lines, line) && (count == 0 || line.rfind("    ", 0) == 0);) {
+    if (line.rfind("    ", 0) != 0) continue;
+    toml += trimmed(line) + "\n";
+    ++count;
+  }
+  ASSERT_EQ(count, 3) << toml;
+  const zr::test::Scratch scratch;
+  scratch.write("three.toml", toml);
+  const auto done =
+      shell(filled("cd " + scratch.folder().string() + " && {bin}/zeroth launch -n 2 -- {bin}/quickstart three.toml"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  const auto summary = nlohmann::json::parse(std::ifstream(scratch.path("runs/three/summary.json")));
+  EXPECT_EQ(summary["steps"], 100);
+  EXPECT_EQ(summary["ranks"], 2);
+  EXPECT_TRUE(summary["wire_bytes"].contains("reduce_scatter")) << "zero1 it says";
+}
