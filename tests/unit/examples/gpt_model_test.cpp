@@ -24,6 +24,19 @@ TEST(GptModel, HasTheParametersOfTheFormula) {
   EXPECT_EQ(count, 1853568);
 }
 
+// gpt.toml's patterns for what is not decayed, and plain.cpp's rule, choose the same.
+TEST(GptModel, HasBiasesAndNormsByNameWhereTensorsAreNoMatrices) {
+  const auto ends = [](const std::string& name, const std::string& end) {
+    return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+  };
+  gpt::Model model(kSmall);
+  for (const auto& item : model->named_parameters()) {
+    const std::string& name = item.key();
+    const bool excepted = ends(name, ".bias") || (name.find("ln") != name.npos && ends(name, ".weight"));
+    EXPECT_EQ(item.value().dim() == 2, !excepted) << name;
+  }
+}
+
 TEST(GptModel, DoesNotSeeTheFuture) {
   torch::manual_seed(1);
   gpt::Model model(kSmall);
