@@ -18,7 +18,7 @@ void done_release(zr_done* done) {
 }
 
 void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
-  if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN)
+  if (done->resolved.test_and_set(std::memory_order_relaxed))
     return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
   done->native = native;
   if (message) done->message = message;

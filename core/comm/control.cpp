@@ -38,7 +38,7 @@ class Alone final : public Control {
   void set_activity(const Activity&) override {}
   bool broken() const override { return false; }
   std::string report(const std::string& mine) override { return "rank 0: " + mine; }
-  void on_broken(std::function<void()>) override {}
+  void on_broken(const void*, std::function<void()>) override {}
   void leave(int64_t, bool) override {}
 
  private:

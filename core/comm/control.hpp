@@ -1,6 +1,7 @@
 // The control plane: who the ranks are, a small key-value store, heartbeats, and the news that a rank is lost.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -10,9 +11,9 @@
 namespace zr::host {
 
 /// What the training thread of a rank does now, for reports. Cheap to set; read by the heartbeat.
-/// `sequence` counts the collectives that all ranks take part in, from 1, anew for each Engine; sends and receives keep
-/// the number of the collective before them and have fingerprint 0. Equal sequences of two ranks must have equal
-/// fingerprints.
+/// `sequence` counts the collectives that all ranks take part in, from 1, over all Engines of a process; sends and
+/// receives keep the number of the collective before them and have fingerprint 0. Equal sequences of two ranks must
+/// have equal fingerprints.
 struct Activity {
   uint64_t sequence = 0;  // of the collective, 0 = none
   uint64_t fingerprint = 0;
@@ -53,14 +54,19 @@ class Control {
   /// all): this breaks the job for all. A rank that does not call it within two seconds of a break is ended with exit
   /// code 4.
   virtual std::string report(const std::string& mine) = 0;
-  /// Called once, on the control thread, when the job breaks: unblock the communicator. Replaces the earlier callback;
-  /// returns after a running callback ended. If the job is broken already, the callback runs at once, on the control
-  /// thread.
-  virtual void on_broken(std::function<void()> callback) = 0;
+  /// The number of the next collective.
+  uint64_t next_sequence() { return ++sequence_; }
+  /// Called once, on the control thread, when the job breaks: unblock the communicator. Replaces the owner's earlier
+  /// callback, an empty one removes it; returns after a running callback ended. If the job is broken already, the
+  /// callback runs at once, on the control thread.
+  virtual void on_broken(const void* owner, std::function<void()> callback) = 0;
   /// This rank leaves after `step` steps, in order or (`failed`) because of an exception: its silence is no loss, but a
   /// peer that waits for it is told. A later set_activity() (the process's next Engine) counts it in again. Leaving is
   /// implied by a process's exit() or return from main.
   virtual void leave(int64_t step, bool failed) = 0;
+
+ private:
+  std::atomic<uint64_t> sequence_{0};
 };
 
 }  // namespace zr::host

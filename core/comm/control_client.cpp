@@ -240,16 +240,16 @@ void ControlClient::broke(const std::string& headline) {
     broken_.store(true, std::memory_order_relaxed);
     changed_.notify_all();
   }
-  run_callback();
+  run_callbacks();
   grace_timer_.expires_after(kGrace);
   grace_timer_.async_wait([this](const error_code& error) {
     if (!error) end_if_absent();
   });
 }
 
-void ControlClient::run_callback() {
+void ControlClient::run_callbacks() {
   const std::lock_guard lock(callback_mutex_);
-  if (const auto callback = std::exchange(callback_, nullptr)) callback();
+  for (const auto& [owner, callback] : std::exchange(callbacks_, {})) callback();
 }
 
 // The training thread computes, or blocks where no news reaches it: the process must not outlive its job.
@@ -381,12 +381,13 @@ std::string ControlClient::report(const std::string& mine) {
   return text;
 }
 
-void ControlClient::on_broken(std::function<void()> callback) {
+void ControlClient::on_broken(const void* owner, std::function<void()> callback) {
   {
     const std::lock_guard lock(callback_mutex_);
-    callback_ = std::move(callback);
+    callbacks_.erase(owner);
+    if (callback) callbacks_.emplace(owner, std::move(callback));
   }
-  if (broken()) boost::asio::post(io_, [this] { run_callback(); });
+  if (broken()) boost::asio::post(io_, [this] { run_callbacks(); });
 }
 
 void ControlClient::leave_locked(int64_t step, bool failed) {

@@ -39,7 +39,7 @@ class ControlClient final : public Control {
   void set_activity(const Activity& activity) override;
   bool broken() const override { return broken_.load(std::memory_order_relaxed); }
   std::string report(const std::string& mine) override;
-  void on_broken(std::function<void()> callback) override;
+  void on_broken(const void* owner, std::function<void()> callback) override;
   void leave(int64_t step, bool failed) override;
 
  private:
@@ -52,7 +52,7 @@ class ControlClient final : public Control {
   void check_keeper();
   bool keeper_is_dead() const;
   void broke(const std::string& headline);
-  void run_callback();
+  void run_callbacks();
   void end_if_absent();
   void shut_down();
   void stop_if_done();
@@ -82,8 +82,8 @@ class ControlClient final : public Control {
   bool store_finished_ = true;
 
   std::atomic<bool> broken_{false};
-  std::recursive_mutex callback_mutex_;  // held while the callback runs
-  std::function<void()> callback_;
+  std::recursive_mutex callback_mutex_;  // held while a callback runs
+  std::map<const void*, std::function<void()>> callbacks_;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

@@ -8,6 +8,7 @@
 
 struct zr_done_s {
   std::atomic<int> references{1};
+  std::atomic_flag resolved = ATOMIC_FLAG_INIT;
   std::atomic<zr_code> code{ZR_AGAIN};  // written last: the rest may be read once it is not ZR_AGAIN
   int64_t native = 0;
   std::string message;

@@ -1,6 +1,7 @@
 // The plug-ins' view of the job: "zr.host.job/1" and "zr.host.store/1" over a Control.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -12,12 +13,15 @@ namespace zr::host {
 /// Owns the service tables; lives as long as the Host. Not movable.
 class JobServices {
  public:
-  JobServices(Host& host, Control& control, std::string run_folder);
+  /// `timeout`: the limit of a get() that names none.
+  JobServices(Host& host, Control& control, std::string run_folder,
+              std::chrono::milliseconds timeout = std::chrono::minutes(5));
   ~JobServices();
   JobServices(const JobServices&) = delete;
 
- private:
   struct State;
+
+ private:
   std::unique_ptr<State> state_;
 };
 

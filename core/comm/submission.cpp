@@ -83,13 +83,13 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
     api_->close(comm_);
     throw;
   }
-  control_->on_broken([this] { abort(); });
+  control_->on_broken(this, [this] { abort(); });
   watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
 void Submission::close() {
   if (!comm_) return;
-  control_->on_broken({});
+  control_->on_broken(this, {});
   watch_ = {};
   api_->close(comm_);
   comm_ = nullptr;
@@ -227,13 +227,14 @@ zr_code Submission::issue(const zr_coll& coll, zr_done* done, bool control, zr_e
 
 zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
   if (lost_) return lose("the job has ended", error);
+  failure_ = nullptr;  // of an earlier call, whose caller went on
   zr_coll coll = given;
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
     return refuse(ZR_INVALID, Exit::user,
                   std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
-  if (!is_message(coll)) ++activity_.sequence;
+  if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
     describe(coll, world_, activity_.what);

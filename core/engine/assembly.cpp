@@ -68,7 +68,8 @@ Session::Session(Setup setup, Model& model)
       pool_(threads_of(config(), *control_)),
       host_(ledger_, pool_) {
   const int ranks = setup_.only_plan ? static_cast<int>(config().integer("job.ranks")) : world();
-  services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config()));
+  const std::chrono::milliseconds timeout(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));
+  services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config()), timeout);
   strategy_ = std::make_unique<Instance>(host_, setup_.strategy, config(), table_of(Role::strategy, setup_.strategy));
   optimizer_ =
       std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(Role::optimizer, setup_.optimizer));
@@ -102,7 +103,7 @@ Session::Session(Setup setup, Model& model)
     communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(),
                                                table_of(Role::communicator, *setup_.communicator));
   Communicator::Options options;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));
+  options.timeout = timeout;
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   offer_async(host_);
   compare_ranks();

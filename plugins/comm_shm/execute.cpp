@@ -218,6 +218,7 @@ void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t 
 }
 
 void Wire::copy(void* dst, const void* src, int64_t bytes) {
+  if (bytes == 0) return;  // an empty part may have no memory
   if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, bytes >= kStreams);
   tasks_.parallel_for((bytes + kCopyRun - 1) / kCopyRun, 4, [&](int64_t begin, int64_t end) {
     copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun,

@@ -50,7 +50,6 @@ Wire::Wire(const zr::Host& host, const zr_comm_open& how, int64_t staging_bytes,
 void Wire::meet(const zr_comm_open& how, uint64_t opened) {
   if (world_ == 1) return;
   const auto& store = host_.need<zr_store_service>();
-  constexpr int64_t kLimit = int64_t{300} * 1000000000;
   const auto key = [&](const char* what, int r) {
     return "shm." + std::string(how.axis ? how.axis : "") + "." + std::to_string(opened) + "." + what + "." +
            std::to_string(r);
@@ -63,7 +62,7 @@ void Wire::meet(const zr_comm_open& how, uint64_t opened) {
     char value[1024];
     uint64_t bytes = sizeof value;
     zr_error error = zr::no_error();
-    zr::check(store.get(host_.abi(), key(what, r).c_str(), kLimit, value, &bytes, &error), error);
+    zr::check(store.get(host_.abi(), key(what, r).c_str(), -1, value, &bytes, &error), error);
     return std::string(value, bytes);
   };
   const Address mine = arena_.address();

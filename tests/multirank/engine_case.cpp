@@ -213,6 +213,23 @@ void finishes(Run& run) {
   run.engine->finish();
 }
 
+// Two models in training at the same time.
+void two_at_once(Run& run) {
+  run.build();
+  auto overrides = std::vector<std::string>(run.arguments.begin() + 1, run.arguments.end());
+  overrides.insert(overrides.end(), {"job.name=second", "strategy=zero0"});
+  Run second(run.arguments[0], overrides);
+  second.build();
+  for (int i = 0; i < 3; ++i) {
+    run.micro_step();
+    second.micro_step();
+  }
+  require(run.engine->weights_hash() == second.engine->weights_hash(), "two Engines do not disturb one another");
+  run.engine.reset();
+  second.micro_step();
+  require(second.engine->step_index() == 4, "one goes on when the other has ended");
+}
+
 // The program of the last rank fails after a step.
 void fails_alone(Run& run) {
   run.build();
@@ -356,6 +373,7 @@ const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains}
                                                               {"ends_early_inside", ends_early_inside},
                                                               {"finishes", finishes},
                                                               {"fails_alone", fails_alone},
+                                                              {"two_at_once", two_at_once},
                                                               {"tells_threads", tells_threads},
                                                               {"tells_losses", tells_losses},
                                                               {"validates", validates},

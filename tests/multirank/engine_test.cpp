@@ -207,6 +207,11 @@ TEST_F(Engine, EndsWhenItCannotWriteItsMetrics) {
       << result.output;
 }
 
+TEST_F(Engine, TwoTrainAtTheSameTimeInOneProcess) {
+  const Result result = run(2, "two_at_once", "strategy=zero1 train.steps=50");
+  EXPECT_EQ(result.code, 0) << result.output;
+}
+
 TEST_F(Engine, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
   for (const char* strategy : {"zero0", "zero1"}) {
     const Result result = run(2, "skips_non_finite", std::string("train.steps=5 strategy=") + strategy);
@@ -268,8 +273,7 @@ TEST_F(Engine, NamesTheRankThatAnExceptionEnded) {
   const Result alone =
       shell(start + "(RANK=1 LOCAL_RANK=1 " + rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 " + rank);
   EXPECT_EQ(alone.code, 4) << alone.output;
-  EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1 while rank 0 waits in"), std::string::npos)
-      << alone.output;
+  EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1"), std::string::npos) << alone.output;
 }
 
 TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {

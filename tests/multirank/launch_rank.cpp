@@ -129,9 +129,9 @@ int run(int argc, char** argv) {
       fail_bug("not what was put");
   if (plan.is("get", control->rank())) control->get("what nobody puts", milliseconds(plan["get_ms"]));
   std::atomic<bool> broken{false};
-  control->on_broken([&] { broken = true; });
+  control->on_broken(&broken, [&] { broken = true; });
   for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page, 0, 0, broken}.train();
-  control->on_broken({});
+  control->on_broken(&broken, {});
   std::printf("rank %d of %d, local %d of %d, done\n", control->rank(), control->world(), control->local_rank(),
               control->local_world());
   return 0;

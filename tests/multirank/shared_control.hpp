@@ -97,7 +97,7 @@ class SharedControl : public host::Control {
     for (int r = 0; r < world_; ++r) text += "\n  rank " + std::to_string(r) + ": " + job_.page().doing[r];
     return text + "\n  this rank: " + mine;
   }
-  void on_broken(std::function<void()> callback) override {
+  void on_broken(const void*, std::function<void()> callback) override {
     const std::lock_guard lock(mutex_);
     callback_ = std::move(callback);
   }

@@ -14,8 +14,8 @@ namespace zr {
 
 enum class What { value, gradient, state };
 
-/// One per model and process. Methods are for the training thread; those marked collective are called on all ranks
-/// alike.
+/// One per model; a process may have several, used in the same order on all ranks. Methods are for the training thread;
+/// those marked collective are called on all ranks alike.
 class Engine {
  public:
   /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine,

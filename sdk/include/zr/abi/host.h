@@ -51,7 +51,8 @@ typedef struct zr_store_service { /* "zr.host.store/1": the job's rendezvous, sm
   uint32_t size, rsv;
   /* [control] [step] */
   zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *);
-  /* [control] [step] Waits until some rank has put the key. *bytes: in, the room at out; out, the value's length. */
+  /* [control] [step] Waits until some rank has put the key; timeout_ns < 0: the host's own limit. *bytes: in, the room
+   * at out; out, the value's length. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;
 
