@@ -1,6 +1,7 @@
 // A private folder for a test, removed afterwards.
 #pragma once
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -15,6 +16,7 @@ class Scratch {
  public:
   Scratch() {
     std::string path = (std::filesystem::temp_directory_path() / "zeroth-test-XXXXXX").string();
+    ::umask(022);  // the host refuses plug-ins that a group may write
     if (!::mkdtemp(path.data())) throw std::runtime_error("no folder " + path);
     folder_ = path;
   }
