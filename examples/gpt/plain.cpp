@@ -148,7 +148,8 @@ int main(int argc, char** argv) {
       }
       optimizer.step();
       weights.publish();
-      const bool due = (step + 1) % integer("eval-every") == 0 || step + 1 == steps;
+      const auto every = integer("eval-every");  // 0: never
+      const bool due = every > 0 && ((step + 1) % every == 0 || step + 1 == steps);
       if (due || step % 10 == 0) {
         const auto tokens = static_cast<double>((step + 1) * m_count * samples * config.context);
         std::cout << "step " << step + 1 << " loss " << shortest(loss_sum / static_cast<double>(m_count))

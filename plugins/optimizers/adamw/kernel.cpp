@@ -13,15 +13,19 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                 float* __restrict exp_avg = run.exp_avg + first;
                 float* __restrict exp_avg_sq = run.exp_avg_sq + first;
                 uint16_t* __restrict to = out;
-                for (int64_t i = 0; i < n; ++i) {
-                  const float g = grad[i] * c.mul;
-                  const float m = exp_avg[i] * c.beta1 + g * c.gain1;
-                  const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
-                  const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
-                  exp_avg[i] = m;
-                  exp_avg_sq[i] = v;
-                  weight[i] = w;
-                  rounding.store(to, i, w);
+                const int64_t step = rounding.narrow ? n : zr::kLine;
+                for (int64_t line = 0; line < n; line += step) {
+                  if (!rounding.narrow) zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
+                  for (int64_t i = line; i < (line + step < n ? line + step : n); ++i) {
+                    const float g = grad[i] * c.mul;
+                    const float m = exp_avg[i] * c.beta1 + g * c.gain1;
+                    const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
+                    const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
+                    exp_avg[i] = m;
+                    exp_avg_sq[i] = v;
+                    weight[i] = w;
+                    rounding.store(to, i, w);
+                  }
                 }
               });
 }
