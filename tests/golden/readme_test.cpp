@@ -148,6 +148,20 @@ TEST(Readme, TellsCommandsThatWork) {
   }
 }
 
+TEST(Readme, ShowsThePlanThatIsMade) {
+  const auto made = shell(filled("{bin}/zeroth plan {root}/examples/gpt/gpt.toml"));
+  ASSERT_EQ(made.code, 0) << made.output;
+  std::istringstream lines(text_of(kRoot + "README.md"));
+  int shown = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (shown == 0 && line.rfind("    plan: ", 0) != 0) continue;
+    if (line.rfind("    step ", 0) == 0) break;
+    EXPECT_NE(made.output.find(line.substr(4) + "\n"), std::string::npos) << line << " is not in\n" << made.output;
+    ++shown;
+  }
+  EXPECT_EQ(shown, std::count(made.output.begin(), made.output.end(), '\n'));
+}
+
 TEST(Readme, BeginsWithThreeLinesThatTrain) {
   std::istringstream lines(text_of(kRoot + "README.md"));
   std::string toml;
