@@ -33,16 +33,26 @@ TEST(Examples, QuickstartLearnsItsFunction) {
   EXPECT_LT(summary_of(scratch, "quickstart")["loss"].get<double>(), 0.1) << run.output;  // the README says 0.057
 }
 
-TEST(Examples, GptTrainsLikeThePlainLibtorchProgram) {
+// fp32 from plain text, bf16 from gzipped text.
+class Gpt : public testing::TestWithParam<std::pair<std::string, double>> {};
+
+TEST_P(Gpt, TrainsLikeThePlainLibtorchProgram) {
+  const auto& [dtype, nearness] = GetParam();
   const zr::test::Scratch scratch;
   std::string text;
   while (text.size() < 100'000) text += shell("cat " ZR_SOURCE_DIR "/LICENSE").output;
   scratch.write("text", text);
-  const auto ours = shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 train.steps=11 data.text=" +
-                          scratch.path("text") + " sample.length=0 job.runs=" + scratch.folder().string());
+  std::string file = scratch.path("text");
+  if (dtype == "bf16") {
+    ASSERT_EQ(shell("gzip " + file).code, 0);
+    file += ".gz";
+  }
+  const auto ours =
+      shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 train.steps=11 data.text=" + file +
+            " train.dtype=" + dtype + " sample.length=0 job.runs=" + scratch.folder().string());
   ASSERT_EQ(ours.code, 0) << ours.output;
-  const auto plain =
-      shell("OMP_NUM_THREADS=1 " + kBin + "gpt_plain --layers 2 --steps 11 --sample 0 --text " + scratch.path("text"));
+  const auto plain = shell("OMP_NUM_THREADS=1 " + kBin + "gpt_plain --layers 2 --steps 11 --sample 0 --dtype " + dtype +
+                           " --text " + file);
   ASSERT_EQ(plain.code, 0) << plain.output;
 
   std::ifstream metrics(scratch.path("gpt/metrics.jsonl"));
@@ -53,8 +63,27 @@ TEST(Examples, GptTrainsLikeThePlainLibtorchProgram) {
   EXPECT_EQ(json::parse(first)["loss"].get<double>(), number_after("loss", lines[0]))
       << "nothing differs before the first update";
   const auto summary = summary_of(scratch, "gpt");
-  EXPECT_NEAR(summary["loss"].get<double>(), number_after(" loss", lines[1]), 1e-4);
-  EXPECT_NEAR(summary["val_loss"].get<double>(), number_after("val_loss", lines[1]), 1e-4);
+  EXPECT_NEAR(summary["loss"].get<double>(), number_after(" loss", lines[1]), nearness);
+  EXPECT_NEAR(summary["val_loss"].get<double>(), number_after("val_loss", lines[1]), nearness);
+}
+INSTANTIATE_TEST_SUITE_P(Examples, Gpt, testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
+                         [](const auto& info) { return info.param.first; });
+
+TEST(Examples, HaveOneOpenMpRuntimeWhichIsLibtorchs) {
+  for (const char* program : {"gpt", "gpt_plain", "quickstart"}) {
+    const auto libraries = shell("ldd " + kBin + program);
+    ASSERT_EQ(libraries.code, 0) << libraries.output;
+    std::string torch, openmp;
+    int runtimes = 0;
+    for (const std::string& line : libraries.lines()) {
+      std::smatch at;
+      if (!std::regex_search(line, at, std::regex("=> (.*)/(libtorch_cpu|lib[gi]?omp)[^/]*\\.so"))) continue;
+      (at[2] == "libtorch_cpu" ? torch : openmp) = at[1];
+      runtimes += at[2] != "libtorch_cpu";
+    }
+    EXPECT_EQ(runtimes, 1) << libraries.output;
+    EXPECT_EQ(openmp, torch) << "libtorch's own";
+  }
 }
 
 TEST(Examples, GptRefusesAWidthThatItsHeadsDoNotDivide) {
