@@ -83,8 +83,8 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
     api_->close(comm_);
     throw;
   }
-  control_->on_broken(this, [this] { abort(); });
   watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  control_->on_broken(this, [this] { abort(); });
 }
 
 void Submission::close() {
