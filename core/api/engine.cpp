@@ -12,7 +12,6 @@
 
 namespace zr {
 
-using host::Failure;
 using host::LogicalRole;
 
 namespace {

@@ -104,7 +104,7 @@ std::string find_program(const std::string& name) {
   for (std::size_t begin = 0; begin <= path.size();) {
     const auto end = std::min(path.find(':', begin), path.size());
     const std::string folder = path.substr(begin, end - begin);
-    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    std::string file = (folder.empty() ? "." : folder) + "/" + name;
     if (executable_file(file)) return file;
     begin = end + 1;
   }

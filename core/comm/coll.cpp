@@ -143,9 +143,9 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
     return "there is no reduction " + std::to_string(coll.reduce);
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
-    if (const std::string why = view_problem("src", coll.src); !why.empty()) return why;
+    if (std::string why = view_problem("src", coll.src); !why.empty()) return why;
   if (writes)
-    if (const std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
+    if (std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
   const bool widens =
       is_fold(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !widens)

@@ -376,7 +376,7 @@ std::string ControlClient::report(const std::string& mine) {
     }
     table_ = own_table_locked(headline);
   }
-  const std::string text = *table_;
+  std::string text = *table_;
   if (!broken()) boost::asio::post(io_, [this, headline = text.substr(0, text.find('\n'))] { broke(headline); });
   return text;
 }

@@ -54,7 +54,7 @@ struct Store::State : std::enable_shared_from_this<State> {
   void accept();
   void greet(tcp::socket socket);
   void hello(std::shared_ptr<Connection> connection, const wire::Hello& hello);
-  void admit(int rank, std::shared_ptr<Connection> connection);
+  void admit(int rank, const std::shared_ptr<Connection>& connection);
   void message(int rank, Type type, std::string_view body);
   void put(std::string key, std::string value);
   void get(int rank, uint64_t id, std::string key);
@@ -147,7 +147,7 @@ void Store::State::hello(std::shared_ptr<Connection> connection, const wire::Hel
   admit(static_cast<int>(hello.rank), connection);
 }
 
-void Store::State::admit(int rank, std::shared_ptr<Connection> connection) {
+void Store::State::admit(int rank, const std::shared_ptr<Connection>& connection) {
   const auto self = shared_from_this();
   connection->hand_over([this, self, rank](Type type, std::string_view body) { message(rank, type, body); },
                         [this, self, rank] {

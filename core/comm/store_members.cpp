@@ -171,8 +171,8 @@ std::string Members::others_than_reporter(Time now) const {
     if (rank == culprit_) continue;
     if (!member.joined) {
       text += "; " + rank_text(rank, member.peer.pid) + " has not joined";
-    } else if (member.beat.left && member.beat.failed) {
-      text += "; rank " + std::to_string(rank) + " " + left_text(member.beat);
+    } else if (member.beat.left) {
+      text += "; rank " + std::to_string(rank) + " " + in_vain_text(member.beat);
     } else if (silent(rank)) {
       const std::string process = member.peer.machine == machine_ ? state_text(wire::state_of(member.peer.pid)) : "";
       text += "; " + rank_text(rank, member.peer.pid) + " has not answered for " +

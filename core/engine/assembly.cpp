@@ -254,7 +254,7 @@ void Session::compare_ranks() {
   difference.resize(400);
   for (const std::string& said : comm_->all_gather_bytes(difference, "comparison of set-ups"))
     if (said[0])
-      fail_user("the ranks do not train the same job: " + std::string(said.c_str()) +
+      fail_user("the ranks do not train the same job: " + said.substr(0, said.find('\0')) +
                 "; start all of them with one TOML file and one model");
 }
 

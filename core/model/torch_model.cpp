@@ -74,8 +74,8 @@ struct TorchModel::State {
   }
 };
 
-TorchModel::TorchModel(std::vector<std::pair<std::string, torch::Tensor>> parameters,
-                       std::vector<std::pair<std::string, torch::Tensor>> buffers, zr_dtype dtype)
+TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype)
     : state_(std::make_unique<State>()) {
   std::map<const c10::TensorImpl*, std::size_t> seen;
   for (auto& [name, tensor] : parameters) {

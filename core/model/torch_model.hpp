@@ -13,8 +13,8 @@ class TorchModel final : public Model {
  public:
   /// Names in the model's order; a tensor under several names is one parameter. Throws Failure(user) for parameters
   /// that are not dense floating-point CPU tensors.
-  TorchModel(std::vector<std::pair<std::string, torch::Tensor>> parameters,
-             std::vector<std::pair<std::string, torch::Tensor>> buffers, zr_dtype dtype);
+  TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype);
   ~TorchModel() override;
 
   const std::vector<Parameter>& parameters() const override;

@@ -246,12 +246,10 @@ TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
   EXPECT_NE(result.output.find("after step 2"), std::string::npos) << result.output;
   const Result first = run(3, "ends_early_first", "strategy=zero1 train.steps=50");
   EXPECT_EQ(first.code, 4) << first.output;
-  EXPECT_NE(first.output.find("rank 0 ended after step 2 (its data ended?) while rank"), std::string::npos)
-      << first.output;
+  EXPECT_NE(first.output.find("rank 0 ended after step 2 (its data ended?)"), std::string::npos) << first.output;
   const Result inside = run(2, "ends_early_inside", "strategy=zero1 train.steps=50 train.accumulation=2");
   EXPECT_EQ(inside.code, 4) << inside.output;
-  EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?) while rank 0 waits"), std::string::npos)
-      << inside.output;
+  EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?)"), std::string::npos) << inside.output;
 }
 
 TEST_F(Engine, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
