@@ -11,8 +11,6 @@ namespace zr::host {
 
 namespace {
 constexpr const char* kTag = "norm leaves";
-
-int64_t leaves_of(int64_t count) { return (count + kLeaf - 1) / kLeaf; }
 }  // namespace
 
 Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger)

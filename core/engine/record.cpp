@@ -27,14 +27,12 @@ std::string number(int64_t value) { return std::to_string(value); }
 
 // On one line, or with a line for each field.
 std::string object(const Fields& fields, bool lines = false) {
-  std::string text = "{";
-  for (const auto& [name, value] : fields)
-    text += (text.size() > 1 ? "," : "") +
-            std::string(lines             ? "\n  "
-                        : text.size() > 1 ? " "
-                                          : "") +
-            '"' + name + "\": " + value;
-  return text + (lines ? "\n}" : "}");
+  std::string text, between = lines ? "\n  " : "";
+  for (const auto& [name, value] : fields) {
+    text += between + '"' + name + "\": " + value;
+    between = lines ? ",\n  " : ", ";
+  }
+  return "{" + text + (lines ? "\n}" : "}");
 }
 
 constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce", "reduce_scatter", "all_gather",

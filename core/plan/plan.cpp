@@ -145,7 +145,6 @@ Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
 }
 
 Plan::Leaves Plan::leaves() const {
-  const auto leaves_of = [](int64_t count) { return (count + kLeaf - 1) / kLeaf; };
   Leaves leaves;
   leaves.provided.assign(static_cast<std::size_t>(input.world), 0);
   for (std::size_t i = 0; i < input.parameters.size(); ++i) {

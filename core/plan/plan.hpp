@@ -24,6 +24,8 @@ struct Parameter {
 
 /// Elements a parameter is never cut inside: the leaf of the norm (NUMERICS.md 7).
 inline constexpr int64_t kLeaf = 1024;
+/// Leaves of `count` elements of one parameter; the last may be short.
+constexpr int64_t leaves_of(int64_t count) { return (count + kLeaf - 1) / kLeaf; }
 /// Elements every piece starts at a multiple of: 64 bytes at two bytes an element.
 inline constexpr int64_t kAlign = 32;
 
