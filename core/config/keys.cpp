@@ -88,6 +88,9 @@ std::vector<Key> make_host_keys() {
   keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
   keys.push_back(flag("gradients", "overlap", "true",
                       "buckets leave during backward; false: after it (models that run backward in backward)"));
+  keys.push_back(text("gradients", "reduce", "\"each\"",
+                      "each: after every micro-step; last: added up on each rank first, less wire and other roundings",
+                      {"each", "last"}));
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));

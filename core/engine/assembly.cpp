@@ -79,8 +79,12 @@ Session::Session(Setup setup, Model& model)
   CallError error;
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   check(optimizer->describe(optimizer_->self(), &desc, &error), error, optimizer_->who("describe"));
-  PlanInput input{
-      model_.parameters(), ranks, dtype_of(config()), accumulation_, {desc.slots, desc.slots + desc.n_slots}};
+  PlanInput input{model_.parameters(),
+                  ranks,
+                  dtype_of(config()),
+                  accumulation_,
+                  {desc.slots, desc.slots + desc.n_slots},
+                  config().text("gradients.reduce") == "last"};
   assign_groups(input.parameters);
   plan_ = make_plan(input, rank(), [&](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;

@@ -16,6 +16,8 @@ GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& p
       plan_(plan),
       comm_(comm),
       overlap_(overlap),
+      hold_(plan.input.hold_gradients),
+      last_(static_cast<uint32_t>(plan.input.accumulation) - 1),
       check_(std::move(check)) {
   const std::size_t n = plan.input.parameters.size();
   taken_.assign(n, 0);
@@ -26,7 +28,7 @@ GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& p
 
 void GradientFlow::event(uint32_t kind) {
   CallError error;
-  check_(api_->event(strategy_.self(), kind, micro_, &error), error, strategy_.who("event"));
+  check_(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
 }
 
 void GradientFlow::begin(uint32_t micro) {
@@ -67,22 +69,35 @@ bool GradientFlow::place(uint32_t param) {
   while (taken < parameter.count) {
     zr_view dst{};
     CallError error;
-    const zr_code code = api_->grad_place(strategy_.self(), param, taken, micro_, &dst, &error);
-    if (code == ZR_AGAIN) return false;
+    const zr_code code = api_->grad_place(strategy_.self(), param, taken, seen_micro(), &dst, &error);
+    if (code == ZR_AGAIN) {
+      if (!hold_) return false;
+      fail_user("strategy '" + std::string(strategy_.component().table->id) +
+                "' has no room to hold the gradient of '" + parameter.name +
+                "' over the micro-steps, as gradients.reduce = \"last\" needs; set gradients.reduce = \"each\", or "
+                "choose another strategy");
+    }
     check_(code, error, strategy_.who("grad_place"));
-    if (dst.count <= 0 || dst.count > parameter.count - taken || dst.dtype != plan_.input.weight_dtype)
+    if (dst.count <= 0 || dst.count > parameter.count - taken || dst.dtype != plan_.input.gradient_dtype())
       fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) +
                " elements");
-    if (present_[param])
-      model_.copy_gradient(param, taken, dst);
-    else
-      std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
-    check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, micro_, &error), error,
-           strategy_.who("grad_ready"));
+    write(param, taken, dst);
+    if (!hold_ || micro_ == last_)
+      check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, seen_micro(), &error), error,
+             strategy_.who("grad_ready"));
     taken += dst.count;
   }
   model_.drop_gradient(param);
   return true;
+}
+
+// What was held from earlier micro-steps is added to, in fp32; a gradient that did not come adds nothing.
+void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
+  const bool adds = hold_ && micro_ > 0;
+  if (present_[param])
+    adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
+  else if (!adds)
+    std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
 }
 
 void GradientFlow::place_waiting() {
@@ -115,7 +130,7 @@ void GradientFlow::end() {
   if (!waiting_.empty())
     fail_bug(strategy_.who("grad_place") + " has no room for '" + plan_.input.parameters[waiting_.front()].name +
              "' although no bucket is filling");
-  event(ZR_BACKWARD_END);
+  if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;
 }

@@ -36,8 +36,10 @@ class GradientFlow {
 
  private:
   bool place(uint32_t param);
+  void write(uint32_t param, int64_t first, const zr_view& dst);
   void place_waiting();
   void event(uint32_t kind);
+  uint32_t seen_micro() const { return hold_ ? 0 : micro_; }  // by the strategy
 
   Model& model_;
   const Instance& strategy_;
@@ -45,6 +47,8 @@ class GradientFlow {
   const Plan& plan_;
   const Communicator& comm_;
   bool overlap_;
+  bool hold_;      // gradients stay in their places until the last micro-step of a step
+  uint32_t last_;  // that micro-step
   CallCheck check_;
   std::mutex mutex_;
   uint32_t micro_ = 0;

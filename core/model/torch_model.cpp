@@ -147,6 +147,12 @@ void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst
       .copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
+void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor& gradient = state_->slots[param].gradient;
+  torch::from_blob(dst.data, {dst.count}, at::kFloat).add_(gradient.reshape({-1}).narrow(0, first, dst.count));
+}
+
 void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient = torch::Tensor(); }
 
 void TorchModel::seed(uint64_t seed) {

@@ -24,6 +24,7 @@ class TorchModel final : public Model {
   void release() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
+  void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void drop_gradient(uint32_t param) override;
   void seed(uint64_t seed) override;
 

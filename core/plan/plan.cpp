@@ -18,13 +18,15 @@ PlanView::PlanView(const PlanInput& input, int rank) {
          rank,
          input.world,
          input.weight_dtype,
-         input.weight_dtype,
+         input.gradient_dtype(),
          ZR_F32,
-         input.accumulation,
+         input.hold_gradients ? 1 : input.accumulation,
          static_cast<uint32_t>(params_.size()),
          kLeaf,
          kAlign,
-         pointers_.data()};
+         pointers_.data(),
+         input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u,
+         0};
 }
 
 namespace {

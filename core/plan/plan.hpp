@@ -34,7 +34,9 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;  // of the optimizer
+  std::vector<zr_slot> slots;   // of the optimizer
+  bool hold_gradients = false;  // gradients.reduce = "last": gradients are added up in fp32 before they leave
+  zr_dtype gradient_dtype() const { return hold_gradients ? zr_dtype{ZR_F32} : weight_dtype; }
 };
 
 struct Buffer {

@@ -52,6 +52,7 @@ class Memory final : public Model {
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
     std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
   }
+  void add_gradient(uint32_t, int64_t, const zr_view&) override {}
   void drop_gradient(uint32_t) override {}
   void seed(uint64_t) override {}
   void backward() {

@@ -54,11 +54,10 @@ class FlatLayout {
   int64_t count(uint32_t param) const { return in_->params[param]->count; }
 
   const std::vector<Range>& buckets() const { return buckets_; }  // in the order they leave
-  /// The bucket that holds a flat element of the trainable part.
-  std::size_t bucket_of(int64_t element) const {
-    const auto at =
-        std::partition_point(buckets_.begin(), buckets_.end(), [&](const Range& b) { return b.begin > element; });
-    return static_cast<std::size_t>(at - buckets_.begin());
+  int64_t largest_bucket() const {                                // elements
+    int64_t elements = 0;
+    for (const Range& bucket : buckets_) elements = std::max(elements, bucket.size());
+    return elements;
   }
   /// Elements of parameters, alignment left out, in [begin, end) of the trainable part.
   int64_t live(const Range& range) const { return live_before(range.end) - live_before(range.begin); }

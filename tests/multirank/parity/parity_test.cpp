@@ -25,14 +25,16 @@ std::string cell_name(std::initializer_list<std::string> words) {
 }
 
 Cell cell(const std::string& strategy, const std::string& model, const std::string& optimizer, const std::string& dtype,
-          int ranks, int accumulation, double clip, bool weighted = false) {
+          int ranks, int accumulation, double clip, bool weighted = false, bool last = false) {
   Cell c;
-  c.name = cell_name({strategy, model, optimizer, dtype, "n" + std::to_string(ranks),
-                      "a" + std::to_string(accumulation), clip > 0 ? "clip" : "free", weighted ? "weighted" : "even"});
-  c.recipe = {model, optimizer, dtype, ranks * accumulation, 3, clip, 0.05, 7, weighted};
+  c.name =
+      cell_name({strategy, model, optimizer, dtype, "n" + std::to_string(ranks), "a" + std::to_string(accumulation),
+                 clip > 0 ? "clip" : "free", weighted ? "weighted" : "even", last ? "last" : "each"});
+  c.recipe = {model, optimizer, dtype, ranks * accumulation, 3, clip, 0.05, 7, weighted, last ? ranks : 0};
   c.overrides = "strategy=" + strategy + " optimizer=" + optimizer + " parity.model=" + model +
                 " train.dtype=" + dtype + " train.accumulation=" + std::to_string(accumulation) +
-                " train.clip=" + std::to_string(clip) + " parity.weighted=" + (weighted ? "true" : "false");
+                " train.clip=" + std::to_string(clip) + " parity.weighted=" + (weighted ? "true" : "false") +
+                " gradients.reduce=" + (last ? "last" : "each");
   return c;
 }
 
@@ -72,7 +74,7 @@ class Parity : public testing::TestWithParam<int> {
   std::filesystem::path folder_;
 };
 
-const std::vector<std::string> kStrategies{"zero0", "zero1", "dealt"};
+const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "dealt"};
 
 std::vector<Cell> cells_of(int ranks) {
   std::vector<Cell> cells;
@@ -92,6 +94,13 @@ std::vector<Cell> cells_of(int ranks) {
     cells.push_back(cell(strategy, "everything", "adamw", "bf16", ranks, 2, 0.5, true));
     cells.push_back(cell(strategy, "recurrent", "sgd", "bf16", ranks, 1, 0));
     cells.push_back(cell(strategy, "tiny", "sgd", "bf16", ranks, 4, 0.5));
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      for (const int accumulation : {1, 4})
+        cells.push_back(cell(strategy, "everything", "adamw", dtype, ranks, accumulation, 0.5, false, true));
+      cells.push_back(cell(strategy, "dropout", "sgd", dtype, ranks, 3, 0, true, true));
+    }
+    cells.push_back(cell(strategy, "tiny", "adamw", "fp32", ranks, 2, 0, false, true));
+    cells.push_back(cell(strategy, "recurrent", "adamw", "bf16", ranks, 2, 0.5, false, true));
   }
   return cells;
 }
@@ -124,6 +133,13 @@ TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
     for (const std::string& strategy : kStrategies)
       outcomes.push_back(train(ranks, {cell(strategy, "dropout", "adamw", "fp32", ranks, 4 / ranks, 0.5)})[0]);
   for (std::size_t i = 1; i < outcomes.size(); ++i) EXPECT_EQ(difference(outcomes[0], outcomes[i]), "") << i;
+}
+
+TEST_F(Parity, ReducingLastIsAnotherOrderOfAddition) {
+  Recipe recipe = cell("zero0", "everything", "sgd", "fp32", 2, 4, 0).recipe;
+  const Outcome each = parity::reference(recipe);
+  recipe.last_ranks = 2;
+  EXPECT_NE(difference(each, parity::reference(recipe)), "");
 }
 
 TEST_F(Parity, AnotherOrderOfAdditionShows) {

@@ -11,6 +11,7 @@ struct State {
   std::string name;
   torch::Tensor tensor;  // weight, in the training dtype
   std::vector<float> master, sum, m, v;
+  std::vector<std::vector<float>> held;  // NUMERICS.md 5, "last": by rank, its sum over a step's micro-steps
   int64_t steps = 0;
   bool touched = false;
 };
@@ -85,6 +86,10 @@ std::vector<float> floats(const torch::Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 
+void add(std::vector<float>& sum, const std::vector<float>& values) {
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + values[i];
+}
+
 }  // namespace
 
 Outcome reference(const Recipe& recipe) {
@@ -100,7 +105,7 @@ Outcome reference(const Recipe& recipe) {
       frozen.emplace_back(item.key(), item.value());
       continue;
     }
-    State s{item.key(), item.value(), floats(item.value()), {}, {}, {}};
+    State s{item.key(), item.value(), floats(item.value()), {}, {}, {}, {}};
     s.sum.resize(s.master.size());
     s.m.resize(s.master.size());
     s.v.resize(s.master.size());
@@ -116,6 +121,7 @@ Outcome reference(const Recipe& recipe) {
     for (State& s : states) {
       std::fill(s.sum.begin(), s.sum.end(), 0.0f);
       s.touched = false;
+      s.held.assign(static_cast<std::size_t>(recipe.last_ranks), std::vector<float>(s.sum.size()));
     }
     for (int i = 0; i < recipe.micro_batches; ++i) {
       const int m = recipe.backwards ? recipe.micro_batches - 1 - i : i;
@@ -126,16 +132,18 @@ Outcome reference(const Recipe& recipe) {
       loss_sum = loss_sum + loss.item<double>() * weight;
       weight_sum = weight_sum + weight;
       for (State& s : states) {
+        std::vector<float>& sum = recipe.last_ranks ? s.held[static_cast<std::size_t>(m % recipe.last_ranks)] : s.sum;
         if (!s.tensor.grad().defined()) {  // line 3: counts as zeros
-          for (float& g : s.sum) g = g + 0.0f;
+          for (float& g : sum) g = g + 0.0f;
           continue;
         }
         s.touched = true;
-        const std::vector<float> g = floats(s.tensor.grad());
-        for (std::size_t i = 0; i < g.size(); ++i) s.sum[i] = s.sum[i] + g[i];
+        add(sum, floats(s.tensor.grad()));
         s.tensor.mutable_grad() = torch::Tensor();
       }
     }
+    for (State& s : states)
+      for (const std::vector<float>& held : s.held) add(s.sum, held);
     const double norm = std::sqrt(sum_of_squares(states)) / weight_sum;
     const double scale = recipe.clip > 0 ? std::min(1.0, recipe.clip / (norm + 1e-6)) : 1.0;
     const auto mul = static_cast<float>(scale / weight_sum);

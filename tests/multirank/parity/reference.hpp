@@ -18,6 +18,7 @@ struct Recipe {
   double lr = 0.05;
   uint64_t seed = 7;       // of training; the model is built with the same
   bool weighted = false;   // micro-batch m counts m + 1
+  int last_ranks = 0;      // gradients.reduce = "last" on so many ranks (NUMERICS.md 5); 0: "each"
   bool backwards = false;  // a seeded defect: micro-batches folded from the last to the first
 };
 

@@ -1,4 +1,4 @@
-/* Zeroth plug-in ABI 0.1: the words every other header uses. C11, C++17. Layout: natural alignment, no hidden padding.
+/* Zeroth plug-in ABI 0.2: the words every other header uses. C11, C++17. Layout: natural alignment, no hidden padding.
  *
  * Thread tags, written at every slot of every table:
  *   [control] load, create, plan: one call at a time in the process.
@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define ZR_ABI_MAJOR 0u
-#define ZR_ABI_MINOR 1u
+#define ZR_ABI_MINOR 2u
 #define ZR_EXPORT __attribute__((visibility("default")))
 /* The peer's table is long enough for `field`, and the field is not null. */
 #define ZR_HAS(p, type, field) ((p)->size >= offsetof(type, field) + sizeof((p)->field) && (p)->field)

@@ -14,6 +14,9 @@ typedef struct zr_param {           /* lives as long as the instance */
   int64_t count; /* elements */
 } zr_param;
 
+/* Gradients are held over the micro-steps of a step and leave in the last: the plan sees one micro-step, and every
+ * trainable element has a place of its own, the same from the first micro-step until it is announced. */
+enum { ZR_PLAN_HOLD_GRADS = 1u << 0 };
 typedef struct zr_plan_in { /* lives as long as the instance */
   uint32_t size;
   int32_t rank, world;
@@ -25,6 +28,7 @@ typedef struct zr_plan_in { /* lives as long as the instance */
   int64_t leaf;  /* parameters are never cut inside a run of this many elements, counted from their start */
   int64_t align; /* every parameter starts at a multiple of this many elements in every buffer */
   const zr_param *const *params; /* the model's order */
+  uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
 
 enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD = 2, ZR_ROLE_SUM = 3, ZR_ROLE_BUCKET = 4, ZR_ROLE_WINDOW = 5 };
@@ -64,7 +68,7 @@ typedef struct zr_strategy_api {
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
   /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written
    * (not added to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the
-   * gradient. */
+   * gradient. With ZR_PLAN_HOLD_GRADS it is asked again in later micro-steps (micro stays 0) and answers the same. */
   zr_code (*grad_place)(void *self, uint32_t param, int64_t first, uint32_t micro, zr_view *dst, zr_error *);
   /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
    * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */

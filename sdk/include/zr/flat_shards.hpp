@@ -1,0 +1,109 @@
+// What strategies share whose ranks all hold every weight, in a FlatLayout: its gradient buckets, the gather of what
+// each rank owns, and, for those that shard the sums, all of it in one class.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zr/flat_layout.hpp"
+#include "zr/gradient_buckets.hpp"
+#include "zr/strategy.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+/// The layout's buckets, in the order they leave; a rank's part is FlatLayout::part.
+inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
+  std::vector<GradientBucket> buckets;
+  for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+    const FlatLayout::Range& bucket = layout.buckets()[b];
+    buckets.push_back({{}, layout.counts(b)});
+    layout.pieces(bucket, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
+      buckets.back().runs.push_back({param, first, count, offset - bucket.begin});
+    });
+  }
+  return buckets;
+}
+
+/// For plan(): every parameter whole, at its flat offset.
+inline void plan_whole(const zr_plan_in& in, const FlatLayout& layout, uint32_t role, uint32_t buffer, Plan& plan) {
+  for (uint32_t p = 0; p < in.n_params; ++p)
+    if (in.params[p]->count > 0 && (role == ZR_ROLE_WEIGHT || !(in.params[p]->flags & ZR_PARAM_FROZEN)))
+      plan.piece(role, p, buffer, 0, in.params[p]->count, layout.offset(p));
+}
+
+/// Every rank's part of every bucket to everybody, in place: `flat` is the trainable part, or begins with it.
+inline void gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
+  std::vector<Done> pending;
+  for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+    const FlatLayout::Range &bucket = layout.buckets()[b], own = layout.part(b, comm.rank());
+    pending.push_back(comm.start(all_gather(part(flat, own.begin, own.size()), part(flat, bucket.begin, bucket.size()),
+                                            ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data())));
+  }
+  for (const Done& done : pending) done.wait();
+}
+
+/// Weights whole, sums (and so masters and states) cut over the ranks.
+class FlatShards {
+ public:
+  /// In plan() and in bind() alike; `in` outlives it. usual: where gradients stand, see gradient_memory().
+  FlatShards(const zr_plan_in& in, int64_t bucket_bytes, GradientMemory usual)
+      : in_(in), layout_(in, bucket_bytes / bytes_of(in.grad_dtype)), memory_(gradient_memory(in, usual)) {}
+
+  void plan(Plan& plan) const {
+    const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout_.total(), in_.weight_dtype);
+    const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
+    const uint32_t sums =
+        apart() ? plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", own_elements(), in_.sum_dtype) : gradients;
+    plan_whole(in_, layout_, ZR_ROLE_WEIGHT, weights, plan);
+    // Buckets stand from the end; pieces ascend.
+    int64_t base = 0;
+    for (std::size_t b = layout_.buckets().size(); b-- > 0;) {
+      const auto own = layout_.part(b, in_.rank);
+      layout_.pieces(own, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
+        plan.piece(ZR_ROLE_SUM, param, sums, first, count, apart() ? base + offset - own.begin : offset);
+      });
+      base += own.size();
+    }
+  }
+
+  void bind(const Bound& bound) {
+    weights_ = bound.buffers[0];
+    comm_.emplace(bound.comm);
+    const zr_view& whole = bound.buffers[apart() ? 1 + GradientBuckets::buffers(memory_) : 1];
+    std::vector<zr_view> sums(layout_.buckets().size());
+    int64_t base = 0;
+    for (std::size_t b = sums.size(); b-- > 0;) {
+      const auto own = layout_.part(b, in_.rank);
+      sums[b] = part(whole, apart() ? base : own.begin, own.size());
+      base += own.size();
+    }
+    gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1, std::move(sums));
+  }
+
+  GradientBuckets& gradients() { return *gradients_; }
+  /// After an update: everybody's weights to everybody.
+  void gather_weights() { gather_parts(*comm_, layout_, weights_); }
+
+ private:
+  bool apart() const { return !gradients_are_sums(in_, memory_); }
+  int64_t own_elements() const {
+    int64_t elements = 0;
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) elements += layout_.part(b, in_.rank).size();
+    return elements;
+  }
+
+  const zr_plan_in& in_;
+  FlatLayout layout_;
+  GradientMemory memory_;
+  std::optional<Comm> comm_;
+  std::optional<GradientBuckets> gradients_;
+  zr_view weights_{};
+};
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop
