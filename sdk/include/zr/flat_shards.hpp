@@ -53,6 +53,7 @@ class FlatShards {
   FlatShards(const zr_plan_in& in, int64_t bucket_bytes, GradientMemory usual)
       : in_(in), layout_(in, bucket_bytes / bytes_of(in.grad_dtype)), memory_(gradient_memory(in, usual)) {}
 
+  /// The strategy's plan().
   void plan(Plan& plan) const {
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout_.total(), in_.weight_dtype);
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
@@ -70,6 +71,7 @@ class FlatShards {
     }
   }
 
+  /// The strategy's bind(), on an instance that lives as long as the strategy's; the rest needs it.
   void bind(const Bound& bound) {
     weights_ = bound.buffers[0];
     comm_.emplace(bound.comm);
@@ -84,6 +86,7 @@ class FlatShards {
     gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1, std::move(sums));
   }
 
+  /// What gradients are placed into.
   GradientBuckets& gradients() { return *gradients_; }
   /// After an update: everybody's weights to everybody.
   void gather_weights() { gather_parts(*comm_, layout_, weights_); }

@@ -27,6 +27,7 @@ struct GradientBucket {
   };
   std::vector<Run> runs;        // of trainable parameters, in any order; what no run covers is alignment
   std::vector<int64_t> counts;  // elements of each rank's part, alignment included
+  /// Elements in all.
   int64_t size() const {
     int64_t elements = 0;
     for (const int64_t count : counts) elements += count;

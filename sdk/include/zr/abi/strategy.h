@@ -14,16 +14,14 @@ typedef struct zr_param {           /* lives as long as the instance */
   int64_t count; /* elements */
 } zr_param;
 
-/* Gradients are held over the micro-steps of a step and leave in the last: the plan sees one micro-step, and every
- * trainable element has a place of its own, the same from the first micro-step until it is announced. */
-enum { ZR_PLAN_HOLD_GRADS = 1u << 0 };
-typedef struct zr_plan_in { /* lives as long as the instance */
+enum { ZR_PLAN_HOLD_GRADS = 1u << 0 }; /* gradients are added up in their places, and leave in the last micro-step */
+typedef struct zr_plan_in {            /* lives as long as the instance */
   uint32_t size;
   int32_t rank, world;
   zr_dtype weight_dtype;
   zr_dtype grad_dtype;  /* of one backward's gradient, also on the wire */
   zr_dtype sum_dtype;   /* of the sum over micro-batches and ranks */
-  int32_t accumulation; /* micro-steps a step */
+  int32_t accumulation; /* micro-steps a step; 1 where gradients are held */
   uint32_t n_params;
   int64_t leaf;  /* parameters are never cut inside a run of this many elements, counted from their start */
   int64_t align; /* every parameter starts at a multiple of this many elements in every buffer */
@@ -39,9 +37,8 @@ typedef struct zr_buffer { /* memory that the host shall allocate on this rank, 
   zr_dtype dtype;
   uint32_t rsv;
 } zr_buffer;
-typedef struct zr_piece { /* elements [first, first + count) of a parameter stand at `offset` of a buffer */
-  uint32_t size, role;    /* WEIGHT: whole parameters, or shards. SUM: what this rank updates, in fold order */
-  uint32_t param, buffer;
+typedef struct zr_piece {             /* elements [first, first + count) of a parameter stand at `offset` of a buffer */
+  uint32_t size, role, param, buffer; /* WEIGHT: whole, or shards. SUM: what this rank updates, in fold order */
   int64_t first, count, offset;
 } zr_piece;
 typedef struct zr_plan_sink { /* the host's; lives until plan() returns, and is called during it only */
@@ -66,9 +63,9 @@ typedef struct zr_strategy_api {
   zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
   /* [control] after the plan was allocated */
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
-  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written
-   * (not added to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the
-   * gradient. With ZR_PLAN_HOLD_GRADS it is asked again in later micro-steps (micro stays 0) and answers the same. */
+  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written,
+   * not added to, before grad_ready. ZR_AGAIN: no room until buckets ahead have left; the host keeps it. Where
+   * gradients are held, all have room, and the answer is the same in every micro-step (micro is 0) until grad_ready. */
   zr_code (*grad_place)(void *self, uint32_t param, int64_t first, uint32_t micro, zr_view *dst, zr_error *);
   /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
    * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */

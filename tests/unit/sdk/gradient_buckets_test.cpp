@@ -1,0 +1,127 @@
+// GradientBuckets alone: one rank of a world whose communicator only writes down what it was given.
+#include "zr/gradient_buckets.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/ledger.hpp"
+#include "base/pool.hpp"
+#include "comm/communicator.hpp"
+#include "comm/done.hpp"
+#include "plugin/host.hpp"
+
+namespace {
+
+struct Left {
+  std::vector<float> sent;
+  std::vector<int64_t> counts;
+  const void* dst;
+  uint32_t flags;
+};
+
+zr_code submit(void* comm, const zr_coll* c, zr_stream*, zr_done* done, zr_error*) {
+  const auto* src = static_cast<const float*>(c->src.data);
+  static_cast<std::vector<Left>*>(comm)->push_back(
+      {{src, src + c->src.count}, {c->counts, c->counts + 2}, c->dst.data, c->flags});
+  zr::host::done_resolve(done, ZR_OK, 0, nullptr);
+  return ZR_OK;
+}
+
+// Two parameters, of 3072 and of 1024 elements, on rank 1 of 2, in two buckets: the second parameter, cut in two; then
+// the first, whose middle leaf belongs to rank 0 and whose ends to rank 1.
+class GradientBuckets : public testing::Test {
+ protected:
+  GradientBuckets() : pool_(1), host_(ledger_, pool_) {
+    zr::host::offer_async(host_);
+    api_.size = sizeof api_;
+    api_.submit = submit;
+    in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
+  }
+  zr::GradientBuckets make(zr::GradientMemory memory) {
+    memory_.assign(3072 + 1024, -1);
+    const auto view = [&](int64_t first, int64_t count) {
+      return zr_view{memory_.data() + first, count, ZR_F32, 0, {1, 0}};
+    };
+    std::vector<zr_view> buffers{view(0, 4096)};
+    if (memory == zr::GradientMemory::rooms) {
+      rooms_.assign(2 * 3072, -1);
+      buffers = {{rooms_.data(), 3072, ZR_F32, 0, {1, 0}}, {rooms_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
+    }
+    std::vector<zr::GradientBucket> buckets{
+        {{{1, 0, 1024, 0}}, {512, 512}},
+        {{{0, 1024, 1024, 0}, {0, 0, 1024, 1024}, {0, 2048, 1024, 2048}}, {1024, 2048}}};
+    return {in_,
+            memory,
+            std::move(buckets),
+            zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}),
+            buffers.data(),
+            {view(0, 512), view(512, 2048)}};
+  }
+  // Writes 1000 p + leaf into each leaf and says so.
+  static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t first, uint32_t micro = 0) {
+    const zr_view place = buckets.place(param, first);
+    ASSERT_EQ(place.count, 1024);
+    std::fill_n(static_cast<float*>(place.data), 1024, static_cast<float>(1000 * param + first / 1024));
+    buckets.ready(param, first, 1024, micro);
+  }
+
+  zr::host::Ledger ledger_;
+  zr::host::Pool pool_;
+  zr::host::Host host_;
+  zr_communicator_api api_{};
+  zr_plan_in in_{};
+  std::vector<float> memory_, rooms_;
+  std::vector<Left> left_;
+};
+
+TEST_F(GradientBuckets, LeaveInTheirOrderWhateverArrivesFirst) {
+  for (const auto memory : {zr::GradientMemory::rooms, zr::GradientMemory::whole}) {
+    left_.clear();
+    auto buckets = make(memory);
+    for (const int64_t first : {2048, 0, 1024}) give(buckets, 0, first);
+    EXPECT_EQ(left_.size(), 0u) << "the bucket ahead of this one is not full";
+    give(buckets, 1, 0);
+    buckets.backward_end();
+    ASSERT_EQ(left_.size(), 2u);
+    EXPECT_EQ(left_[0].sent.front(), 1000);
+    EXPECT_EQ(left_[1].counts, (std::vector<int64_t>{1024, 2048}));
+    for (const auto& [at, leaf] : std::map<int, float>{{0, 1}, {1024, 0}, {2048, 2}})
+      EXPECT_EQ(left_[1].sent[static_cast<std::size_t>(at)], leaf) << "rank 0's part stands first";
+    EXPECT_EQ(left_[1].dst, memory_.data() + 512);
+    EXPECT_EQ(left_[1].flags, 0u);
+    give(buckets, 1, 0, 1);
+    EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_ACCUMULATE}) << "later micro-steps fold into the sums";
+  }
+}
+
+TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
+  auto buckets = make(zr::GradientMemory::rooms);
+  EXPECT_EQ(buckets.place(1, 0).count, 1024);
+  EXPECT_EQ(buckets.place(1, 100).count, 924);
+  EXPECT_EQ(static_cast<float*>(buckets.place(0, 2048 + 7).data) - static_cast<float*>(buckets.place(0, 1024).data),
+            2048 + 7);
+}
+
+TEST_F(GradientBuckets, WholeTheyStandFromTheLastThatLeavesToTheFirst) {
+  auto buckets = make(zr::GradientMemory::whole);
+  EXPECT_EQ(buckets.place(0, 1024).data, memory_.data());
+  EXPECT_EQ(buckets.place(1, 0).data, memory_.data() + 3072);
+}
+
+TEST_F(GradientBuckets, AreWholeWhereTheHostHoldsGradients) {
+  using zr::GradientMemory;
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::rooms);
+  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::whole)) << "two micro-steps";
+  in_.accumulation = 1;
+  EXPECT_TRUE(gradients_are_sums(in_, GradientMemory::whole));
+  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::rooms));
+  in_.grad_dtype = ZR_BF16;
+  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::whole));
+  in_.flags = ZR_PLAN_HOLD_GRADS;
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::whole);
+  in_.size = offsetof(zr_plan_in, flags);
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::rooms) << "a host of ABI 0.1";
+}
+
+}  // namespace
