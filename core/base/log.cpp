@@ -42,7 +42,8 @@ int report_exception() {
     log(ZR_LOG_ERROR, error.what());
     return static_cast<int>(Exit::user);
   } catch (const std::exception& error) {
-    log(ZR_LOG_ERROR, error.what());
+    const std::string text = error.what();  // libtorch's own carry a list of addresses
+    log(ZR_LOG_ERROR, text.substr(0, text.find("\nException raised from ")));
   } catch (...) {
     log(ZR_LOG_ERROR, "an exception that is no std::exception ended the program");
   }

@@ -114,11 +114,16 @@ Session::Session(Setup setup, Model& model)
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
   try {
     allocate();
+    const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
+      call(code, e, who);
+    };
+    weight_flow_ =
+        std::make_unique<WeightFlow>(model_, *strategy_, plan_, use_, check_call,
+                                     [this](uint32_t param, const void* whole) { store_whole(param, whole); });
     take_rank_zero();
     agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
-    gradients_ = std::make_unique<GradientFlow>(
-        model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"),
-        [this](zr_code code, const zr_error& e, const std::string& who) { call(code, e, who); });
+    gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
+                                                config().boolean("gradients.overlap"), use_, check_call);
   } catch (...) {
     release();
     throw;
@@ -147,6 +152,7 @@ void Session::release() {
   model_.on_gradient({});
   model_.release();
   gradients_.reset();
+  weight_flow_.reset();
   agreement_.reset();
   for (const zr_view& view : slots_) ::operator delete (view.data, std::align_val_t{kHugePage});
   ::operator delete (master_.data, std::align_val_t{kHugePage});
@@ -186,8 +192,10 @@ void Session::assign_groups(std::vector<Parameter>& parameters) {
   }
 }
 
-// Parameters that are not whole would have to be gathered before use, which this host does not do.
+// Parameters that are not whole must be gathered before use.
 void Session::check_strategy() const {
+  const auto* api = strategy_->api<zr_strategy_api>();
+  if (api->acquire && api->release) return;
   const std::vector<Parameter>& parameters = plan_.input.parameters;
   std::vector<char> whole(parameters.size(), 0);
   for (const Piece& piece : plan_.mine.weights) whole[piece.param] |= piece.count == parameters[piece.param].count;
@@ -195,7 +203,7 @@ void Session::check_strategy() const {
     if (!whole[i] && parameters[i].count > 0)
       fail_user("strategy '" + std::string(setup_.strategy.table->id) + "' keeps no whole '" + parameters[i].name +
                 "' on rank " + std::to_string(rank()) +
-                ", and this host does not gather weights before their use; choose another strategy");
+                ", and offers no way to gather it before its use; choose another strategy");
 }
 
 void Session::check_optimizer(const zr_optimizer_desc& desc) const {
@@ -264,10 +272,10 @@ void Session::compare_ranks() {
 
 void Session::allocate() {
   const auto kind = [](uint32_t role) {
-    return role == ZR_ROLE_WEIGHT   ? Kind::weights
-           : role == ZR_ROLE_BUCKET ? Kind::buckets
-           : role == ZR_ROLE_WINDOW ? Kind::window
-                                    : Kind::gradients;
+    return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_SHARD ? Kind::weights
+           : role == ZR_ROLE_BUCKET                        ? Kind::buckets
+           : role == ZR_ROLE_WINDOW                        ? Kind::window
+                                                           : Kind::gradients;
   };
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
@@ -338,10 +346,11 @@ void Session::take_rank_zero() {
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
   for (const Piece& piece : mine.weights)
-    if (piece.count == plan_.input.parameters[piece.param].count)
+    if (!piece.shard && piece.count == plan_.input.parameters[piece.param].count)
       model_.bind(piece.param,
                   static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype),
                   plan_.input.weight_dtype);
+  weight_flow_->start();
 }
 
 }  // namespace zr::host

@@ -9,7 +9,7 @@
 namespace zr::host {
 
 GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm,
-                           bool overlap, CallCheck check)
+                           bool overlap, std::recursive_mutex& lock, CallCheck check)
     : model_(model),
       strategy_(strategy),
       api_(strategy.api<zr_strategy_api>()),
@@ -18,6 +18,7 @@ GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& p
       overlap_(overlap),
       hold_(plan.input.hold_gradients),
       last_(static_cast<uint32_t>(plan.input.accumulation) - 1),
+      mutex_(lock),
       check_(std::move(check)) {
   const std::size_t n = plan.input.parameters.size();
   taken_.assign(n, 0);

@@ -17,9 +17,10 @@ using CallCheck = std::function<void(zr_code, const zr_error&, const std::string
 
 class GradientFlow {
  public:
-  /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended.
+  /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended. `lock` is held
+  /// around every [use] call of the strategy.
   GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap,
-               CallCheck check);
+               std::recursive_mutex& lock, CallCheck check);
 
   /// A micro-step begins; 0 is the first of a step.
   void begin(uint32_t micro);
@@ -49,8 +50,8 @@ class GradientFlow {
   bool overlap_;
   bool hold_;      // gradients stay in their places until the last micro-step of a step
   uint32_t last_;  // that micro-step
+  std::recursive_mutex& mutex_;
   CallCheck check_;
-  std::mutex mutex_;
   uint32_t micro_ = 0;
   bool active_ = false;
   std::vector<int64_t> taken_;  // by parameter: elements handed to the strategy in this micro-step

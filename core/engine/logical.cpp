@@ -78,6 +78,25 @@ void Session::store(uint32_t param, const float* values) {
              static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype));
 }
 
+void Session::store_whole(uint32_t param, const void* whole) {
+  const zr_dtype dtype = plan_.input.weight_dtype;
+  const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
+  for (const Unit& unit : units_)
+    if (unit.param == param && unit.master.count)
+      adopt(at(unit.first), dtype, unit.count, static_cast<float*>(unit.master.data));
+  for (const Piece& piece : plan_.mine.weights)
+    if (piece.param == param)
+      std::memcpy(static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(dtype), at(piece.first),
+                  static_cast<std::size_t>(piece.count * size_of(dtype)));
+}
+
+void Session::take_written() {
+  for (const uint32_t param : model_.written())
+    for (const Unit& unit : units_)
+      if (unit.param == param && unit.master.count)
+        adopt(unit.weight.data, unit.weight.dtype, unit.count, static_cast<float*>(unit.master.data));
+}
+
 void Session::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
   const Parameter& parameter = plan_.input.parameters[param];
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");

@@ -66,6 +66,9 @@ void Session::begin_backward(double loss, double weight) {
   if (!(weight > 0) || !std::isfinite(weight))
     fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
   Timer::lap(*this, Phase::forward);
+  model_.verify();
+  model_.hide_gradients(false);
+  weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
   weights_.push_back(weight);
   gradients_->begin(static_cast<uint32_t>(micro_));
@@ -74,6 +77,8 @@ void Session::begin_backward(double loss, double weight) {
 void Session::end_backward() {
   Timer::lap(*this, Phase::backward);
   gradients_->end();
+  weight_flow_->set_phase(ZR_FORWARD);
+  model_.hide_gradients(true);
   Timer::lap(*this, Phase::reduce);
   if (++micro_ < accumulation_) reseed();
 }
@@ -103,6 +108,7 @@ bool Session::step() {
   const double rate = learning_rate(config(), updates_);
   Timer::lap(*this, Phase::agree);
 
+  take_written();
   const bool finite = agreed.non_finite == 0;
   if (finite) {
     std::vector<double> rates(agreed.touched.size());
@@ -175,6 +181,7 @@ void Session::validation(double loss) {
 }
 
 void Session::evaluation(bool begins) {
+  weight_flow_->set_phase(begins ? ZR_EVAL : ZR_FORWARD);
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),
        error, strategy_->who("event"));

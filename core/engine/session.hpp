@@ -17,6 +17,7 @@
 #include "engine/agreement.hpp"
 #include "engine/gradients.hpp"
 #include "engine/record.hpp"
+#include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "plan/plan.hpp"
 #include "plugin/host.hpp"
@@ -76,6 +77,8 @@ class Session {
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
+  /// Where parameters that are not whole on this rank come from.
+  WeightFlow& weights() { return *weight_flow_; }
 
   const Ledger& ledger() const { return ledger_; }
   Communicator& communicator() { return *comm_; }
@@ -93,6 +96,10 @@ class Session {
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
+  /// The same from a whole parameter in the weights' dtype.
+  void store_whole(uint32_t param, const void* whole);
+  /// Masters under weights that the program wrote to in place.
+  void take_written();
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
@@ -114,6 +121,8 @@ class Session {
   zr_view master_{};
   std::vector<zr_view> slots_;
   std::vector<Unit> units_;
+  std::recursive_mutex use_;  // held around [use] calls of the strategy
+  std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;

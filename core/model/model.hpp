@@ -30,7 +30,23 @@ class Model {
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
   /// use of it.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
-  /// Gives the parameters memory of their own again, with the present values.
+  /// Operators on parameters without memory of their own: they are about to touch these, or have, and written[i] says
+  /// which they wrote to. `scope`: not an operator, but a program that asked for their memory. Any thread, several at
+  /// once.
+  struct Uses {
+    std::function<void(const uint32_t* params, uint32_t n, bool scope)> begin;
+    std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
+  };
+  virtual void on_use(Uses uses) = 0;
+  /// From now on the parameter's data has no memory but what lend() gives it, between begin and end of a use.
+  virtual void unbind(uint32_t param, zr_dtype dtype) = 0;
+  /// `memory` as for bind(); null takes it back.
+  virtual void lend(uint32_t param, void* memory) = 0;
+  /// Parameters bound by bind() that were written to in place since the last call.
+  virtual std::vector<uint32_t> written() = 0;
+  /// Throws Failure(user) naming a bound parameter whose data was exchanged behind the engine.
+  virtual void verify() = 0;
+  /// Gives bound parameters memory of their own again, with the present values; unbound ones cannot be used any more.
   virtual void release() = 0;
 
   /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward is there; [use].
@@ -42,6 +58,8 @@ class Model {
   virtual void add_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
   /// The gradient that arrived is no longer needed.
   virtual void drop_gradient(uint32_t param) = 0;
+  /// Between backwards a parameter's own gradient is one whose use throws what to do instead; `hidden` false: none.
+  virtual void hide_gradients(bool hidden) = 0;
 
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;

@@ -7,10 +7,13 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
+#include "model/placeholder.hpp"
+#include "model/trained.hpp"
 
 namespace zr::host {
 
@@ -39,11 +42,22 @@ class Hook final : public torch::autograd::FunctionPostHook {
   std::function<void()> fired_;
 };
 
+// What bind() made of a parameter.
+struct Binding {
+  const c10::StorageImpl* storage = nullptr;
+  at::ScalarType type = at::kFloat;
+  int64_t version = 0;
+};
+int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
 }  // namespace
 
-struct TorchModel::State {
+struct TorchModel::State final : Keeper {
   struct Slot {
     torch::Tensor tensor;
+    Binding binding;
+    Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
+    torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
     std::uintptr_t hook = 0;
@@ -54,7 +68,27 @@ struct TorchModel::State {
   std::vector<Slot> slots;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;
   Arrived arrived;
+  Uses uses;
   std::mutex mutex;
+
+  ~State() override {
+    for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());
+  }
+
+  void enter(const Touch* touches, std::size_t n) override {
+    c10::SmallVector<uint32_t, 8> params;
+    for (std::size_t i = 0; i < n; ++i) params.push_back(touches[i].placeholder->index());
+    uses.begin(params.data(), static_cast<uint32_t>(n), false);
+  }
+  void leave(const Touch* touches, std::size_t n) override {
+    c10::SmallVector<uint32_t, 8> params;
+    c10::SmallVector<bool, 8> written;
+    for (std::size_t i = 0; i < n; ++i) {
+      params.push_back(touches[i].placeholder->index());
+      written.push_back(touches[i].written);
+    }
+    uses.end(params.data(), written.data(), static_cast<uint32_t>(n));
+  }
 
   void fired(uint32_t param) {
     const std::lock_guard lock(mutex);
@@ -89,9 +123,13 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
                 "the engine is made");
     if (tensor.grad_fn())
       fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
+    if (!Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size())}))
+      fail_user("parameter '" + name +
+                "' is trained by another zr::Engine; destroy that one first, or give each engine "
+                "a model of its own");
     seen.emplace(tensor.unsafeGetTensorImpl(), state_->slots.size());
     state_->parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
-    state_->slots.push_back({tensor, nullptr, 0, {}, false});
+    state_->slots.emplace_back().tensor = tensor;
   }
   for (auto& [name, tensor] : buffers) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
@@ -122,12 +160,98 @@ void TorchModel::read(uint32_t param, float* out) {
 }
 
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
-  torch::Tensor& tensor = state_->slots[param].tensor;
-  tensor.set_data(torch::from_blob(memory, tensor.sizes(), torch_type(dtype)));
+  auto& slot = state_->slots[param];
+  slot.tensor.set_data(torch::from_blob(memory, slot.tensor.sizes(), torch_type(dtype)));
+  slot.binding = {slot.tensor.storage().unsafeGetStorageImpl(), torch_type(dtype), version_of(slot.tensor)};
+}
+
+void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
+
+void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
+  auto& slot = state_->slots[param];
+  const torch::Tensor empty = Placeholder::make(
+      slot.tensor.sizes(), torch_type(dtype), state_.get(), param,
+      "parameter '" + state_->parameters[param].name +
+          "' is sharded: it has memory only inside operators; read or write it within a zr::gather(parameter) scope");
+  Placeholder::mark(empty, false);  // set_data wants the same keys
+  slot.tensor.set_data(empty);
+  Placeholder::mark(slot.tensor, true);
+  slot.placeholder = Placeholder::behind(slot.tensor);
+}
+
+void TorchModel::hold(const std::vector<uint32_t>& params) {
+  std::vector<uint32_t> sharded;
+  for (const uint32_t param : params)
+    if (state_->slots[param].placeholder) sharded.push_back(param);
+  if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), true);
+}
+
+void TorchModel::let_go(const std::vector<uint32_t>& params) {
+  std::vector<uint32_t> sharded;
+  for (const uint32_t param : params) {
+    auto& slot = state_->slots[param];
+    slot.binding.version = -1;  // writes through pointers leave no other trace
+    if (slot.placeholder) sharded.push_back(param);
+  }
+  const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
+  std::fill_n(written.get(), sharded.size(), true);
+  if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
+}
+
+void TorchModel::lend(uint32_t param, void* memory) {
+  Placeholder* placeholder = state_->slots[param].placeholder;
+  memory ? placeholder->attach(memory) : placeholder->detach();
+}
+
+std::vector<uint32_t> TorchModel::written() {
+  std::vector<uint32_t> params;
+  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
+    auto& slot = state_->slots[i];
+    if (!slot.binding.storage) continue;
+    const int64_t version = version_of(slot.tensor);
+    if (version != slot.binding.version) params.push_back(i);
+    slot.binding.version = version;
+  }
+  return params;
+}
+
+void TorchModel::verify() {
+  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
+    const auto& slot = state_->slots[i];
+    if (slot.binding.storage && (slot.tensor.storage().unsafeGetStorageImpl() != slot.binding.storage ||
+                                 slot.tensor.scalar_type() != slot.binding.type))
+      fail_user("the data of parameter '" + state_->parameters[i].name +
+                "' was exchanged after the engine was made (module->to(), torch::load, set_data); do so before, or use "
+                "engine.set()");
+  }
 }
 
 void TorchModel::release() {
-  for (auto& slot : state_->slots) slot.tensor.set_data(slot.tensor.detach().clone());
+  hide_gradients(false);
+  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
+    auto& slot = state_->slots[i];
+    if (slot.placeholder)
+      slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
+                               "' is gone; read it with engine.get() while the engine lives");
+    else
+      slot.tensor.set_data(slot.tensor.detach().clone());
+    slot.binding = {};
+  }
+}
+
+void TorchModel::hide_gradients(bool hidden) {
+  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
+    auto& slot = state_->slots[i];
+    if (state_->parameters[i].frozen) continue;
+    if (hidden && !slot.hidden.defined())
+      slot.hidden =
+          Placeholder::make(slot.tensor.sizes(), slot.tensor.scalar_type(), nullptr, 0,
+                            "the gradient of '" + state_->parameters[i].name +
+                                "' is the engine's: read it with engine.get(\"" + state_->parameters[i].name +
+                                "\", zr::What::gradient), clip with train.clip, update with engine.step(), and call "
+                                "engine.backward(loss) instead of loss.backward()");
+    slot.tensor.mutable_grad() = hidden ? slot.hidden : torch::Tensor();
+  }
 }
 
 void TorchModel::on_gradient(Arrived arrived) {

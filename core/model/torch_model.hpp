@@ -12,7 +12,7 @@ namespace zr::host {
 class TorchModel final : public Model {
  public:
   /// Names in the model's order; a tensor under several names is one parameter. Throws Failure(user) for parameters
-  /// that are not dense floating-point CPU tensors.
+  /// that are not dense floating-point CPU tensors, or that another engine trains.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
              const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype);
   ~TorchModel() override;
@@ -21,12 +21,22 @@ class TorchModel final : public Model {
   std::vector<ModelBuffer> buffers() override;
   void read(uint32_t param, float* out) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
+  void on_use(Uses uses) override;
+  void unbind(uint32_t param, zr_dtype dtype) override;
+  void lend(uint32_t param, void* memory) override;
+  std::vector<uint32_t> written() override;
+  void verify() override;
   void release() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void drop_gradient(uint32_t param) override;
+  void hide_gradients(bool hidden) override;
   void seed(uint64_t seed) override;
+
+  /// Real memory for parameters until let_go(), which takes over what was written to it. Collective.
+  void hold(const std::vector<uint32_t>& params);
+  void let_go(const std::vector<uint32_t>& params);
 
  private:
   struct State;

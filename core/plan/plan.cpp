@@ -58,7 +58,7 @@ class Collector {
   }
 
   void buffer(const zr_buffer& b) {
-    if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WINDOW)
+    if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_SHARD)
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " has no size, dtype or role");
     plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype});
   }
@@ -69,7 +69,8 @@ class Collector {
     const Parameter& parameter = input_.parameters[p.param];
     const std::string where =
         "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
-    if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_SUM) return wrong(where + ": a piece is of role weight or sum");
+    if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_SHARD && p.role != ZR_ROLE_SUM)
+      return wrong(where + ": a piece is of role weight, shard or sum");
     if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count)
       return wrong(where + " is outside the parameter");
     if (p.first % kLeaf || ((p.first + p.count) % kLeaf && p.first + p.count != parameter.count))
@@ -79,7 +80,7 @@ class Collector {
     const Buffer& buffer = plan_.buffers[p.buffer];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
-    const bool weight = p.role == ZR_ROLE_WEIGHT;
+    const bool weight = p.role != ZR_ROLE_SUM;
     if (buffer.dtype != (weight ? input_.weight_dtype : zr_dtype{ZR_F32}))
       return wrong(where + " lies in a buffer of another dtype");
     if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
@@ -89,7 +90,7 @@ class Collector {
       if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
         return wrong(where + ": pieces of a role come by parameter, ascending, and do not overlap");
     }
-    list.push_back({p.param, p.buffer, p.first, p.count, p.offset});
+    list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_SHARD});
   }
 
   const PlanInput& input_;
@@ -174,7 +175,8 @@ int64_t Plan::working_bytes() const {
 namespace {
 Kind kind_of_role(uint32_t role) {
   switch (role) {
-    case ZR_ROLE_WEIGHT: return Kind::weights;
+    case ZR_ROLE_WEIGHT:
+    case ZR_ROLE_SHARD: return Kind::weights;
     case ZR_ROLE_GRAD:
     case ZR_ROLE_SUM: return Kind::gradients;
     case ZR_ROLE_BUCKET: return Kind::buckets;

@@ -49,6 +49,7 @@ struct Buffer {
 struct Piece {
   uint32_t param, buffer;
   int64_t first, count, offset;  // elements
+  bool shard = false;            // of weights: no rank is to use the parameter without acquiring it
 };
 
 /// What one rank holds.

@@ -47,6 +47,11 @@ class Memory final : public Model {
   std::vector<zr::host::ModelBuffer> buffers() override { return {}; }
   void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
+  void on_use(Uses) override {}
+  void unbind(uint32_t, zr_dtype) override {}
+  void lend(uint32_t, void*) override {}
+  std::vector<uint32_t> written() override { return {}; }
+  void verify() override {}
   void release() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
@@ -54,6 +59,7 @@ class Memory final : public Model {
   }
   void add_gradient(uint32_t, int64_t, const zr_view&) override {}
   void drop_gradient(uint32_t) override {}
+  void hide_gradients(bool) override {}
   void seed(uint64_t) override {}
   void backward() {
     for (auto i = static_cast<uint32_t>(parameters_.size()); i-- > 0;) arrived_(i);

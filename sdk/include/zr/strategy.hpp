@@ -13,13 +13,15 @@
 //     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
 //     void grads_finish();
 //     void updated();
+//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole);  // optional, as the next:
+//     void release(const uint32_t* params, uint32_t n, uint32_t phase);                  // weights always are whole
 //     void abort() noexcept;                                              // optional
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
 // clang-format on
 //
-// Threads: plan and bind are [control]; grad_place, grad_ready and event are [use] (any thread, never two at once, so
-// no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call.
+// Threads: plan and bind are [control]; grad_place, grad_ready, event, acquire and release are [use] (any thread, never
+// two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call.
 //
 // Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance;
 // the zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
@@ -91,6 +93,7 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 ZR_DETECT(has_abort, abort);
+ZR_DETECT(has_acquire, acquire);
 
 template <class D>
 class StrategyLayer {
@@ -133,10 +136,25 @@ class StrategyLayer {
   static zr_code updated(void* self, zr_error* error) noexcept {
     return guard(error, [&] { own(self).updated(); });
   }
+  /// Complete on return, so `done` is resolved at once.
+  static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole, zr_done* done,
+                         zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_acquire<D>) own(self).acquire(params, n, phase, whole);
+      if (done) Done::retained(static_cast<StrategyLayer*>(self)->host_, done).resolve();
+    });
+  }
+  /// Waits for `after` before it lets go.
+  static zr_code release(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_done* after,
+                         zr_error* error) noexcept {
+    return guard(error, [&] {
+      if (after) Done::retained(static_cast<StrategyLayer*>(self)->host_, after).wait();
+      if constexpr (has_acquire<D>) own(self).release(params, n, phase);
+    });
+  }
   static void abort(void* self) noexcept {
     if constexpr (has_abort<D>) own(self).abort();
   }
-  /// acquire and release are null: weights are whole between updated() and the next.
   static constexpr zr_strategy_api api{sizeof(zr_strategy_api),
                                        0,
                                        plan,
@@ -146,8 +164,8 @@ class StrategyLayer {
                                        event,
                                        grads_finish,
                                        updated,
-                                       nullptr,
-                                       nullptr,
+                                       has_acquire<D> ? acquire : nullptr,
+                                       has_acquire<D> ? release : nullptr,
                                        abort};
 
  private:

@@ -25,13 +25,14 @@ inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArray
 }
 
 /// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout,
-/// embedding, a layer that only even micro-batches use, batch norm's buffers, all in one.
+/// embedding, a layer that only even steps use (only even micro-batches where
+/// `divergent`, so that ranks differ), batch norm's buffers, all in one.
 struct Everything : Model {
   struct Head : torch::nn::Module {
     explicit Head(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }
     torch::Tensor weight;
   };
-  explicit Everything(double dropout) {
+  explicit Everything(double dropout, bool by_micro_batch = false) : divergent(by_micro_batch) {
     embedding = register_module("embedding", torch::nn::Embedding(kWords, kWidth));
     twice = register_module("twice", torch::nn::Linear(kWidth, kWidth));
     large = register_module("large", torch::nn::Linear(kWidth, 577));
@@ -53,10 +54,11 @@ struct Everything : Model {
     x = x + drop(torch::gelu(twice(x)));
     x = x + drop(narrow(torch::gelu(large(norm(x)))));
     x = twice(x) * scalar + frozen(x);
-    if (m % 2 == 0) x = x + sometimes(x);
+    if ((divergent ? m : step) % 2 == 0) x = x + sometimes(x);
     x = batch_norm(x);
     return torch::nn::functional::cross_entropy(torch::linear(x, head->weight).to(torch::kFloat), targets.view(-1));
   }
+  bool divergent;
   torch::nn::Embedding embedding{nullptr};
   torch::nn::Linear twice{nullptr}, large{nullptr}, narrow{nullptr}, sometimes{nullptr}, frozen{nullptr};
   std::shared_ptr<Head> head;
@@ -111,13 +113,13 @@ struct Wide : Model {
   std::vector<torch::nn::Linear> lines;
 };
 
-/// Seeds libtorch's generator, then builds: "everything", "dropout", "tiny", "recurrent", "wide".
+/// Seeds libtorch's generator, then builds: "everything", "dropout", "divergent", "tiny", "recurrent", "wide".
 inline std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
   torch::manual_seed(seed);
   if (name == "tiny") return std::make_shared<Tiny>();
   if (name == "wide") return std::make_shared<Wide>();
   if (name == "recurrent") return std::make_shared<Recurrent>();
-  return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0);
+  return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0, name == "divergent");
 }
 
 }  // namespace parity

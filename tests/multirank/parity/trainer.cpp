@@ -9,6 +9,7 @@
 #include "multirank/parity/features.hpp"
 #include "multirank/parity/outcome.hpp"
 #include "zr/engine.hpp"
+#include "zr/parameters.hpp"
 
 namespace {
 
@@ -31,6 +32,7 @@ parity::Outcome train(const zr::Program& program) {
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied: one parameter under two names
     const auto value = engine.get(item.key());
     outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+    const auto scope = zr::gather(item.value());
     const auto own = item.value().detach().to(torch::kFloat).contiguous();
     outcome.weights["model's " + item.key()].assign(own.data_ptr<float>(), own.data_ptr<float>() + own.numel());
   }

@@ -29,7 +29,7 @@ typedef struct zr_plan_in {            /* lives as long as the instance */
   uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
 
-enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD = 2, ZR_ROLE_SUM = 3, ZR_ROLE_BUCKET = 4, ZR_ROLE_WINDOW = 5 };
+enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD = 2, ZR_ROLE_SUM = 3, ZR_ROLE_BUCKET = 4, ZR_ROLE_WINDOW = 5, ZR_ROLE_SHARD = 6 };
 typedef struct zr_buffer { /* memory that the host shall allocate on this rank, zeroed, where peers can read it */
   uint32_t size, role;
   const char *tag; /* for the ledger; copied */
@@ -37,8 +37,10 @@ typedef struct zr_buffer { /* memory that the host shall allocate on this rank, 
   zr_dtype dtype;
   uint32_t rsv;
 } zr_buffer;
-typedef struct zr_piece {             /* elements [first, first + count) of a parameter stand at `offset` of a buffer */
-  uint32_t size, role, param, buffer; /* WEIGHT: whole, or shards. SUM: what this rank updates, in fold order */
+/* Elements [first, first + count) of a parameter stand at `offset` of a buffer. WEIGHT: whole parameters. SHARD: parts
+ * of those that acquire() makes whole, on all ranks. SUM: what this rank updates, in fold order. */
+typedef struct zr_piece {
+  uint32_t size, role, param, buffer;
   int64_t first, count, offset;
 } zr_piece;
 typedef struct zr_plan_sink { /* the host's; lives until plan() returns, and is called during it only */

@@ -1,0 +1,31 @@
+// Parameters as memory: real pointers while a scope lives, and models that are built without ever being whole.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+#include <vector>
+
+namespace zr {
+
+/// While it lives, the parameters have memory that may be read and written by pointer (data_ptr, accessor,
+/// torch::save): whole, in train.dtype, equal on all ranks. What was written is taken over at the end; write the same
+/// on all ranks. Under strategies that keep weights whole it costs nothing. Collective, as is its end; on the training
+/// thread, within the engine's life, and ended before engine.step().
+class Gathered {
+ public:
+  explicit Gathered(const std::vector<torch::Tensor>& parameters);
+  ~Gathered() noexcept(false);
+  Gathered(const Gathered&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// `const auto scope = zr::gather(model->parameters());` Tensors that no engine trains are left as they are.
+inline Gathered gather(const std::vector<torch::Tensor>& parameters) { return Gathered(parameters); }
+/// One parameter.
+inline Gathered gather(const torch::Tensor& parameter) { return Gathered({parameter}); }
+
+}  // namespace zr

@@ -1,0 +1,81 @@
+#include "engine/weights.hpp"
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock,
+                       CallCheck check, std::function<void(uint32_t, const void*)> written)
+    : model_(model),
+      strategy_(strategy),
+      api_(strategy.api<zr_strategy_api>()),
+      plan_(plan),
+      lock_(lock),
+      check_(std::move(check)),
+      written_(std::move(written)) {
+  const auto& parameters = plan.input.parameters;
+  std::vector<char> whole(parameters.size(), 0);
+  for (const Piece& piece : plan.mine.weights)
+    whole[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
+  for (uint32_t i = 0; i < whole.size(); ++i)
+    if (!whole[i] && parameters[i].count > 0) sharded_.push_back(i);
+  users_.assign(whole.size(), 0);
+  memory_.assign(whole.size(), nullptr);
+  dirty_.assign(whole.size(), 0);
+}
+
+void WeightFlow::start() {
+  model_.on_use({[this](const uint32_t* params, uint32_t n, bool scope) { begin(params, n, scope); },
+                 [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); }});
+  for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
+}
+
+void WeightFlow::begin(const uint32_t* params, uint32_t n, bool scope) {
+  const std::lock_guard lock(lock_);
+  std::vector<uint32_t> absent;
+  for (uint32_t i = 0; i < n; ++i)
+    if (users_[params[i]] == 0) absent.push_back(params[i]);
+  if (!absent.empty()) {
+    std::vector<zr_view> whole(absent.size());
+    CallError error;
+    const uint32_t phase = scope ? uint32_t{ZR_EXPORT_PHASE} : phase_.load();
+    check_(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase, whole.data(),
+                         nullptr, &error),
+           error, strategy_.who("acquire"));
+    for (std::size_t i = 0; i < absent.size(); ++i) {
+      const Parameter& parameter = plan_.input.parameters[absent[i]];
+      if (whole[i].count != parameter.count || whole[i].dtype != plan_.input.weight_dtype || !whole[i].data)
+        fail_bug(strategy_.who("acquire") + " gave '" + parameter.name + "' " + std::to_string(whole[i].count) +
+                 " elements of its " + std::to_string(parameter.count));
+      memory_[absent[i]] = whole[i].data;
+      model_.lend(absent[i], whole[i].data);
+    }
+  }
+  for (uint32_t i = 0; i < n; ++i) ++users_[params[i]];
+}
+
+void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
+  const std::lock_guard lock(lock_);
+  std::vector<uint32_t> unused;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t param = params[i];
+    if (written && written[i]) dirty_[param] = 1;
+    if (--users_[param] == 0) unused.push_back(param);
+  }
+  if (!unused.empty()) let_go(unused);
+}
+
+void WeightFlow::let_go(const std::vector<uint32_t>& params) {
+  for (const uint32_t param : params) {
+    if (dirty_[param]) written_(param, memory_[param]);
+    dirty_[param] = 0;
+    memory_[param] = nullptr;
+    model_.lend(param, nullptr);
+  }
+  CallError error;
+  check_(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
+         error, strategy_.who("release"));
+}
+
+}  // namespace zr::host

@@ -1,0 +1,53 @@
+// From the strategy to operators: parameters that are not whole on this rank are made so around each use.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "engine/gradients.hpp"
+#include "model/model.hpp"
+#include "plan/plan.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+class WeightFlow {
+ public:
+  /// All references outlive the flow. `lock` is held around every [use] call of the strategy. `written(param, whole)`:
+  /// an operator wrote to a parameter in place; called before its memory goes.
+  WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock, CallCheck check,
+             std::function<void(uint32_t, const void*)> written);
+
+  /// Parameters of which this rank has no whole piece; they are not bound to memory.
+  const std::vector<uint32_t>& sharded() const { return sharded_; }
+  /// Takes their memory away; from here on they are gathered around each use.
+  void start();
+  /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
+  void set_phase(uint32_t phase) { phase_ = phase; }
+  /// Makes parameters whole, those that are not. Collective; every begin has one end. `scope`: see Model::Uses. [use]
+  void begin(const uint32_t* params, uint32_t n, bool scope);
+  /// They may go; written[i]: the caller wrote to params[i], on all ranks alike. written may be null.
+  void end(const uint32_t* params, const bool* written, uint32_t n);
+  /// The memory of a parameter between begin and end.
+  void* memory(uint32_t param) const { return memory_[param]; }
+
+ private:
+  void let_go(const std::vector<uint32_t>& params);
+
+  Model& model_;
+  const Instance& strategy_;
+  const zr_strategy_api* api_;
+  const Plan& plan_;
+  std::recursive_mutex& lock_;
+  CallCheck check_;
+  std::function<void(uint32_t, const void*)> written_;
+  std::vector<uint32_t> sharded_;
+  std::atomic<uint32_t> phase_{ZR_FORWARD};
+  // By parameter; of use to sharded ones only.
+  std::vector<int> users_;
+  std::vector<void*> memory_;
+  std::vector<char> dirty_;
+};
+
+}  // namespace zr::host

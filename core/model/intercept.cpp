@@ -1,0 +1,150 @@
+#include "model/intercept.hpp"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+thread_local Recorder* recorder = nullptr;
+
+void add(const at::Tensor& tensor, bool written, std::vector<Touch>& touches) {
+  Placeholder* placeholder = Placeholder::behind(tensor);
+  if (!placeholder) return;
+  for (Touch& touch : touches)
+    if (touch.placeholder == placeholder) {
+      touch.written |= written;
+      return;
+    }
+  touches.push_back({placeholder, written});
+}
+
+void add(const c10::IValue& value, bool written, std::vector<Touch>& touches) {
+  if (value.isTensor()) {
+    add(value.toTensor(), written, touches);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, written, touches);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+      if (tensor) add(*tensor, written, touches);
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) add(one, written, touches);
+  }
+}
+
+bool is_view_cached(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, bool> known;
+  const auto at = known.find(&schema);
+  return at != known.end() ? at->second : known.emplace(&schema, is_view(schema)).first->second;
+}
+
+// Module::to, torch::load and whoever else exchanges a parameter's tensor ask this first.
+void refuse_replacement(const c10::OperatorHandle& op, const Stack& stack, const std::vector<Touch>& touches) {
+  if (op.schema().name() != "aten::_has_compatible_shallow_copy_type") return;
+  const Placeholder* self = Placeholder::behind(stack[stack.size() - 2].toTensor());
+  if (self && self == touches.front().placeholder)
+    fail_user(self->reason() +
+              "; to replace its data (module->to(), torch::load, set_data) do so before the engine is "
+              "made, or use engine.set()");
+}
+
+// Calls each keeper for its own touches, which stand side by side; `n` of them in all.
+template <class F>
+void by_keeper(const std::vector<Touch>& touches, std::size_t n, F&& call) {
+  for (std::size_t first = 0; first < n;) {
+    Keeper* keeper = touches[first].placeholder->keeper();
+    std::size_t end = first + 1;
+    while (end < n && touches[end].placeholder->keeper() == keeper) ++end;
+    call(keeper, touches.data() + first, end - first);
+    first = end;
+  }
+}
+
+void leave(const std::vector<Touch>& touches, std::size_t n) {
+  by_keeper(touches, n, [](Keeper* keeper, const Touch* first, std::size_t count) {
+    if (keeper) keeper->leave(first, count);
+  });
+}
+
+void enter(std::vector<Touch>& touches) {
+  std::stable_sort(touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
+    return std::less<>()(a.placeholder->keeper(), b.placeholder->keeper());
+  });
+  std::size_t entered = 0;
+  try {
+    by_keeper(touches, touches.size(), [&](Keeper* keeper, const Touch* first, std::size_t count) {
+      if (!keeper) fail_user(first->placeholder->reason());
+      keeper->enter(first, count);
+      entered += count;
+    });
+  } catch (...) {
+    leave(touches, entered);
+    throw;
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (recorder) return recorder->record(op, below, stack);
+  std::vector<Touch> touches;
+  find_touches(op, *stack, touches);
+  if (touches.empty()) return op.redispatchBoxed(below, stack);
+  refuse_replacement(op, *stack, touches);
+  // Some `views` copy when they must (contiguous, reshape, to): what they call comes here again.
+  if (is_view_cached(op.schema())) return op.redispatchBoxed(below, stack);
+  enter(touches);
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // nested operators have the memory already
+    op.redispatchBoxed(below, stack);
+  } catch (...) {
+    leave(touches, touches.size());
+    throw;
+  }
+  leave(touches, touches.size());
+}
+
+}  // namespace
+
+void find_touches(const c10::OperatorHandle& op, const Stack& stack, std::vector<Touch>& touches) {
+  const auto& arguments = op.schema().arguments();
+  const std::size_t first = stack.size() - arguments.size();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    add(stack[first + i], alias && alias->isWrite(), touches);
+  }
+}
+
+bool is_view(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments())
+    if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
+  for (const auto& result : schema.returns())
+    if (!result.alias_info() || result.alias_info()->isWrite()) return false;
+  return !schema.returns().empty();
+}
+
+void intercept() {
+  static const torch::Library library = [] {
+    torch::Library fallbacks(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    fallbacks.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    return fallbacks;
+  }();
+}
+
+Recorder::Recorder() : outer_(recorder) {
+  intercept();
+  recorder = this;
+  if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+Recorder::~Recorder() {
+  recorder = outer_;
+  if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
+}
+Recorder* Recorder::current() { return recorder; }
+
+}  // namespace zr::host

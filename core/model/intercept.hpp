@@ -1,0 +1,41 @@
+// Operators that touch storages without memory: their keepers are told before and after.
+//
+// Tensors on a placeholder carry the dispatch key DeferredInit, which libtorch leaves to libraries outside it; views
+// inherit it, copies do not. Its kernel, ours alone in a process, is the boxed fallback in intercept.cpp: it finds the
+// placeholders among an operator's arguments, lets their keepers lend memory, runs the operator and takes the memory
+// back. Operators without such an argument never come here.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+#include "model/placeholder.hpp"
+
+namespace zr::host {
+
+using Stack = std::vector<c10::IValue>;
+
+/// Registers the fallback; the first call counts. Before the first placeholder is made. [any]
+void intercept();
+
+/// Appends every placeholder among the operator's arguments, the last of the stack, once each.
+void find_touches(const c10::OperatorHandle& op, const Stack& stack, std::vector<Touch>& touches);
+/// The operator's results are all views of its arguments, and it writes nothing: it reads no memory.
+bool is_view(const c10::FunctionSchema& schema);
+
+/// While one lives, the operators of this thread go to record() instead, those without tensors too.
+class Recorder {
+ public:
+  Recorder();
+  virtual ~Recorder();
+  Recorder(const Recorder&) = delete;
+  virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) = 0;
+  /// This thread's; null.
+  static Recorder* current();
+
+ private:
+  Recorder* outer_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,90 @@
+#include "model/placeholder.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+
+#include "model/intercept.hpp"
+
+namespace zr::host {
+
+namespace {
+
+// TensorImpl::key_set_ is protected: a pointer to it formed in a derived class is legal C++.
+struct KeySet : c10::TensorImpl {
+  static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
+};
+
+// The switch that makes reads of a storage's pointer throw is private up to libtorch 2.11, which can set it but not
+// clear it. An explicit instantiation may name a private member.
+bool c10::StorageImpl::*throws_on_read();
+template <bool c10::StorageImpl::*Member>
+struct Named {
+  friend bool c10::StorageImpl::*throws_on_read() { return Member; }
+};
+template struct Named<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+}  // namespace
+
+void Placeholder::let_go(void* placeholder) {
+  auto* self = static_cast<Placeholder*>(placeholder);
+  if (--self->references_ == 0) delete self;
+}
+
+at::DataPtr Placeholder::pointer(void* memory) {
+  ++references_;
+  return {memory, this, &let_go, at::Device(at::kCPU)};
+}
+
+at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
+                             std::string reason) {
+  intercept();
+  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type));
+  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytesContiguous(sizes, at::elementSize(type)));
+  auto* placeholder = new Placeholder(keeper, index, std::move(reason));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       placeholder->pointer(nullptr), nullptr, false);
+  placeholder->storage_ = storage.get();
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(placeholder->reason_);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_sizes_contiguous(sizes);
+  mark(tensor, true);
+  return tensor;
+}
+
+Placeholder* Placeholder::behind(c10::StorageImpl& storage) {
+  at::DataPtr& pointer = storage._mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &let_go ? static_cast<Placeholder*>(pointer.get_context()) : nullptr;
+}
+
+Placeholder* Placeholder::behind(const at::TensorBase& tensor) {
+  if (!is_marked(tensor) || !tensor.has_storage()) return nullptr;
+  return behind(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+void Placeholder::mark(const at::TensorBase& tensor, bool intercepted) {
+  c10::DispatchKeySet& keys = KeySet::of(*tensor.unsafeGetTensorImpl());
+  constexpr auto key = c10::DispatchKey::DeferredInit;
+  keys = intercepted ? keys.add(key) : keys.remove(key);
+}
+
+void Placeholder::attach(void* memory) {
+  storage_->*throws_on_read() = false;
+  storage_->set_data_ptr_noswap(pointer(memory));
+}
+
+void Placeholder::detach() {
+  storage_->*throws_on_read() = true;  // with the text of make()
+  storage_->set_data_ptr_noswap(pointer(nullptr));
+}
+
+void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks().mutable_get(); }
+
+void Placeholder::orphan(const std::string& reason) {
+  keeper_ = nullptr;
+  reason_ = reason;
+  detach();
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
+}
+
+}  // namespace zr::host

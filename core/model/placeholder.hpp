@@ -1,0 +1,71 @@
+// Storage that keeps its size but has no memory between uses, and what stands behind it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace zr::host {
+
+/// A placeholder's place in one operator's arguments.
+struct Touch {
+  class Placeholder* placeholder;
+  bool written;  // the operator writes to it
+};
+
+/// Whoever gives placeholders memory while an operator uses them. Any thread, several at once.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+  /// An operator is about to run: on return every placeholder has memory. Throws what the operator shall throw.
+  virtual void enter(const Touch* touches, std::size_t n) = 0;
+  /// It has run, or thrown.
+  virtual void leave(const Touch* touches, std::size_t n) = 0;
+};
+
+/// Stands behind one storage as the context of its data pointer, and lives as long as that storage. Tensors on it carry
+/// the DeferredInit key (intercept.hpp), as do their views. Reading its memory without an operator throws `reason`.
+class Placeholder {
+ public:
+  /// A dense, row-major CPU tensor without memory. `keeper` may be null: then every use throws `reason`.
+  static at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
+                         std::string reason);
+  /// What stands behind a storage; null if it is an ordinary one.
+  static Placeholder* behind(c10::StorageImpl& storage);
+  static Placeholder* behind(const at::TensorBase& tensor);
+  /// The tensor's operators are intercepted from now on, or no longer.
+  static void mark(const at::TensorBase& tensor, bool intercepted);
+  static bool is_marked(const at::TensorBase& tensor) {
+    return tensor.defined() && tensor.key_set().has(c10::DispatchKey::DeferredInit);
+  }
+
+  /// Memory of the storage's size, lent until detach().
+  void attach(void* memory);
+  void detach();
+  void* memory() const;
+
+  Keeper* keeper() const { return keeper_; }
+  uint32_t index() const { return index_; }  // the keeper's own number for it
+  const std::string& reason() const { return reason_; }
+  c10::StorageImpl& storage() const { return *storage_; }
+  /// Without a keeper from now on; uses throw `reason`.
+  void orphan(const std::string& reason);
+
+ private:
+  Placeholder(Keeper* keeper, uint32_t index, std::string reason)
+      : keeper_(keeper), index_(index), reason_(std::move(reason)) {}
+  static void let_go(void* placeholder);
+  at::DataPtr pointer(void* memory);
+
+  std::atomic<Keeper*> keeper_;
+  uint32_t index_;
+  std::string reason_;
+  c10::StorageImpl* storage_ = nullptr;
+  std::atomic<int> references_{0};  // data pointers that name it
+};
+
+}  // namespace zr::host
