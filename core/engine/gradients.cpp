@@ -70,7 +70,8 @@ bool GradientFlow::place(uint32_t param) {
   while (taken < parameter.count) {
     zr_view dst{};
     CallError error;
-    const zr_code code = api_->grad_place(strategy_.self(), param, taken, seen_micro(), &dst, &error);
+    int64_t first = taken;
+    const zr_code code = api_->grad_place(strategy_.self(), param, &first, seen_micro(), &dst, &error);
     if (code == ZR_AGAIN) {
       if (!hold_) return false;
       fail_user("strategy '" + std::string(strategy_.component().table->id) +
@@ -79,12 +80,13 @@ bool GradientFlow::place(uint32_t param) {
                 "choose another strategy");
     }
     check_(code, error, strategy_.who("grad_place"));
-    if (dst.count <= 0 || dst.count > parameter.count - taken || dst.dtype != plan_.input.gradient_dtype())
+    if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
+        dst.dtype != plan_.input.gradient_dtype())
       fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) +
-               " elements");
-    write(param, taken, dst);
+               " elements from " + std::to_string(first));
+    write(param, first, dst);
     if (!hold_ || micro_ == last_)
-      check_(api_->grad_ready(strategy_.self(), param, taken, dst.count, seen_micro(), &error), error,
+      check_(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
              strategy_.who("grad_ready"));
     taken += dst.count;
   }

@@ -38,7 +38,7 @@ class Zero0 : public zr::Strategy<Zero0> {
     gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own));
   }
 
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) { return gradients_->place(param, first); }
+  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return gradients_->place(param, first); }
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     gradients_->ready(param, first, count, micro);
   }

@@ -18,7 +18,7 @@ class Zero2 : public zr::Strategy<Zero2> {
     shards_.emplace(in, bucket_bytes_, kGradients);
     shards_->bind(bound);
   }
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) { return shards_->gradients().place(param, first); }
+  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return shards_->gradients().place(param, first); }
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     shards_->gradients().ready(param, first, count, micro);
   }

@@ -76,7 +76,7 @@ class Zero3 : public zr::Strategy<Zero3> {
                                                 bound.buffers[kWindow], host_);
   }
 
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) { return gradients_->place(param, first); }
+  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return gradients_->place(param, first); }
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     gradients_->ready(param, first, count, micro);
   }

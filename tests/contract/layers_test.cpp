@@ -137,9 +137,11 @@ TEST_F(StrategyLayer, EmitsBuffersInOrderAndPieces) {
 TEST_F(StrategyLayer, SaysAgainWhereThereIsNoRoomAndLeavesTheViewAlone) {
   bind();
   zr_view place = view_of(&error_, 99);
-  EXPECT_EQ(api().grad_place(self_, 7, 0, 0, &place, &error_), ZR_AGAIN);
+  int64_t first = 0;
+  EXPECT_EQ(api().grad_place(self_, 7, &first, 0, &place, &error_), ZR_AGAIN);
   EXPECT_EQ(place.count, 99);
-  EXPECT_EQ(api().grad_place(self_, 1, 3, 0, &place, &error_), ZR_OK);
+  first = 3;
+  EXPECT_EQ(api().grad_place(self_, 1, &first, 0, &place, &error_), ZR_OK);
   EXPECT_EQ(place.data, memory_ + 3);
   EXPECT_EQ(place.count, 2);
 }

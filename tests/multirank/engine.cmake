@@ -6,7 +6,7 @@ if(ZR_TORCH)
   zr_add_plugin(zr_test_halves ROLE strategy ID halves SOURCES plugins/halves.cpp)
   zr_add_plugin(zr_test_blocks ROLE optimizer ID blocks SOURCES plugins/blocks.cpp)
   unset(ZR_PLUGIN_OUTPUT)
-  foreach(program engine_case parity_trainer)
+  foreach(program engine_case parity_trainer operators_trainer)
     add_executable(${program})
     target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_libraries(${program} PRIVATE Zeroth::zeroth)
@@ -16,6 +16,8 @@ if(ZR_TORCH)
   endforeach()
   target_sources(engine_case PRIVATE engine_case.cpp)
   target_sources(parity_trainer PRIVATE parity/trainer.cpp)
+  target_sources(operators_trainer PRIVATE operators/autograds.cpp operators/layers.cpp operators/tensors.cpp
+                                           operators/trainer.cpp)
   zr_test(engine_test SOURCES engine_test.cpp engine_loss_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   zr_test(parity_test TORCH SOURCES parity/parity_test.cpp parity/reference.cpp LIBRARIES zr::torch

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -79,25 +80,39 @@ class GradientBuckets {
       live_.push_back(0);
       for (const GradientBucket::Run& run : bucket.runs) {
         live_.back() += run.count;
-        places_.push_back({run.param, b, run.first, run.count, run.offset});
+        places_.push_back({run.param, b, run.first, run.count, run.offset, 0});
       }
       counts_.push_back(std::move(bucket.counts));
       label_.push_back("bucket " + std::to_string(b));
     }
-    std::sort(places_.begin(), places_.end(),
-              [](const Place& x, const Place& y) { return std::pair(x.param, x.first) < std::pair(y.param, y.first); });
+    // A parameter's runs are placed in the order in which their buckets leave, so that one of many buckets fits two
+    // rooms.
+    std::sort(places_.begin(), places_.end(), [](const Place& x, const Place& y) {
+      return std::tuple(x.param, x.bucket, x.first) < std::tuple(y.param, y.bucket, y.first);
+    });
     for (const Place& place : places_) ++begin_[place.param + 1];
     for (std::size_t p = 1; p < begin_.size(); ++p) begin_[p] += begin_[p - 1];
+    for (std::size_t i = 1; i < places_.size(); ++i)
+      if (places_[i].param == places_[i - 1].param) places_[i].before = places_[i - 1].before + places_[i - 1].count;
+    for (uint32_t i = 0; i < places_.size(); ++i) by_first_.push_back(i);
+    std::sort(by_first_.begin(), by_first_.end(), [&](uint32_t x, uint32_t y) {
+      return std::pair(places_[x].param, places_[x].first) < std::pair(places_[y].param, places_[y].first);
+    });
     left_.resize(memory_.size());
     expect_all();
   }
 
   /// grad_place.
-  zr_view place(uint32_t param, int64_t first) {
-    const Place& at = find(param, first);
+  zr_view place(uint32_t param, int64_t& first) {
+    const auto begin = places_.begin() + begin_[param], end = places_.begin() + begin_[param + 1];
+    const int64_t placed = first;
+    const Place& at =
+        *std::prev(std::upper_bound(begin, end, placed, [](int64_t n, const Place& p) { return n < p.before; }));
     if (at.bucket >= leaving_ + memory_.size()) return {};  // its room holds a bucket that is still filling
     left_[at.bucket % memory_.size()].wait();               // ... or one that peers still read
-    return part(memory_[at.bucket % memory_.size()], at.offset + first - at.first, at.first + at.count - first);
+    const int64_t inside = placed - at.before;
+    first = at.first + inside;
+    return part(memory_[at.bucket % memory_.size()], at.offset + inside, at.count - inside);
   }
   /// grad_ready.
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
@@ -123,10 +138,12 @@ class GradientBuckets {
   struct Place {
     uint32_t param, bucket;
     int64_t first, count, offset;
+    int64_t before;  // elements of the parameter that are placed ahead of these
   };
   const Place& find(uint32_t param, int64_t first) const {
-    const auto begin = places_.begin() + begin_[param], end = places_.begin() + begin_[param + 1];
-    return *std::prev(std::upper_bound(begin, end, first, [](int64_t at, const Place& p) { return at < p.first; }));
+    const auto begin = by_first_.begin() + begin_[param], end = by_first_.begin() + begin_[param + 1];
+    return places_[*std::prev(
+        std::upper_bound(begin, end, first, [&](int64_t at, uint32_t i) { return at < places_[i].first; }))];
   }
   void expect_all() {
     leaving_ = 0;
@@ -142,8 +159,9 @@ class GradientBuckets {
   std::vector<int64_t> missing_;              // of them not yet ready in this micro-step
   std::vector<std::vector<int64_t>> counts_;  // of every rank
   std::vector<std::string> label_;
-  std::vector<Place> places_;          // by parameter, ascending
-  std::vector<std::ptrdiff_t> begin_;  // by parameter: its first place
+  std::vector<Place> places_;          // by parameter, in the order its buckets leave
+  std::vector<uint32_t> by_first_;     // of places_: by parameter, ascending
+  std::vector<std::ptrdiff_t> begin_;  // by parameter: its first in both
   std::size_t leaving_ = 0;            // the bucket that leaves next
 };
 

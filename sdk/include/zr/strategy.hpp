@@ -8,7 +8,7 @@
 //     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), nothing
 //     void plan(const zr_plan_in&, zr::Plan&) const;
 //     void bind(const zr_plan_in&, const zr::Bound&);
-//     zr_view grad_place(uint32_t param, int64_t first, uint32_t micro);  // count 0: no room yet
+//     zr_view grad_place(uint32_t param, int64_t& first, uint32_t micro); // count 0: no room yet; by value: ascending
 //     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
 //     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
 //     void grads_finish();
@@ -114,11 +114,13 @@ class StrategyLayer {
       own(self).bind(*in, lent);
     });
   }
-  static zr_code grad_place(void* self, uint32_t param, int64_t first, uint32_t micro, zr_view* dst,
+  static zr_code grad_place(void* self, uint32_t param, int64_t* first, uint32_t micro, zr_view* dst,
                             zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
-      const zr_view place = own(self).grad_place(param, first, micro);
+      int64_t next = *first;
+      const zr_view place = own(self).grad_place(param, next, micro);
       if (place.count == 0) return ZR_AGAIN;
+      *first = next;
       *dst = place;
       return ZR_OK;
     });

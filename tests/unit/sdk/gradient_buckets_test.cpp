@@ -38,16 +38,17 @@ class GradientBuckets : public testing::Test {
     api_.submit = submit;
     in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
   }
+  std::vector<zr_view> make_rooms() {
+    rooms_.assign(2 * 3072, -1);
+    return {{rooms_.data(), 3072, ZR_F32, 0, {1, 0}}, {rooms_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
+  }
   zr::GradientBuckets make(zr::GradientMemory memory) {
     memory_.assign(3072 + 1024, -1);
     const auto view = [&](int64_t first, int64_t count) {
       return zr_view{memory_.data() + first, count, ZR_F32, 0, {1, 0}};
     };
     std::vector<zr_view> buffers{view(0, 4096)};
-    if (memory == zr::GradientMemory::rooms) {
-      rooms_.assign(2 * 3072, -1);
-      buffers = {{rooms_.data(), 3072, ZR_F32, 0, {1, 0}}, {rooms_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
-    }
+    if (memory == zr::GradientMemory::rooms) buffers = make_rooms();
     std::vector<zr::GradientBucket> buckets{
         {{{1, 0, 1024, 0}}, {512, 512}},
         {{{0, 1024, 1024, 0}, {0, 0, 1024, 1024}, {0, 2048, 1024, 2048}}, {1024, 2048}}};
@@ -59,11 +60,16 @@ class GradientBuckets : public testing::Test {
             {view(0, 512), view(512, 2048)}};
   }
   // Writes 1000 p + leaf into each leaf and says so.
-  static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t first, uint32_t micro = 0) {
+  static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t placed, uint32_t micro = 0) {
+    int64_t first = placed;
     const zr_view place = buckets.place(param, first);
     ASSERT_EQ(place.count, 1024);
     std::fill_n(static_cast<float*>(place.data), 1024, static_cast<float>(1000 * param + first / 1024));
     buckets.ready(param, first, 1024, micro);
+  }
+
+  static zr_view place(zr::GradientBuckets& buckets, uint32_t param, int64_t placed) {
+    return buckets.place(param, placed);
   }
 
   zr::host::Ledger ledger_;
@@ -97,16 +103,28 @@ TEST_F(GradientBuckets, LeaveInTheirOrderWhateverArrivesFirst) {
 
 TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
   auto buckets = make(zr::GradientMemory::rooms);
-  EXPECT_EQ(buckets.place(1, 0).count, 1024);
-  EXPECT_EQ(buckets.place(1, 100).count, 924);
-  EXPECT_EQ(static_cast<float*>(buckets.place(0, 2048 + 7).data) - static_cast<float*>(buckets.place(0, 1024).data),
+  EXPECT_EQ(place(buckets, 1, 0).count, 1024);
+  EXPECT_EQ(place(buckets, 1, 100).count, 924);
+  EXPECT_EQ(static_cast<float*>(place(buckets, 0, 2048 + 7).data) - static_cast<float*>(place(buckets, 0, 1024).data),
             2048 + 7);
+}
+
+TEST_F(GradientBuckets, AParameterIsPlacedInTheOrderItsBucketsLeave) {
+  zr::GradientBuckets buckets(
+      in_, zr::GradientMemory::rooms, {{{{0, 2048, 1024, 0}}, {512, 512}}, {{{0, 0, 2048, 0}}, {1024, 1024}}},
+      zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}), make_rooms().data(), {zr_view{}, zr_view{}});
+  int64_t first = 0;
+  EXPECT_EQ(buckets.place(0, first).count, 1024);
+  EXPECT_EQ(first, 2048) << "the last elements leave first";
+  first = 1024;
+  EXPECT_EQ(buckets.place(0, first).count, 2048);
+  EXPECT_EQ(first, 0);
 }
 
 TEST_F(GradientBuckets, WholeTheyStandFromTheLastThatLeavesToTheFirst) {
   auto buckets = make(zr::GradientMemory::whole);
-  EXPECT_EQ(buckets.place(0, 1024).data, memory_.data());
-  EXPECT_EQ(buckets.place(1, 0).data, memory_.data() + 3072);
+  EXPECT_EQ(place(buckets, 0, 1024).data, memory_.data());
+  EXPECT_EQ(place(buckets, 1, 0).data, memory_.data() + 3072);
 }
 
 TEST_F(GradientBuckets, AreWholeWhereTheHostHoldsGradients) {

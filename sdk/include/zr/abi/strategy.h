@@ -65,10 +65,11 @@ typedef struct zr_strategy_api {
   zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
   /* [control] after the plan was allocated */
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
-  /* [use] Where the gradient's elements from `first` on go: *dst is 1..the rest of them, of grad_dtype, to be written,
-   * not added to, before grad_ready. ZR_AGAIN: no room until buckets ahead have left; the host keeps it. Where
-   * gradients are held, all have room, and the answer is the same in every micro-step (micro is 0) until grad_ready. */
-  zr_code (*grad_place)(void *self, uint32_t param, int64_t first, uint32_t micro, zr_view *dst, zr_error *);
+  /* [use] Which elements of a gradient go where next. *first: in, how many were placed in this micro-step; out, the
+   * first of a run of dst->count not placed yet (as it was: they ascend). *dst is of grad_dtype, to be written (not added
+   * to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the gradient. With
+   * ZR_PLAN_HOLD_GRADS it is asked again in later micro-steps (micro stays 0) and answers the same. */
+  zr_code (*grad_place)(void *self, uint32_t param, int64_t *first, uint32_t micro, zr_view *dst, zr_error *);
   /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
    * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);

@@ -1,0 +1,139 @@
+#include "model/recompute.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "base/failure.hpp"
+#include "model/placeholder.hpp"
+
+namespace zr::host {
+
+namespace {
+// Parameters, and views of sharded ones, cost nothing to keep.
+bool stays(const torch::Tensor& tensor) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || Placeholder::behind(tensor) != nullptr;
+}
+
+int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+// The random state and autocast mode of the block's first run, while the block runs again.
+class Restored {
+ public:
+  Restored(const torch::Tensor& random, bool autocast, at::ScalarType type)
+      : generator_(at::globalContext().defaultGenerator(at::kCPU)),
+        random_(generator_.get_state()),
+        autocast_(at::autocast::is_autocast_enabled(at::kCPU)),
+        type_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    generator_.set_state(random);
+    at::autocast::set_autocast_enabled(at::kCPU, autocast);
+    at::autocast::set_autocast_dtype(at::kCPU, type);
+  }
+  ~Restored() {
+    generator_.set_state(random_);
+    at::autocast::set_autocast_enabled(at::kCPU, autocast_);
+    at::autocast::set_autocast_dtype(at::kCPU, type_);
+  }
+
+ private:
+  at::Generator generator_;
+  torch::Tensor random_;
+  bool autocast_;
+  at::ScalarType type_;
+};
+}  // namespace
+
+// Stands for a tensor of the first run.
+class Frame::Dropped final : public SavedHooks {
+ public:
+  explicit Dropped(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+  void call_pack_hook(const torch::Tensor& tensor) override {
+    if (stays(tensor))
+      kept_ = tensor;
+    else
+      index_ = frame_->dropped_++;
+  }
+  torch::Tensor call_unpack_hook() override { return kept_.defined() ? kept_ : frame_->take(index_); }
+
+ private:
+  std::shared_ptr<Frame> frame_;
+  torch::Tensor kept_;
+  std::size_t index_ = 0;
+};
+
+// Takes in what a further run saves. Its graph is thrown away, so nothing is ever asked back.
+class Frame::Recorded final : public SavedHooks {
+ public:
+  Recorded(std::vector<torch::Tensor>& values, const std::vector<torch::Tensor>& leaves)
+      : values_(values), leaves_(leaves) {}
+  void call_pack_hook(const torch::Tensor& tensor) override {
+    const bool made_leaf =
+        std::any_of(leaves_.begin(), leaves_.end(), [&](const torch::Tensor& leaf) { return leaf.is_same(tensor); });
+    if (made_leaf || !stays(tensor)) values_.push_back(tensor.detach());
+  }
+  torch::Tensor call_unpack_hook() override { fail_bug("the graph of a recomputed block was used"); }
+
+ private:
+  std::vector<torch::Tensor>& values_;
+  const std::vector<torch::Tensor>& leaves_;  // the block's inputs, which were no leaves at first
+};
+
+Frame::Frame(Block again, const std::vector<torch::Tensor>& inputs)
+    : again_(std::move(again)),
+      random_(at::globalContext().defaultGenerator(at::kCPU).get_state()),
+      autocast_(at::autocast::is_autocast_enabled(at::kCPU)),
+      autocast_type_(at::autocast::get_autocast_dtype(at::kCPU)) {
+  for (const torch::Tensor& tensor : inputs) {
+    Input input;
+    input.requires_grad = tensor.defined() && tensor.requires_grad();
+    if (tensor.defined() && !stays(tensor)) input.dropped = SavedScope::hooks();
+    if (input.dropped) {
+      const at::NoGradGuard no_grad;
+      input.dropped->call_pack_hook(tensor);
+    } else {
+      input.kept = tensor;
+      input.version = tensor.defined() ? version_of(tensor) : 0;
+    }
+    inputs_.push_back(std::move(input));
+  }
+}
+
+SavedScope::Make Frame::hooks() {
+  return [frame = shared_from_this()] { return std::make_unique<Dropped>(frame); };
+}
+
+torch::Tensor Frame::take(std::size_t index) {
+  if (values_.size() <= index || !values_[index].defined()) run_again();
+  return std::move(values_[index]);
+}
+
+void Frame::run_again() {
+  std::vector<torch::Tensor> inputs, leaves;
+  for (Input& input : inputs_) {
+    const torch::Tensor tensor = input.dropped ? input.dropped->call_unpack_hook() : input.kept;
+    if (!input.dropped && tensor.defined() && version_of(tensor) != input.version)
+      fail_user(
+          "an input of zr::checkpoint was changed in place after the block had run, so that it cannot be computed "
+          "again; change a copy");
+    if (!tensor.defined() || stays(tensor))
+      inputs.push_back(tensor);
+    else
+      leaves.push_back(inputs.emplace_back(tensor.detach().set_requires_grad(input.requires_grad)));
+  }
+  values_.clear();
+  {
+    const at::AutoGradMode grad(true);
+    const Restored restored(random_, autocast_, autocast_type_);
+    const SavedScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
+    again_(inputs);
+  }
+  if (values_.size() != dropped_)
+    fail_user("the block of zr::checkpoint saved " + std::to_string(values_.size()) +
+              " tensors when it ran again, but " + std::to_string(dropped_) +
+              " at first; it must do the same both times: depend on its inputs and the model alone");
+}
+
+}  // namespace zr::host

@@ -1,0 +1,30 @@
+// What autograd keeps of a forward for its backward, kept in another way: the saved-tensor engine.
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <functional>
+#include <memory>
+
+namespace zr::host {
+
+using SavedHooks = torch::autograd::SavedVariableHooks;
+
+/// While one lives, every tensor that an operator of this thread saves for backward is packed into what make() returns,
+/// and comes back from it. Scopes nest; the innermost counts. The first in a process replaces libtorch's default
+/// autograd engine by one that differs in this alone, so no backward may run on another thread then.
+class SavedScope {
+ public:
+  using Make = std::function<std::unique_ptr<SavedHooks>()>;
+  explicit SavedScope(Make make);
+  ~SavedScope();
+  SavedScope(const SavedScope&) = delete;
+  /// From this thread's innermost scope; null without one.
+  static std::unique_ptr<SavedHooks> hooks();
+
+ private:
+  Make make_;
+  SavedScope* outer_;
+};
+
+}  // namespace zr::host
