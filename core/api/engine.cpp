@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "engine/session.hpp"
 #include "model/torch_model.hpp"
@@ -29,7 +30,7 @@ LogicalRole role_of(What what) {
 struct Engine::State {
   State(const Program& program, torch::nn::Module& model)
       : torch_model(pairs(model.named_parameters()), pairs(model.named_buffers()),
-                    program.text("train.dtype") == "bf16" ? zr_dtype{ZR_BF16} : zr_dtype{ZR_F32}),
+                    host::float_named(program.text("train.dtype"))),
         session(program.state()->setup(), torch_model) {
     at::set_num_threads(session.threads());
   }
@@ -50,7 +51,10 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) +
                     " elements, but must be one number");
   state_->session.begin_backward(loss.item<double>(), weight);
-  torch::autograd::backward({weight == 1 ? loss : loss * weight}, {});
+  const double factor = weight * state_->session.loss_scale();
+  // The scale is beyond fp16: a loss in it is widened first.
+  const torch::Tensor wide = factor != 1 && loss.scalar_type() == torch::kHalf ? loss.to(torch::kFloat) : loss;
+  torch::autograd::backward({factor == 1 ? wide : wide * factor}, {});
   state_->session.end_backward();
 }
 
@@ -65,6 +69,7 @@ int64_t Engine::step_index() const { return state_->session.step_index(); }
 int64_t Engine::micro_index() const { return state_->session.micro_index(); }
 int64_t Engine::seed() const { return state_->session.config().integer("train.seed"); }
 double Engine::last_loss() const { return state_->session.last_loss(); }
+double Engine::loss_scale() const { return state_->session.loss_scale(); }
 double Engine::last_grad_norm() const { return state_->session.last_grad_norm(); }
 std::string Engine::weights_hash() { return state_->session.weights_hash(); }
 void Engine::finish() { state_->session.finish(); }

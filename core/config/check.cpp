@@ -7,6 +7,7 @@
 #include "base/failure.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
+#include "config/precision.hpp"
 #include "config/tree.hpp"
 
 namespace zr::host {
@@ -64,6 +65,7 @@ class Check {
     ranks(world);
     run_name();
     batch();
+    for (const auto& [path, wrong] : precision_problems(config_)) problem(entry(path).origin, path + ": " + wrong);
     throw_problems();
     return std::move(config_);
   }

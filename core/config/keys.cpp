@@ -63,6 +63,17 @@ void add_schedules(std::vector<Key>& keys) {
   }
 }
 
+// The reference system's names, defaults and meaning.
+void add_loss_scale(std::vector<Key>& keys) {
+  keys.push_back(real("fp16", "loss_scale", "0.0", 0, kInf, "what a loss is multiplied by; 0: adjusted as below"));
+  keys.push_back(whole("fp16", "initial_scale_power", "16", 0, 64, "the scale begins at two to this power"));
+  keys.push_back(whole("fp16", "loss_scale_window", "1000", 1, kMost, "good steps behind a step that doubles it"));
+  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMost, "how many steps must overflow until it is halved"));
+  keys.push_back(flag("fp16", "consecutive_hysteresis", "false",
+                      "a good step makes hysteresis count anew; false: only one that doubles the scale"));
+  keys.push_back(real("fp16", "min_loss_scale", "1.0", 0, kInf, "the scale is not halved below this"));
+}
+
 std::vector<Key> make_host_keys() {
   std::vector<Key> keys;
   keys.push_back(
@@ -77,8 +88,8 @@ std::vector<Key> make_host_keys() {
   keys.push_back(text("job", "runs", "\"runs\"", "folder that keeps the runs, from where the job is started"));
   keys.push_back(whole("train", "steps", "100", 0, kMost, "updates of the weights"));
   keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
-  keys.push_back(
-      text("train", "dtype", "\"fp32\"", "of weights and activations; sums and states stay fp32", {"fp32", "bf16"}));
+  keys.push_back(text("train", "dtype", "\"fp32\"", "of weights and activations; masters and states stay fp32",
+                      {"fp32", "bf16", "fp16"}));
   keys.push_back(
       whole("train", "global_batch", "0", 0, kMost, "samples a step; 0: micro_batch x accumulation x ranks"));
   keys.push_back(
@@ -86,11 +97,18 @@ std::vector<Key> make_host_keys() {
   keys.push_back(
       whole("train", "accumulation", "0", 0, kMost, "micro-batches a step on each rank; 0: from the other two"));
   keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
+  keys.push_back(whole("train", "max_skips", "50", 1, kMost,
+                       "steps in a row that gradients which are not finite may skip; then the job stops"));
   keys.push_back(flag("gradients", "overlap", "true",
                       "buckets leave during backward; false: after it (models that run backward in backward)"));
   keys.push_back(text("gradients", "reduce", "\"each\"",
                       "each: after every micro-step; last: added up on each rank first, less wire and other roundings",
                       {"each", "last"}));
+  keys.push_back(text("gradients", "dtype", "\"fp32\"", "of the sums over micro-batches and ranks", {"fp32", "bf16"}));
+  keys.push_back(text("gradients", "reduce_dtype", "\"auto\"",
+                      "gradients are rounded to it before they travel; auto: the weights' own, or a narrower sum's",
+                      {"auto", "fp32", "bf16", "fp16"}));
+  add_loss_scale(keys);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));

@@ -1,9 +1,11 @@
 #include "engine/agreement.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "shard/norm.hpp"
 
@@ -67,11 +69,11 @@ void Agreement::exchange_leaves() {
 namespace {
 // One rank's words, as bytes: the same length on all ranks.
 struct Header {
-  int64_t non_finite, tokens;
+  int64_t non_finite, tokens, first_non_finite;
 };
 
 std::string encode(const Agreement::Mine& mine, int64_t non_finite) {
-  const Header header{non_finite, mine.tokens};
+  const Header header{non_finite, mine.tokens, mine.first_non_finite};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   for (const auto* list : {&mine.losses, &mine.weights})
     bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
@@ -80,17 +82,28 @@ std::string encode(const Agreement::Mine& mine, int64_t non_finite) {
 }
 }  // namespace
 
+int64_t Agreement::first_non_finite_param() const {
+  for (std::size_t i = 0; i < first_leaf_.size(); ++i) {
+    if (plan_.input.parameters[i].frozen) continue;
+    const auto first = all_.begin() + first_leaf_[i];
+    if (std::any_of(first, first + leaves_of(plan_.input.parameters[i].count),
+                    [](double leaf) { return !std::isfinite(leaf); }))
+      return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
 Agreed Agreement::reach(const Mine& mine) {
   std::vector<LeafRun> runs;
   for (const Unit& unit : units_)
-    runs.push_back({static_cast<const float*>(unit.sum.data), unit.count,
-                    all_.data() + first_leaf_[unit.param] + unit.first / kLeaf});
+    runs.push_back({unit.sum, all_.data() + first_leaf_[unit.param] + unit.first / kLeaf});
   leaf_sums(pool_, runs);
   int64_t non_finite = 0;
   for (const LeafRun& run : runs)
-    for (int64_t leaf = 0; leaf < leaves_of(run.count); ++leaf)
+    for (int64_t leaf = 0; leaf < leaves_of(run.values.count); ++leaf)
       if (!std::isfinite(run.out[leaf]))
-        non_finite += count_non_finite(run.values + leaf * kLeaf, std::min(kLeaf, run.count - leaf * kLeaf));
+        non_finite +=
+            count_non_finite(part_of(run.values, leaf * kLeaf, std::min(kLeaf, run.values.count - leaf * kLeaf)));
 
   const auto words = comm_.all_gather_bytes(encode(mine, non_finite), "agreement");
   Agreed agreed;
@@ -98,25 +111,33 @@ Agreed Agreement::reach(const Mine& mine) {
   const std::size_t micros = mine.losses.size();
   double loss = 0;
   for (std::size_t a = 0; a < micros; ++a)
-    for (const std::string& word : words) {  // m = a N + r, ascending
+    for (std::size_t r = 0; r < words.size(); ++r) {  // m = a N + r, ascending
+      const std::string& word = words[r];
       double value, weight;
       std::memcpy(&value, word.data() + sizeof(Header) + a * 8, 8);
       std::memcpy(&weight, word.data() + sizeof(Header) + (micros + a) * 8, 8);
+      if (!std::isfinite(value) && agreed.loss_rank < 0) agreed.loss_rank = static_cast<int>(r);
       loss += weight == 1 ? value : value * weight;
       agreed.weight += weight;
     }
-  for (const std::string& word : words) {
+  for (std::size_t r = 0; r < words.size(); ++r) {
+    const std::string& word = words[r];
     Header header;
     std::memcpy(&header, word.data(), sizeof header);
     // Ranks that hold the same sums count the same elements.
     agreed.non_finite =
         provides_.empty() ? std::max(agreed.non_finite, header.non_finite) : agreed.non_finite + header.non_finite;
     agreed.tokens += header.tokens;
+    if (header.first_non_finite >= 0 && (agreed.giver < 0 || header.first_non_finite < agreed.first_given)) {
+      agreed.giver = static_cast<int>(r);
+      agreed.first_given = header.first_non_finite;
+    }
     const char* touched = word.data() + sizeof(Header) + 2 * micros * 8;
     for (std::size_t i = 0; i < agreed.touched.size(); ++i) agreed.touched[i] |= touched[i];
   }
   agreed.loss = loss / agreed.weight;
   exchange_leaves();
+  if (agreed.non_finite > 0) agreed.first_param = first_non_finite_param();
   agreed.sum_of_squares = std::accumulate(all_.begin(), all_.end(), 0.0);
   return agreed;
 }

@@ -17,7 +17,11 @@ struct Agreed {
   double loss = 0;    // mean over the step's micro-batches, weighted if they are
   double weight = 0;  // M, or the sum of the micro-batches' weights
   double sum_of_squares = 0;
-  int64_t non_finite = 0;  // elements
+  int64_t non_finite = 0;  // elements of the sums
+  /// Where there are any: the first parameter of the model's order that has some, and the first rank that handed over
+  /// some of the first parameter of which a rank did (-1: none did, or none looked); and whose loss was not finite.
+  int64_t first_param = -1, first_given = -1;
+  int giver = -1, loss_rank = -1;
   int64_t tokens = 0;
   std::vector<char> touched;
 };
@@ -33,6 +37,7 @@ class Agreement {
     std::vector<double> losses, weights;  // by micro-step
     int64_t tokens;
     const std::vector<char>* touched;
+    int64_t first_non_finite;  // parameter, of the gradients handed over; -1: none
   };
   /// Collective. Reads the units' sums, which must be complete.
   Agreed reach(const Mine& mine);
@@ -42,6 +47,7 @@ class Agreement {
     int64_t leaf, count;  // leaves, in the job's logical order
   };
   void exchange_leaves();
+  int64_t first_non_finite_param() const;
 
   Communicator& comm_;
   Pool& pool_;

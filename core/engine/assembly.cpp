@@ -16,6 +16,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "config/precision.hpp"
 #include "engine/session.hpp"
 
 namespace zr::host {
@@ -38,8 +39,6 @@ std::string hash_of_file(const std::filesystem::path& file) {
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
   return text;
 }
-
-zr_dtype dtype_of(const Config& config) { return config.text("train.dtype") == "bf16" ? ZR_BF16 : ZR_F32; }
 
 std::string table_of(Role role, const Component& component) {
   return std::string(name_of(role)) + "." + component.table->id;
@@ -65,6 +64,7 @@ Session::Session(Setup setup, Model& model)
       model_(model),
       control_(setup_.control),
       accumulation_(static_cast<int>(config().integer("train.accumulation"))),
+      loss_scale_(LossScaleKeys::of(config())),
       pool_(threads_of(config(), *control_)),
       host_(ledger_, pool_) {
   const int ranks = setup_.only_plan ? static_cast<int>(config().integer("job.ranks")) : world();
@@ -79,12 +79,15 @@ Session::Session(Setup setup, Model& model)
   CallError error;
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   check(optimizer->describe(optimizer_->self(), &desc, &error), error, optimizer_->who("describe"));
+  const Precision types = precision_of(config());
   PlanInput input{model_.parameters(),
                   ranks,
-                  dtype_of(config()),
+                  types.weights,
                   accumulation_,
                   {desc.slots, desc.slots + desc.n_slots},
-                  config().text("gradients.reduce") == "last"};
+                  config().text("gradients.reduce") == "last",
+                  types.gradients,
+                  types.sums};
   assign_groups(input.parameters);
   plan_ = make_plan(input, rank(), [&](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
@@ -124,6 +127,7 @@ Session::Session(Setup setup, Model& model)
     agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
     gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
                                                 config().boolean("gradients.overlap"), use_, check_call);
+    gradients_->watch(loss_scale_.watches());
   } catch (...) {
     release();
     throw;

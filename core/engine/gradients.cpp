@@ -5,6 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "shard/norm.hpp"
 
 namespace zr::host {
 
@@ -42,6 +43,8 @@ void GradientFlow::begin(uint32_t micro) {
   submitted_before_ = submitted_at_last_ = comm_.submitted();
   if (micro == 0) {
     std::fill(touched_.begin(), touched_.end(), 0);
+    watches_ = watches_next_;
+    first_non_finite_ = -1;
     event(ZR_STEP_BEGIN);
   }
 }
@@ -81,7 +84,7 @@ bool GradientFlow::place(uint32_t param) {
     }
     check_(code, error, strategy_.who("grad_place"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
-        dst.dtype != plan_.input.gradient_dtype())
+        dst.dtype != plan_.input.grad_dtype)
       fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) +
                " elements from " + std::to_string(first));
     write(param, first, dst);
@@ -94,13 +97,16 @@ bool GradientFlow::place(uint32_t param) {
   return true;
 }
 
-// What was held from earlier micro-steps is added to, in fp32; a gradient that did not come adds nothing.
+// What was held from earlier micro-steps is added to; a gradient that did not come adds nothing.
 void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
   const bool adds = hold_ && micro_ > 0;
-  if (present_[param])
-    adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
-  else if (!adds)
-    std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
+  if (!present_[param]) {
+    if (!adds) std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
+    return;
+  }
+  adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
+  const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
+  if (watches_ && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
 }
 
 void GradientFlow::place_waiting() {

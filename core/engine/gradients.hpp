@@ -26,6 +26,11 @@ class GradientFlow {
   void begin(uint32_t micro);
   /// Autograd has this parameter's gradient. [use], any thread.
   void arrived(uint32_t param);
+  /// From the next step on, looks whether what is handed over is finite, which costs a reading of it.
+  void watch(bool on) { watches_next_ = on; }
+  /// If watched: the first parameter, in the model's order, of which this rank handed over an element in this step that
+  /// is not finite; -1: none.
+  int64_t first_non_finite() const { return first_non_finite_; }
   /// The backward has ended: zeros for what did not come, then the strategy's BACKWARD_END.
   void end();
   /// By parameter: some micro-batch of this step had a gradient for it, on this rank.
@@ -54,6 +59,8 @@ class GradientFlow {
   CallCheck check_;
   uint32_t micro_ = 0;
   bool active_ = false;
+  bool watches_next_ = false, watches_ = false;
+  int64_t first_non_finite_ = -1;
   std::vector<int64_t> taken_;  // by parameter: elements handed to the strategy in this micro-step
   std::vector<char> present_;   // by parameter: autograd delivered in this micro-step
   std::vector<char> touched_;

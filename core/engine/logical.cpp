@@ -48,7 +48,7 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, fl
   for (const Unit& unit : units_) {
     if (unit.param != param) continue;
     const zr_view view = state_view(unit, role, slot);
-    std::memcpy(out + unit.first, view.data, static_cast<std::size_t>(unit.count) * 4);
+    widen(view.data, view.dtype, unit.count, out + unit.first);
   }
   if (parameter.frozen)
     for (const Piece& piece : plan_.mine.weights)

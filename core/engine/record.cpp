@@ -100,6 +100,7 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
                 {"step_ms", number(row.step_ms)},
                 {"tokens_per_s", number(row.tokens_per_s)},
                 {"wire_bytes", number(row.wire_bytes)}};
+  if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
   if (row.skipped) fields.emplace_back("skipped", "true");
   this->row(object(fields) + "\n");
   show(row, memory_bytes);
@@ -114,11 +115,12 @@ void Record::show(const StepRow& row, int64_t memory_bytes) {
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double left = elapsed / static_cast<double>(row.step) * static_cast<double>(steps_ - row.step);
-  char line[200];
+  std::string skipped = row.skipped ? "  (skipped: gradients not finite" : "";
+  if (row.skipped) skipped += row.loss_scale != 0 ? ", loss scale " + shortest(row.loss_scale) + ")" : ")";
+  char line[240];
   std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s",
                 static_cast<long long>(row.step), static_cast<long long>(steps_), row.loss, row.lr, recent_rate_,
-                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(),
-                row.skipped ? "  (skipped: gradients not finite)" : "");
+                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(), skipped.c_str());
   std::printf(progress_ == Progress::terminal ? "\r\033[K%s" : "%s\n", line);
   std::fflush(stdout);
 }
@@ -156,6 +158,7 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
       {"tokens", number(tokens_)},
       {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
       {"skipped", number(skipped_)},
+      {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
       {"memory", object(memory)},
       {"wire_bytes", object(wire)},
       {"overlap", object({{"collectives", number(collectives)}, {"early", number(early)}})},

@@ -29,6 +29,7 @@ struct StepRow {
   double step_ms, tokens_per_s;
   int64_t wire_bytes;  // received in this step, summed over ranks, unpadded, control traffic apart
   bool skipped;        // the gradients were not finite
+  double loss_scale;   // what the losses were multiplied by; 0: nothing to tell
 };
 
 class Record {

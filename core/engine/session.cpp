@@ -5,6 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "config/schedule.hpp"
 
 namespace zr::host {
@@ -100,11 +101,12 @@ bool Session::step() {
 
   const Agreed agreed =
       agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
-                         &gradients_->touched()});
-  const double norm = std::sqrt(agreed.sum_of_squares) / agreed.weight;
+                         &gradients_->touched(), gradients_->first_non_finite()});
+  const double divisor = agreed.weight * loss_scale_.value();  // M S
+  const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
   const double clip = config().number("train.clip");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  grad_mul_ = static_cast<float>(scale / agreed.weight);
+  grad_mul_ = static_cast<float>(scale / divisor);
   const double rate = learning_rate(config(), updates_);
   Timer::lap(*this, Phase::agree);
 
@@ -141,13 +143,39 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   const double seconds = std::chrono::duration<double>(now - step_start_).count();
   step_start_ = now;
   record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3,
-                 static_cast<double>(agreed.tokens) / seconds, record_wire_ - wire_before, agreed.non_finite > 0},
+                 static_cast<double>(agreed.tokens) / seconds, record_wire_ - wire_before, agreed.non_finite > 0,
+                 plan_.input.weight_dtype == ZR_F16 ? loss_scale_.value() : 0},
                 ledger_.peak(Tier::device));
+  agreed.non_finite > 0 ? loss_scale_.skipped() : loss_scale_.made();
+  gradients_->watch(loss_scale_.watches());
   losses_.clear();
   weights_.clear();
   tokens_ = 0;
+  if (loss_scale_.gives_up()) give_up(agreed);
   reseed();
   if (step_ == config().integer("train.steps")) finish();
+}
+
+void Session::give_up(const Agreed& agreed) const {
+  const int64_t skips = loss_scale_.skips_in_a_row();
+  const auto name = [&](int64_t param) {
+    return "'" + plan_.input.parameters[static_cast<std::size_t>(param)].name + "'";
+  };
+  std::string text = "gradients were not finite in " + std::to_string(skips) +
+                     (skips == 1 ? " step" : " steps in a row") + ", as many as train.max_skips (" +
+                     config().origin("train.max_skips").text() + ") allows: ";
+  text += agreed.giver >= 0 ? name(agreed.first_given) + " was the first parameter that overflowed, on rank " +
+                                  std::to_string(agreed.giver)
+                            : name(agreed.first_param) +
+                                  " was the first parameter whose sum over ranks and "
+                                  "micro-batches overflowed, no rank's own gradient did";
+  if (agreed.loss_rank >= 0)
+    text += "; the loss of rank " + std::to_string(agreed.loss_rank) + " was not finite either";
+  text += "; the weights are those after step " + std::to_string(step_ - skips);
+  const bool fp16 = plan_.input.weight_dtype == ZR_F16;
+  if (fp16) text += ", the loss scale came to " + shortest(loss_scale_.value());
+  fail_user(text + "; look at the data of that rank, lower optimizer.lr or set train.clip" +
+            (fp16 ? ", or set train.dtype = \"bf16\", which has fp32's range" : ""));
 }
 
 void Session::notify_updated() {

@@ -16,6 +16,7 @@
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
 #include "engine/gradients.hpp"
+#include "engine/loss_scale.hpp"
 #include "engine/record.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
@@ -63,6 +64,8 @@ class Session {
   void add_tokens(int64_t tokens) { tokens_ += tokens; }
   double last_loss() const { return last_.loss; }
   double last_grad_norm() const { return last_.grad_norm; }
+  /// What the losses of the coming step are multiplied by before backward.
+  double loss_scale() const { return loss_scale_.value(); }
 
   /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
   uint32_t find(const std::string& parameter) const;
@@ -103,11 +106,14 @@ class Session {
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
+  /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
+  [[noreturn]] void give_up(const Agreed& agreed) const;
 
   Setup setup_;
   Model& model_;
   std::shared_ptr<Control> control_;
   int accumulation_ = 1;
+  LossScale loss_scale_;
   Ledger ledger_;
   Pool pool_;
   Host host_;

@@ -54,7 +54,7 @@ class Model {
   virtual void on_gradient(Arrived arrived) = 0;  // replaces the one before; empty: none
   /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
   virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
-  /// Adds those elements, in fp32, to what dst (fp32) holds.
+  /// Adds those elements, in fp32, to what dst holds, rounding to its dtype.
   virtual void add_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
   /// The gradient that arrived is no longer needed.
   virtual void drop_gradient(uint32_t param) = 0;

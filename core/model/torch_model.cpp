@@ -274,7 +274,9 @@ void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst
 void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->slots[param].gradient;
-  torch::from_blob(dst.data, {dst.count}, at::kFloat).add_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  // Added in fp32 and rounded once, whatever the two types are.
+  torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
+      .add_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
 void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient = torch::Tensor(); }

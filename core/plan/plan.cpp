@@ -18,8 +18,8 @@ PlanView::PlanView(const PlanInput& input, int rank) {
          rank,
          input.world,
          input.weight_dtype,
-         input.gradient_dtype(),
-         ZR_F32,
+         input.grad_dtype,
+         input.sum_dtype,
          input.hold_gradients ? 1 : input.accumulation,
          static_cast<uint32_t>(params_.size()),
          kLeaf,
@@ -81,7 +81,7 @@ class Collector {
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
     const bool weight = p.role != ZR_ROLE_SUM;
-    if (buffer.dtype != (weight ? input_.weight_dtype : zr_dtype{ZR_F32}))
+    if (buffer.dtype != (weight ? input_.weight_dtype : input_.sum_dtype))
       return wrong(where + " lies in a buffer of another dtype");
     if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
     std::vector<Piece>& list = weight ? plan_.weights : plan_.sums;

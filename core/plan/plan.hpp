@@ -34,9 +34,10 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;   // of the optimizer
-  bool hold_gradients = false;  // gradients.reduce = "last": gradients are added up in fp32 before they leave
-  zr_dtype gradient_dtype() const { return hold_gradients ? zr_dtype{ZR_F32} : weight_dtype; }
+  std::vector<zr_slot> slots;    // of the optimizer
+  bool hold_gradients = false;   // gradients.reduce = "last": gradients are added up in their places before they leave
+  zr_dtype grad_dtype = ZR_F32;  // of one backward's gradient, as it travels, or of what is held
+  zr_dtype sum_dtype = ZR_F32;   // of the sum over micro-batches and ranks
 };
 
 struct Buffer {

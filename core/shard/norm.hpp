@@ -5,24 +5,24 @@
 #include <vector>
 
 #include "base/pool.hpp"
+#include "zr/abi/base.h"
 
 namespace zr::host {
 
 /// Lanes of a leaf: element i goes to lane i % 16; the lanes are added in ascending order.
 inline constexpr int kLanes = 16;
 
-/// Sum of squares of each leaf of `count` elements starting at a leaf's edge: out[(count + 1023) / 1024]. Squares of
-/// fp32 are exact in double, so that a sum is finite exactly if all its elements are.
-void leaf_sums(const float* values, int64_t count, double* out);
+/// Sum of squares of each leaf of `values` (fp32, bf16 or fp16), which start at a leaf's edge: out[(count + 1023) /
+/// 1024]. Squares of fp32 are exact in double, so that a sum is finite exactly if all its elements are.
+void leaf_sums(const zr_view& values, double* out);
 /// One call of it.
 struct LeafRun {
-  const float* values;
-  int64_t count;
+  zr_view values;
   double* out;
 };
 /// Many of them, spread over the pool.
 void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs);
-/// Elements of values[0, count) that are infinite or not a number.
-int64_t count_non_finite(const float* values, int64_t count);
+/// Elements of `values` (fp32, bf16 or fp16) that are infinite or not a number.
+int64_t count_non_finite(const zr_view& values);
 
 }  // namespace zr::host

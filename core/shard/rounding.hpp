@@ -1,4 +1,4 @@
-// Between fp32 and the narrower weight types: widening is exact, narrowing rounds to nearest even (NUMERICS.md 10).
+// Between fp32 and the narrower types: widening is exact, narrowing rounds to nearest even (NUMERICS.md 10).
 #pragma once
 
 #include <cstdint>

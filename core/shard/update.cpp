@@ -4,11 +4,13 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "shard/rounding.hpp"
 
 namespace zr::host {
 
 namespace {
 constexpr int64_t kTile = 64 * kLeaf;
+constexpr int64_t kWidenedTile = 16 * kLeaf;  // its fp32 copy stays in a core's cache
 
 struct Tile {
   const Unit* unit;
@@ -19,14 +21,24 @@ std::vector<Tile> cut(const std::vector<Unit>& units, const std::vector<char>& t
   std::vector<Tile> tiles;
   for (const Unit& unit : units) {
     if (!touched[unit.param]) continue;
-    const int64_t size = elementwise ? kTile : unit.count;
+    const int64_t size = !elementwise ? unit.count : unit.sum.dtype == ZR_F32 ? kTile : kWidenedTile;
     for (int64_t begin = 0; begin < unit.count; begin += size)
       tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
   }
   return tiles;
 }
 
-zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, zr_view* slots) {
+// The tile's sums as the optimizer reads them; `wide` holds them until the next call.
+zr_view fp32_sums(const Tile& tile, std::vector<float>& wide) {
+  const zr_view sums = part_of(tile.unit->sum, tile.begin, tile.count);
+  if (sums.dtype == ZR_F32) return sums;
+  wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
+  widen(sums.data, sums.dtype, sums.count, wide.data());
+  return {wide.data(), sums.count, ZR_F32, 0, sums.device};
+}
+
+zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, const zr_view& sums,
+                     zr_view* slots) {
   const Unit& unit = *tile.unit;
   const Parameter& parameter = plan.input.parameters[unit.param];
   for (std::size_t i = 0; i < unit.slots.size(); ++i) slots[i] = part_of(unit.slots[i], tile.begin, tile.count);
@@ -44,7 +56,7 @@ zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& inpu
           (*input.rates)[unit.param],
           part_of(unit.weight, tile.begin, tile.count),
           unit.master.count ? part_of(unit.master, tile.begin, tile.count) : unit.master,
-          part_of(unit.sum, tile.begin, tile.count),
+          sums,
           slots};
 }
 }  // namespace
@@ -56,8 +68,10 @@ void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const P
   const auto* api = optimizer.api<zr_optimizer_api>();
   pool.parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<zr_view> slots(plan.input.slots.size());
+    std::vector<float> wide;
     for (int64_t i = begin; i < end; ++i) {
-      const zr_opt_unit unit = describe(tiles[static_cast<std::size_t>(i)], plan, input, slots.data());
+      const Tile& tile = tiles[static_cast<std::size_t>(i)];
+      const zr_opt_unit unit = describe(tile, plan, input, fp32_sums(tile, wide), slots.data());
       const zr_opt_unit* pointer = &unit;
       CallError error;
       check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error, optimizer.who("step"));

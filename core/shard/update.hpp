@@ -18,7 +18,7 @@ struct Unit {
   int64_t first, count;
   zr_view weight;  // all views hold `count` elements, slots of blocks fewer
   zr_view master;  // count 0: the weight is its own
-  zr_view sum;
+  zr_view sum;     // fp32, or narrower: the optimizer is then given a widened copy
   std::vector<zr_view> slots;
 };
 
@@ -32,8 +32,8 @@ struct UpdateInput {
   const std::vector<char>* touched;   // by parameter: 0 is left alone
 };
 
-/// Calls the optimizer over all touched units. Elementwise optimizers get tiles of at most 64 Ki elements, several
-/// threads at once; others whole units. Throws Failure if the plug-in does.
+/// Calls the optimizer over all touched units. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where
+/// sums are narrow), several threads at once; others whole units. Throws Failure if the plug-in does.
 void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
             const std::vector<Unit>& units, const UpdateInput& input);
 

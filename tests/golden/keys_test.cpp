@@ -51,6 +51,7 @@ std::string wire(const Trained& run) { return run.summary.at("wire_bytes").dump(
 std::string overlap(const Trained& run) { return run.summary.at("overlap").dump(); }
 std::string steps(const Trained& run) { return run.summary.at("steps").dump(); }
 std::string ranks(const Trained& run) { return run.summary.at("ranks").dump(); }
+std::string scales(const Trained& run) { return column(run, "loss_scale"); }
 std::string printed(const Trained& run) { return run.out; }
 
 // A key, two values of it, what else the job must say for the key to matter, and where the difference shows.
@@ -75,6 +76,15 @@ const std::vector<Row> kTrained{
     {"train.micro_batch", "2", "3", tokens},
     {"train.accumulation", "1", "2", tokens},
     {"train.clip", "0.0", "0.001", weights, "optimizer=sgd"},
+    {"gradients.dtype", "fp32", "bf16", memory},
+    {"gradients.reduce_dtype", "auto", "bf16", wire},
+    {"fp16.loss_scale", "0.0", "64.0", scales, "train.dtype=fp16"},
+    {"fp16.initial_scale_power", "5", "6", scales, "train.dtype=fp16"},
+    {"fp16.loss_scale_window", "1", "3", scales, "train.dtype=fp16 fp16.initial_scale_power=4"},
+    {"fp16.hysteresis", "1", "2", scales, "train.dtype=fp16 parity.overflows=true"},
+    {"fp16.consecutive_hysteresis", "false", "true", scales, "train.dtype=fp16 parity.overflows=true"},
+    {"fp16.min_loss_scale", "4.0", "8.0", scales,
+     "train.dtype=fp16 parity.overflows=true fp16.hysteresis=1 fp16.initial_scale_power=4"},
     {"gradients.overlap", "true", "false", overlap},
     {"gradients.reduce", "each", "last", wire, "train.accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
@@ -135,8 +145,8 @@ const std::vector<Row> kGpt{
 };
 
 // Each has a test of its own below.
-const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads",
-                                   "job.name",    "job.runs",  "communicator.timeout"};
+const std::set<std::string> kApart{"job.program", "job.ranks",       "job.threads",         "job.name",
+                                   "job.runs",    "train.max_skips", "communicator.timeout"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))
@@ -280,6 +290,18 @@ TEST_F(KeysOf, TheJobSayHowManyThreadsARankHas) {
     job.wait();
   }
   EXPECT_GE(seen["5"], seen["1"] + 4);
+}
+
+TEST_F(KeysOf, TheTrainingSayHowManySkipsItTakes) {
+  std::map<std::string, std::size_t> seen;
+  for (const std::string skips : {"2", "4"}) {
+    const auto done = zr::testing::shell(
+        zeroth("launch -n 2 -- " + kTests + "engine_case never_finite " ZR_SOURCE_DIR "/tests/multirank/parity/" +
+               "parity.toml train.steps=50 job.name=" + skips + " train.max_skips=" + skips));
+    EXPECT_EQ(done.code, 2) << done.output;
+    seen[skips] = run_in(runs(skips)).rows.size();
+  }
+  EXPECT_EQ(seen["4"], seen["2"] + 2);
 }
 
 TEST_F(KeysOf, TheCommunicatorSayHowLongARankWaits) {

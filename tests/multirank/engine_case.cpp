@@ -26,7 +26,9 @@ void require(bool holds, const std::string& what) {
 struct Run {
   Run(const std::string& toml, const std::vector<std::string>& overrides)
       : program(toml, overrides,
-                {{"parity.model", "everything", "which model"}, {"parity.weighted", false, "unused here"}}) {
+                {{"parity.model", "everything", "which model"},
+                 {"parity.weighted", false, "unused here"},
+                 {"parity.overflows", false, "the losses of every other step are infinite, from the first on"}}) {
     arguments.push_back(toml);
     arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   }
@@ -39,7 +41,9 @@ struct Run {
     engine = std::make_unique<zr::Engine>(program, *model);
   }
   void micro_step() {
-    engine->backward(model->loss(engine->step_index(), engine->micro_index()));
+    const bool overflows = program.boolean("parity.overflows") && engine->step_index() % 2 == 0;
+    const auto loss = model->loss(engine->step_index(), engine->micro_index());
+    engine->backward(overflows ? loss * std::numeric_limits<float>::infinity() : loss);
     engine->step();
   }
   void train() {
@@ -118,6 +122,26 @@ void skips_non_finite(Run& run) {
   require(same(run.engine->get("twice.weight", zr::What::state, "exp_avg"), moment), "nor a state");
   run.micro_step();
   require(run.engine->weights_hash() != hash, "the next step moves the weights again");
+}
+
+// From the third step on, the last rank's loss is no number.
+void never_finite(Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    const bool spoilt = run.engine->step_index() >= 2 && run.engine->rank() == run.engine->world() - 1;
+    const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    run.engine->backward(spoilt ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+    run.engine->step();
+  }
+}
+
+// Every rank's gradients are finite, their sum is not.
+void sum_not_finite(Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.engine->backward((run.model->named_parameters()["scalar"].to(torch::kFloat) * 3e38).sum());
+    run.engine->step();
+  }
 }
 
 void keeps_untouched(Run& run) {
@@ -366,6 +390,8 @@ const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains}
                                                               {"takes_rank_zero", takes_rank_zero},
                                                               {"gets_and_sets", gets_and_sets},
                                                               {"skips_non_finite", skips_non_finite},
+                                                              {"never_finite", never_finite},
+                                                              {"sum_not_finite", sum_not_finite},
                                                               {"keeps_untouched", keeps_untouched},
                                                               {"evaluates", evaluates},
                                                               {"ends_early", ends_early},

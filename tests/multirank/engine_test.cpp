@@ -96,15 +96,15 @@ TEST_F(Engine, TakesRankZerosParameters) {
 }
 
 TEST_F(Engine, GetsAndSetsWholeTensorsUnderEveryStrategy) {
-  for (const char* strategy : {"zero0", "zero1", "zero2", "dealt"})
-    for (const char* dtype : {"fp32", "bf16"}) {
+  for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"})
+    for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "bf16 gradients.dtype=bf16"}) {
       const Result result = run(3, "gets_and_sets", std::string("strategy=") + strategy + " train.dtype=" + dtype);
       EXPECT_EQ(result.code, 0) << strategy << " " << dtype << "\n" << result.output;
     }
 }
 
 TEST_F(Engine, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
-  for (const char* dtype : {"fp32", "bf16"}) {
+  for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "fp16 gradients.dtype=bf16"}) {
     std::string all;
     for (const char* strategy : {"zero0", "zero1", "zero2", "dealt"}) {
       const Result result = run(3, "tells_all", std::string("strategy=") + strategy + " train.dtype=" + dtype);
@@ -139,10 +139,66 @@ TEST_F(Engine, NamesAGroupPatternThatMatchesNothing) {
 }
 
 TEST_F(Engine, ASkippedStepLeavesNoTrace) {
-  const Result result =
-      run(2, "skips_without_trace",
-          "strategy=zero1 train.steps=9 schedule.use=linear schedule.linear.warmup=4 optimizer.lr=0.1");
-  EXPECT_EQ(result.code, 0) << result.output;
+  for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
+    const Result result = run(2, "skips_without_trace",
+                              "strategy=zero1 train.steps=9 schedule.use=linear schedule.linear.warmup=4 "
+                              "optimizer.lr=0.1 train.dtype=" +
+                                  std::string(dtype));
+    EXPECT_EQ(result.code, 0) << dtype << "\n" << result.output;
+  }
+}
+
+TEST_F(Engine, TellsTheLossScaleOfEveryStep) {
+  ASSERT_EQ(run(2, "trains",
+                "train.dtype=fp16 train.steps=4 parity.overflows=true fp16.initial_scale_power=8 fp16.hysteresis=1")
+                .code,
+            0);
+  const auto rows = metrics();
+  ASSERT_EQ(rows.size(), 4u);
+  const std::vector<double> scales{256, 128, 128, 64};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["loss_scale"], scales[i]) << i;
+    EXPECT_EQ(rows[i].contains("skipped"), i % 2 == 0) << i;
+  }
+  EXPECT_EQ(summary()["skipped"], 2);
+  EXPECT_EQ(summary()["loss_scale"], 64);
+  ASSERT_EQ(run(2, "trains", "train.steps=1").code, 0);
+  EXPECT_FALSE(metrics()[0].contains("loss_scale")) << "fp32 has none";
+}
+
+TEST_F(Engine, StopsAfterTooManySkipsAndNamesParameterAndRank) {
+  for (const std::string strategy : {"zero0", "zero1"})
+    for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
+      const Result result = run(
+          3, "never_finite",
+          "train.steps=50 train.max_skips=3 fp16.initial_scale_power=8 train.dtype=" + dtype + " strategy=" + strategy);
+      EXPECT_EQ(result.code, 2) << result.output;
+      const std::string says =
+          "gradients were not finite in 3 steps in a row, as many as train.max_skips (command line) allows: 'scalar' "
+          "was the first parameter that overflowed, on rank 2; the loss of rank 2 was not finite either; the weights "
+          "are those after step 2" +
+          std::string(dtype == "fp16" ? ", the loss scale came to 64" : "") +
+          "; look at the data of that rank, lower optimizer.lr or set train.clip" +
+          (dtype == "fp16" ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
+      EXPECT_NE(result.output.find(says), std::string::npos) << dtype << "\n" << result.output;
+      EXPECT_EQ(metrics().size(), 5u) << "a row for every step, skipped or not";
+    }
+}
+
+TEST_F(Engine, NamesTheRankOfTheOnlySkipItMayMake) {
+  const Result result = run(2, "never_finite", "train.steps=50 train.max_skips=1");
+  EXPECT_EQ(result.code, 2) << result.output;
+  EXPECT_NE(result.output.find("'scalar' was the first parameter that overflowed, on rank 1;"), std::string::npos)
+      << result.output;
+}
+
+TEST_F(Engine, TellsASumThatOverflowsFromGradientsThatDo) {
+  const Result result = run(2, "sum_not_finite", "train.steps=50 train.max_skips=2");
+  EXPECT_EQ(result.code, 2) << result.output;
+  EXPECT_NE(result.output.find("allows: 'scalar' was the first parameter whose sum over ranks and micro-batches "
+                               "overflowed, no rank's own gradient did; the weights"),
+            std::string::npos)
+      << result.output;
 }
 
 TEST_F(Engine, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
@@ -213,14 +269,16 @@ TEST_F(Engine, TwoTrainAtTheSameTimeInOneProcess) {
 }
 
 TEST_F(Engine, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
-  for (const char* strategy : {"zero0", "zero1", "zero2"}) {
-    const Result result = run(2, "skips_non_finite", std::string("train.steps=5 strategy=") + strategy);
-    EXPECT_EQ(result.code, 0) << result.output;
-    const auto rows = metrics();
-    ASSERT_EQ(rows.size(), 3u);
-    EXPECT_TRUE(rows[1].contains("skipped"));
-    EXPECT_FALSE(rows[2].contains("skipped"));
-  }
+  for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
+      const Result result =
+          run(2, "skips_non_finite", std::string("train.steps=5 strategy=") + strategy + " train.dtype=" + dtype);
+      EXPECT_EQ(result.code, 0) << dtype << "\n" << result.output;
+      const auto rows = metrics();
+      ASSERT_EQ(rows.size(), 3u);
+      EXPECT_TRUE(rows[1].contains("skipped"));
+      EXPECT_FALSE(rows[2].contains("skipped"));
+    }
 }
 
 TEST_F(Engine, LeavesAnUnusedParameterAlone) {
@@ -287,29 +345,41 @@ TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
 }
 
 struct Cell {
-  std::string strategy, dtype, reduce;
+  std::string strategy, dtype, reduce, travels, sums;  // gradients.{reduce,reduce_dtype,dtype}
   int ranks, A;
   std::string name() const {
-    return strategy + "-" + dtype + "-" + reduce + "-n" + std::to_string(ranks) + "-a" + std::to_string(A);
+    return strategy + "-" + dtype + "-" + reduce + "-" + travels + "-" + sums + "-n" + std::to_string(ranks) + "-a" +
+           std::to_string(A);
   }
   bool last() const { return reduce == "last"; }
-  int64_t w() const { return dtype == "bf16" ? 2 : 4; }
+  static int64_t bytes(const std::string& type) { return type == "fp32" ? 4 : 2; }
+  int64_t w() const { return bytes(dtype); }  // a weight's
+  int64_t g() const { return bytes(sums); }   // a gradient sum's
+  // A gradient's on the wire; held gradients travel as the sums they are.
+  int64_t r() const { return last() ? g() : bytes(travels != "auto" ? travels : sums == "fp32" ? dtype : sums); }
+  bool one_type() const { return travels == "auto" ? sums == (sums == "fp32" ? dtype : sums) : travels == sums; }
 };
 
 // Trains every cell of a number of ranks for two steps, in one launch.
 std::vector<Cell> cells_of(int ranks) {
   std::vector<Cell> cells;
   for (const int A : {1, 4})
-    for (const std::string dtype : {"fp32", "bf16"})
-      for (const std::string strategy : {"zero0", "zero1", "zero2"})
-        for (const std::string reduce : {"each", "last"}) cells.push_back({strategy, dtype, reduce, ranks, A});
+    for (const std::string strategy : {"zero0", "zero1", "zero2"}) {
+      for (const std::string dtype : {"fp32", "bf16", "fp16"})
+        for (const std::string sums : {"fp32", "bf16"})
+          for (const std::string reduce : {"each", "last"})
+            cells.push_back({strategy, dtype, reduce, "auto", sums, ranks, A});
+      cells.push_back({strategy, "fp32", "each", "bf16", "fp32", ranks, A});
+      cells.push_back({strategy, "bf16", "each", "fp32", "fp32", ranks, A});
+    }
   return cells;
 }
 std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   std::vector<std::string> lines;
   for (const Cell& c : cells)
     lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) +
-                    " train.dtype=" + c.dtype + " strategy=" + c.strategy + " gradients.reduce=" + c.reduce);
+                    " train.dtype=" + c.dtype + " gradients.reduce_dtype=" + c.travels + " gradients.dtype=" + c.sums +
+                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce);
   return lines;
 }
 
@@ -326,14 +396,22 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
   // A shard differs from the mean by less than a leaf in each of the (at most five) buckets, alignment included.
   const int64_t leaf = 5 * (1024 + 32 * 15);
   for (const Cell& c : cells) {
-    const int64_t gradients = c.last() ? 4 * P : c.A * c.w() * P;  // held gradients travel once, in fp32
-    const int64_t step = (gradients + (c.strategy == "zero0" ? 4 : c.w()) * P) * (N - 1);
-    for (const Json& row : metrics(c.name())) EXPECT_EQ(row["wire_bytes"], step) << c.name();
+    const int64_t gradients = (c.last() ? 1 : c.A) * c.r() * P;  // held gradients travel once
+    const int64_t step = (gradients + (c.strategy == "zero0" ? c.g() : c.w()) * P) * (N - 1);
+    // A step that overflows (fp16, at the first scales) is skipped: no weight travels.
+    const auto skipped_saves = [&](const Json& row) {
+      return row.contains("skipped") && c.strategy != "zero0" ? c.w() * P * (N - 1) : 0;
+    };
+    int64_t saved = 0;
+    for (const Json& row : metrics(c.name())) {
+      EXPECT_EQ(row["wire_bytes"], step - skipped_saves(row)) << c.name();
+      saved += skipped_saves(row);
+    }
     const Json s = summary(c.name()), memory = s["memory"]["device"];
     int64_t wire = 0;
     for (const auto& [operation, bytes] : s["wire_bytes"].items())
       wire += operation == "control" ? 0 : bytes.get<int64_t>();
-    EXPECT_EQ(wire, 2 * step) << c.name();
+    EXPECT_EQ(wire, 2 * step - saved) << c.name();
 
     const std::string where = c.name() + "\n" + memory.dump(2);
     for (const auto& [tier, kinds] : s["memory"].items())
@@ -352,10 +430,10 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     if (rooms) {
       EXPECT_LE(memory["buckets"]["peak"], 2 * 65536) << where;
     }
-    if (!sharded || c.last() || (c.strategy == "zero1" && c.w() == 4 && c.A == 1)) {
-      EXPECT_EQ(memory["gradients"]["peak"], 4 * padded) << where;
+    if (!sharded || c.last() || (c.strategy == "zero1" && c.one_type() && c.A == 1)) {
+      EXPECT_EQ(memory["gradients"]["peak"], c.g() * padded) << where;
     } else {
-      EXPECT_NEAR(memory["gradients"]["peak"], (rooms ? 0 : c.w() * padded) + 4 * share, 4 * slack) << where;
+      EXPECT_NEAR(memory["gradients"]["peak"], (rooms ? 0 : c.r() * padded) + c.g() * share, c.g() * slack) << where;
     }
   }
 }

@@ -1,6 +1,7 @@
 // What a training run is compared by, and how it travels between processes: bits, not digits.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -12,7 +13,7 @@
 namespace parity {
 
 struct Outcome {
-  std::vector<double> losses, norms;                  // by step
+  std::vector<double> losses, norms, scales;          // by step; scales: of the loss
   std::map<std::string, std::vector<float>> weights;  // fp32, by name, after the last step
 };
 
@@ -25,6 +26,7 @@ inline void save(const Outcome& outcome, const std::string& file) {
   put(&steps, 8);
   put(outcome.losses.data(), steps * 8);
   put(outcome.norms.data(), steps * 8);
+  put(outcome.scales.data(), steps * 8);
   put(&n, 8);
   for (const auto& [name, values] : outcome.weights) {
     const uint64_t sizes[2] = {name.size(), values.size()};
@@ -45,8 +47,10 @@ inline Outcome load(const std::string& file) {
   if (!in) return outcome;
   outcome.losses.resize(steps);
   outcome.norms.resize(steps);
+  outcome.scales.resize(steps);
   get(outcome.losses.data(), steps * 8);
   get(outcome.norms.data(), steps * 8);
+  get(outcome.scales.data(), steps * 8);
   get(&n, 8);
   for (uint64_t i = 0; i < n && in; ++i) {
     uint64_t sizes[2];
@@ -73,8 +77,13 @@ inline std::string difference(const Outcome& a, const Outcome& b) {
       text << "step " << i + 1 << ": loss " << a.losses[i] << " and " << b.losses[i];
       return text.str();
     }
-    if (std::memcmp(&a.norms[i], &b.norms[i], 8)) {
+    // A NaN is one as good as another: which of two an addition keeps, the compiler decides.
+    if (std::memcmp(&a.norms[i], &b.norms[i], 8) && !(std::isnan(a.norms[i]) && std::isnan(b.norms[i]))) {
       text << "step " << i + 1 << ": norm " << a.norms[i] << " and " << b.norms[i];
+      return text.str();
+    }
+    if (a.scales[i] != b.scales[i]) {
+      text << "step " << i + 1 << ": loss scale " << a.scales[i] << " and " << b.scales[i];
       return text.str();
     }
   }

@@ -30,11 +30,37 @@ Cell cell(const std::string& strategy, const std::string& model, const std::stri
   c.name =
       cell_name({strategy, model, optimizer, dtype, "n" + std::to_string(ranks), "a" + std::to_string(accumulation),
                  clip > 0 ? "clip" : "free", weighted ? "weighted" : "even", last ? "last" : "each"});
-  c.recipe = {model, optimizer, dtype, ranks * accumulation, 3, clip, 0.05, 7, weighted, last ? ranks : 0};
+  Recipe& r = c.recipe;
+  r.model = model;
+  r.optimizer = optimizer;
+  r.dtype = dtype;
+  r.micro_batches = ranks * accumulation;
+  r.ranks = ranks;
+  r.clip = clip;
+  r.weighted = weighted;
+  r.last = last;
   c.overrides = "strategy=" + strategy + " optimizer=" + optimizer + " parity.model=" + model +
                 " train.dtype=" + dtype + " train.accumulation=" + std::to_string(accumulation) +
                 " train.clip=" + std::to_string(clip) + " parity.weighted=" + (weighted ? "true" : "false") +
                 " gradients.reduce=" + (last ? "last" : "each");
+  return c;
+}
+
+// The cell with gradients that travel and are summed in other types.
+Cell with_types(Cell c, const std::string& travels, const std::string& sums) {
+  c.name += "-" + travels + "-in-" + sums;
+  c.overrides += " gradients.reduce_dtype=" + travels + " gradients.dtype=" + sums;
+  c.recipe.travels = travels == "auto" ? (sums == "fp32" ? "" : sums) : travels;
+  c.recipe.sums = sums;
+  return c;
+}
+
+// The cell with so large a loss scale that its first steps overflow.
+Cell that_overflows(Cell c) {
+  c.name += "-overflows";
+  c.overrides += " train.steps=10 fp16.loss_scale_window=2";
+  c.recipe.steps = 10;
+  c.recipe.window = 2;
   return c;
 }
 
@@ -80,7 +106,7 @@ std::vector<Cell> cells_of(int ranks) {
   std::vector<Cell> cells;
   for (const std::string& strategy : kStrategies)
     for (const int accumulation : {1, 4})
-      for (const std::string dtype : {"fp32", "bf16"})
+      for (const std::string dtype : {"fp32", "bf16", "fp16"})
         for (const std::string optimizer : {"adamw", "sgd"})
           for (const double clip : {0.0, 0.5})
             cells.push_back(cell(strategy, "everything", optimizer, dtype, ranks, accumulation, clip));
@@ -105,6 +131,23 @@ std::vector<Cell> cells_of(int ranks) {
     }
     cells.push_back(cell(strategy, "tiny", "adamw", "fp32", ranks, 2, 0, false, true));
     cells.push_back(cell(strategy, "recurrent", "adamw", "bf16", ranks, 2, 0.5, false, true));
+    cells.push_back(cell(strategy, "recurrent", "adamw", "fp16", ranks, 2, 0.5));
+    cells.push_back(cell(strategy, "dropout", "adamw", "fp16", ranks, 4, 0.5));
+    for (const int accumulation : {1, 4}) {
+      for (const std::string dtype : {"fp32", "bf16", "fp16"})
+        cells.push_back(
+            with_types(cell(strategy, "everything", "adamw", dtype, ranks, accumulation, 0.5), "auto", "bf16"));
+      cells.push_back(with_types(cell(strategy, "everything", "adamw", "bf16", ranks, accumulation, 0.5, false, true),
+                                 "auto", "bf16"));
+      for (const std::string travels : {"bf16", "fp16"})
+        cells.push_back(
+            with_types(cell(strategy, "everything", "sgd", "fp32", ranks, accumulation, 0.5), travels, "fp32"));
+      cells.push_back(with_types(cell(strategy, "everything", "sgd", "bf16", ranks, accumulation, 0), "fp32", "fp32"));
+      for (const std::string optimizer : {"adamw", "sgd"})
+        cells.push_back(that_overflows(cell(strategy, "everything", optimizer, "fp16", ranks, accumulation, 0.5)));
+    }
+    cells.push_back(that_overflows(cell(strategy, "everything", "adamw", "fp16", ranks, 2, 0, true)));
+    cells.push_back(that_overflows(cell(strategy, "everything", "sgd", "fp16", ranks, 2, 0.5, false, true)));
   }
   return cells;
 }
@@ -117,6 +160,19 @@ TEST_P(Parity, EveryStrategyEqualsPlainLibtorchBitForBit) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
+
+TEST_F(Parity, ACellThatOverflowsSkipsStepsAndMakesOthers) {
+  const Outcome outcome =
+      parity::reference(that_overflows(cell("zero0", "everything", "adamw", "fp16", 1, 1, 0)).recipe);
+  int skipped = 0, doubled = 0;
+  for (std::size_t i = 0; i < outcome.scales.size(); ++i) {
+    skipped += !std::isfinite(outcome.norms[i]);
+    doubled += i > 0 && outcome.scales[i] > outcome.scales[i - 1];
+  }
+  EXPECT_GT(skipped, 2);
+  EXPECT_GT(static_cast<int>(outcome.scales.size()) - skipped, 2);
+  EXPECT_GT(doubled, 0);
+}
 
 TEST_F(Parity, HoldsWithTwoThreadsARankToo) {
   std::vector<Cell> cells;
@@ -142,7 +198,7 @@ TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
 TEST_F(Parity, ReducingLastIsAnotherOrderOfAddition) {
   Recipe recipe = cell("zero0", "everything", "sgd", "fp32", 2, 4, 0).recipe;
   const Outcome each = parity::reference(recipe);
-  recipe.last_ranks = 2;
+  recipe.last = true;
   EXPECT_NE(difference(each, parity::reference(recipe)), "");
 }
 

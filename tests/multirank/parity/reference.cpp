@@ -81,6 +81,29 @@ void sgd(State& s, float mul, double lr) {
   }
 }
 
+// The loss scale, as the reference system moves it (DEEPSPEED.md 2).
+struct Scaler {
+  double scale;
+  int window, hysteresis, left, since = 0;
+  void step(bool overflow) {
+    if (overflow) {
+      since = 0;
+      if (left == 1) scale = std::max(scale / 2, 1.0);
+      left = std::max(left - 1, 1);
+      return;
+    }
+    if (since > 0 && since % window == 0) {
+      scale *= 2;
+      left = hysteresis;
+    }
+    ++since;
+  }
+};
+
+at::ScalarType type_named(const std::string& name) {
+  return name == "bf16" ? torch::kBFloat16 : name == "fp16" ? torch::kHalf : torch::kFloat;
+}
+
 std::vector<float> floats(const torch::Tensor& tensor) {
   const torch::Tensor flat = tensor.detach().to(torch::kFloat).contiguous();
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
@@ -111,45 +134,68 @@ Outcome reference(const Recipe& recipe) {
     s.v.resize(s.master.size());
     states.push_back(std::move(s));
   }
-  if (recipe.dtype == "bf16") {
-    for (auto& item : model->named_parameters()) item.value().set_data(item.value().to(torch::kBFloat16));
+  const at::ScalarType dtype = type_named(recipe.dtype);
+  if (dtype != torch::kFloat) {
+    for (auto& item : model->named_parameters()) item.value().set_data(item.value().to(dtype));
     for (auto& item : model->named_buffers())
-      if (item.value().is_floating_point()) item.value().set_data(item.value().to(torch::kBFloat16));
+      if (item.value().is_floating_point()) item.value().set_data(item.value().to(dtype));
   }
+  Scaler scaler{recipe.dtype == "fp16" ? std::exp2(recipe.scale_power) : 1.0, recipe.window, recipe.hysteresis,
+                recipe.hysteresis};
+  const auto rounded = [](const torch::Tensor& tensor, const std::string& to) {
+    return floats(to.empty() ? tensor : tensor.to(type_named(to)));
+  };
+  // To the sums' type: after every N micro-batches, or, where they are held, after each and at the end.
+  const auto round = [&](std::vector<float>& sum) {
+    if (recipe.sums != "fp32")
+      sum = rounded(torch::from_blob(sum.data(), {static_cast<int64_t>(sum.size())}), recipe.sums);
+  };
   for (int64_t step = 0; step < recipe.steps; ++step) {
     double loss_sum = 0, weight_sum = 0;
     for (State& s : states) {
       std::fill(s.sum.begin(), s.sum.end(), 0.0f);
       s.touched = false;
-      s.held.assign(static_cast<std::size_t>(recipe.last_ranks), std::vector<float>(s.sum.size()));
+      s.held.assign(recipe.last ? static_cast<std::size_t>(recipe.ranks) : 0, std::vector<float>(s.sum.size()));
     }
     for (int i = 0; i < recipe.micro_batches; ++i) {
       const int m = recipe.backwards ? recipe.micro_batches - 1 - i : i;
       torch::manual_seed(mixed(recipe.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(m)));
       const double weight = recipe.weighted ? m + 1 : 1;
       const auto loss = model->loss(step, m);
-      (recipe.weighted ? loss * weight : loss).backward();
+      const double factor = weight * scaler.scale;
+      (factor == 1 ? loss : loss * factor).backward();
       loss_sum = loss_sum + loss.item<double>() * weight;
       weight_sum = weight_sum + weight;
       for (State& s : states) {
-        std::vector<float>& sum = recipe.last_ranks ? s.held[static_cast<std::size_t>(m % recipe.last_ranks)] : s.sum;
+        std::vector<float>& sum = recipe.last ? s.held[static_cast<std::size_t>(m % recipe.ranks)] : s.sum;
         if (!s.tensor.grad().defined()) {  // line 3: counts as zeros
           for (float& g : sum) g = g + 0.0f;
           continue;
         }
         s.touched = true;
-        add(sum, floats(s.tensor.grad()));
+        add(sum, rounded(s.tensor.grad(), recipe.travels));
+        if (recipe.last) round(sum);
         s.tensor.mutable_grad() = torch::Tensor();
       }
+      if (recipe.last || (i + 1) % recipe.ranks != 0) continue;
+      for (State& s : states) round(s.sum);
     }
-    for (State& s : states)
+    for (State& s : states) {
       for (const std::vector<float>& held : s.held) add(s.sum, held);
-    const double norm = std::sqrt(sum_of_squares(states)) / weight_sum;
+      if (recipe.last) round(s.sum);
+    }
+    bool overflow = false;
+    for (const State& s : states)
+      for (const float g : s.sum) overflow |= !std::isfinite(g);
+    const double divisor = weight_sum * scaler.scale;
+    const double norm = std::sqrt(sum_of_squares(states)) / divisor;
     const double scale = recipe.clip > 0 ? std::min(1.0, recipe.clip / (norm + 1e-6)) : 1.0;
-    const auto mul = static_cast<float>(scale / weight_sum);
+    const auto mul = static_cast<float>(scale / divisor);
+    outcome.scales.push_back(scaler.scale);
+    if (recipe.dtype == "fp16") scaler.step(overflow);
     const torch::NoGradGuard no_grad;
     for (State& s : states) {
-      if (!s.touched) continue;
+      if (!s.touched || overflow) continue;
       ++s.steps;
       recipe.optimizer == "adamw" ? adamw(s, mul, recipe.lr) : sgd(s, mul, recipe.lr);
       s.tensor.copy_(torch::from_blob(s.master.data(), s.tensor.sizes(), torch::kFloat));

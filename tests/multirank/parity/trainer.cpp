@@ -21,11 +21,13 @@ parity::Outcome train(const zr::Program& program) {
   parity::Outcome outcome;
   while (!engine.done()) {
     const int64_t m = engine.micro_index();
+    const double scale = engine.loss_scale();
     engine.backward(model->loss(engine.step_index(), m),
                     program.boolean("parity.weighted") ? static_cast<double>(m + 1) : 1.0);
     if (!engine.step()) continue;
     outcome.losses.push_back(engine.last_loss());
     outcome.norms.push_back(engine.last_grad_norm());
+    outcome.scales.push_back(scale);
   }
   std::set<const void*> seen;
   for (const auto& item : model->named_parameters()) {

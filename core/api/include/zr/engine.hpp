@@ -49,6 +49,8 @@ class Engine {
   bool validation_due() const;                           // eval.every steps, and after the last
   double last_loss() const;                              // of the last step, mean over ranks and micro-batches
   double last_grad_norm() const;                         // of the last step, before clipping
+  /// What backward() multiplies the coming step's losses by, with train.dtype = "fp16"; else 1.
+  double loss_scale() const;
 
   /// A parameter's fp32 value, gradient sum scaled as the optimizer saw it, or optimizer state `slot`: whole, logical
   /// shape, the same under every strategy. Collective.

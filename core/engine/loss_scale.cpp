@@ -1,0 +1,50 @@
+#include "engine/loss_scale.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/precision.hpp"
+
+namespace zr::host {
+
+LossScaleKeys LossScaleKeys::of(const Config& config) {
+  LossScaleKeys keys;
+  keys.scales = precision_of(config).weights == ZR_F16;
+  keys.fixed = config.number("fp16.loss_scale");
+  keys.initial_power = config.integer("fp16.initial_scale_power");
+  keys.window = config.integer("fp16.loss_scale_window");
+  keys.hysteresis = config.integer("fp16.hysteresis");
+  keys.consecutive_hysteresis = config.boolean("fp16.consecutive_hysteresis");
+  keys.least = config.number("fp16.min_loss_scale");
+  keys.max_skips = config.integer("train.max_skips");
+  return keys;
+}
+
+LossScale::LossScale(const LossScaleKeys& keys)
+    : keys_(keys),
+      value_(!keys.scales      ? 1
+             : keys.fixed != 0 ? keys.fixed
+                               : std::exp2(keys.initial_power)),
+      hysteresis_left_(keys.hysteresis) {}
+
+void LossScale::made() {
+  skips_ = 0;
+  if (!keys_.scales || keys_.fixed != 0) return;
+  const bool doubles = good_ > 0 && good_ % keys_.window == 0;
+  if (doubles) value_ = std::min(2 * value_, kMostLossScale);
+  if (doubles || keys_.consecutive_hysteresis) hysteresis_left_ = keys_.hysteresis;
+  ++good_;
+}
+
+void LossScale::skipped() {
+  ++skips_;
+  if (!keys_.scales || keys_.fixed != 0) return;
+  good_ = 0;
+  if (hysteresis_left_ > 1) {
+    --hysteresis_left_;
+  } else {
+    value_ = std::max(value_ / 2, keys_.least);
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,40 @@
+// Which element type stands where.
+#include "config/precision.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/dtype.hpp"
+
+namespace {
+
+using namespace zr::host;
+
+Precision of(const std::vector<std::string>& overrides) {
+  return precision_of(Document::parse("", "job.toml", overrides).check({}, 1));
+}
+
+TEST(Precision, GradientsTravelInTheWeightsTypeAndAreSummedInFp32) {
+  for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
+    const Precision types = of({"train.dtype=" + std::string(name_of(dtype))});
+    EXPECT_EQ(types.weights, dtype);
+    EXPECT_EQ(types.gradients, dtype);
+    EXPECT_EQ(types.sums, ZR_F32);
+  }
+}
+
+TEST(Precision, ReduceDtypeIsWhatTravels) {
+  const Precision types = of({"gradients.reduce_dtype=bf16"});
+  EXPECT_EQ(types.weights, ZR_F32);
+  EXPECT_EQ(types.gradients, ZR_BF16);
+  EXPECT_EQ(types.sums, ZR_F32);
+}
+
+TEST(Precision, NarrowSumsAreMadeOfGradientsOfTheirType) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+    const Precision types = of({"gradients.dtype=bf16", std::string("train.dtype=") + dtype});
+    EXPECT_EQ(types.gradients, ZR_BF16) << dtype;
+    EXPECT_EQ(types.sums, ZR_BF16) << dtype;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,149 @@
+// The loss scale's policy, step by step.
+#include "engine/loss_scale.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+namespace {
+
+using zr::host::Document;
+using zr::host::LossScale;
+using zr::host::LossScaleKeys;
+
+// Tells a scale one step per letter, '.' made and 'x' skipped; returns the scale after each, as powers of two.
+std::string powers(LossScale& scale, const std::string& steps) {
+  std::string all;
+  for (const char step : steps) {
+    step == 'x' ? scale.skipped() : scale.made();
+    all += (all.empty() ? "" : " ") + std::to_string(static_cast<int>(std::log2(scale.value())));
+  }
+  return all;
+}
+std::string powers(const LossScaleKeys& keys, const std::string& steps) {
+  LossScale scale(keys);
+  return powers(scale, steps);
+}
+
+TEST(LossScale, BeginsAtTheInitialPower) {
+  EXPECT_EQ(LossScale(LossScaleKeys{}).value(), 65536);
+  LossScaleKeys keys;
+  keys.initial_power = 4;
+  EXPECT_EQ(LossScale(keys).value(), 16);
+}
+
+TEST(LossScale, IsHalvedByEveryOverflowOnceHysteresisIsUsedUp) {
+  EXPECT_EQ(powers(LossScaleKeys{}, "xxx"), "16 15 14");
+  LossScaleKeys keys;
+  keys.hysteresis = 1;
+  EXPECT_EQ(powers(keys, "xx"), "15 14");
+  keys.hysteresis = 3;
+  EXPECT_EQ(powers(keys, "xxxx"), "16 16 15 14");
+}
+
+TEST(LossScale, DoublesWhenAWindowOfGoodStepsStandsBeforeAGoodStep) {
+  LossScaleKeys keys;
+  keys.window = 3;
+  EXPECT_EQ(powers(keys, "......."), "16 16 16 17 17 17 18") << "at the start";
+  EXPECT_EQ(powers(keys, "..xx...."), "16 16 16 15 15 15 15 16") << "an overflow makes the window count anew";
+}
+
+TEST(LossScale, GetsItsHysteresisBackFromADoublingOnly) {
+  LossScaleKeys keys;
+  keys.window = 3;
+  EXPECT_EQ(powers(keys, "x..x"), "16 16 16 15");
+  EXPECT_EQ(powers(keys, "x....xx"), "16 16 16 16 17 17 16");
+}
+
+TEST(LossScale, GetsItsHysteresisBackFromAnyGoodStepIfItIsConsecutive) {
+  LossScaleKeys keys;
+  keys.consecutive_hysteresis = true;
+  EXPECT_EQ(powers(keys, "x.x.xx"), "16 16 16 16 16 15");
+}
+
+TEST(LossScale, IsNotHalvedBelowTheLeast) {
+  LossScaleKeys keys;
+  keys.initial_power = 2;
+  keys.hysteresis = 1;
+  keys.least = 2;
+  EXPECT_EQ(powers(keys, "xxx"), "1 1 1");
+}
+
+TEST(LossScale, StaysWhereItIsFixed) {
+  LossScaleKeys keys;
+  keys.fixed = 128;
+  keys.window = 1;
+  EXPECT_EQ(powers(keys, "..xx.."), "7 7 7 7 7 7");
+}
+
+TEST(LossScale, IsOneWhereWeightsAreNotF16) {
+  LossScaleKeys keys;
+  keys.scales = false;
+  keys.window = 1;
+  EXPECT_EQ(powers(keys, "..xx"), "0 0 0 0");
+}
+
+TEST(LossScale, GivesUpAfterTooManySkipsInARowWhateverTheDtype) {
+  for (const bool scales : {false, true}) {
+    LossScaleKeys keys;
+    keys.scales = scales;
+    keys.max_skips = 3;
+    LossScale scale(keys);
+    powers(scale, "xx.xx");
+    EXPECT_FALSE(scale.gives_up()) << "a good step stands between";
+    EXPECT_EQ(scale.skips_in_a_row(), 2);
+    scale.skipped();
+    EXPECT_TRUE(scale.gives_up());
+  }
+}
+
+TEST(LossScale, HasGradientsWatchedWhereTheNextSkipMayBeTheLast) {
+  LossScaleKeys keys;
+  LossScale scale(keys);
+  EXPECT_FALSE(scale.watches()) << "a step costs nothing more while all goes well";
+  scale.skipped();
+  EXPECT_TRUE(scale.watches());
+  scale.made();
+  EXPECT_FALSE(scale.watches());
+  keys.max_skips = 1;
+  EXPECT_TRUE(LossScale(keys).watches()) << "there will be no second";
+}
+
+TEST(LossScale, StaysFarFromWhereFloatsEnd) {
+  LossScaleKeys keys;
+  keys.initial_power = 64;
+  keys.window = 1;
+  EXPECT_EQ(powers(keys, "...."), "64 64 64 64");
+}
+
+TEST(LossScale, HasTheReferenceSystemsDefaultsInTheFileToo) {
+  const LossScaleKeys standard,
+      read = LossScaleKeys::of(Document::parse("[train]\ndtype = \"fp16\"", "job.toml", {}).check({}, 1));
+  EXPECT_TRUE(read.scales);
+  EXPECT_EQ(read.fixed, standard.fixed);
+  EXPECT_EQ(read.initial_power, standard.initial_power);
+  EXPECT_EQ(read.window, standard.window);
+  EXPECT_EQ(read.hysteresis, standard.hysteresis);
+  EXPECT_EQ(read.consecutive_hysteresis, standard.consecutive_hysteresis);
+  EXPECT_EQ(read.least, standard.least);
+  EXPECT_EQ(read.max_skips, standard.max_skips);
+}
+
+TEST(LossScale, ReadsEveryKey) {
+  const LossScaleKeys keys = LossScaleKeys::of(
+      Document::parse("train = {dtype = \"bf16\", max_skips = 7}\n[fp16]\nloss_scale = 8.0\ninitial_scale_power = 3\n"
+                      "loss_scale_window = 5\nhysteresis = 6\nconsecutive_hysteresis = true\nmin_loss_scale = 4.0",
+                      "job.toml", {})
+          .check({}, 1));
+  EXPECT_FALSE(keys.scales);
+  EXPECT_EQ(keys.fixed, 8);
+  EXPECT_EQ(keys.initial_power, 3);
+  EXPECT_EQ(keys.window, 5);
+  EXPECT_EQ(keys.hysteresis, 6);
+  EXPECT_TRUE(keys.consecutive_hysteresis);
+  EXPECT_EQ(keys.least, 4);
+  EXPECT_EQ(keys.max_skips, 7);
+}
+
+}  // namespace
