@@ -26,12 +26,12 @@ WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan,
 }
 
 void WeightFlow::start() {
-  model_.on_use({[this](const uint32_t* params, uint32_t n, bool scope) { begin(params, n, scope); },
+  model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); }});
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
 }
 
-void WeightFlow::begin(const uint32_t* params, uint32_t n, bool scope) {
+void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
   const std::lock_guard lock(lock_);
   std::vector<uint32_t> absent;
   for (uint32_t i = 0; i < n; ++i)
@@ -39,7 +39,7 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, bool scope) {
   if (!absent.empty()) {
     std::vector<zr_view> whole(absent.size());
     CallError error;
-    const uint32_t phase = scope ? uint32_t{ZR_EXPORT_PHASE} : phase_.load();
+    if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     check_(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase, whole.data(),
                          nullptr, &error),
            error, strategy_.who("acquire"));

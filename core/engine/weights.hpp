@@ -25,8 +25,9 @@ class WeightFlow {
   void start();
   /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
   void set_phase(uint32_t phase) { phase_ = phase; }
-  /// Makes parameters whole, those that are not. Collective; every begin has one end. `scope`: see Model::Uses. [use]
-  void begin(const uint32_t* params, uint32_t n, bool scope);
+  /// Makes parameters whole, those that are not. Collective; every begin has one end. `phase`: see Model::Uses; within
+  /// a backward or an evaluation ZR_EVAL and ZR_FORWARD are that. [use]
+  void begin(const uint32_t* params, uint32_t n, uint32_t phase);
   /// They may go; written[i]: the caller wrote to params[i], on all ranks alike. written may be null.
   void end(const uint32_t* params, const bool* written, uint32_t n);
   /// The memory of a parameter between begin and end.

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_map>
 
 #include "base/failure.hpp"
@@ -38,17 +39,23 @@ void add(const c10::IValue& value, bool written, std::vector<Touch>& touches) {
   }
 }
 
-bool is_view_cached(const c10::FunctionSchema& schema) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, bool> known;
+// What must be known of an operator at each call.
+struct Traits {
+  bool view;
+  bool replaces;  // exchanges a tensor's storage; Module::to asks the last of these before it does so
+};
+const Traits& traits_of(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
   const auto at = known.find(&schema);
-  return at != known.end() ? at->second : known.emplace(&schema, is_view(schema)).first->second;
+  if (at != known.end()) return at->second;
+  static const std::set<std::string> replacing{"aten::set_", "aten::resize_", "aten::resize_as_",
+                                               "aten::_has_compatible_shallow_copy_type"};
+  return known.emplace(&schema, Traits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
 }
 
-// Module::to, torch::load and whoever else exchanges a parameter's tensor ask this first.
-void refuse_replacement(const c10::OperatorHandle& op, const Stack& stack, const std::vector<Touch>& touches) {
-  if (op.schema().name() != "aten::_has_compatible_shallow_copy_type") return;
-  const Placeholder* self = Placeholder::behind(stack[stack.size() - 2].toTensor());
-  if (self && self == touches.front().placeholder)
+void refuse_replacement(const c10::OperatorHandle& op, const Stack& stack) {
+  const Placeholder* self = Placeholder::behind(stack[stack.size() - op.schema().arguments().size()].toTensor());
+  if (self && self->keeper())
     fail_user(self->reason() +
               "; to replace its data (module->to(), torch::load, set_data) do so before the engine is "
               "made, or use engine.set()");
@@ -95,9 +102,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   std::vector<Touch> touches;
   find_touches(op, *stack, touches);
   if (touches.empty()) return op.redispatchBoxed(below, stack);
-  refuse_replacement(op, *stack, touches);
+  const Traits& traits = traits_of(op.schema());
+  if (traits.replaces) refuse_replacement(op, *stack);
   // Some `views` copy when they must (contiguous, reshape, to): what they call comes here again.
-  if (is_view_cached(op.schema())) return op.redispatchBoxed(below, stack);
+  if (traits.view) return op.redispatchBoxed(below, stack);
   enter(touches);
   try {
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // nested operators have the memory already

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plan/plan.hpp"
-#include "zr/abi/base.h"
+#include "zr/abi/strategy.h"
 
 namespace zr::host {
 
@@ -31,10 +31,10 @@ class Model {
   /// use of it.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
   /// Operators on parameters without memory of their own: they are about to touch these, or have, and written[i] says
-  /// which they wrote to. `scope`: not an operator, but a program that asked for their memory. Any thread, several at
-  /// once.
+  /// which they wrote to. Any thread, several at once. `phase`: ZR_EXPORT_PHASE for a program that asked for their
+  /// memory, ZR_EVAL for an operator without gradients, else ZR_FORWARD.
   struct Uses {
-    std::function<void(const uint32_t* params, uint32_t n, bool scope)> begin;
+    std::function<void(const uint32_t* params, uint32_t n, uint32_t phase)> begin;
     std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
   };
   virtual void on_use(Uses uses) = 0;

@@ -78,7 +78,7 @@ struct TorchModel::State final : Keeper {
   void enter(const Touch* touches, std::size_t n) override {
     c10::SmallVector<uint32_t, 8> params;
     for (std::size_t i = 0; i < n; ++i) params.push_back(touches[i].placeholder->index());
-    uses.begin(params.data(), static_cast<uint32_t>(n), false);
+    uses.begin(params.data(), static_cast<uint32_t>(n), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
   }
   void leave(const Touch* touches, std::size_t n) override {
     c10::SmallVector<uint32_t, 8> params;
@@ -183,7 +183,7 @@ void TorchModel::hold(const std::vector<uint32_t>& params) {
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params)
     if (state_->slots[param].placeholder) sharded.push_back(param);
-  if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), true);
+  if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), ZR_EXPORT_PHASE);
 }
 
 void TorchModel::let_go(const std::vector<uint32_t>& params) {

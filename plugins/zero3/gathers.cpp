@@ -50,7 +50,8 @@ zr_view Gathers::memory(uint32_t cell) const {
   return view;
 }
 
-void Gathers::acquire(const uint32_t* params, uint32_t n, bool traced, zr_view* whole) {
+void Gathers::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole) {
+  const bool traced = phase == ZR_FORWARD || phase == ZR_BACKWARD;
   std::vector<uint32_t> wanted;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t c = cells_.cell_of(params[i]);
@@ -65,7 +66,7 @@ void Gathers::acquire(const uint32_t* params, uint32_t n, bool traced, zr_view* 
     if (live_[c].state != State::absent) continue;
     while (!take(c))
       if (!drop_farthest(-1)) {
-        take_apart(c);
+        take_apart(c, phase != ZR_EXPORT_PHASE);
         break;
       }
     start(c);
@@ -102,7 +103,7 @@ bool Gathers::take(uint32_t c) {
   return live_[c].place >= 0;
 }
 
-void Gathers::take_apart(uint32_t c) {
+void Gathers::take_apart(uint32_t c, bool tells) {
   Live& live = live_[c];
   live.place = window_.take(room(c));  // within one operator the limit on live bytes does not hold
   if (live.place >= 0) return;
@@ -111,11 +112,12 @@ void Gathers::take_apart(uint32_t c) {
   zr::check(
       memory.alloc(host_.abi(), static_cast<uint64_t>(bytes(c)), 64, "gathered weights, apart", &live.apart, &error),
       error);
-  if (!told_apart_)
+  if (!tells || told_apart_) return;
+  told_apart_ = true;
+  if (comm_.rank() == 0)
     host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[cells_.all()[c].params.front()]->name +
                                "' finds no room in the window beside what the same operator uses; it is gathered "
                                "apart. A larger prefetch_bytes makes the window larger");
-  told_apart_ = true;
 }
 
 // Of the cells nobody uses, the one that is used last goes, if that is not before `beyond` bytes from now.

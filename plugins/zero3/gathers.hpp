@@ -30,8 +30,8 @@ class Gathers {
           const zr_view& window, const zr::Host& host);
   ~Gathers();
 
-  /// whole[i]: the parameter in the window. traced: the use belongs to the training pass that is recorded.
-  void acquire(const uint32_t* params, uint32_t n, bool traced, zr_view* whole);
+  /// whole[i]: the parameter in the window. Uses in ZR_FORWARD and ZR_BACKWARD are recorded.
+  void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole);
   void release(const uint32_t* params, uint32_t n);
   /// A training pass, forward and backward, is over: nothing is on its way afterwards.
   void pass_end();
@@ -53,7 +53,7 @@ class Gathers {
   int64_t room(uint32_t cell) const { return zr::round_up(cells_.all()[cell].size, align_); }
   int64_t bytes(uint32_t cell) const { return room(cell) * width_; }
   bool take(uint32_t cell);
-  void take_apart(uint32_t cell);
+  void take_apart(uint32_t cell, bool tells);
   bool drop_farthest(int64_t beyond);
   void drop(uint32_t cell);
   void start(uint32_t cell);

@@ -106,7 +106,7 @@ class Zero3 : public zr::Strategy<Zero3> {
   }
 
   void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole) {
-    gathers_->acquire(params, n, phase == ZR_FORWARD || phase == ZR_BACKWARD, whole);
+    gathers_->acquire(params, n, phase, whole);
   }
   void release(const uint32_t* params, uint32_t n, uint32_t) { gathers_->release(params, n); }
 

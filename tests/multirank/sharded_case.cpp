@@ -1,0 +1,210 @@
+// One rank of the tests on sharded parameters: runs the case named on the command line. What it throws is printed.
+//   sharded_case CASE TOML [path=value ...]
+#include <torch/torch.h>
+
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include "zr/engine.hpp"
+#include "zr/parameters.hpp"
+
+namespace {
+
+struct Net : torch::nn::Module {
+  Net() {
+    in = register_module("first", torch::nn::Linear(48, 64));
+    out = register_module("last", torch::nn::Linear(64, 40));
+  }
+  torch::Tensor loss(const torch::Tensor& x) {
+    return out(torch::gelu(in(x.to(in->weight.scalar_type())))).to(torch::kFloat).square().mean();
+  }
+  torch::nn::Linear in{nullptr}, out{nullptr};
+};
+
+struct Run {
+  explicit Run(const zr::Program& p) : program(p) {
+    torch::manual_seed(5);
+    net = std::make_shared<Net>();
+    engine = std::make_unique<zr::Engine>(program, *net);
+  }
+  void backward() {
+    torch::manual_seed(100 + engine->step_index());
+    engine->backward(net->loss(torch::randn({4, 48})));
+  }
+  void step() {
+    backward();
+    engine->step();
+  }
+  const zr::Program& program;
+  std::shared_ptr<Net> net;
+  std::unique_ptr<zr::Engine> engine;
+};
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::logic_error("not so: " + what);
+}
+
+void saves_module(Run& run) {
+  std::ostringstream out;
+  torch::serialize::OutputArchive archive;
+  run.net->save(archive);
+  archive.save_to(out);
+}
+void saves_gathered_module(Run& run) {
+  const auto scope = zr::gather(run.net->parameters());
+  saves_module(run);
+}
+void reads_pointer(Run& run) { std::cout << run.net->in->weight.data_ptr<float>()[3]; }
+void reads_accessor(Run& run) { std::cout << run.net->in->weight.accessor<float, 2>()[0][0]; }
+void aliases_storage(Run& run) {
+  const torch::NoGradGuard no_grad;
+  auto alias = torch::empty({0});
+  alias.set_(run.net->in->weight.storage(), 0, {64, 48}, {48, 1});
+  std::cout << alias.sum().item<float>();
+}
+void converts_module(Run& run) {
+  run.net->to(torch::kDouble);
+  run.step();
+}
+void loads_module(Run& run) {
+  Net other;
+  std::stringstream file;
+  torch::serialize::OutputArchive out;
+  other.save(out);
+  out.save_to(file);
+  torch::serialize::InputArchive in;
+  in.load_from(file);
+  run.net->load(in);
+  run.step();
+}
+void own_optimizer(Run& run) {
+  torch::optim::SGD optimizer(run.net->parameters(), torch::optim::SGDOptions(0.1));
+  run.backward();
+  optimizer.step();
+}
+void clips_itself(Run& run) {
+  run.backward();
+  torch::nn::utils::clip_grad_norm_(run.net->parameters(), 1.0);
+}
+void plain_backward(Run& run) {
+  run.step();
+  run.net->loss(torch::randn({4, 48})).backward();
+}
+void zeroes_gradients(Run& run) {
+  run.step();
+  run.net->zero_grad();
+  run.step();
+}
+void two_engines(Run& run) { const zr::Engine second(run.program, *run.net); }
+void one_engine_after_another(Run& run) {
+  run.step();
+  run.engine.reset();
+  run.net = std::make_shared<Net>();
+  run.engine = std::make_unique<zr::Engine>(run.program, *run.net);
+  run.step();
+}
+void outlives_engine(Run& run) {
+  run.step();
+  run.engine.reset();
+  std::cout << run.net->in->weight.sum().item<float>();
+}
+void steps_within_scope(Run& run) {
+  const auto scope = zr::gather(run.net->in->weight);
+  run.step();
+}
+// Rank 1 leaves out a layer.
+void other_order(Run& run) {
+  run.step();
+  const auto x = torch::randn({4, 48});
+  if (run.engine->rank() == 1)
+    run.engine->backward(torch::gelu(run.net->in(x)).square().mean());
+  else
+    run.engine->backward(run.net->loss(x));
+  run.engine->step();
+}
+
+// What a program writes in place, or by pointer, is what every rank has and what the optimizer goes on from.
+void writes(Run& run) {
+  run.step();
+  {
+    const torch::NoGradGuard no_grad;
+    run.net->in->weight.fill_(0.25);
+  }
+  {
+    const auto scope = zr::gather(run.net->out->weight);
+    if (run.net->out->weight.scalar_type() == torch::kFloat)
+      run.net->out->weight.data_ptr<float>()[7] = 0.5;
+    else
+      run.net->out->weight.data_ptr<at::BFloat16>()[7] = 0.5f;
+  }
+  const bool is_float = run.net->in->weight.scalar_type() == torch::kFloat;
+  if (is_float) require(run.engine->get("first.weight").eq(0.25).all().item<bool>(), "the fill is in the fp32 weights");
+  run.step();
+  const auto in = run.engine->get("first.weight"), out = run.engine->get("last.weight");
+  require((in - 0.25).abs().max().item<float>() < 0.02, "the update starts from what was filled in");
+  require(std::abs(out.view(-1)[7].item<float>() - 0.5f) < 0.02f, "and from what was written by pointer");
+  std::cout << run.engine->weights_hash() << std::endl;
+}
+// Reading by pointer changes nothing, not even the part of the master that the weights do not show.
+void reads_gathered(Run& run) {
+  run.step();
+  const auto before = run.engine->weights_hash();
+  double sum = 0;
+  {
+    const auto scope = zr::gather(run.net->parameters());
+    for (const auto& parameter : run.net->parameters()) sum += parameter.to(torch::kDouble).sum().item<double>();
+  }
+  require(run.engine->weights_hash() == before, "reading changes nothing");
+  run.step();
+  std::cout << run.engine->weights_hash() << " " << sum << std::endl;
+}
+// Inference in the middle of a step, with and without the engine's word for it.
+void infers(Run& run) {
+  run.step();
+  run.backward();
+  const auto x = torch::ones({2, 48}, run.net->in->weight.options());
+  {
+    const c10::InferenceMode inference;
+    std::cout << run.net->loss(x).item<float>() << " ";
+  }
+  {
+    const zr::Engine::Evaluation evaluation(*run.engine);
+    std::cout << run.net->loss(x).item<float>() << " ";
+  }
+  run.engine->step();
+  run.step();
+  std::cout << run.engine->weights_hash() << std::endl;
+}
+
+const std::map<std::string, std::function<void(Run&)>> kCases{{"saves_module", saves_module},
+                                                              {"saves_gathered_module", saves_gathered_module},
+                                                              {"reads_pointer", reads_pointer},
+                                                              {"reads_accessor", reads_accessor},
+                                                              {"aliases_storage", aliases_storage},
+                                                              {"converts_module", converts_module},
+                                                              {"loads_module", loads_module},
+                                                              {"own_optimizer", own_optimizer},
+                                                              {"clips_itself", clips_itself},
+                                                              {"plain_backward", plain_backward},
+                                                              {"zeroes_gradients", zeroes_gradients},
+                                                              {"two_engines", two_engines},
+                                                              {"one_engine_after_another", one_engine_after_another},
+                                                              {"outlives_engine", outlives_engine},
+                                                              {"steps_within_scope", steps_within_scope},
+                                                              {"other_order", other_order},
+                                                              {"writes", writes},
+                                                              {"reads_gathered", reads_gathered},
+                                                              {"infers", infers}};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3 || !kCases.count(argv[1])) return 2;
+  return zr::guarded([&] {
+    const zr::Program program(argv[2], {argv + 3, argv + argc});
+    Run run(program);
+    kCases.at(argv[1])(run);
+  });
+}

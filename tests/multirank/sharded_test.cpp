@@ -1,0 +1,162 @@
+// Parameters that are not whole between their uses: what a program may do with them, and what it is told where it may
+// not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <sstream>
+
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Result {
+  int code;
+  std::string output;
+};
+
+class Sharded : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / ("sharded-" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  Result launch(int ranks, const std::string& program, const std::string& toml, const std::string& overrides) {
+    const std::string command =
+        ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) + " -- " ZR_BUILD_DIR "/tests/" + program +
+        " " ZR_SOURCE_DIR "/tests/multirank/operators/" + toml + " job.ranks=" + std::to_string(ranks) +
+        " job.runs=\"" + folder_.string() + "\" " + overrides + " 2>&1";
+    Result result{0, ""};
+    FILE* pipe = ::popen(command.c_str(), "r");
+    char buffer[4096];
+    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.output.append(buffer, n);
+    result.code = WEXITSTATUS(::pclose(pipe));
+    return result;
+  }
+  Result run(const std::string& name, const std::string& strategy = "zero3", const std::string& overrides = "") {
+    return launch(2, "sharded_case " + name, "operators.toml",
+                  "optimizer.lr=0.01 strategy.use=" + strategy + " " + overrides);
+  }
+  // The lines of rank 0's own program.
+  static std::string said(const Result& result) {
+    std::string own;
+    std::istringstream lines(result.output);
+    for (std::string line; std::getline(lines, line);)
+      if (line.rfind("[", 0) != 0 && line.rfind("zeroth:", 0) != 0) own += line + "\n";
+    return own;
+  }
+  // What the program says where it ends with a user's error.
+  void refuses(const std::string& name, const std::string& text, const std::string& strategy = "zero3") {
+    const Result result = run(name, strategy);
+    EXPECT_EQ(result.code == 2 || result.code == 70, true) << name << ": " << result.code << "\n" << result.output;
+    EXPECT_THAT(result.output, HasSubstr(text)) << name;
+    EXPECT_THAT(result.output, Not(HasSubstr("SIG"))) << name;
+  }
+  fs::path folder_;
+};
+
+const std::string kSharded =
+    "parameter 'first.weight' is sharded: it has memory only inside operators; read or write it within a "
+    "zr::gather(parameter) scope";
+const std::string kGradient =
+    "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", zr::What::gradient), "
+    "clip "
+    "with "
+    "train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward()";
+
+class Operators : public Sharded, public testing::WithParamInterface<std::tuple<std::string, int>> {};
+
+TEST_P(Operators, SeeWhatPlainLibtorchSees) {
+  const auto& [strategy, ranks] = GetParam();
+  const Result result = launch(ranks, "operators_trainer", "operators.toml", "strategy.use=" + strategy);
+  EXPECT_EQ(result.code, 0) << result.output;
+  EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
+  int right = 0;
+  std::istringstream lines(result.output);
+  for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
+  EXPECT_EQ(right, 71) << "cases of one rank";
+}
+INSTANTIATE_TEST_SUITE_P(Under, Operators,
+                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values(1, 2, 4)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param));
+                         });
+
+TEST_F(Sharded, RawReadsSayWhichParameterAndWhatToDo) {
+  for (const std::string name : {"reads_pointer", "reads_accessor", "saves_module", "aliases_storage"})
+    refuses(name, kSharded);
+}
+
+TEST_F(Sharded, AGatherScopeGivesRealMemory) {
+  EXPECT_EQ(run("saves_gathered_module").code, 0);
+  for (const std::string name : {"writes", "reads_gathered"})
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      const Result whole = run(name, "zero0", "train.dtype=" + dtype),
+                   sharded = run(name, "zero3", "train.dtype=" + dtype);
+      EXPECT_EQ(whole.code, 0) << whole.output;
+      EXPECT_EQ(sharded.code, 0) << sharded.output;
+      EXPECT_EQ(said(sharded), said(whole)) << name << ", " << dtype;
+    }
+}
+
+TEST_F(Sharded, AScopeEndsBeforeTheStep) {
+  refuses(
+      "steps_within_scope",
+      "weights changed while 'first.weight' was in use; end the zr::gather scope before engine.step() or engine.set()");
+}
+
+TEST_F(Sharded, DataExchangedBehindTheEngineIsRefused) {
+  for (const std::string name : {"converts_module", "loads_module"})
+    refuses(name,
+            kSharded +
+                "; to replace its data (module->to(), torch::load, set_data) do so before the engine is made, or use "
+                "engine.set()");
+  refuses("converts_module",
+          "the data of parameter 'first.weight' was exchanged after the engine was made (module->to(), torch::load, "
+          "set_data); do so before, or use engine.set()",
+          "zero1");
+}
+
+TEST_F(Sharded, GradientsAreTheEngines) {
+  for (const std::string strategy : {"zero0", "zero3"})
+    for (const std::string name : {"own_optimizer", "clips_itself", "plain_backward"}) {
+      const Result result = run(name, strategy);
+      EXPECT_EQ(result.code, 2) << name << "\n" << result.output;
+      EXPECT_THAT(result.output, HasSubstr("the gradient of '")) << name;
+      EXPECT_THAT(result.output, HasSubstr("is the engine's: read it with engine.get(")) << name;
+    }
+  refuses("own_optimizer", kGradient);
+  EXPECT_EQ(run("zeroes_gradients").code, 0) << "an old habit that does no harm";
+}
+
+TEST_F(Sharded, AModelHasOneEngineAtATime) {
+  refuses(
+      "two_engines",
+      "parameter 'first.weight' is trained by another zr::Engine; destroy that one first, or give each engine a model "
+      "of its own");
+  EXPECT_EQ(run("one_engine_after_another").code, 0);
+  refuses("outlives_engine",
+          "the engine that sharded parameter 'first.weight' is gone; read it with engine.get() while the engine lives");
+}
+
+TEST_F(Sharded, RanksThatUseOtherParametersAreNamed) {
+  const Result result = run("other_order");
+  EXPECT_EQ(result.code, 4) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("differs between ranks: "));
+  EXPECT_THAT(result.output, HasSubstr("all_gather 'last.weight'"));
+  EXPECT_THAT(result.output, HasSubstr("rank 1"));
+}
+
+TEST_F(Sharded, InferenceInTheMiddleOfAStepChangesNothing) {
+  const Result whole = run("infers", "zero0"), sharded = run("infers", "zero3");
+  EXPECT_EQ(whole.code, 0) << whole.output;
+  EXPECT_EQ(said(sharded), said(whole));
+}
+
+}  // namespace
