@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
 
-.PHONY: help setup build train test bench format lint clean
+.PHONY: help setup build train test matrix bench format lint clean
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is'
@@ -29,6 +29,9 @@ train: build  ## the main job; CONFIG=file.toml, ARGS="strategy=zero0 train.step
 
 test: build  ## all tests
 	@.ci/test
+
+matrix: build  ## the parity matrix in full, one table; CELLS="zero3 fp16": cells whose names hold one of the words
+	@build/tests/parity_matrix $(CELLS)
 
 bench:  ## the benchmarks: a table, and build/bench.json
 	@.ci/setup bench

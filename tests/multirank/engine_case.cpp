@@ -11,7 +11,7 @@
 #include <map>
 #include <sstream>
 
-#include "multirank/parity/features.hpp"
+#include "multirank/parity/models.hpp"
 #include "zr/engine.hpp"
 
 namespace {

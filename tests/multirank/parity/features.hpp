@@ -113,13 +113,4 @@ struct Wide : Model {
   std::vector<torch::nn::Linear> lines;
 };
 
-/// Seeds libtorch's generator, then builds: "everything", "dropout", "divergent", "tiny", "recurrent", "wide".
-inline std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
-  torch::manual_seed(seed);
-  if (name == "tiny") return std::make_shared<Tiny>();
-  if (name == "wide") return std::make_shared<Wide>();
-  if (name == "recurrent") return std::make_shared<Recurrent>();
-  return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0, name == "divergent");
-}
-
 }  // namespace parity

@@ -12,27 +12,33 @@
 
 namespace parity {
 
-struct Outcome {
-  std::vector<double> losses, norms, scales;          // by step; scales: of the loss
-  std::map<std::string, std::vector<float>> weights;  // fp32, by name, after the last step
+using Weights = std::map<std::string, std::vector<float>>;  // fp32, by name
+
+struct Step {
+  double loss = 0, norm = 0, scale = 1;  // scale: of the loss
+  Weights weights;                       // after it: of the last step, or of all where a run is traced
 };
+using Outcome = std::vector<Step>;
 
 inline void save(const Outcome& outcome, const std::string& file) {
   std::ofstream out(file, std::ios::binary);
   const auto put = [&](const void* data, std::size_t bytes) {
     out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   };
-  const uint64_t steps = outcome.losses.size(), n = outcome.weights.size();
+  const uint64_t steps = outcome.size();
   put(&steps, 8);
-  put(outcome.losses.data(), steps * 8);
-  put(outcome.norms.data(), steps * 8);
-  put(outcome.scales.data(), steps * 8);
-  put(&n, 8);
-  for (const auto& [name, values] : outcome.weights) {
-    const uint64_t sizes[2] = {name.size(), values.size()};
-    put(sizes, 16);
-    put(name.data(), name.size());
-    put(values.data(), values.size() * 4);
+  for (const Step& step : outcome) {
+    put(&step.loss, 8);
+    put(&step.norm, 8);
+    put(&step.scale, 8);
+    const uint64_t n = step.weights.size();
+    put(&n, 8);
+    for (const auto& [name, values] : step.weights) {
+      const uint64_t sizes[2] = {name.size(), values.size()};
+      put(sizes, 16);
+      put(name.data(), name.size());
+      put(values.data(), values.size() * 4);
+    }
   }
 }
 
@@ -41,62 +47,63 @@ inline Outcome load(const std::string& file) {
   const auto get = [&](void* data, std::size_t bytes) {
     in.read(static_cast<char*>(data), static_cast<std::streamsize>(bytes));
   };
-  Outcome outcome;
-  uint64_t steps = 0, n = 0;
+  uint64_t steps = 0;
   get(&steps, 8);
-  if (!in) return outcome;
-  outcome.losses.resize(steps);
-  outcome.norms.resize(steps);
-  outcome.scales.resize(steps);
-  get(outcome.losses.data(), steps * 8);
-  get(outcome.norms.data(), steps * 8);
-  get(outcome.scales.data(), steps * 8);
-  get(&n, 8);
-  for (uint64_t i = 0; i < n && in; ++i) {
-    uint64_t sizes[2];
-    get(sizes, 16);
-    std::string name(sizes[0], ' ');
-    get(name.data(), name.size());
-    auto& values = outcome.weights[name];
-    values.resize(sizes[1]);
-    get(values.data(), values.size() * 4);
+  Outcome outcome(in ? steps : 0);
+  for (Step& step : outcome) {
+    get(&step.loss, 8);
+    get(&step.norm, 8);
+    get(&step.scale, 8);
+    uint64_t n = 0;
+    get(&n, 8);
+    for (uint64_t i = 0; i < n && in; ++i) {
+      uint64_t sizes[2];
+      get(sizes, 16);
+      std::string name(sizes[0], ' ');
+      get(name.data(), name.size());
+      auto& values = step.weights[name];
+      values.resize(sizes[1]);
+      get(values.data(), values.size() * 4);
+    }
   }
   return outcome;
 }
 
-/// "" if bit-equal, else the first differing step, parameter and element.
-inline std::string difference(const Outcome& a, const Outcome& b) {
+namespace detail {
+
+// "loss 1.5, not 1.25" where they differ. A NaN is one as good as another: which of two an addition keeps, the compiler
+// decides.
+inline std::string number(const char* what, double a, double b) {
+  if (std::memcmp(&a, &b, 8) == 0 || (std::isnan(a) && std::isnan(b))) return "";
   std::ostringstream text;
   text.precision(17);
-  if (a.losses.empty() || a.losses.size() != b.losses.size()) {
-    text << "steps: " << a.losses.size() << " and " << b.losses.size();
-    return text.str();
-  }
-  for (std::size_t i = 0; i < a.losses.size(); ++i) {
-    if (std::memcmp(&a.losses[i], &b.losses[i], 8)) {
-      text << "step " << i + 1 << ": loss " << a.losses[i] << " and " << b.losses[i];
-      return text.str();
-    }
-    // A NaN is one as good as another: which of two an addition keeps, the compiler decides.
-    if (std::memcmp(&a.norms[i], &b.norms[i], 8) && !(std::isnan(a.norms[i]) && std::isnan(b.norms[i]))) {
-      text << "step " << i + 1 << ": norm " << a.norms[i] << " and " << b.norms[i];
-      return text.str();
-    }
-    if (a.scales[i] != b.scales[i]) {
-      text << "step " << i + 1 << ": loss scale " << a.scales[i] << " and " << b.scales[i];
-      return text.str();
-    }
-  }
-  if (a.weights.size() != b.weights.size()) return "number of parameters";
-  for (const auto& [name, values] : a.weights) {
-    const auto at = b.weights.find(name);
-    if (at == b.weights.end() || at->second.size() != values.size())
-      return "parameter " + name + " is missing or of another size";
+  text << ", " << what << " " << a << ", not " << b;
+  return text.str();
+}
+
+inline std::string element(const Weights& a, const Weights& b) {
+  if (a.size() != b.size()) return ", " + std::to_string(a.size()) + " parameters, not " + std::to_string(b.size());
+  for (const auto& [name, values] : a) {
+    const auto at = b.find(name);
+    if (at == b.end() || at->second.size() != values.size())
+      return ", parameter " + name + " is missing or of another size";
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (std::memcmp(&values[i], &at->second[i], 4)) {
-        text << name << "[" << i << "]: " << values[i] << " and " << at->second[i];
-        return text.str();
-      }
+      if (std::memcmp(&values[i], &at->second[i], 4))
+        return number((name + "[" + std::to_string(i) + "]").c_str(), values[i], at->second[i]);
+  }
+  return "";
+}
+
+}  // namespace detail
+
+/// "" if bit-equal, else the first step that differs, with the first differing parameter and element.
+inline std::string difference(const Outcome& a, const Outcome& b) {
+  if (a.empty() || a.size() != b.size()) return std::to_string(a.size()) + " steps, not " + std::to_string(b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const std::string what =
+        detail::number("loss scale", a[i].scale, b[i].scale) + detail::element(a[i].weights, b[i].weights) +
+        detail::number("norm", a[i].norm, b[i].norm) + detail::number("loss", a[i].loss, b[i].loss);
+    if (!what.empty()) return "step " + std::to_string(i + 1) + ": " + what.substr(2);
   }
   return "";
 }

@@ -1,7 +1,11 @@
 #include "multirank/parity/reference.hpp"
 
+#include <torch/torch.h>
+
 #include <cmath>
 #include <set>
+
+#include "multirank/parity/models.hpp"
 
 namespace parity {
 
@@ -116,6 +120,7 @@ void add(std::vector<float>& sum, const std::vector<float>& values) {
 }  // namespace
 
 Outcome reference(const Recipe& recipe) {
+  at::set_num_threads(recipe.threads);
   auto model = make(recipe.model, recipe.seed);
   std::vector<State> states;
   Outcome outcome;
@@ -168,14 +173,15 @@ Outcome reference(const Recipe& recipe) {
       weight_sum = weight_sum + weight;
       for (State& s : states) {
         std::vector<float>& sum = recipe.last ? s.held[static_cast<std::size_t>(m % recipe.ranks)] : s.sum;
-        if (!s.tensor.grad().defined()) {  // line 3: counts as zeros
+        torch::Tensor& gradient = s.tensor.mutable_grad();
+        if (!gradient.defined()) {  // line 3: counts as zeros
           for (float& g : sum) g = g + 0.0f;
           continue;
         }
         s.touched = true;
-        add(sum, rounded(s.tensor.grad(), recipe.travels));
+        add(sum, rounded(gradient.is_sparse() ? gradient.to_dense() : gradient, recipe.travels));
         if (recipe.last) round(sum);
-        s.tensor.mutable_grad() = torch::Tensor();
+        gradient = torch::Tensor();
       }
       if (recipe.last || (i + 1) % recipe.ranks != 0) continue;
       for (State& s : states) round(s.sum);
@@ -191,7 +197,7 @@ Outcome reference(const Recipe& recipe) {
     const double norm = std::sqrt(sum_of_squares(states)) / divisor;
     const double scale = recipe.clip > 0 ? std::min(1.0, recipe.clip / (norm + 1e-6)) : 1.0;
     const auto mul = static_cast<float>(scale / divisor);
-    outcome.scales.push_back(scaler.scale);
+    outcome.push_back({loss_sum / weight_sum, norm, scaler.scale, {}});
     if (recipe.dtype == "fp16") scaler.step(overflow);
     const torch::NoGradGuard no_grad;
     for (State& s : states) {
@@ -200,12 +206,12 @@ Outcome reference(const Recipe& recipe) {
       recipe.optimizer == "adamw" ? adamw(s, mul, recipe.lr) : sgd(s, mul, recipe.lr);
       s.tensor.copy_(torch::from_blob(s.master.data(), s.tensor.sizes(), torch::kFloat));
     }
-    outcome.losses.push_back(loss_sum / weight_sum);
-    outcome.norms.push_back(norm);
+    if (!recipe.trace && step + 1 < recipe.steps) continue;
+    Weights& weights = outcome.back().weights;
+    for (const State& s : states) weights["model's " + s.name] = floats(s.tensor);
+    for (const State& s : states) weights[s.name] = s.master;
+    for (const auto& [name, tensor] : frozen) weights[name] = weights["model's " + name] = floats(tensor);
   }
-  for (const State& s : states) outcome.weights["model's " + s.name] = floats(s.tensor);
-  for (const State& s : states) outcome.weights[s.name] = s.master;
-  for (const auto& [name, tensor] : frozen) outcome.weights[name] = outcome.weights["model's " + name] = floats(tensor);
   return outcome;
 }
 

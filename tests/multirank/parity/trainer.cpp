@@ -6,12 +6,27 @@
 #include <set>
 #include <sstream>
 
-#include "multirank/parity/features.hpp"
+#include "multirank/parity/models.hpp"
 #include "multirank/parity/outcome.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
 
 namespace {
+
+// Every parameter as the engine gives it, and as the model holds it.
+parity::Weights weights_of(zr::Engine& engine, torch::nn::Module& model) {
+  parity::Weights weights;
+  std::set<const void*> seen;
+  for (const auto& item : model.named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied: one parameter under two names
+    const auto value = engine.get(item.key());
+    weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+    const auto scope = zr::gather(item.value());
+    const auto own = item.value().detach().to(torch::kFloat).contiguous();
+    weights["model's " + item.key()].assign(own.data_ptr<float>(), own.data_ptr<float>() + own.numel());
+  }
+  return weights;
+}
 
 parity::Outcome train(const zr::Program& program) {
   // Another model on every rank: the engine must take rank 0's.
@@ -25,18 +40,8 @@ parity::Outcome train(const zr::Program& program) {
     engine.backward(model->loss(engine.step_index(), m),
                     program.boolean("parity.weighted") ? static_cast<double>(m + 1) : 1.0);
     if (!engine.step()) continue;
-    outcome.losses.push_back(engine.last_loss());
-    outcome.norms.push_back(engine.last_grad_norm());
-    outcome.scales.push_back(scale);
-  }
-  std::set<const void*> seen;
-  for (const auto& item : model->named_parameters()) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // tied: one parameter under two names
-    const auto value = engine.get(item.key());
-    outcome.weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
-    const auto scope = zr::gather(item.value());
-    const auto own = item.value().detach().to(torch::kFloat).contiguous();
-    outcome.weights["model's " + item.key()].assign(own.data_ptr<float>(), own.data_ptr<float>() + own.numel());
+    outcome.push_back({engine.last_loss(), engine.last_grad_norm(), scale, {}});
+    if (engine.done() || program.boolean("parity.trace")) outcome.back().weights = weights_of(engine, *model);
   }
   return outcome;
 }
@@ -48,7 +53,8 @@ int main(int argc, char** argv) {
   return zr::guarded([&] {
     at::set_num_threads(1);
     const std::vector<zr::Key> keys{{"parity.model", "everything", "which model"},
-                                    {"parity.weighted", false, "micro-batches of unequal weight"}};
+                                    {"parity.weighted", false, "micro-batches of unequal weight"},
+                                    {"parity.trace", false, "keep the weights after every step"}};
     std::ifstream list(argv[2]);
     for (std::string line; std::getline(list, line);) {
       std::istringstream words(line);

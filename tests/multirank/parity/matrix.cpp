@@ -1,0 +1,175 @@
+#include "multirank/parity/matrix.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace parity {
+
+namespace {
+
+Choice model(const std::string& name) {
+  return {name, "parity.model=" + name, [name](Recipe& r) { r.model = name; }};
+}
+Choice dtype(const std::string& name) {
+  // From a scale that overflows nothing, so that fp16's steps count.
+  return {name, "train.dtype=" + name + (name == "fp16" ? " fp16.initial_scale_power=10" : ""), [name](Recipe& r) {
+            r.dtype = name;
+            r.scale_power = 10;
+          }};
+}
+Choice optimizer(const std::string& name) {
+  return {name, "optimizer=" + name, [name](Recipe& r) { r.optimizer = name; }};
+}
+Choice accumulation(int steps) {
+  return {"a" + std::to_string(steps), "train.accumulation=" + std::to_string(steps),
+          [steps](Recipe& r) { r.micro_batches *= steps; }};
+}
+Choice ranks(int n) {
+  return {"n" + std::to_string(n), "job.ranks=" + std::to_string(n), [n](Recipe& r) {
+            r.micro_batches *= n;
+            r.ranks = n;
+          }};
+}
+Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
+Choice only_in_cover(Choice choice) {
+  choice.in_full = false;
+  return choice;
+}
+
+std::vector<Axis> make_axes() {
+  return {
+      {"model",
+       {model("tied"), model("unused"), model("frozen"), model("used_twice"), model("indivisible"), model("large"),
+        model("empty_shard"), model("with_dropout"), model("embeddings"), model("lstm"), model("everything")}},
+      {"dtype", {dtype("fp32"), dtype("bf16")}},
+      {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
+      {"reduce",
+       {{"each", "gradients.reduce=each"}, {"last", "gradients.reduce=last", [](Recipe& r) { r.last = true; }}}},
+      {"accumulation", {accumulation(1), accumulation(4)}},
+      {"strategy",
+       {strategy("zero0"), strategy("zero1"), strategy("zero2"),
+        strategy("zero3", " strategy.zero3.persistence_threshold=100"), only_in_cover(strategy("dealt"))}},
+      {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
+      {"step",
+       {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},
+        only_in_cover({"plain", "train.clip=0"}),
+        only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }})}},
+  };
+}
+
+// The choices of these indices, or nothing where they do not go together.
+std::vector<const Choice*> choices_of(const std::vector<std::size_t>& at) {
+  std::vector<const Choice*> choices;
+  for (std::size_t i = 0; i < at.size(); ++i) choices.push_back(&axes()[i].choices[at[i]]);
+  return choices;
+}
+
+Cell make_cell(const std::vector<std::size_t>& at) {
+  Cell cell{at, "", {}, 1, ""};
+  for (const Choice* choice : choices_of(at)) {
+    cell.overrides += (cell.overrides.empty() ? "" : " ") + choice->overrides;
+    choice->apply(cell.recipe);
+  }
+  cell.ranks = cell.recipe.ranks;
+  return cell;
+}
+
+std::vector<std::vector<std::size_t>> product() {
+  std::vector<std::vector<std::size_t>> all{{}};
+  for (const Axis& axis : axes()) {
+    std::vector<std::vector<std::size_t>> longer;
+    for (const auto& at : all)
+      for (std::size_t i = 0; i < axis.choices.size(); ++i) {
+        longer.push_back(at);
+        longer.back().push_back(i);
+      }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Axis>& axes() {
+  static const std::vector<Axis> list = make_axes();
+  return list;
+}
+
+std::size_t axis(const std::string& name) {
+  const auto at = std::find_if(axes().begin(), axes().end(), [&](const Axis& a) { return a.name == name; });
+  if (at == axes().end()) throw std::invalid_argument("the matrix has no axis '" + name + "'");
+  return static_cast<std::size_t>(at - axes().begin());
+}
+
+std::string Cell::name() const {
+  std::string name;
+  for (const Choice* choice : choices_of(at)) name += (name.empty() ? "" : "-") + choice->name;
+  return extra.empty() ? name : name + "-" + extra;
+}
+
+Cell with(Cell cell, const std::string& extra, const std::string& overrides,
+          const std::function<void(Recipe&)>& apply) {
+  cell.extra += (cell.extra.empty() ? "" : "-") + extra;
+  cell.overrides += " " + overrides;
+  apply(cell.recipe);
+  return cell;
+}
+
+Cell cell(const std::vector<std::string>& choices) {
+  std::vector<std::size_t> at(axes().size(), 0);
+  for (const std::string& wanted : choices) {
+    bool found = false;
+    for (std::size_t i = 0; i < axes().size(); ++i)
+      for (std::size_t c = 0; c < axes()[i].choices.size(); ++c)
+        if (axes()[i].choices[c].name == wanted) {
+          at[i] = c;
+          found = true;
+        }
+    if (!found) throw std::invalid_argument("the matrix has no '" + wanted + "'");
+  }
+  return make_cell(at);
+}
+
+std::vector<Cell> full() {
+  std::vector<Cell> cells;
+  for (const auto& at : product()) {
+    const auto choices = choices_of(at);
+    if (std::all_of(choices.begin(), choices.end(), [](const Choice* c) { return c->in_full; }))
+      cells.push_back(make_cell(at));
+  }
+  return cells;
+}
+
+std::vector<Cell> cover() {
+  // A number for every pair of choices.
+  std::vector<std::size_t> first{0};
+  for (const Axis& axis : axes()) first.push_back(first.back() + axis.choices.size());
+  std::vector<char> met(first.back() * first.back(), 0);
+  const auto each_new_pair = [&](const std::vector<std::size_t>& at, auto&& fn) {
+    for (std::size_t i = 0; i < at.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) {
+        char& pair = met[(first[i] + at[i]) * first.back() + first[j] + at[j]];
+        if (!pair) fn(pair);
+      }
+  };
+  // Greedy: each time the cell with most pairs that were not met yet.
+  const auto all = product();
+  std::vector<Cell> cells;
+  for (;;) {
+    const std::vector<std::size_t>* best = nullptr;
+    int most = 0;
+    for (const auto& at : all) {
+      int fresh = 0;
+      each_new_pair(at, [&](char&) { ++fresh; });
+      if (fresh > most) {
+        most = fresh;
+        best = &at;
+      }
+    }
+    if (!best) return cells;
+    each_new_pair(*best, [](char& pair) { pair = 1; });
+    cells.push_back(make_cell(*best));
+  }
+}
+
+}  // namespace parity

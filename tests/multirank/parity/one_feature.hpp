@@ -1,0 +1,139 @@
+// One tiny model for each thing that shards badly: a row of the parity matrix each.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "multirank/parity/features.hpp"
+
+namespace parity {
+
+/// How a block is computed again in backward; the reference keeps it as it is, the trainer puts the engine's own here.
+using Block = std::function<torch::Tensor(const torch::Tensor&)>;
+inline std::function<torch::Tensor(const Block&, const torch::Tensor&)> recomputed =
+    [](const Block& block, const torch::Tensor& x) { return block(x); };
+
+/// From `width` numbers to `kWords` classes, by what a feature puts between.
+struct OneFeature : Model {
+  explicit OneFeature(int64_t input = kWidth, int64_t classes = kWords) : width(input), words(classes) {}
+  virtual torch::Tensor logits(const torch::Tensor& x) = 0;
+  /// Micro-batch m's numbers: small ones, that fp16 holds too.
+  virtual torch::Tensor input(int64_t step, int64_t m) {
+    return (draw(step, m, 9, {kSamples, width}).to(torch::kFloat) / 8 - 0.5).to(parameters()[0].scalar_type());
+  }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    return torch::nn::functional::cross_entropy(logits(input(step, m)).to(torch::kFloat),
+                                                draw(step + 1000, m, words, {kSamples}));
+  }
+  torch::nn::Linear line(const char* name, int64_t in, int64_t out) {
+    return register_module(name, torch::nn::Linear(in, out));
+  }
+  int64_t width, words;
+};
+
+/// Words in, words out.
+struct OverWords : OneFeature {
+  torch::Tensor input(int64_t step, int64_t m) override { return draw(step, m, kWords, {kSamples}); }
+};
+
+struct Tied : OverWords {
+  torch::Tensor logits(const torch::Tensor& x) override {
+    return torch::linear(torch::tanh(middle(embedding(x))), head->weight);
+  }
+  torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(kWords, kWidth));
+  torch::nn::Linear middle = line("middle", kWidth, kWidth);
+  std::shared_ptr<Everything::Head> head =
+      register_module("head", std::make_shared<Everything::Head>(embedding->weight));
+};
+
+struct Unused : OneFeature {
+  torch::Tensor logits(const torch::Tensor& x) override { return used(x); }
+  torch::nn::Linear before = line("before", 40, 40);
+  torch::nn::Linear used = line("used", kWidth, kWords);
+  torch::Tensor after = register_parameter("after", torch::ones({7, 3}));
+};
+
+struct Frozen : OneFeature {
+  Frozen() {
+    for (auto& p : middle->parameters()) p.requires_grad_(false);
+  }
+  torch::Tensor logits(const torch::Tensor& x) override { return out(torch::tanh(middle(in(x)))); }
+  torch::nn::Linear in = line("in", kWidth, 40), middle = line("middle", 40, 40), out = line("out", 40, kWords);
+};
+
+struct UsedTwice : OneFeature {
+  torch::Tensor logits(const torch::Tensor& x) override { return out(twice(torch::tanh(twice(x)))); }
+  torch::nn::Linear twice = line("twice", kWidth, kWidth), out = line("out", kWidth, kWords);
+};
+
+/// Prime counts of elements, below and above a leaf's.
+struct Indivisible : OneFeature {
+  Indivisible() : OneFeature(3079) {}
+  torch::Tensor logits(const torch::Tensor& x) override {
+    return (x * scale).narrow(1, 0, kWords * 50).view({kSamples, kWords, 50}).sum(2) + shift.narrow(0, 0, kWords);
+  }
+  torch::Tensor scale = register_parameter("scale", torch::randn({3079}) / 16);
+  torch::Tensor shift = register_parameter("shift", torch::randn({1031}) / 16);
+};
+
+/// A weight of 75 KiB where elements have two bytes: more than a bucket of 64 KiB.
+struct Large : OneFeature {
+  Large() : OneFeature(64, 13) {}
+  torch::Tensor logits(const torch::Tensor& x) override { return out(torch::tanh(large(x))); }
+  torch::nn::Linear large = line("large", 64, 601), out = line("out", 601, 13);
+};
+
+/// Fewer elements than a leaf: all ranks but one own nothing.
+struct EmptyShard : OneFeature {
+  EmptyShard() : OneFeature(2, 3) {}
+  torch::Tensor logits(const torch::Tensor& x) override { return only(x); }
+  torch::nn::Linear only = line("only", 2, 3);
+};
+
+struct WithDropout : OneFeature {
+  torch::Tensor logits(const torch::Tensor& x) override { return out(drop(torch::gelu(in(drop(x))))); }
+  torch::nn::Linear in = line("in", kWidth, 70), out = line("out", 70, kWords);
+  torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.25));
+};
+
+/// Two blocks that backward computes again, one inside the other, with dropout.
+struct Recomputed : WithDropout {
+  torch::Tensor logits(const torch::Tensor& x) override {
+    const Block inner = [this](const torch::Tensor& y) { return drop(torch::tanh(middle(y))); };
+    const Block outer = [this, inner](const torch::Tensor& y) { return recomputed(inner, drop(torch::gelu(in(y)))); };
+    return out(recomputed(outer, x));
+  }
+  torch::nn::Linear middle = line("middle", 70, 70);
+};
+
+/// Dense and sparse gradients of embeddings, words met twice in a micro-batch.
+struct Embeddings : OverWords {
+  torch::Tensor input(int64_t step, int64_t m) override { return draw(step, m, 7, {kSamples, kTokens}); }
+  torch::Tensor logits(const torch::Tensor& x) override { return out(torch::tanh(dense(x).sum(1) + sparse(x).sum(1))); }
+  torch::nn::Embedding dense = register_module("dense", torch::nn::Embedding(kWords, kWidth));
+  torch::nn::Embedding sparse =
+      register_module("sparse", torch::nn::Embedding(torch::nn::EmbeddingOptions(kWords, kWidth).sparse(true)));
+  torch::nn::Linear out = line("out", kWidth, kWords);
+};
+
+template <class M>
+std::shared_ptr<Model> made() {
+  return std::make_shared<M>();
+}
+/// By the names of the matrix.
+inline const std::map<std::string, std::shared_ptr<Model> (*)()> kOneFeature{
+    {"tied", made<Tied>},
+    {"unused", made<Unused>},
+    {"frozen", made<Frozen>},
+    {"used_twice", made<UsedTwice>},
+    {"indivisible", made<Indivisible>},
+    {"large", made<Large>},
+    {"empty_shard", made<EmptyShard>},
+    {"with_dropout", made<WithDropout>},
+    {"recomputed", made<Recomputed>},
+    {"embeddings", made<Embeddings>},
+    {"lstm", made<Recurrent>},
+};
+
+}  // namespace parity

@@ -1,0 +1,84 @@
+// `make matrix`: every cell of DESIGN.md 6, one table.
+//   parity_matrix [WORD ...]     only cells whose names hold one of the words
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "multirank/parity/judge.hpp"
+#include "multirank/parity/matrix.hpp"
+
+namespace {
+
+using parity::Cell;
+
+std::string words_of(const Cell& cell, const std::vector<std::size_t>& of) {
+  std::string words;
+  for (const std::size_t a : of) words += (words.empty() ? "" : " ") + parity::axes()[a].choices[cell.at[a]].name;
+  return words;
+}
+
+// A row for each model, dtype, optimizer and way to reduce; a column for each strategy and number of ranks; in it a
+// letter for each accumulation.
+void print(const std::vector<Cell>& cells, const std::vector<std::string>& problems) {
+  const std::vector<std::size_t> across{parity::axis("strategy"), parity::axis("ranks")},
+      down{parity::axis("model"), parity::axis("dtype"), parity::axis("optimizer"), parity::axis("reduce")};
+  std::vector<std::string> rows, columns;
+  std::map<std::pair<std::string, std::string>, std::string> table;
+  const auto note = [](std::vector<std::string>& list, const std::string& name) {
+    if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+  };
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const std::string row = words_of(cells[i], down), column = words_of(cells[i], across);
+    note(rows, row);
+    note(columns, column);
+    table[{row, column}] += problems[i].empty() ? "=" : "X";
+  }
+  std::size_t width = 0;
+  for (const std::string& row : rows) width = std::max(width, row.size());
+  // Strategies above, each where its first number of ranks stands.
+  std::string above(width, ' '), below(width, ' '), strategy;
+  for (const std::string& column : columns) {
+    const auto cut = column.find(' ');
+    above.resize(std::max(above.size(), below.size()), ' ');
+    if (column.substr(0, cut) != strategy) above += " " + (strategy = column.substr(0, cut));
+    below += " " + column.substr(cut + 1);
+  }
+  std::printf("%s\n%s\n", above.c_str(), below.c_str());
+  for (const std::string& row : rows) {
+    std::printf("%-*s", static_cast<int>(width), row.c_str());
+    for (const std::string& column : columns) std::printf(" %-2s", table[{row, column}].c_str());
+    std::printf("\n");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<Cell> cells;
+  for (Cell& cell : parity::full()) {
+    bool wanted = argc < 2;
+    for (int i = 1; i < argc; ++i) wanted |= cell.name().find(argv[i]) != std::string::npos;
+    if (wanted) cells.push_back(std::move(cell));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const auto folder = std::filesystem::temp_directory_path() / ("matrix-" + std::to_string(::getpid()));
+  const auto problems = parity::judge(cells, folder.string());
+  std::filesystem::remove_all(folder);
+  print(cells, problems);
+  std::size_t red = 0;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (problems[i].empty()) continue;
+    if (++red <= 50) std::printf("%s: %s\n", cells[i].name().c_str(), problems[i].c_str());
+  }
+  std::printf(
+      "= as plain libtorch, bit for bit; X not; first accumulation 1, then 4\n%zu cells, %zu exact, %zu not, %.0f s\n",
+      cells.size(), cells.size() - red, red,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return red == 0 ? 0 : 1;
+}
