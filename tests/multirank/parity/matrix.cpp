@@ -40,7 +40,8 @@ std::vector<Axis> make_axes() {
   return {
       {"model",
        {model("tied"), model("unused"), model("frozen"), model("used_twice"), model("indivisible"), model("large"),
-        model("empty_shard"), model("with_dropout"), model("embeddings"), model("lstm"), model("everything")}},
+        model("empty_shard"), model("with_dropout"), model("recomputed"), model("embeddings"), model("lstm"),
+        model("everything")}},
       {"dtype", {dtype("fp32"), dtype("bf16")}},
       {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
       {"reduce",

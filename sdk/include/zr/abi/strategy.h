@@ -29,7 +29,7 @@ typedef struct zr_plan_in {            /* lives as long as the instance */
   uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
 
-enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD = 2, ZR_ROLE_SUM = 3, ZR_ROLE_BUCKET = 4, ZR_ROLE_WINDOW = 5, ZR_ROLE_SHARD = 6 };
+enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD, ZR_ROLE_SUM, ZR_ROLE_BUCKET, ZR_ROLE_WINDOW, ZR_ROLE_SHARD };
 typedef struct zr_buffer { /* memory that the host shall allocate on this rank, zeroed, where peers can read it */
   uint32_t size, role;
   const char *tag; /* for the ledger; copied */
@@ -49,7 +49,6 @@ typedef struct zr_plan_sink { /* the host's; lives until plan() returns, and is 
   void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; numbered 0, 1, ... in call order */
   void (*piece)(void *ctx, const zr_piece *);   /* [control] copied */
 } zr_plan_sink;
-
 typedef struct zr_bind {
   uint32_t size, n_buffers;
   const zr_view *buffers; /* in plan order; the views are copied, the memory lives as long as the instance */
@@ -58,7 +57,6 @@ typedef struct zr_bind {
 
 enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END = 2, ZR_STEP_END = 3, ZR_EVAL_BEGIN = 4, ZR_EVAL_END = 5 };
 enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4 };
-
 typedef struct zr_strategy_api {
   uint32_t size, rsv;
   /* [control] Pure, no communication, any rank of any world: buffers first, then pieces by parameter and ascending. */
@@ -66,17 +64,16 @@ typedef struct zr_strategy_api {
   /* [control] after the plan was allocated */
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
   /* [use] Which elements of a gradient go where next. *first: in, how many were placed in this micro-step; out, the
-   * first of a run of dst->count not placed yet (as it was: they ascend). *dst is of grad_dtype, to be written (not added
-   * to) before grad_ready. ZR_AGAIN: no room until buckets ahead of it have left; the host keeps the gradient. With
-   * ZR_PLAN_HOLD_GRADS it is asked again in later micro-steps (micro stays 0) and answers the same. */
+   * first of a run of dst->count not placed yet (as it was: they ascend). *dst: of grad_dtype, to be written, not added
+   * to, before grad_ready. ZR_AGAIN: no room until buckets ahead have left; the host keeps the gradient. Where
+   * gradients are held, all have room, and the answers are the same in every micro-step (micro is 0). */
   zr_code (*grad_place)(void *self, uint32_t param, int64_t *first, uint32_t micro, zr_view *dst, zr_error *);
   /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
    * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
   zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *); /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END */
   zr_code (*grads_finish)(void *self, zr_error *); /* [step] on return every SUM piece holds its sum over the step */
-  /* [step] Weights under SUM pieces changed: on return every WEIGHT piece is new. */
-  zr_code (*updated)(void *self, zr_error *);
+  zr_code (*updated)(void *self, zr_error *);      /* [step] weights under SUM pieces changed: on return all are new */
   /* [use] Makes parameters whole that are not on this rank: whole[n], memory that lives until their release; done NULL:
    * complete on return. NULL slot, as the next: weights always are whole. */
   zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *whole, zr_done *,
