@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "model/deferred.hpp"
 #include "model/torch_model.hpp"
 #include "model/trained.hpp"
 
@@ -23,5 +24,13 @@ Gathered::~Gathered() noexcept(false) {
   if (std::uncaught_exceptions() > state_->exceptions) return;  // the job is ending
   for (const auto& [model, params] : state_->held) model->let_go(params);
 }
+
+namespace detail {
+struct DeferredScope::State {
+  host::Construction::Scope scope;
+};
+DeferredScope::DeferredScope() : state_(std::make_unique<State>()) {}
+DeferredScope::~DeferredScope() = default;
+}  // namespace detail
 
 }  // namespace zr

@@ -254,6 +254,7 @@ void Session::compare_ranks() {
     for (const Entry& entry : group.values) mine += ", " + entry.key.path() + " = " + toml_text(entry.value);
     mine += "\n";
   }
+  if (model_.deferred() > 0) mine += "construction of " + std::to_string(model_.deferred()) + " operators\n";
   for (const ModelBuffer& buffer : model_.buffers())
     mine += "buffer " + buffer.name + ", " + std::to_string(buffer.bytes) + " bytes\n";
   const std::string theirs = comm_->broadcast_bytes(mine, 0, "set-up of rank 0");
@@ -332,15 +333,25 @@ void Session::take_rank_zero() {
   int64_t largest = 0;
   for (const Parameter& p : plan_.input.parameters) largest = std::max(largest, p.count);
   auto* values = static_cast<float*>(comm_->allocate(largest * 4, 64, Tier::device, Kind::other, "start of training"));
-  for (uint32_t param = 0; param < plan_.input.parameters.size(); ++param) {
+  // `own` is rank 0's; to every rank, by way of memory that peers can read.
+  const auto take = [&](uint32_t param, const float* own) {
     const int64_t count = plan_.input.parameters[param].count;
-    if (rank() == 0) model_.read(param, values);
+    if (rank() == 0 && own != values) std::memcpy(values, own, static_cast<std::size_t>(count) * 4);
     zr_coll broadcast{};
     broadcast.op = ZR_BROADCAST;
     broadcast.src = broadcast.dst = {values, count, ZR_F32, 0, {1, 0}};
     broadcast.label = "rank 0's parameters";
     comm_->run_control(broadcast);
     store(param, values);
+  };
+  if (model_.deferred() > 0) {
+    model_.construct({values, take, [&](uint32_t param, float* out) { read(param, LogicalRole::value, "", out); }},
+                     rank() == 0);
+  } else {
+    for (uint32_t param = 0; param < plan_.input.parameters.size(); ++param) {
+      if (rank() == 0) model_.read(param, values);
+      take(param, values);
+    }
   }
   comm_->free(values);
   for (const ModelBuffer& buffer : model_.buffers()) {

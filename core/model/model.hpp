@@ -25,8 +25,19 @@ class Model {
   virtual ~Model() = default;
   virtual const std::vector<Parameter>& parameters() const = 0;
   virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order
-  /// The parameter's present value as fp32: out[count].
+  /// The parameter's present value as fp32: out[count]. Not of a deferred model.
   virtual void read(uint32_t param, float* out) = 0;
+  /// Operators that a deferred model's construction still has to run; 0 for a model that is there.
+  virtual std::size_t deferred() const = 0;
+  /// Room for one parameter in fp32, whose values store() takes over and load() gives back. Collective, as both.
+  struct Loading {
+    float* room;
+    std::function<void(uint32_t param, const float* values)> store;
+    std::function<void(uint32_t param, float* values)> load;
+  };
+  /// Constructs a deferred model, its buffers too; where `computes` is false the operators are left out, and store()
+  /// brings another rank's values.
+  virtual void construct(const Loading& loading, bool computes) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
   /// use of it.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;

@@ -2,6 +2,10 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "model/intercept.hpp"
 
@@ -37,9 +41,17 @@ at::DataPtr Placeholder::pointer(void* memory) {
 
 at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
                              std::string reason) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
+  return make(sizes, strides, type, keeper, index, std::move(reason));
+}
+
+at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, Keeper* keeper,
+                             uint32_t index, std::string reason) {
   intercept();
+  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type));
-  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytesContiguous(sizes, at::elementSize(type)));
+  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, at::elementSize(type)));
   auto* placeholder = new Placeholder(keeper, index, std::move(reason));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        placeholder->pointer(nullptr), nullptr, false);
@@ -47,7 +59,7 @@ at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, Keeper*
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(placeholder->reason_);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
-  impl->set_sizes_contiguous(sizes);
+  impl->set_sizes_and_strides(sizes, strides);
   mark(tensor, true);
   return tensor;
 }
@@ -79,6 +91,11 @@ void Placeholder::detach() {
 }
 
 void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks().mutable_get(); }
+
+void Placeholder::keep(at::DataPtr memory) {
+  storage_->*throws_on_read() = false;
+  storage_->set_data_ptr_noswap(std::move(memory));  // deletes this
+}
 
 void Placeholder::orphan(const std::string& reason) {
   keeper_ = nullptr;

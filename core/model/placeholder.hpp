@@ -31,7 +31,10 @@ class Keeper {
 /// the DeferredInit key (intercept.hpp), as do their views. Reading its memory without an operator throws `reason`.
 class Placeholder {
  public:
-  /// A dense, row-major CPU tensor without memory. `keeper` may be null: then every use throws `reason`.
+  /// A dense CPU tensor without memory, row-major where no strides are given. `keeper` may be null: then every use
+  /// throws `reason`.
+  static at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, Keeper* keeper,
+                         uint32_t index, std::string reason);
   static at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
                          std::string reason);
   /// What stands behind a storage; null if it is an ordinary one.
@@ -47,6 +50,8 @@ class Placeholder {
   void attach(void* memory);
   void detach();
   void* memory() const;
+  /// The storage has this memory for good, and is an ordinary one; the placeholder is gone.
+  void keep(at::DataPtr memory);
 
   Keeper* keeper() const { return keeper_; }
   uint32_t index() const { return index_; }  // the keeper's own number for it

@@ -12,6 +12,7 @@
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
+#include "model/deferred.hpp"
 #include "model/placeholder.hpp"
 #include "model/trained.hpp"
 
@@ -67,9 +68,21 @@ struct TorchModel::State final : Keeper {
   std::vector<Parameter> parameters;
   std::vector<Slot> slots;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;
+  std::shared_ptr<Construction> construction;  // of a deferred model, until construct()
+  at::ScalarType buffer_type;                  // of floating-point buffers
   Arrived arrived;
   Uses uses;
   std::mutex mutex;
+
+  // Floating-point buffers follow the weights' dtype; all are row-major.
+  void convert_buffers() {
+    for (auto& [name, tensor] : buffers) {
+      Placeholder::mark(tensor, false);
+      if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
+        tensor.set_data(tensor.to(buffer_type));
+      if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());
+    }
+  }
 
   ~State() override {
     for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());
@@ -123,6 +136,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
                 "the engine is made");
     if (tensor.grad_fn())
       fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
+    check_deferred(name, tensor);
     if (!Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size())}))
       fail_user("parameter '" + name +
                 "' is trained by another zr::Engine; destroy that one first, or give each engine "
@@ -131,12 +145,10 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
     state_->parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
     state_->slots.emplace_back().tensor = tensor;
   }
-  for (auto& [name, tensor] : buffers) {
-    if (!tensor.defined() || tensor.numel() == 0) continue;
-    if (tensor.is_floating_point() && dtype != ZR_F32) tensor.set_data(tensor.to(torch_type(dtype)));
-    if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());
-    state_->buffers.emplace_back(name, tensor);
-  }
+  state_->buffer_type = torch_type(dtype);
+  state_->buffers = buffers;
+  std::erase_if(state_->buffers, [](const auto& item) { return !item.second.defined() || item.second.numel() == 0; });
+  if (!state_->construction) state_->convert_buffers();
 }
 
 TorchModel::~TorchModel() {
@@ -149,7 +161,7 @@ const std::vector<Parameter>& TorchModel::parameters() const { return state_->pa
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
   for (auto& [name, tensor] : state_->buffers)
-    list.push_back({name, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())});
+    list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())});
   return list;
 }
 
@@ -157,6 +169,32 @@ void TorchModel::read(uint32_t param, float* out) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& tensor = state_->slots[param].tensor;
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
+}
+
+// A deferred parameter is the whole of its storage, in fp32, and all are of one construction.
+void TorchModel::check_deferred(const std::string& name, const torch::Tensor& tensor) {
+  const auto construction = Construction::of(tensor);
+  if (!construction && !state_->construction) return;
+  if (construction && state_->slots.empty()) state_->construction = construction;
+  if (construction != state_->construction)
+    fail_user("parameter '" + name +
+              "' was not built in the same zr::deferred as the others; build the whole model in one");
+  if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes())
+    fail_user("parameter '" + name +
+              "' is not a whole row-major fp32 tensor, as zr::deferred needs; train.dtype decides in what type it is "
+              "trained");
+}
+
+std::size_t TorchModel::deferred() const { return state_->construction ? state_->construction->size() : 0; }
+
+void TorchModel::construct(const Loading& loading, bool computes) {
+  Construction::Storages param_of;
+  for (uint32_t i = 0; i < state_->slots.size(); ++i)
+    param_of[state_->slots[i].tensor.storage().unsafeGetStorageImpl()] = i;
+  state_->construction->replay(param_of, loading, computes);
+  for (auto& slot : state_->slots) Placeholder::mark(slot.tensor, false);
+  state_->construction.reset();
+  state_->convert_buffers();
 }
 
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {

@@ -20,6 +20,8 @@ class TorchModel final : public Model {
   const std::vector<Parameter>& parameters() const override;
   std::vector<ModelBuffer> buffers() override;
   void read(uint32_t param, float* out) override;
+  std::size_t deferred() const override;
+  void construct(const Loading& loading, bool computes) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;
   void unbind(uint32_t param, zr_dtype dtype) override;
@@ -39,6 +41,7 @@ class TorchModel final : public Model {
   void let_go(const std::vector<uint32_t>& params);
 
  private:
+  void check_deferred(const std::string& name, const torch::Tensor& tensor);
   struct State;
   std::unique_ptr<State> state_;
 };

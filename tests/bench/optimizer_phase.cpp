@@ -46,6 +46,8 @@ class Memory final : public Model {
   const std::vector<Parameter>& parameters() const override { return parameters_; }
   std::vector<zr::host::ModelBuffer> buffers() override { return {}; }
   void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
+  std::size_t deferred() const override { return 0; }
+  void construct(const Loading&, bool) override {}
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
   void on_use(Uses) override {}
   void unbind(uint32_t, zr_dtype) override {}

@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "multirank/parity/features.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
 
@@ -178,6 +179,82 @@ void infers(Run& run) {
   std::cout << run.engine->weights_hash() << std::endl;
 }
 
+// Built without memory, and trained: the same bits as built plainly.
+void builds_deferred(Run& run) {
+  run.engine.reset();
+  for (const std::string name : {"everything", "dropout", "recurrent", "tiny", "wide"}) {
+    const auto plain = parity::make(name, 11);
+    torch::manual_seed(12);  // the constructor seeds itself
+    auto model = zr::deferred([&] { return parity::make(name, 11); });
+    const auto plain_parameters = plain->named_parameters();
+    zr::Engine engine(run.program, *model);
+    for (const auto& item : plain_parameters)
+      require(torch::equal(engine.get(item.key()), item.value().detach()) || run.program.text("train.dtype") != "fp32",
+              name + ": " + item.key() + " is built the same");
+    for (const auto& item : plain->named_buffers())
+      require(torch::equal(model->named_buffers()[item.key()].to(torch::kFloat), item.value().to(torch::kFloat)),
+              name + ": buffer " + item.key() + " is built the same");
+    const std::string hash = engine.weights_hash();
+    for (int i = 0; i < 2; ++i) {
+      engine.backward(model->loss(engine.step_index(), engine.micro_index()));
+      engine.step();
+    }
+    std::cout << name << " " << hash << " " << engine.weights_hash() << std::endl;
+  }
+}
+void builds_plainly(Run& run) {
+  run.engine.reset();
+  for (const std::string name : {"everything", "dropout", "recurrent", "tiny", "wide"}) {
+    auto model = parity::make(name, 11);
+    zr::Engine engine(run.program, *model);
+    const std::string hash = engine.weights_hash();
+    for (int i = 0; i < 2; ++i) {
+      engine.backward(model->loss(engine.step_index(), engine.micro_index()));
+      engine.step();
+    }
+    std::cout << name << " " << hash << " " << engine.weights_hash() << std::endl;
+  }
+}
+// Initialisers that compute with more than one tensor, and write through views.
+struct Initialised : torch::nn::Module {
+  Initialised() {
+    a = register_module("a", torch::nn::Linear(40, 60));
+    b = register_module("b", torch::nn::Conv2d(torch::nn::Conv2dOptions(6, 6, 3)));
+    torch::NoGradGuard no_grad;
+    torch::nn::init::orthogonal_(a->weight);
+    torch::nn::init::dirac_(b->weight);
+    a->weight.mul_(0.5).add_(torch::randn({60, 40}), 0.1);
+    a->bias.copy_(a->weight.select(1, 3));
+    a->weight.t().select(0, 2).fill_(3);
+    table = register_buffer("table", torch::outer(torch::arange(5), torch::pow(2.0, torch::arange(4))).sin());
+  }
+  torch::nn::Linear a{nullptr};
+  torch::nn::Conv2d b{nullptr};
+  torch::Tensor table;
+};
+void builds_initialised(Run& run) {
+  run.engine.reset();
+  torch::manual_seed(3);
+  const Initialised plain;
+  torch::manual_seed(3);
+  auto model = zr::deferred([] { return std::make_shared<Initialised>(); });
+  zr::Engine engine(run.program, *model);
+  for (const auto& item : plain.named_parameters())
+    require(torch::equal(engine.get(item.key()), item.value().detach()), item.key() + " is initialised the same");
+  require(torch::equal(model->table, plain.table), "the table is computed the same");
+}
+void uses_deferred(Run&) {
+  auto model = zr::deferred([] { return std::make_shared<Net>(); });
+  model->loss(torch::randn({4, 48}));
+}
+void builds_by_value(Run&) {
+  auto model = zr::deferred([] {
+    auto net = std::make_shared<Net>();
+    if (net->in->weight.sum().item<float>() > 0) net->in->reset_parameters();
+    return net;
+  });
+}
+
 const std::map<std::string, std::function<void(Run&)>> kCases{{"saves_module", saves_module},
                                                               {"saves_gathered_module", saves_gathered_module},
                                                               {"reads_pointer", reads_pointer},
@@ -196,7 +273,12 @@ const std::map<std::string, std::function<void(Run&)>> kCases{{"saves_module", s
                                                               {"other_order", other_order},
                                                               {"writes", writes},
                                                               {"reads_gathered", reads_gathered},
-                                                              {"infers", infers}};
+                                                              {"infers", infers},
+                                                              {"builds_deferred", builds_deferred},
+                                                              {"builds_plainly", builds_plainly},
+                                                              {"builds_initialised", builds_initialised},
+                                                              {"uses_deferred", uses_deferred},
+                                                              {"builds_by_value", builds_by_value}};
 
 }  // namespace
 

@@ -159,4 +159,27 @@ TEST_F(Sharded, InferenceInTheMiddleOfAStepChangesNothing) {
   EXPECT_EQ(said(sharded), said(whole));
 }
 
+TEST_F(Sharded, AModelBuiltDeferredHasThePlainOnesBits) {
+  for (const std::string strategy : {"zero0", "zero3"}) {
+    EXPECT_EQ(run("builds_initialised", strategy).output, "");
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      const Result plain = run("builds_plainly", strategy, "train.dtype=" + dtype),
+                   deferred = run("builds_deferred", strategy, "train.dtype=" + dtype);
+      EXPECT_EQ(plain.code, 0) << plain.output;
+      EXPECT_EQ(deferred.code, 0) << deferred.output;
+      EXPECT_EQ(said(deferred), said(plain)) << strategy << ", " << dtype;
+    }
+  }
+}
+
+TEST_F(Sharded, ADeferredModelSaysWhatItLacks) {
+  refuses(
+      "uses_deferred",
+      "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "
+      "or build the model without zr::deferred");
+  refuses("builds_by_value",
+          "zr::deferred: aten::item needs values, which a deferred model has only when the engine is made; do it after "
+          "that, or build the model without zr::deferred");
+}
+
 }  // namespace

@@ -28,4 +28,29 @@ inline Gathered gather(const std::vector<torch::Tensor>& parameters) { return Ga
 /// One parameter.
 inline Gathered gather(const torch::Tensor& parameter) { return Gathered({parameter}); }
 
+namespace detail {
+/// Records what this thread's constructors do.
+class DeferredScope {
+ public:
+  DeferredScope();
+  ~DeferredScope();
+  DeferredScope(const DeferredScope&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+}  // namespace detail
+
+/// `auto model = zr::deferred([&] { return Gpt(config); });` builds an ordinary model that has no memory: its
+/// constructors' operators are recorded, and run when its zr::Engine is made, one parameter in memory at a time, with
+/// the random state of now; the same bits as plain construction. Random numbers drawn between the two are drawn from
+/// the state before. A constructor that needs values (item(), a loaded file's shape by data) is refused by name.
+/// Parameters are fp32; train.dtype decides in what they are trained.
+template <class F>
+auto deferred(F&& build) {
+  const detail::DeferredScope scope;
+  return build();
+}
+
 }  // namespace zr

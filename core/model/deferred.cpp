@@ -1,0 +1,256 @@
+#include "model/deferred.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+// Constructions that tensors still wait for.
+struct Waiting {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Construction>> all;
+  static Waiting& get() {
+    static auto* waiting = new Waiting;  // tensors may outlive statics
+    return *waiting;
+  }
+};
+
+at::Tensor random_state() { return at::globalContext().defaultGenerator(at::kCPU).get_state(); }
+void set_random_state(const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(state);
+}
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+// Applies fn to every tensor of a value, in lists too.
+template <class F>
+c10::IValue map_tensors(const c10::IValue& value, F&& fn) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(fn(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(fn(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+      list.push_back(tensor && tensor->defined() ? std::optional(fn(*tensor)) : tensor);
+    return list;
+  }
+  return value;
+}
+
+at::Tensor to_meta(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
+}
+
+// In place on a whole storage, whose values do not matter before.
+bool overwrites(const c10::OperatorHandle& op, const c10::IValue& self) {
+  static const std::unordered_set<std::string> names{"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_",
+                                                     "aten::copy_"};
+  if (!names.count(op.schema().name())) return false;
+  const at::Tensor& tensor = self.toTensor();
+  return tensor.nbytes() == tensor.storage().nbytes();
+}
+bool computes_nothing(const c10::OperatorHandle& op) {
+  return op.schema().name() == "aten::empty" || op.schema().name() == "aten::empty_like" ||
+         op.schema().name() == "aten::empty_strided";
+}
+
+bool writes(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const auto& a) { return a.alias_info() && a.alias_info()->isWrite(); });
+}
+}  // namespace
+
+Construction::Scope::Scope() : construction_(std::make_shared<Construction>()) {
+  const std::lock_guard lock(Waiting::get().mutex);
+  Waiting::get().all.push_back(construction_);
+}
+
+void Construction::Scope::record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+  // What the operator is made of is not recorded again.
+  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
+  construction_->add(op, below, stack);
+}
+
+std::shared_ptr<Construction> Construction::of(const at::Tensor& tensor) {
+  const Placeholder* placeholder = Placeholder::behind(tensor);
+  if (!placeholder) return nullptr;
+  const std::lock_guard lock(Waiting::get().mutex);
+  for (const auto& one : Waiting::get().all)
+    if (one.get() == placeholder->keeper()) return one;
+  return nullptr;
+}
+
+void Construction::enter(const Touch* touches, std::size_t) { fail_user(touches->placeholder->reason()); }
+
+at::Tensor Construction::placeholder(const at::Tensor& like) {
+  return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, made_++,
+                           "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
+                           "them with engine.get(), or "
+                           "build the model without zr::deferred");
+}
+
+// Runs an operator without data, and gives its results placeholders.
+void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results) {
+  const auto& arguments = op.schema().arguments();
+  const std::size_t first = stack->size() - arguments.size();
+  Stack shapes;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    shapes.push_back(arguments[i].name() == "device" ? c10::IValue(c10::Device(c10::kMeta))
+                                                     : map_tensors((*stack)[first + i], to_meta));
+  }
+  try {
+    op.callBoxed(shapes);
+  } catch (const c10::Error&) {
+    fail_user("zr::deferred: " + op.schema().name() +
+              " needs values, which a deferred model has only when the engine is made; do it after that, or build the "
+              "model without zr::deferred");
+  }
+  torch::jit::drop(*stack, arguments.size());
+  for (const c10::IValue& shape : shapes)
+    stack->push_back(map_tensors(shape, [&](const at::Tensor& meta) {
+      results.push_back(placeholder(meta));
+      return results.back();
+    }));
+}
+
+void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+  std::vector<Touch> touches;
+  find_touches(op, *stack, touches);
+  const auto& schema = op.schema();
+  const bool has_tensors =
+      std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
+                  [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
+  // Views and changes of shape touch no memory; what works on ordinary tensors alone is done.
+  if ((touches.empty() && has_tensors) || is_view(schema) || op.hasTag(at::Tag::inplace_view))
+    return op.redispatchBoxed(below, stack);
+  Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
+  const at::Tensor random = random_state();
+  if (steps_.empty() || !same_bytes(random, random_)) step.random = random;
+  random_ = random;
+  if (writes(op)) {
+    // In place: the results are arguments.
+    const std::size_t first = stack->size() - schema.arguments().size();
+    Stack results;
+    for (const auto& result : schema.returns())
+      for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+        const auto* alias = schema.arguments()[i].alias_info();
+        if (!alias || !result.alias_info() || *alias != *result.alias_info()) continue;
+        results.push_back((*stack)[first + i]);
+        break;
+      }
+    torch::jit::drop(*stack, schema.arguments().size());
+    stack->insert(stack->end(), results.begin(), results.end());
+  } else {
+    infer(op, stack, step.results);
+  }
+  steps_.push_back(std::move(step));
+}
+
+// One parameter at a time stands in the room; an operator that touches several gets memory for the others of its own.
+class Construction::Replay {
+ public:
+  Replay(const Storages& param_of, const Model::Loading& load, bool computes)
+      : param_of_(param_of), load_(load), computes_(computes) {}
+
+  void run(Step& step) {
+    std::vector<at::Tensor> tensors = step.results;
+    for (const c10::IValue& value : step.arguments)
+      map_tensors(value, [&](const at::Tensor& tensor) {
+        tensors.push_back(tensor);
+        return tensor;
+      });
+    overwritten_ = !step.arguments.empty() && step.arguments[0].isTensor() && overwrites(step.op, step.arguments[0])
+                       ? Placeholder::behind(step.arguments[0].toTensor())
+                       : nullptr;
+    std::vector<Placeholder*> params;
+    for (const at::Tensor& tensor : tensors) need(tensor, params);
+    if (computes_ && !computes_nothing(step.op)) {
+      const at::NoGradGuard no_grad;
+      const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
+      if (step.random) set_random_state(*step.random);
+      Stack stack = step.arguments;
+      step.op.callBoxed(stack);
+      // New tensors were given memory by need(): what was computed goes there.
+      std::size_t i = 0;
+      for (const c10::IValue& value : stack)
+        map_tensors(value, [&](const at::Tensor& computed) {
+          if (i < step.results.size()) step.results[i++].copy_(computed);
+          return computed;
+        });
+    }
+    while (inside_.size() > 1) let_go(inside_.front());  // the room's first: store() may use the room
+  }
+  void finish() {
+    while (!inside_.empty()) let_go(inside_.front());
+  }
+
+ private:
+  void need(const at::Tensor& tensor, std::vector<Placeholder*>& params) {
+    Placeholder* placeholder = Placeholder::behind(tensor);
+    if (!placeholder || placeholder->memory()) {
+      if (placeholder && param_of_.count(&placeholder->storage())) params.push_back(placeholder);
+      return;
+    }
+    const auto at = param_of_.find(&placeholder->storage());
+    if (at == param_of_.end()) return placeholder->keep(real(placeholder->storage().nbytes()));
+    // Its memory is the room, or one of its own while another of the same operator stands there.
+    for (Placeholder* other : std::vector<Placeholder*>(inside_))
+      if (std::find(params.begin(), params.end(), other) == params.end()) let_go(other);
+    params.push_back(placeholder);
+    float* memory = load_.room;
+    if (!inside_.empty()) {
+      apart_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
+      memory = apart_.back().get();
+    }
+    if (stored_.count(at->second) && placeholder != overwritten_) load_.load(at->second, memory);
+    placeholder->attach(memory);
+    inside_.push_back(placeholder);
+  }
+  void let_go(Placeholder* placeholder) {
+    const uint32_t param = param_of_.at(&placeholder->storage());
+    load_.store(param, static_cast<const float*>(placeholder->memory()));
+    stored_.insert(param);
+    placeholder->detach();
+    inside_.erase(std::find(inside_.begin(), inside_.end(), placeholder));
+    if (inside_.empty()) apart_.clear();
+  }
+  static at::DataPtr real(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
+
+  const Storages& param_of_;
+  const Model::Loading& load_;
+  bool computes_;
+  const Placeholder* overwritten_ = nullptr;     // by the present operator, as a whole
+  std::vector<Placeholder*> inside_;             // parameters with memory
+  std::vector<std::unique_ptr<float[]>> apart_;  // of those that do not stand in the room
+  std::unordered_set<uint32_t> stored_;
+};
+
+void Construction::replay(const Storages& param_of, const Model::Loading& load, bool computes) {
+  Replay replay(param_of, load, computes);
+  for (Step& step : steps_) {
+    replay.run(step);
+    step = Step{step.op, {}, {}, {}};  // temporaries go as soon as nothing needs them
+  }
+  replay.finish();
+  const std::lock_guard lock(Waiting::get().mutex);
+  std::erase_if(Waiting::get().all, [this](const auto& one) { return one.get() == this; });
+}
+
+}  // namespace zr::host
