@@ -4,6 +4,8 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -28,11 +30,12 @@ LogicalRole role_of(What what) {
 }  // namespace
 
 struct Engine::State {
-  State(const Program& program, torch::nn::Module& model)
-      : torch_model(pairs(model.named_parameters()), pairs(model.named_buffers()),
-                    host::float_named(program.text("train.dtype"))),
+  using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
+  State(const Program& program, const Tensors& parameters, const Tensors& buffers)
+      : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
         session(program.state()->setup(), torch_model) {
     at::set_num_threads(session.threads());
+    if (program.state()->only_plan()) std::exit(0);
   }
   host::TorchModel torch_model;
   host::Session session;
@@ -40,8 +43,15 @@ struct Engine::State {
 
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
-Engine::Engine(const Program& program, torch::nn::Module& model) : state_(std::make_unique<State>(program, model)) {
-  if (program.state()->only_plan()) std::exit(0);
+Engine::Engine(const Program& program, torch::nn::Module& model)
+    : state_(std::make_unique<State>(program, pairs(model.named_parameters()), pairs(model.named_buffers()))) {}
+
+Engine::Engine(const Program& program, torch::jit::Module& model) {
+  torch::jit::setTensorExprFuserEnabled(false);
+  State::Tensors parameters, buffers;
+  for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
+  for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);
+  state_ = std::make_unique<State>(program, parameters, buffers);
 }
 
 Engine::~Engine() = default;

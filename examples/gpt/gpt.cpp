@@ -1,10 +1,13 @@
 // Trains the GPT of model.hpp on text with Zeroth: `zeroth train gpt.toml`. The comparison is plain.cpp.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 
 #include "data.hpp"
 #include "model.hpp"
+#include "zr/checkpoint.hpp"
 #include "zr/engine.hpp"
+#include "zr/parameters.hpp"
 
 namespace {
 
@@ -15,21 +18,25 @@ std::vector<zr::Key> keys() {
       {"model.heads", 6, "attention heads", 1, 1024},
       {"model.context", 128, "bytes the model looks at", 1, 65536},
       {"model.dropout", 0.0, "share of activations dropped in training", 0, 0.99},
+      {"model.recompute", false, "blocks keep nothing for backward and run again there"},
       {"data.text", ZR_DATA_DIR "/jargon.txt.gz", "text to learn, plain or .gz; relative to this file's folder"},
       {"sample.length", 400, "bytes written after training; 0 for none", 0, 1000000},
       {"sample.temperature", 0.8, "below 1 the likely bytes are preferred", 0.01, 10},
   };
 }
 
-// Chunk i of the validation windows belongs to rank i modulo world.
+// Chunk i of the validation windows belongs to rank i modulo world. All ranks run the model equally often, as a sharded
+// one needs; what is over counts for nothing.
 double validate(zr::Engine& engine, gpt::Model& model, const gpt::Text& text, int64_t context) {
   const zr::Engine::Evaluation evaluation(engine);
   model->eval();
   const auto chunks = text.validation_chunks(context);
   double sum = 0;
-  for (int64_t i = engine.rank(); i < chunks; i += engine.world()) {
-    const auto batch = text.validation(i, context);
-    sum += model->loss(batch.bytes, batch.next).item<double>();
+  for (int64_t first = 0; first < chunks; first += engine.world()) {
+    const auto i = first + engine.rank();
+    const auto batch = text.validation(std::min(i, chunks - 1), context);
+    const auto loss = model->loss(batch.bytes, batch.next).item<double>();
+    sum += i < chunks ? loss : 0;
   }
   model->train();
   return engine.mean(sum) * engine.world() / static_cast<double>(chunks);
@@ -41,7 +48,10 @@ void train(const zr::Program& program) {
                            program.number("model.dropout")};
   const gpt::Text text(std::filesystem::path(program.folder()) / program.text("data.text"));
   torch::manual_seed(static_cast<uint64_t>(program.integer("train.seed")));
-  gpt::Model model(config);
+  auto model = zr::deferred([&] { return gpt::Model(config); });  // has memory when the engine is made
+  if (program.boolean("model.recompute")) {
+    model->around_block = [](const auto& block, const auto& x) { return zr::checkpoint(block, x); };
+  }
   zr::Engine engine(program, *model);
 
   while (!engine.done()) {

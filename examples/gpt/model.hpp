@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
@@ -76,10 +77,15 @@ class ModelImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& bytes) {
     auto x = wte_(bytes) + wpe_(torch::arange(bytes.size(1), bytes.options()));
     for (const auto& block : *blocks_) {
-      x = block->as<Block>()->forward(x);
+      const auto run = [block](const torch::Tensor& y) { return block->as<Block>()->forward(y); };
+      x = around_block ? around_block(run, x) : run(x);
     }
     return torch::linear(ln_(x), wte_->weight);
   }
+
+  /// How a block is run, where not plainly: to keep less of it, say.
+  using Run = std::function<torch::Tensor(const torch::Tensor&)>;
+  std::function<torch::Tensor(const Run& block, const torch::Tensor& x)> around_block;
 
   /// Mean nats per byte.
   torch::Tensor loss(const torch::Tensor& bytes, const torch::Tensor& next) {

@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "multirank/parity/features.hpp"
+#include "multirank/parity/models.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
 

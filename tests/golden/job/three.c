@@ -26,7 +26,7 @@ static zr_code plan(void* s, const zr_plan_in* in, const zr_plan_sink* sink, zr_
 static zr_code bind(void* s, const zr_plan_in* in, const zr_bind* b, zr_error* e) {
   return (void)s, (void)in, (void)b, (void)e, ZR_OK;
 }
-static zr_code grad_place(void* s, uint32_t p, int64_t first, uint32_t micro, zr_view* dst, zr_error* e) {
+static zr_code grad_place(void* s, uint32_t p, int64_t* first, uint32_t micro, zr_view* dst, zr_error* e) {
   return (void)s, (void)p, (void)first, (void)micro, (void)dst, (void)e, ZR_AGAIN;
 }
 static zr_code grad_ready(void* s, uint32_t p, int64_t first, int64_t count, uint32_t micro, zr_error* e) {
