@@ -34,7 +34,8 @@ class Ranks {
     }
     list.close();
     const std::string command =
-        "ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 " ZR_BUILD_DIR "/bin/zeroth launch -n " +
+        "ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive " ZR_BUILD_DIR
+        "/bin/zeroth launch -n " +
         std::to_string(ranks_) +
         " -- " ZR_BUILD_DIR "/tests/parity_trainer " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
         (folder_ / "list").string() + " " + folder_.string() + " 2>&1";

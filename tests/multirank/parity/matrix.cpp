@@ -31,6 +31,10 @@ Choice ranks(int n) {
           }};
 }
 Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
+// Gradients that travel in another dtype than the weights'.
+Choice wire(const std::string& name) {
+  return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
+}
 Choice only_in_cover(Choice choice) {
   choice.in_full = false;
   return choice;
@@ -42,7 +46,7 @@ std::vector<Axis> make_axes() {
        {model("tied"), model("unused"), model("frozen"), model("used_twice"), model("indivisible"), model("large"),
         model("empty_shard"), model("with_dropout"), model("recomputed"), model("embeddings"), model("lstm"),
         model("everything")}},
-      {"dtype", {dtype("fp32"), dtype("bf16")}},
+      {"dtype", {dtype("fp32"), dtype("bf16"), dtype("fp16")}},
       {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
       {"reduce",
        {{"each", "gradients.reduce=each"}, {"last", "gradients.reduce=last", [](Recipe& r) { r.last = true; }}}},
@@ -54,11 +58,29 @@ std::vector<Axis> make_axes() {
       {"step",
        {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},
         only_in_cover({"plain", "train.clip=0"}),
-        only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }})}},
+        only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }}),
+        only_in_cover({"overflowing",
+                       "train.steps=8 fp16.initial_scale_power=20 fp16.hysteresis=1 fp16.loss_scale_window=2",
+                       [](Recipe& r) {
+                         r.steps = 8;
+                         r.scale_power = 20;
+                         r.hysteresis = 1;
+                         r.window = 2;
+                       }})}},
+      {"sums",
+       {{"fp32_sums", ""},
+        only_in_cover({"bf16_sums", "gradients.dtype=bf16",
+                       [](Recipe& r) {
+                         r.sums = "bf16";
+                         r.travels = r.last ? "" : "bf16";
+                       }}),
+        only_in_cover(wire("bf16")),
+        only_in_cover(wire("fp16")),
+        only_in_cover(wire("fp32"))}},
   };
 }
 
-// The choices of these indices, or nothing where they do not go together.
+// The choices of these indices.
 std::vector<const Choice*> choices_of(const std::vector<std::size_t>& at) {
   std::vector<const Choice*> choices;
   for (std::size_t i = 0; i < at.size(); ++i) choices.push_back(&axes()[i].choices[at[i]]);
@@ -75,6 +97,16 @@ Cell make_cell(const std::vector<std::size_t>& at) {
   return cell;
 }
 
+// What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these.
+bool sensible(const std::vector<std::size_t>& at) {
+  const auto is = [&](const char* axis_name, const std::string& name) {
+    const std::size_t a = axis(axis_name);
+    return axes()[a].choices[at[a]].name == name;
+  };
+  if (is("step", "overflowing") && !is("dtype", "fp16")) return false;
+  return is("reduce", "each") || is("sums", "fp32_sums") || is("sums", "bf16_sums");
+}
+
 std::vector<std::vector<std::size_t>> product() {
   std::vector<std::vector<std::size_t>> all{{}};
   for (const Axis& axis : axes()) {
@@ -86,6 +118,7 @@ std::vector<std::vector<std::size_t>> product() {
       }
     all = std::move(longer);
   }
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& at) { return !sensible(at); }), all.end());
   return all;
 }
 
