@@ -1,0 +1,82 @@
+// Proof that the matrix can turn red: cells with a defect planted into a plug-in, beside the same without it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "multirank/parity/judge.hpp"
+#include "multirank/parity/matrix.hpp"
+
+namespace {
+
+using parity::Cell;
+using parity::cell;
+using parity::with;
+
+class Defects : public testing::Test {
+ protected:
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  // Each of the cells is exact with `plugin`; with `defect` besides each differs, as `says` says.
+  void expect_seen(const std::vector<std::vector<std::string>>& cells, const std::string& plugin,
+                   const std::string& defect, const std::string& says) const {
+    std::vector<Cell> all;
+    for (const auto& choices : cells) all.push_back(with(cell(choices), "sound", plugin));
+    for (const auto& choices : cells) all.push_back(with(cell(choices), "defect", plugin + " " + defect));
+    const auto problems = parity::judge(all, folder_);
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      EXPECT_EQ(problems[i], "") << all[i].name();
+      const std::string& seen = problems[cells.size() + i];
+      EXPECT_NE(seen.find(says), std::string::npos) << all[cells.size() + i].name() << ": '" << seen << "'";
+    }
+  }
+  const std::string folder_ =
+      (std::filesystem::path(testing::TempDir()) / ("defects-" + std::to_string(::getpid()))).string();
+};
+
+const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
+
+TEST_F(Defects, ABucketThatIsDroppedIsSeen) {
+  std::vector<std::vector<std::string>> cells;
+  for (const std::string& strategy : kStrategies) {
+    cells.push_back({strategy, "used_twice", "n2"});
+    cells.push_back({strategy, "used_twice", "n3", "bf16", "sgd", "a4"});
+  }
+  expect_seen(cells, "communicator=faulty", "communicator.faulty.drops=reduce_scatter_bucket_0", "step ");
+}
+
+TEST_F(Defects, AStalePersistentParameterIsSeen) {
+  expect_seen({{"zero3", "used_twice", "n2"}, {"zero3", "lstm", "n3", "bf16"}, {"zero3", "tied", "n4", "fp16"}},
+              "communicator=faulty", "communicator.faulty.drops=all_gather_weights_that_stay_whole", "model's ");
+}
+
+TEST_F(Defects, AMissedUnscaleIsSeenAtFp16) {
+  std::vector<std::vector<std::string>> cells;
+  for (const std::string& strategy : kStrategies) cells.push_back({strategy, "tied", "n2", "fp16", "sgd"});
+  expect_seen(cells, "optimizer=unscaled", "optimizer.unscaled.missed=1024", "step 1: ");
+}
+
+TEST_F(Defects, RanksAddedInAnotherOrderAreSeenAtThreeRanks) {
+  std::vector<std::vector<std::string>> cells;
+  for (const std::string& strategy : kStrategies)
+    for (const std::string reduce : {"each", "last"}) cells.push_back({strategy, reduce, "everything", "n3", "sgd"});
+  expect_seen(cells, "communicator=faulty", "communicator.faulty.backwards=true", "step 1: ");
+}
+
+// Two addends commute: why the matrix needs three ranks.
+TEST_F(Defects, RanksAddedInAnotherOrderAreNotSeenAtTwo) {
+  const auto problems = parity::judge({with(cell({"zero2", "everything", "n2", "sgd"}), "defect",
+                                            "communicator=faulty communicator.faulty.backwards=true")},
+                                      folder_);
+  EXPECT_EQ(problems, std::vector<std::string>{""});
+}
+
+TEST_F(Defects, RanksThatEndAreToldWithTheirWords) {
+  const auto problems = parity::judge(
+      {with(cell({"zero2", "tied", "n2"}), "wrong", "optimizer.lr=fast"), cell({"zero2", "tied", "n2", "sgd"})},
+      folder_);
+  EXPECT_NE(problems[0].find("the ranks ended: "), std::string::npos) << problems[0];
+  EXPECT_NE(problems[0].find("optimizer.lr"), std::string::npos) << problems[0];
+  EXPECT_EQ(problems[1], "") << "the next cell is trained all the same";
+}
+
+}  // namespace

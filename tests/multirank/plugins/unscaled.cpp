@@ -1,0 +1,30 @@
+// SGD as the parity tests have it, whose gradients may miss the division by the loss scale: proof that an fp16 cell of
+// the parity matrix can turn red.
+#include "zr/optimizer.hpp"
+
+namespace {
+
+struct Unscaled : zr::Optimizer<Unscaled> {
+  static constexpr zr_key keys[] = {zr::key_float("missed", "1", 1, zr::kNoBound, "the scale that is not divided by")};
+  static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
+  explicit Unscaled(const zr::Config& config) : missed(static_cast<float>(config.number("missed"))) {}
+  void update(const zr::Update& u) const {
+    const float rate = static_cast<float>(u.lr), mul = u.mul * missed;
+    float* buffer = u.slot(0);
+    for (int64_t i = 0; i < u.count; ++i) {
+      float g = u.grad[i] * mul;
+      const float pulled = u.weight[i] * 0.1f;
+      g = g + pulled;
+      const float kept = buffer[i] * 0.9f;
+      buffer[i] = u.step == 1 ? g : kept + g;
+      const float ahead = buffer[i] * 0.9f;
+      const float move = (g + ahead) * rate;
+      u.weight[i] = u.weight[i] - move;
+    }
+  }
+  float missed;
+};
+
+}  // namespace
+
+ZR_OPTIMIZER(Unscaled, "unscaled", "tests", "1.0.0");
