@@ -24,7 +24,7 @@ struct Communicator::State {
     Tier tier;
     Kind kind;
     std::string tag;
-    bool from_plugin;
+    enum class From { host, plugin, alias } from;
   };
 
   State(Host& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
@@ -68,7 +68,7 @@ Communicator::~Communicator() {
   s.submission.close();
   for (auto& [memory, m] : s.memory) {
     s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
-    if (!m.from_plugin) ::operator delete (memory, std::align_val_t{4096});
+    if (m.from == State::Memory::From::host) ::operator delete (memory, std::align_val_t{4096});
   }
 }
 
@@ -138,7 +138,8 @@ void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind,
     if (room >= (uint64_t{4} << 20)) ::madvise(memory, room, MADV_HUGEPAGE);
     std::memset(memory, 0, room);
   }
-  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from_plugin});
+  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag,
+                                         from_plugin ? State::Memory::From::plugin : State::Memory::From::host});
   s.host.ledger().add(tier, kind, tag, bytes);
   return memory;
 }
@@ -148,12 +149,22 @@ void Communicator::free(void* memory) {
   const auto at = s.memory.find(memory);
   if (at == s.memory.end()) return;
   s.host.ledger().add(at->second.tier, at->second.kind, at->second.tag, -at->second.bytes);
-  if (at->second.from_plugin)
-    s.submission.mem_free(memory);
-  else
-    ::operator delete (memory, std::align_val_t{4096});
+  switch (at->second.from) {
+    case State::Memory::From::plugin: s.submission.mem_free(memory); break;
+    case State::Memory::From::alias: s.submission.alias_free(memory); break;
+    case State::Memory::From::host: ::operator delete (memory, std::align_val_t{4096}); break;
+  }
   s.memory.erase(at);
   s.submission.counter().forget(memory);
+}
+
+std::pair<void*, const void*> Communicator::allocate_alias(int64_t bytes, int64_t share, Tier tier, Kind kind,
+                                                           const std::string& tag) {
+  State& s = *state_;
+  const auto views = s.submission.alias_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
+  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::alias});
+  s.host.ledger().add(tier, kind, tag, share);
+  return views;
 }
 
 void Communicator::set_live(LiveRuns live) { state_->submission.counter().set_live(std::move(live)); }

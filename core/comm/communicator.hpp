@@ -48,6 +48,10 @@ class Communicator {
   /// Memory peers can read in place (the plug-in's, or the host's own if it has none), zeroed, `align` at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, Kind kind, const std::string& tag);
   void free(void* memory);
+  /// One memory for all ranks of this host, of which `share` bytes count for this one: first where it is written, then
+  /// where it is read only. For communicators that alias_of() knows. Collective; free() takes the former.
+  std::pair<void*, const void*> allocate_alias(int64_t bytes, int64_t share, Tier tier, Kind kind,
+                                               const std::string& tag);
   /// Lets wire counts leave out alignment padding of a planned buffer.
   void set_live(LiveRuns live);
   WireCount wire() const;
@@ -69,6 +73,9 @@ class Communicator {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// What a communicator offers to ranks of one host; null if nothing.
+const zr_alias_api* alias_of(const Component& communicator);
 
 /// Offers "zr.host.async/1". Its waits drive the progress of the host's context "communicator", if there is one.
 void offer_async(Host& host);

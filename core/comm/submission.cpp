@@ -17,6 +17,11 @@
 
 namespace zr::host {
 
+const zr_alias_api* alias_of(const Component& communicator) {
+  if (!communicator.table->extension) return nullptr;
+  return static_cast<const zr_alias_api*>(communicator.table->extension(nullptr, "zr.communicator.alias/1"));
+}
+
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
@@ -302,6 +307,20 @@ void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
 
 void Submission::mem_free(void* memory) {
   if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
+}
+
+const zr_alias_api* Submission::alias() const { return instance_ ? alias_of(instance_->component()) : nullptr; }
+
+std::pair<void*, const void*> Submission::alias_alloc(uint64_t bytes) {
+  void* writer = nullptr;
+  const void* reader = nullptr;
+  CallError error;
+  check(alias()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("alias alloc"));
+  return {writer, reader};
+}
+
+void Submission::alias_free(void* writer) {
+  if (comm_) alias()->free(comm_, writer);
 }
 
 zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept {

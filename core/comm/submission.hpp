@@ -45,6 +45,10 @@ class Submission {
   /// Null if the host's own memory is as good.
   void* mem_alloc(uint64_t bytes, uint64_t align);
   void mem_free(void* memory);  // accepts null
+  /// One memory for all ranks, as zr_alias_api says; only where alias() is not null.
+  const zr_alias_api* alias() const;
+  std::pair<void*, const void*> alias_alloc(uint64_t bytes);
+  void alias_free(void* writer);
   WireCounter& counter() { return counter_; }
   const WireCounter& counter() const { return counter_; }
   void note_step(int64_t step) { activity_.step = step; }

@@ -112,6 +112,8 @@ std::vector<Key> make_host_keys() {
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
+  keys.push_back(flag("communicator", "alias", "true",
+                      "ranks of one host have one copy of the weights, where strategy and communicator can"));
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
               "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;

@@ -85,6 +85,7 @@ Session::Session(Setup setup, Model& model)
                   types.weights,
                   accumulation_,
                   {desc.slots, desc.slots + desc.n_slots},
+                  shares_weights(ranks),
                   config().text("gradients.reduce") == "last",
                   types.gradients,
                   types.sums};
@@ -120,9 +121,10 @@ Session::Session(Setup setup, Model& model)
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
     };
-    weight_flow_ =
-        std::make_unique<WeightFlow>(model_, *strategy_, plan_, use_, check_call,
-                                     [this](uint32_t param, const void* whole) { store_whole(param, whole); });
+    weight_flow_ = std::make_unique<WeightFlow>(
+        model_, *strategy_, plan_, use_, check_call,
+        [this](uint32_t param, const void* whole) { store_whole(param, whole); },
+        [this] { comm_->barrier("shared weights"); });
     take_rank_zero();
     agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
     gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
@@ -149,6 +151,12 @@ Session::~Session() {
   }
   control_->leave(step_, failed);
   release();
+}
+
+// Ranks that are all on one host can have their weights once.
+bool Session::shares_weights(int ranks) const {
+  return config().boolean("communicator.alias") && ranks > 1 && setup_.communicator && alias_of(*setup_.communicator) &&
+         (setup_.only_plan || control_->local_world() == world());
 }
 
 // The parameters outlive the arena they stand in.
@@ -284,7 +292,16 @@ void Session::allocate() {
   };
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
-    buffers_.push_back(comm_->allocate(b.elements * size_of(b.dtype), 64, Tier::device, kind(b.role), b.tag));
+    const int64_t bytes = b.elements * size_of(b.dtype);
+    if (b.alias) {
+      const auto [writer, reader] =
+          comm_->allocate_alias(bytes, b.bytes(rank(), world()), Tier::device, kind(b.role), b.tag);
+      buffers_.push_back(writer);
+      readers_.push_back(reader);
+    } else {
+      buffers_.push_back(comm_->allocate(bytes, 64, Tier::device, kind(b.role), b.tag));
+      readers_.push_back(nullptr);
+    }
     views.push_back({buffers_.back(), b.elements, b.dtype, 0, {1, 0}});
   }
   for (LiveRuns& live : live_runs(plan_, buffers_)) comm_->set_live(std::move(live));
@@ -360,11 +377,16 @@ void Session::take_rank_zero() {
         "rank 0's buffers");
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
-  for (const Piece& piece : mine.weights)
-    if (!piece.shard && piece.count == plan_.input.parameters[piece.param].count)
-      model_.bind(piece.param,
-                  static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype),
-                  plan_.input.weight_dtype);
+  comm_->barrier("start of training");  // shared weights are written by their owners
+  const zr_dtype dtype = plan_.input.weight_dtype;
+  for (const Piece& piece : mine.weights) {
+    if (piece.shard || piece.count != plan_.input.parameters[piece.param].count) continue;
+    const int64_t offset = piece.offset * size_of(dtype);
+    if (const void* reader = readers_[piece.buffer])
+      model_.bind_shared(piece.param, static_cast<const char*>(reader) + offset, dtype);
+    else
+      model_.bind(piece.param, static_cast<char*>(buffers_[piece.buffer]) + offset, dtype);
+  }
   weight_flow_->start();
 }
 

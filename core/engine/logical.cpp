@@ -68,14 +68,30 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, fl
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= grad_mul_;
 }
 
+template <class F>
+void Session::own_weights(uint32_t param, F&& fn) {
+  const int64_t size = size_of(plan_.input.weight_dtype);
+  for (const Piece& piece : plan_.mine.weights) {
+    if (piece.param != param) continue;
+    char* memory = static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size;
+    if (!readers_[piece.buffer]) {
+      fn(piece.first, piece.count, memory);
+    } else if (plan_.input.parameters[param].frozen) {
+      if (rank() == 0) fn(piece.first, piece.count, memory);
+    } else {
+      for (const Unit& unit : units_)
+        if (unit.param == param) fn(unit.first, unit.count, memory + (unit.first - piece.first) * size);
+    }
+  }
+}
+
 void Session::store(uint32_t param, const float* values) {
   for (const Unit& unit : units_)
     if (unit.param == param && unit.master.count)
       std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
-  for (const Piece& piece : plan_.mine.weights)
-    if (piece.param == param)
-      narrow(values + piece.first, piece.count, plan_.input.weight_dtype,
-             static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype));
+  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+    narrow(values + first, count, plan_.input.weight_dtype, memory);
+  });
 }
 
 void Session::store_whole(uint32_t param, const void* whole) {
@@ -84,10 +100,9 @@ void Session::store_whole(uint32_t param, const void* whole) {
   for (const Unit& unit : units_)
     if (unit.param == param && unit.master.count)
       adopt(at(unit.first), dtype, unit.count, static_cast<float*>(unit.master.data));
-  for (const Piece& piece : plan_.mine.weights)
-    if (piece.param == param)
-      std::memcpy(static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size_of(dtype), at(piece.first),
-                  static_cast<std::size_t>(piece.count * size_of(dtype)));
+  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+    std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
+  });
 }
 
 void Session::take_written() {

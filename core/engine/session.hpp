@@ -91,6 +91,7 @@ class Session {
   void assign_groups(std::vector<Parameter>& parameters);
   void check_strategy() const;
   void check_optimizer(const zr_optimizer_desc& desc) const;
+  bool shares_weights(int ranks) const;
   void compare_ranks();
   void allocate();
   void take_rank_zero();
@@ -99,7 +100,10 @@ class Session {
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// The same from a whole parameter in the weights' dtype.
+  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights.
+  template <class F>
+  void own_weights(uint32_t param, F&& fn);
+  /// The same as store() from a whole parameter in the weights' dtype.
   void store_whole(uint32_t param, const void* whole);
   /// Masters under weights that the program wrote to in place.
   void take_written();
@@ -124,6 +128,7 @@ class Session {
   Plan plan_;
   std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
   std::vector<void*> buffers_;           // of the plan, memory peers can read
+  std::vector<const void*> readers_;     // likewise: where an aliased one is read; else null
   zr_view master_{};
   std::vector<zr_view> slots_;
   std::vector<Unit> units_;

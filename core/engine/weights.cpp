@@ -6,14 +6,15 @@
 namespace zr::host {
 
 WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock,
-                       CallCheck check, std::function<void(uint32_t, const void*)> written)
+                       CallCheck check, std::function<void(uint32_t, const void*)> written, std::function<void()> meet)
     : model_(model),
       strategy_(strategy),
       api_(strategy.api<zr_strategy_api>()),
       plan_(plan),
       lock_(lock),
       check_(std::move(check)),
-      written_(std::move(written)) {
+      written_(std::move(written)),
+      meet_(std::move(meet)) {
   const auto& parameters = plan.input.parameters;
   std::vector<char> whole(parameters.size(), 0);
   for (const Piece& piece : plan.mine.weights)
@@ -27,7 +28,13 @@ WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan,
 
 void WeightFlow::start() {
   model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
-                 [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); }});
+                 [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
+                 [this](uint32_t param, const void* whole) {
+                   const std::lock_guard lock(lock_);
+                   meet_();  // nobody reads what its owners are about to write
+                   written_(param, whole);
+                   meet_();
+                 }});
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
 }
 

@@ -15,9 +15,9 @@ namespace zr::host {
 class WeightFlow {
  public:
   /// All references outlive the flow. `lock` is held around every [use] call of the strategy. `written(param, whole)`:
-  /// an operator wrote to a parameter in place; called before its memory goes.
+  /// an operator wrote to a parameter in place; called before its memory goes. `meet`: a barrier.
   WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock, CallCheck check,
-             std::function<void(uint32_t, const void*)> written);
+             std::function<void(uint32_t, const void*)> written, std::function<void()> meet);
 
   /// Parameters of which this rank has no whole piece; they are not bound to memory.
   const std::vector<uint32_t>& sharded() const { return sharded_; }
@@ -43,6 +43,7 @@ class WeightFlow {
   std::recursive_mutex& lock_;
   CallCheck check_;
   std::function<void(uint32_t, const void*)> written_;
+  std::function<void()> meet_;
   std::vector<uint32_t> sharded_;
   std::atomic<uint32_t> phase_{ZR_FORWARD};
   // By parameter; of use to sharded ones only.

@@ -47,8 +47,12 @@ class Model {
   struct Uses {
     std::function<void(const uint32_t* params, uint32_t n, uint32_t phase)> begin;
     std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
+    /// A shared parameter was written to, in a copy of this rank's own: it is to be taken over. Collective.
+    std::function<void(uint32_t param, const void* whole)> wrote;
   };
   virtual void on_use(Uses uses) = 0;
+  /// From now on the parameter's data is `memory`, which all ranks of this host read in place and nobody writes to.
+  virtual void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) = 0;
   /// From now on the parameter's data has no memory but what lend() gives it, between begin and end of a use.
   virtual void unbind(uint32_t param, zr_dtype dtype) = 0;
   /// `memory` as for bind(); null takes it back.

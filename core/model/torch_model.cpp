@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,8 @@ struct TorchModel::State final : Keeper {
     torch::Tensor tensor;
     Binding binding;
     Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
+    const void* shared = nullptr;        // bound to memory that all ranks read
+    at::DataPtr copy;                    // of it, while it is written to
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
@@ -90,17 +93,45 @@ struct TorchModel::State final : Keeper {
 
   void enter(const Touch* touches, std::size_t n) override {
     c10::SmallVector<uint32_t, 8> params;
-    for (std::size_t i = 0; i < n; ++i) params.push_back(touches[i].placeholder->index());
-    uses.begin(params.data(), static_cast<uint32_t>(n), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
+    for (std::size_t i = 0; i < n; ++i) {
+      const uint32_t param = touches[i].placeholder->index();
+      if (!slots[param].shared)
+        params.push_back(param);
+      else if (touches[i].written)
+        lend_copy(param);
+    }
+    if (params.empty()) return;
+    uses.begin(params.data(), static_cast<uint32_t>(params.size()), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
   }
   void leave(const Touch* touches, std::size_t n) override {
     c10::SmallVector<uint32_t, 8> params;
     c10::SmallVector<bool, 8> written;
     for (std::size_t i = 0; i < n; ++i) {
-      params.push_back(touches[i].placeholder->index());
-      written.push_back(touches[i].written);
+      const uint32_t param = touches[i].placeholder->index();
+      if (!slots[param].shared) {
+        params.push_back(param);
+        written.push_back(touches[i].written);
+      } else if (touches[i].written) {
+        take_copy(param);
+      }
     }
-    uses.end(params.data(), written.data(), static_cast<uint32_t>(n));
+    if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
+  }
+
+  void intercept(uint32_t param, zr_dtype dtype, const std::string& reason);
+  // What is shared is written to in a copy of this rank's own; the owners of its parts then take them over.
+  void lend_copy(uint32_t param) {
+    Slot& slot = slots[param];
+    const std::size_t bytes = slot.placeholder->storage().nbytes();
+    slot.copy = c10::GetAllocator(c10::kCPU)->allocate(bytes);
+    std::memcpy(slot.copy.mutable_get(), slot.shared, bytes);
+    slot.placeholder->attach(slot.copy.mutable_get());
+  }
+  void take_copy(uint32_t param) {
+    Slot& slot = slots[param];
+    uses.wrote(param, slot.copy.get());
+    slot.placeholder->attach(const_cast<void*>(slot.shared));
+    slot.copy.clear();
   }
 
   void fired(uint32_t param) {
@@ -205,22 +236,36 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
 
-void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
-  auto& slot = state_->slots[param];
-  const torch::Tensor empty = Placeholder::make(
-      slot.tensor.sizes(), torch_type(dtype), state_.get(), param,
-      "parameter '" + state_->parameters[param].name +
-          "' is sharded: it has memory only inside operators; read or write it within a zr::gather(parameter) scope");
+void TorchModel::State::intercept(uint32_t param, zr_dtype dtype, const std::string& reason) {
+  auto& slot = slots[param];
+  const torch::Tensor empty = Placeholder::make(slot.tensor.sizes(), torch_type(dtype), this, param,
+                                                "parameter '" + parameters[param].name + reason);
   Placeholder::mark(empty, false);  // set_data wants the same keys
   slot.tensor.set_data(empty);
   Placeholder::mark(slot.tensor, true);
   slot.placeholder = Placeholder::behind(slot.tensor);
 }
 
+void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
+  state_->intercept(
+      param, dtype,
+      "' is sharded: it has memory only inside operators; read or write it within a zr::gather(parameter) scope");
+}
+
+void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
+  state_->intercept(param, dtype, "' is shared by the ranks of this host (communicator.alias)");
+  state_->slots[param].shared = memory;
+  state_->slots[param].placeholder->attach(const_cast<void*>(memory));
+}
+
 void TorchModel::hold(const std::vector<uint32_t>& params) {
   std::vector<uint32_t> sharded;
-  for (const uint32_t param : params)
-    if (state_->slots[param].placeholder) sharded.push_back(param);
+  for (const uint32_t param : params) {
+    if (state_->slots[param].shared)
+      state_->lend_copy(param);
+    else if (state_->slots[param].placeholder)
+      sharded.push_back(param);
+  }
   if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), ZR_EXPORT_PHASE);
 }
 
@@ -229,7 +274,10 @@ void TorchModel::let_go(const std::vector<uint32_t>& params) {
   for (const uint32_t param : params) {
     auto& slot = state_->slots[param];
     slot.binding.version = -1;  // writes through pointers leave no other trace
-    if (slot.placeholder) sharded.push_back(param);
+    if (slot.shared)
+      state_->take_copy(param);
+    else if (slot.placeholder)
+      sharded.push_back(param);
   }
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
   std::fill_n(written.get(), sharded.size(), true);
@@ -268,11 +316,17 @@ void TorchModel::release() {
   hide_gradients(false);
   for (std::size_t i = 0; i < state_->slots.size(); ++i) {
     auto& slot = state_->slots[i];
-    if (slot.placeholder)
+    if (slot.shared) {
+      Placeholder::mark(slot.tensor, false);
+      slot.tensor.set_data(slot.tensor.detach().clone());
+      slot.shared = nullptr;
+      slot.placeholder = nullptr;
+    } else if (slot.placeholder) {
       slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
                                "' is gone; read it with engine.get() while the engine lives");
-    else
+    } else {
       slot.tensor.set_data(slot.tensor.detach().clone());
+    }
     slot.binding = {};
   }
 }

@@ -23,6 +23,7 @@ class TorchModel final : public Model {
   std::size_t deferred() const override;
   void construct(const Loading& loading, bool computes) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
+  void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;
   void unbind(uint32_t param, zr_dtype dtype) override;
   void lend(uint32_t param, void* memory) override;

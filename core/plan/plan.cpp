@@ -25,7 +25,7 @@ PlanView::PlanView(const PlanInput& input, int rank) {
          kLeaf,
          kAlign,
          pointers_.data(),
-         input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u,
+         (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | (input.alias ? uint32_t{ZR_PLAN_ALIAS} : 0u),
          0};
 }
 
@@ -60,7 +60,11 @@ class Collector {
   void buffer(const zr_buffer& b) {
     if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_SHARD)
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " has no size, dtype or role");
-    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype});
+    const bool alias = b.flags & ZR_BUFFER_ALIAS;
+    if (alias && (!input_.alias || b.role != ZR_ROLE_WEIGHT))
+      wrong("buffer " + std::to_string(plan_.buffers.size()) + " is aliased, which " +
+            (input_.alias ? "only whole weights can be" : "this job does not offer"));
+    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, alias});
   }
 
   void piece(const zr_piece& p) {
@@ -147,6 +151,11 @@ Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   return plan;
 }
 
+int64_t Buffer::bytes(int rank, int world) const {
+  const auto upto = [&](int64_t r) { return elements / world * r + elements % world * r / world; };
+  return (alias ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
+}
+
 Plan::Leaves Plan::leaves() const {
   Leaves leaves;
   leaves.provided.assign(static_cast<std::size_t>(input.world), 0);
@@ -186,7 +195,7 @@ Kind kind_of_role(uint32_t role) {
 }  // namespace
 
 void Plan::enter(Ledger& ledger) const {
-  for (const Buffer& b : mine.buffers) ledger.plan(Tier::device, kind_of_role(b.role), b.elements * size_of(b.dtype));
+  for (const Buffer& b : mine.buffers) ledger.plan(Tier::device, kind_of_role(b.role), b.bytes(rank, input.world));
   if (has_master) ledger.plan(Tier::device, Kind::master, mine.state_elements * 4);
   for (std::size_t i = 0; i < input.slots.size(); ++i)
     ledger.plan(Tier::device, Kind::slots, mine.state_elements * size_of(input.slots[i].dtype));
@@ -210,7 +219,8 @@ std::string Plan::text(const std::string& title) const {
     out += line;
   };
   for (const Buffer& b : mine.buffers)
-    row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag, b.elements, b.dtype);
+    row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag,
+        b.bytes(rank, input.world) / size_of(b.dtype), b.dtype);
   if (has_master) row("master", "fp32 master weights", mine.state_elements, ZR_F32);
   for (std::size_t i = 0; i < input.slots.size(); ++i)
     row("slots", input.slots[i].name, mine.state_elements, input.slots[i].dtype);

@@ -35,6 +35,7 @@ struct PlanInput {
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
   std::vector<zr_slot> slots;    // of the optimizer
+  bool alias = false;            // ranks of one host can have one memory
   bool hold_gradients = false;   // gradients.reduce = "last": gradients are added up in their places before they leave
   zr_dtype grad_dtype = ZR_F32;  // of one backward's gradient, as it travels, or of what is held
   zr_dtype sum_dtype = ZR_F32;   // of the sum over micro-batches and ranks
@@ -45,6 +46,9 @@ struct Buffer {
   std::string tag;
   int64_t elements;
   zr_dtype dtype;
+  bool alias = false;  // one memory for all ranks
+  /// Bytes that count for a rank: of an aliased buffer its share, so that a host's ranks count it once.
+  int64_t bytes(int rank, int world) const;
 };
 
 struct Piece {

@@ -75,6 +75,7 @@ Arena::~Arena() {
   for (const auto& list : seen_)
     for (const Seen& seen : list)
       if (seen.memory) ::munmap(seen.memory, seen.bytes);
+  for (const auto& [writer, reader] : readers_) ::munmap(reader.first, reader.second);
   for (char* start : heads_)
     if (start) ::munmap(start, layout_.bytes);
   for (const int fd : fds_)
@@ -200,6 +201,22 @@ char* Arena::at(int r, const Place& place) {
     seen.generation = place.generation;
   }
   return seen.memory + place.offset;
+}
+
+const char* Arena::map_reader(int r, const Place& place, const void* writer) {
+  const Segment& segment = head(r).segments[place.segment];
+  void* memory =
+      ::mmap(nullptr, segment.bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fds_[r], static_cast<off_t>(segment.offset));
+  if (memory == MAP_FAILED) refuse(ZR_NOMEM, "cannot map " + std::to_string(segment.bytes) + " bytes of shared memory");
+  readers_[writer] = {memory, segment.bytes};
+  return static_cast<const char*>(memory);
+}
+
+void Arena::release_reader(const void* writer) {
+  const auto at = readers_.find(writer);
+  if (at == readers_.end()) return;
+  ::munmap(at->second.first, at->second.second);
+  readers_.erase(at);
 }
 
 }  // namespace shm

@@ -49,6 +49,10 @@ class Arena {
   Place place(const void* data, int64_t bytes) const;
   /// A peer's (or one's own) memory in this process. Maps its segment at the first use.
   char* at(int r, const Place& place);
+  /// The whole segment of a place once more, read-only; `writer` names it for release_reader(). Its memory stays until
+  /// all ranks have closed: nobody may take it from under those who still read.
+  const char* map_reader(int r, const Place& place, const void* writer);
+  void release_reader(const void* writer);
 
  private:
   struct Own {
@@ -73,6 +77,7 @@ class Arena {
   std::vector<char*> heads_;         // by rank: the file's start
   std::map<const char*, Own> own_;   // by address
   std::vector<std::vector<Seen>> seen_;
+  std::map<const void*, std::pair<void*, uint64_t>> readers_;  // by writer
 };
 
 }  // namespace shm

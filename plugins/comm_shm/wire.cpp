@@ -10,6 +10,8 @@
 #include <ctime>
 #include <sstream>
 
+#include "zr/collective.hpp"
+
 namespace shm {
 
 namespace {
@@ -111,6 +113,22 @@ void* Wire::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
 }
 
 void Wire::mem_free(void* memory) noexcept { arena_.release(memory); }
+
+// The memory is rank 0's; the others learn where it stands.
+void Wire::alias_alloc(uint64_t bytes, void** writer, const void** reader) {
+  Place place;
+  void* own = nullptr;
+  if (rank_ == 0) {
+    own = arena_.allocate(bytes);
+    place = arena_.place(own, static_cast<int64_t>(bytes));
+  }
+  const zr_view view{&place, static_cast<int64_t>(sizeof place), ZR_U8, 0, {1, 0}};
+  submit(zr::broadcast(view, 0, "where shared weights stand"), nullptr, nullptr);
+  *writer = own ? own : arena_.at(0, place);
+  *reader = arena_.map_reader(0, place, *writer);
+}
+
+void Wire::alias_free(void* writer) noexcept { arena_.release_reader(writer); }
 
 void Wire::submit(const zr_coll& coll, zr_stream*, zr_done* done) {
   if (failed_) throw zr::Error(failed_->code, failed_->text);

@@ -31,6 +31,8 @@ class Wire {
   void progress();
   void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
   void mem_free(void* memory) noexcept;
+  void alias_alloc(uint64_t bytes, void** writer, const void** reader);
+  void alias_free(void* writer) noexcept;
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 
  private:

@@ -36,7 +36,10 @@ class Zero3 : public zr::Strategy<Zero3> {
     const Layout layout(in, cells);
     const int64_t width = zr::bytes_of(in.weight_dtype);
     plan.buffer(ZR_ROLE_SHARD, "weights, own part", cells.shard(), in.weight_dtype);
-    plan.buffer(ZR_ROLE_WINDOW, "weights that stay whole", cells.persistent(), in.weight_dtype);
+    const bool alias = zr::alias_flag(in) != 0;
+    plan.buffer(alias ? ZR_ROLE_WEIGHT : ZR_ROLE_WINDOW,
+                alias ? "weights, one for all ranks" : "weights that stay whole", cells.persistent(), in.weight_dtype,
+                zr::alias_flag(in));
     plan.buffer(ZR_ROLE_WINDOW, "gathered weights", in.world > 1 ? zero3::window_elements(cells, limits_, width) : 0,
                 in.weight_dtype);
     const uint32_t gradients = zr::GradientBuckets::plan(in, layout.memory, layout.largest, layout.total, plan);
@@ -64,6 +67,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     cells_ = std::make_unique<Cells>(make_cells(in));
     comm_ = std::make_unique<zr::Comm>(bound.comm);
     whole_ = bound.buffers[kWhole];
+    alias_ = zr::alias_flag(in) != 0;
     Layout layout(in, *cells_);
     std::vector<zr_view> sums;
     const zr_view& memory =
@@ -91,6 +95,7 @@ class Zero3 : public zr::Strategy<Zero3> {
 
   void updated() {
     gathers_->refresh();
+    if (alias_) return comm_->run(zr::barrier("weights"));  // everybody has what everybody wrote
     std::vector<zr::Done> coming;
     for (const Cell& cell : cells_->all()) {
       if (!cell.persistent || cell.frozen) continue;
@@ -149,7 +154,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     int64_t largest = 0, total = 0, own_total = 0;
   };
   Cells make_cells(const zr_plan_in& in) const {
-    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), persistent_};
+    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), zr::alias_flag(in) ? INT64_MAX : persistent_};
   }
 
   zr::Host host_;
@@ -158,6 +163,7 @@ class Zero3 : public zr::Strategy<Zero3> {
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<zr::Comm> comm_;
   zr_view whole_{};
+  bool alias_ = false;  // weights are whole, once for all ranks: nothing is gathered
   std::unique_ptr<zr::GradientBuckets> gradients_;
   std::unique_ptr<zero3::Gathers> gathers_;
 };

@@ -50,6 +50,7 @@ class Memory final : public Model {
   void construct(const Loading&, bool) override {}
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
   void on_use(Uses) override {}
+  void bind_shared(uint32_t, const void*, zr_dtype) override {}
   void unbind(uint32_t, zr_dtype) override {}
   void lend(uint32_t, void*) override {}
   std::vector<uint32_t> written() override { return {}; }

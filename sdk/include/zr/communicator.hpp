@@ -8,6 +8,8 @@
 //     void progress();                                                    // [use], optional
 //     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, with
 //     void mem_free(void* memory) noexcept;                               // [use]; never null
+//     void alias_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, with
+//     void alias_free(void* writer) noexcept;                             // [use]; never null
 //     void abort() noexcept;                                              // [any]: may meet any other call
 //   };
 //   class Mine : public zr::Communicator<Mine, Ring> {
@@ -39,6 +41,7 @@ inline namespace sdk {
 ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
 ZR_DETECT(has_mem_free, mem_free);
+ZR_DETECT(has_alias, alias_alloc);
 
 template <class D, class Wire>
 class CommunicatorLayer {
@@ -70,6 +73,20 @@ class CommunicatorLayer {
   }
   static void mem_free(void* comm, void* memory) noexcept {
     if (memory) static_cast<Wire*>(comm)->mem_free(memory);
+  }
+  static zr_code alias_alloc(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error* error) noexcept {
+    return guard(error, [&] { static_cast<Wire*>(comm)->alias_alloc(bytes, writer, reader); });
+  }
+  static void alias_free(void* comm, void* writer) noexcept {
+    if (writer) static_cast<Wire*>(comm)->alias_free(writer);
+  }
+  /// "zr.communicator.alias/1" where the wire has it; self is not looked at.
+  static const void* extension(void*, const char* id) noexcept {
+    if constexpr (has_alias<Wire>) {
+      static constexpr zr_alias_api table{sizeof(zr_alias_api), 0, alias_alloc, alias_free};
+      if (std::strcmp(id, "zr.communicator.alias/1") == 0) return &table;
+    }
+    return nullptr;
   }
   static void abort(void* comm) noexcept { static_cast<Wire*>(comm)->abort(); }
 

@@ -55,7 +55,9 @@ class FlatShards {
 
   /// The strategy's plan().
   void plan(Plan& plan) const {
-    const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout_.total(), in_.weight_dtype);
+    const uint32_t weights =
+        plan.buffer(ZR_ROLE_WEIGHT, alias_flag(in_) ? "weights, one for all ranks" : "weights, whole", layout_.total(),
+                    in_.weight_dtype, alias_flag(in_));
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
     const uint32_t sums =
         apart() ? plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", own_elements(), in_.sum_dtype) : gradients;
@@ -89,7 +91,10 @@ class FlatShards {
   /// What gradients are placed into.
   GradientBuckets& gradients() { return *gradients_; }
   /// After an update: everybody's weights to everybody.
-  void gather_weights() { gather_parts(*comm_, layout_, weights_); }
+  void gather_weights() {
+    if (alias_flag(in_)) return comm_->run(barrier("weights"));  // everybody has what everybody wrote
+    gather_parts(*comm_, layout_, weights_);
+  }
 
  private:
   bool apart() const { return !gradients_are_sums(in_, memory_); }

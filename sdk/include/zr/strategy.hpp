@@ -43,13 +43,14 @@ class Plan {
   explicit Plan(const zr_plan_sink& sink) : sink_(sink) {}
   /// Memory on this rank, zeroed, where peers can read it. Returns its number: 0, 1, ... tag (copied): for the
   /// ledger.
-  uint32_t buffer(uint32_t role, const char* tag, int64_t elements, zr_dtype dtype) {
+  uint32_t buffer(uint32_t role, const char* tag, int64_t elements, zr_dtype dtype, uint32_t flags = 0) {
     zr_buffer buffer{};
     buffer.size = sizeof buffer;
     buffer.role = role;
     buffer.tag = tag;
     buffer.elements = elements;
     buffer.dtype = dtype;
+    buffer.flags = flags;
     sink_.buffer(sink_.ctx, &buffer);
     return n_buffers_++;
   }
@@ -89,6 +90,10 @@ constexpr int64_t bytes_of(zr_dtype dtype) {
 /// Elements [first, first + count) of a view.
 inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
   return part(view, first, count, bytes_of(view.dtype));
+}
+/// The ZR_BUFFER_* of a buffer for whole weights: one memory for all ranks, where the host has such.
+inline uint32_t alias_flag(const zr_plan_in& in) {
+  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_ALIAS) ? ZR_BUFFER_ALIAS : 0;
 }
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 

@@ -14,7 +14,8 @@ typedef struct zr_param {           /* lives as long as the instance */
   int64_t count; /* elements */
 } zr_param;
 
-enum { ZR_PLAN_HOLD_GRADS = 1u << 0 }; /* gradients are added up in their places, and leave in the last micro-step */
+/* HOLD_GRADS: gradients are added up in their places, and leave in the last micro-step. ALIAS: buffers may be ALIAS. */
+enum { ZR_PLAN_HOLD_GRADS = 1u << 0, ZR_PLAN_ALIAS = 1u << 1 };
 typedef struct zr_plan_in {            /* lives as long as the instance */
   uint32_t size;
   int32_t rank, world;
@@ -30,12 +31,13 @@ typedef struct zr_plan_in {            /* lives as long as the instance */
 } zr_plan_in;
 
 enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD, ZR_ROLE_SUM, ZR_ROLE_BUCKET, ZR_ROLE_WINDOW, ZR_ROLE_SHARD };
-typedef struct zr_buffer { /* memory that the host shall allocate on this rank, zeroed, where peers can read it */
+enum { ZR_BUFFER_ALIAS = 1u << 0 }; /* whole weights: one memory, alike for all ranks, each writes what it updates */
+typedef struct zr_buffer {          /* memory that the host shall allocate on this rank, zeroed, where peers read it */
   uint32_t size, role;
   const char *tag; /* for the ledger; copied */
   int64_t elements;
   zr_dtype dtype;
-  uint32_t rsv;
+  uint32_t flags;
 } zr_buffer;
 /* Elements [first, first + count) of a parameter stand at `offset` of a buffer. WEIGHT: whole parameters. SHARD: parts
  * of those that acquire() makes whole, on all ranks. SUM: what this rank updates, in fold order. */
