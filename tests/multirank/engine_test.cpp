@@ -241,8 +241,8 @@ TEST_F(Engine, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
 TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
   const Result weights = run(2, "trains", "strategy=halves");
   EXPECT_EQ(weights.code, 2);
-  EXPECT_NE(weights.output.find("strategy 'halves' keeps no whole 'embedding.weight' on rank 0, and this host does not "
-                                "gather weights before their use; choose another strategy"),
+  EXPECT_NE(weights.output.find("strategy 'halves' keeps no whole 'embedding.weight' on rank 0, and offers "
+                                "no way to gather it before its use; choose another strategy"),
             std::string::npos)
       << weights.output;
   const Result blocks = run(2, "trains", "optimizer=blocks");
@@ -380,7 +380,7 @@ std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   for (const Cell& c : cells)
     lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) +
                     " train.dtype=" + c.dtype + " gradients.reduce_dtype=" + c.travels + " gradients.dtype=" + c.sums +
-                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce);
+                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce + " communicator.alias=false");
   return lines;
 }
 
@@ -452,8 +452,31 @@ TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
   }
 }
 
+TEST_F(Engine, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
+  const Sizes sizes;
+  const int64_t P = Sizes::sum(sizes.trainable), whole = Sizes::aligned(sizes.trainable) + Sizes::aligned(sizes.frozen);
+  for (const int N : {2, 3}) {
+    std::vector<std::string> lines;
+    for (const std::string strategy : {"zero1", "zero2", "zero3"})
+      for (const std::string dtype : {"fp32", "bf16"})
+        lines.push_back("job.name=" + strategy + dtype + " train.steps=2 train.accumulation=1 train.dtype=" + dtype +
+                        " strategy=" + strategy);
+    const Result result = run_all(N, lines);
+    ASSERT_EQ(result.code, 0) << result.output;
+    for (const std::string strategy : {"zero1", "zero2", "zero3"})
+      for (const std::string dtype : {"fp32", "bf16"}) {
+        const int64_t w = dtype == "fp32" ? 4 : 2;
+        for (const Json& row : metrics(strategy + dtype))
+          EXPECT_EQ(row["wire_bytes"], w * P * (N - 1)) << strategy << dtype << ": gradients alone";
+        const Json memory = summary(strategy + dtype)["memory"]["device"];
+        EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w) << "each rank counts its share";
+        EXPECT_EQ(memory["weights"]["planned"], memory["weights"]["peak"]);
+      }
+  }
+}
+
 TEST_F(Engine, WritesTheRunFolder) {
-  const Result result = run(2, "trains", "train.steps=3 strategy=zero1");
+  const Result result = run(2, "trains", "train.steps=3 strategy=zero1 communicator.alias=false");
   ASSERT_EQ(result.code, 0) << result.output;
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 3u);
