@@ -28,6 +28,9 @@ class Communicator {
   ~Communicator();
   Communicator(const Communicator&) = delete;
 
+  /// Of the host's own, for its control messages in a world of that size.
+  static int64_t room_bytes(int world);
+
   int rank() const;
   int world() const;
   /// Lent to plug-ins: submit goes through this wrapper. It fills size and fingerprint; a failure is told as a code,

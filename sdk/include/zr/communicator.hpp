@@ -15,6 +15,7 @@
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
+//     uint64_t open_bytes(int32_t world) const;                           // [control], optional: for plans
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -27,6 +28,7 @@
 // The Mine that opened a Ring outlives it.
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include "zr/abi/communicator.h"
@@ -39,6 +41,7 @@ inline namespace sdk {
 ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
 ZR_DETECT(has_mem_free, mem_free);
+ZR_DETECT(has_open_bytes, open_bytes);
 
 template <class D, class Wire>
 class CommunicatorLayer {
@@ -90,6 +93,16 @@ class CommunicatorLayer {
     return t;
   }
   static constexpr zr_communicator_api api = table();
+
+  static uint64_t open_bytes(void* self, int32_t world) noexcept {
+    if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->own_->open_bytes(world);
+    return 0;
+  }
+  /// The component's tables beside api, by id.
+  static const void* extension(void*, const char* id) noexcept {
+    static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
+    return has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0 ? &plan : nullptr;
+  }
 
  private:
   std::unique_ptr<D> own_;

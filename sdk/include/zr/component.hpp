@@ -62,6 +62,7 @@ constexpr zr_key per_group(zr_key key) {
   template <class T>                   \
   inline constexpr bool trait<T, std::void_t<decltype(&T::member)>> = true
 ZR_DETECT(has_keys, keys);
+ZR_DETECT(has_extension, extension);
 
 /// What the constructor of an author's class may take: (Config, Host), (Config), (Host) or nothing. Calls
 /// use(arguments...).
@@ -108,6 +109,7 @@ constexpr zr_component component(const char* id, const char* version) {
     });
   };
   c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
+  if constexpr (has_extension<Layer>) c.extension = Layer::extension;
   if constexpr (has_keys<D>) {
     c.keys = Keys<D>::list.data();
     c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());

@@ -66,6 +66,12 @@ typedef struct zr_communicator_api {
   void (*abort)(void *comm);                  /* [any] every call that waits returns ZR_CANCELLED, now and later */
 } zr_communicator_api;
 
+/* Extension "zr.communicator.plan/1". */
+typedef struct zr_communicator_plan {
+  uint32_t size, rsv;
+  uint64_t (*open_bytes)(void *self, int32_t world); /* [control] host memory a rank takes at open, without opening */
+} zr_communicator_plan;
+
 /* The host's wrapped communicator, lent to strategies and optimizers: sequence-numbered, timed out, counted. Frozen. */
 typedef struct zr_comm_ref {
   const zr_communicator_api *api; /* only submit, caps and progress may be called */
