@@ -11,6 +11,7 @@
 #include "base/failure.hpp"
 #include "engine/session.hpp"
 #include "model/torch_model.hpp"
+#include "plan/parameter_list.hpp"
 #include "program_state.hpp"
 
 namespace zr {
@@ -35,7 +36,15 @@ struct Engine::State {
       : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
         session(program.state()->setup(), torch_model) {
     at::set_num_threads(session.threads());
-    if (program.state()->only_plan()) std::exit(0);
+  }
+  /// A program that was only asked what it trains says so, and ends here.
+  static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers) {
+    if (program.state()->tells_parameters()) {
+      const host::TorchModel asked(parameters, {}, host::float_named(program.text("train.dtype")));
+      std::puts(host::to_json(asked.parameters()).c_str());
+      std::exit(0);
+    }
+    return std::make_unique<State>(program, parameters, buffers);
   }
   host::TorchModel torch_model;
   host::Session session;
@@ -44,14 +53,14 @@ struct Engine::State {
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
 Engine::Engine(const Program& program, torch::nn::Module& model)
-    : state_(std::make_unique<State>(program, pairs(model.named_parameters()), pairs(model.named_buffers()))) {}
+    : state_(State::make(program, pairs(model.named_parameters()), pairs(model.named_buffers()))) {}
 
 Engine::Engine(const Program& program, torch::jit::Module& model) {
   torch::jit::setTensorExprFuserEnabled(false);
   State::Tensors parameters, buffers;
   for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
   for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);
-  state_ = std::make_unique<State>(program, parameters, buffers);
+  state_ = State::make(program, parameters, buffers);
 }
 
 Engine::~Engine() = default;

@@ -5,6 +5,7 @@
 #include "model/deferred.hpp"
 #include "model/torch_model.hpp"
 #include "model/trained.hpp"
+#include "program_state.hpp"
 
 namespace zr {
 
@@ -29,6 +30,12 @@ namespace detail {
 struct DeferredScope::State {
   host::Construction::Scope scope;
 };
+namespace {
+[[maybe_unused]] const bool told = [] {
+  build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // to the process's end
+  return true;
+}();
+}  // namespace
 DeferredScope::DeferredScope() : state_(std::make_unique<State>()) {}
 DeferredScope::~DeferredScope() = default;
 }  // namespace detail

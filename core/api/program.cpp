@@ -12,6 +12,8 @@
 
 namespace zr {
 
+void (*build_without_memory)() = nullptr;
+
 namespace {
 
 bool asked(std::string_view what) {
@@ -61,20 +63,21 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
     std::puts(host::to_json(own).c_str());
     std::exit(0);
   }
-  const host::Document document = host::Document::load(file, overrides);
   folder_ = std::filesystem::absolute(file).parent_path();
-  setup_.only_plan = asked("plan");
-  const host::Entry ranks = document.early("job.ranks");
+  const bool without_memory = asked("parameters");
+  tells_parameters_ = without_memory || asked("parameters_in_memory");
+  if (without_memory && build_without_memory) build_without_memory();
+  const host::Entry ranks = host::Document::load(file, overrides).early("job.ranks");
   setup_.control = host::Control::join();
-  const int world = setup_.only_plan ? static_cast<int>(std::get<int64_t>(ranks.value)) : setup_.control->world();
+  const int world = tells_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
-  host::Choice choice = host::choose(document, host::Registry(), world);
-  choice.keys.insert(choice.keys.end(), own.begin(), own.end());
-  setup_.config = document.check(choice.keys, world, choice.unread);
-  setup_.strategy = choice.strategy;
-  setup_.optimizer = choice.optimizer;
-  setup_.communicator = choice.communicator;
-  tell_ranks(ranks, world);
+  setup_.rejudge = [file, overrides, own](const std::vector<std::string>& more, int of) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), more.begin(), more.end());
+    return host::judge(host::Document::load(file, all), host::Registry(), own, of);
+  };
+  static_cast<host::JudgedJob&>(setup_) = setup_.rejudge({}, world);
+  if (!tells_parameters_) tell_ranks(ranks, world);
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {

@@ -10,15 +10,38 @@ void Ledger::plan(Tier tier, Kind kind, int64_t bytes) {
   totals_[tier].planned += bytes;
 }
 
-void Ledger::add(Tier tier, Kind kind, std::string_view tag, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
+void Ledger::enter(Tier tier, Kind kind, std::string_view tag, int64_t bytes, int64_t peak) {
   for (Cell* cell : {&cells_[{tier, kind}], &totals_[tier]}) {
+    const int64_t before = cell->now;
     cell->now += bytes;
-    cell->peak = std::max(cell->peak, cell->now);
+    cell->peak = std::max({cell->peak, cell->now, before + peak});
   }
   auto at = tags_.find(tag);
   if (at == tags_.end()) at = tags_.emplace(std::string(tag), 0).first;
   if ((at->second += bytes) == 0) tags_.erase(at);
+}
+
+void Ledger::add(Tier tier, Kind kind, std::string_view tag, int64_t bytes) {
+  std::function<void(int64_t)> changed;
+  int64_t now = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    enter(tier, kind, tag, bytes, bytes);
+    now = totals_[tier].now;
+    if (const auto at = changed_.find(tier); at != changed_.end()) changed = at->second;
+  }
+  if (changed) changed(now);
+}
+
+void Ledger::observe(Tier tier, Kind kind, std::string_view tag, int64_t now, int64_t peak) {
+  const std::lock_guard lock(mutex_);
+  const int64_t before = cells_[{tier, kind}].now;
+  enter(tier, kind, tag, now - before, peak - before);
+}
+
+void Ledger::on_change(Tier tier, std::function<void(int64_t now)> changed) {
+  const std::lock_guard lock(mutex_);
+  changed_[tier] = std::move(changed);
 }
 
 std::vector<Ledger::Row> Ledger::rows() const {
@@ -40,6 +63,12 @@ int64_t Ledger::held(Tier tier, Kind kind) const {
   const std::lock_guard lock(mutex_);
   const auto at = cells_.find({tier, kind});
   return at == cells_.end() ? 0 : at->second.now;
+}
+
+int64_t Ledger::held(Tier tier) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = totals_.find(tier);
+  return at == totals_.end() ? 0 : at->second.now;
 }
 
 int64_t Ledger::planned(Tier tier) const {

@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
-#include <cerrno>
-#include <cstring>
+#include <cmath>
+#include <cstdlib>
 #include <iostream>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
+#include "cli/plan_command.hpp"
 #include "cli/trainer.hpp"
 
 namespace zr::host {
@@ -87,20 +89,48 @@ int explain_file(const Command& command, const Arguments& arguments) {
   return 0;
 }
 
-// Becomes the trainer, which prints the plan and ends.
+// "7.5e9" is a whole number of parameters.
+int64_t whole_number(const po::variables_map& values, const char* name, double most) {
+  if (!values.count(name)) return 0;
+  const std::string text = values[name].as<std::string>();
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end || !(value >= 1) || value > most || value != std::floor(value))
+    fail_user(std::string("zeroth plan: --") + name + " " + text + ": must be a whole number from 1 to " +
+              shortest(most) + ", such as 7.5e9");
+  return static_cast<int64_t>(value);
+}
+
 int plan(const Command& command, const Arguments& arguments) {
-  const Parsed parsed = parse(command, arguments);
+  po::options_description all("options");
+  all.add_options()("ranks,n", po::value<std::string>(), "for so many ranks, whatever job.ranks is")(
+      "compare", "all strategies side by side")("dtype", po::value<std::string>(), "short for train.dtype=...")(
+      "grad-dtype", po::value<std::string>(), "short for gradients.dtype=...")(
+      "safetensors", po::value<Arguments>()->composing(), "of the tensors in this file, or in several")(
+      "params", po::value<std::string>(), "of a GPT with so many parameters, such as 7.5e9")(
+      "layers", po::value<std::string>(), "with so many layers")("hidden", po::value<std::string>(), "of this width");
+  const Parsed parsed = parse(command, arguments, all);
   if (parsed.helped) return 0;
-  const Arguments argv = trainer_of(judged(command, parsed.words)), environment = clean_environment({"ZR_ASK=plan"});
-  const auto pointers = [](const Arguments& texts) {
-    std::vector<char*> all;
-    for (const auto& text : texts) all.push_back(const_cast<char*>(text.c_str()));
-    all.push_back(nullptr);
-    return all;
-  };
-  std::cout.flush();
-  ::execve(argv[0].c_str(), pointers(argv).data(), pointers(environment).data());
-  fail_environment("'" + argv[0] + "' cannot be executed: " + std::strerror(errno));
+  PlanOptions options;
+  for (const std::string& word : parsed.words) {
+    if (word.find('=') != word.npos) {
+      options.overrides.push_back(word);
+    } else if (!options.file.empty()) {
+      fail_user("zeroth plan: one file at a time, not " + options.file + " and " + word + "; usage: zeroth " +
+                command.usage);
+    } else {
+      options.file = word;
+    }
+  }
+  for (const auto& [name, path] : {std::pair{"dtype", "train.dtype"}, {"grad-dtype", "gradients.dtype"}})
+    if (parsed.values.count(name))
+      options.overrides.push_back(std::string(path) + "=" + parsed.values[name].as<std::string>());
+  if (parsed.values.count("safetensors")) options.tensors = parsed.values["safetensors"].as<Arguments>();
+  options.sizes = {whole_number(parsed.values, "params", 1e15), whole_number(parsed.values, "layers", 1e5),
+                   whole_number(parsed.values, "hidden", 1e6)};
+  options.ranks = static_cast<int>(whole_number(parsed.values, "ranks", 1e6));
+  options.compare = parsed.values.count("compare") > 0;
+  return print_plan(options, bin_folder());
 }
 
 int plugins(const Command& command, const Arguments& arguments) {
@@ -143,8 +173,8 @@ int launch_program(const Command& command, const Arguments& arguments) {
 constexpr Command kCommands[] = {
     {"train", "train FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.",
      train},
-    {"plan", "plan FILE.toml [table.key=value ...]", "Prints who will own which bytes, before anything is trained.",
-     plan},
+    {"plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
+     "Prints who will own which bytes, before anything is trained, for any number of ranks.", plan},
     {"explain", "explain FILE.toml [table.key=value ...]",
      "Prints every effective value, where it comes from and what it means.", explain_file},
     {"plugins", "plugins [FILE.so]",

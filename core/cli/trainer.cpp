@@ -12,6 +12,7 @@
 #include "base/failure.hpp"
 #include "cli/launch_process.hpp"
 #include "config/key_json.hpp"
+#include "plan/parameter_list.hpp"
 
 namespace zr::host {
 
@@ -125,6 +126,26 @@ std::vector<Key> ask_keys(const fs::path& program, const std::string& toml) {
     fail_environment(who + " " + fate_text(asked.fate()) +
                      " when asked which keys it reads: run it by hand to see why" + said);
   return keys_from_json(asked.out(), who);
+}
+
+Answer ask_parameters(const std::vector<std::string>& argv) {
+  Answer answer{};
+  // A program that reads its model's memory, or loads its data as tensors, needs memory for both.
+  for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
+    ProcessOptions options;
+    options.file = argv[0];
+    options.arguments = argv;
+    options.environment = clean_environment({how});
+    Asked asked(options);
+    while (!asked.wait(std::chrono::steady_clock::now() + kPatience)) {
+    }
+    const Fate& fate = asked.fate();
+    answer = {fate.signal ? 128 + fate.signal : fate.code, {}, asked.err()};
+    if (!fate.good()) continue;
+    answer.parameters = parameters_from_json(asked.out(), "the program " + argv[0]);
+    break;
+  }
+  return answer;
 }
 
 }  // namespace zr::host

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/config.hpp"
+#include "plan/plan.hpp"
 
 namespace zr::host {
 
@@ -17,6 +18,17 @@ std::filesystem::path find_trainer(const Entry& program, const std::filesystem::
 /// Starts the program with ZR_ASK=schema and reads its answer. Throws Failure naming program and output if it gives
 /// none within a minute.
 std::vector<Key> ask_keys(const std::filesystem::path& program, const std::string& toml);
+
+/// A program's answer, or the exit code it ended with instead; and what it wrote to stderr.
+struct Answer {
+  int code;
+  std::vector<Parameter> parameters;
+  std::string said;
+};
+/// Starts the trainer, argv[0] an absolute path, with ZR_ASK=parameters: it builds its model without memory, says what
+/// it would train, and ends; where it cannot, with ZR_ASK=parameters_in_memory. It may take its time. Throws
+/// Failure(user) if it ends without having said it.
+Answer ask_parameters(const std::vector<std::string>& argv);
 
 /// The environment of this process without what a launcher says to a rank, and with `extra` ("NAME=value").
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra);

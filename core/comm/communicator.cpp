@@ -29,7 +29,7 @@ struct Communicator::State {
 
   State(Host& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
       : host(h), submission(h, std::move(control), instance, options.timeout) {
-    room_bytes = std::max<int64_t>(64 << 10, kMessageRun * (submission.world() + 1));
+    room_bytes = Communicator::room_bytes(submission.world());
   }
 
   // Calls fn(first, count) over [0, total) in runs of which `shares` fit the room.
@@ -72,6 +72,7 @@ Communicator::~Communicator() {
   }
 }
 
+int64_t Communicator::room_bytes(int world) { return std::max<int64_t>(64 << 10, kMessageRun * (world + 1)); }
 int Communicator::rank() const { return state_->submission.rank(); }
 int Communicator::world() const { return state_->submission.world(); }
 zr_comm_ref Communicator::ref() const { return state_->submission.ref(); }

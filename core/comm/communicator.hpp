@@ -13,6 +13,7 @@
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
 #include "zr/abi/communicator.h"
+#include "zr/abi/communicator_extensions.h"
 
 namespace zr::host {
 
@@ -27,6 +28,9 @@ class Communicator {
   Communicator(Host& host, std::shared_ptr<Control> control, const Instance* instance, Options options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
+
+  /// Of the host's own, for its control messages in a world of that size.
+  static int64_t room_bytes(int world);
 
   int rank() const;
   int world() const;

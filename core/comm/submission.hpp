@@ -17,6 +17,7 @@
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
 #include "zr/abi/communicator.h"
+#include "zr/abi/communicator_extensions.h"
 
 namespace zr::host {
 

@@ -109,6 +109,10 @@ std::vector<Key> make_host_keys() {
                       "gradients are rounded to it before they travel; auto: the weights' own, or a narrower sum's",
                       {"auto", "fp32", "bf16", "fp16"}));
   add_loss_scale(keys);
+  Key budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
+             "the most a rank may hold, activations included; 0: no limit"};
+  budget.min = 0;
+  keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));

@@ -16,7 +16,7 @@ constexpr const char* kTag = "norm leaves";
 }  // namespace
 
 Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger)
-    : comm_(comm), pool_(pool), plan_(plan), units_(units), ledger_(ledger), leaves_(plan.leaves()) {
+    : comm_(comm), pool_(pool), plan_(plan), units_(units), ledger_(ledger), leaves_(plan.leaves) {
   provides_.resize(leaves_.everywhere ? 0 : leaves_.provided.size());
   int64_t first = 0;
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {

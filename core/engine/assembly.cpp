@@ -16,7 +16,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "config/precision.hpp"
+#include "engine/planning.hpp"
 #include "engine/session.hpp"
 
 namespace zr::host {
@@ -38,10 +38,6 @@ std::string hash_of_file(const std::filesystem::path& file) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
   return text;
-}
-
-std::string table_of(Role role, const Component& component) {
-  return std::string(name_of(role)) + "." + component.table->id;
 }
 
 std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buffers) {
@@ -67,49 +63,30 @@ Session::Session(Setup setup, Model& model)
       loss_scale_(LossScaleKeys::of(config())),
       pool_(threads_of(config(), *control_)),
       host_(ledger_, pool_) {
-  const int ranks = setup_.only_plan ? static_cast<int>(config().integer("job.ranks")) : world();
   const std::chrono::milliseconds timeout(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));
   services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config()), timeout);
-  strategy_ = std::make_unique<Instance>(host_, setup_.strategy, config(), table_of(Role::strategy, setup_.strategy));
-  optimizer_ =
-      std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(Role::optimizer, setup_.optimizer));
+  strategy_ = std::make_unique<Instance>(host_, setup_.strategy, config(), table_of(setup_.strategy));
+  optimizer_ = std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(setup_.optimizer));
+  if (setup_.communicator)
+    communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(), table_of(*setup_.communicator));
 
-  zr_optimizer_desc desc{};
-  desc.size = sizeof desc;
-  CallError error;
-  const auto* optimizer = optimizer_->api<zr_optimizer_api>();
-  check(optimizer->describe(optimizer_->self(), &desc, &error), error, optimizer_->who("describe"));
-  const Precision types = precision_of(config());
-  PlanInput input{model_.parameters(),
-                  ranks,
-                  types.weights,
-                  accumulation_,
-                  {desc.slots, desc.slots + desc.n_slots},
-                  shares_weights(ranks),
-                  config().text("gradients.reduce") == "last",
-                  types.gradients,
-                  types.sums};
-  assign_groups(input.parameters);
-  plan_ = make_plan(input, rank(), [&](const zr_plan_in& in, const zr_plan_sink& sink) {
-    CallError failed;
-    check(strategy_->api<zr_strategy_api>()->plan(strategy_->self(), &in, &sink, &failed), failed,
-          strategy_->who("plan"));
-  });
-  granularity_ = desc.granularity;
+  PlanInput input = plan_input(config(), *optimizer_, model_.parameters(), world());
+  input.alias = control_->local_world() == world() && shares_weights(config(), setup_.communicator, world());
+  group_rates_.assign(1, 1.0);
+  for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);
+  plan_ = make_plan(input, rank(), strategy_plan(*strategy_));
   check_strategy();
-  check_optimizer(desc);
+  check_optimizer();
+  check_budget();
   plan_.enter(ledger_);
-  if (rank() == 0 && (setup_.only_plan || std::getenv("ZR_PROGRESS"))) {
-    std::fputs(
-        plan_.text("plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id).c_str(),
-        stdout);
+  if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
+    Besides besides = measured(config());
+    besides.communicator = communicator_bytes(communicator_.get(), world());
+    const std::string title = "plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id;
+    std::fputs(plan_.text(title, besides).c_str(), stdout);
     std::fflush(stdout);
   }
-  if (setup_.only_plan) return;
 
-  if (setup_.communicator)
-    communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(),
-                                               table_of(Role::communicator, *setup_.communicator));
   Communicator::Options options;
   options.timeout = timeout;
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
@@ -117,6 +94,7 @@ Session::Session(Setup setup, Model& model)
   compare_ranks();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
   try {
+    watch_budget();
     allocate();
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
@@ -134,6 +112,7 @@ Session::Session(Setup setup, Model& model)
     release();
     throw;
   }
+  model_.forget_peak();
   param_steps_.assign(plan_.input.parameters.size(), 0);
   reseed();
   mark_ = step_start_ = std::chrono::steady_clock::now();
@@ -153,14 +132,10 @@ Session::~Session() {
   release();
 }
 
-// Ranks that are all on one host can have their weights once.
-bool Session::shares_weights(int ranks) const {
-  return config().boolean("communicator.alias") && ranks > 1 && setup_.communicator && alias_of(*setup_.communicator) &&
-         (setup_.only_plan || control_->local_world() == world());
-}
-
 // The parameters outlive the arena they stand in.
 void Session::release() {
+  ledger_.on_change(Tier::device, {});
+  model_.limit_temporaries(0, {});
   model_.on_gradient({});
   model_.release();
   gradients_.reset();
@@ -169,39 +144,6 @@ void Session::release() {
   for (const zr_view& view : slots_) ::operator delete (view.data, std::align_val_t{kHugePage});
   ::operator delete (master_.data, std::align_val_t{kHugePage});
   for (void* buffer : buffers_) comm_->free(buffer);
-}
-
-void Session::assign_groups(std::vector<Parameter>& parameters) {
-  const auto& groups = config().groups();
-  group_rates_.assign(1, 1.0);
-  std::vector<std::vector<char>> used;
-  for (const GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
-  for (Parameter& parameter : parameters)
-    for (std::size_t g = 0; g < groups.size(); ++g)
-      for (std::size_t i = 0; i < groups[g].match.size(); ++i)
-        if (matches(parameter.name, groups[g].match[i])) {
-          used[g][i] = 1;
-          if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
-        }
-  std::vector<std::string> names;
-  for (const Parameter& parameter : parameters) names.push_back(parameter.name);
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (std::size_t i = 0; i < groups[g].match.size(); ++i)
-      if (!used[g][i]) {
-        const std::string near = nearest(groups[g].match[i], names);
-        fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] +
-                  "' matches no parameter" + (near.empty() ? "" : "; the nearest is '" + near + "'") +
-                  "; `*` stands for any run of characters");
-      }
-    std::vector<const Entry*> values;
-    for (const Entry& entry : groups[g].values) values.push_back(&entry);
-    const ConfigView view(values);
-    CallError error;
-    const auto* api = optimizer_->api<zr_optimizer_api>();
-    check(api->add_group(optimizer_->self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
-          optimizer_->who("add_group"));
-    group_rates_.push_back(groups[g].lr_scale);
-  }
 }
 
 // Parameters that are not whole must be gathered before use.
@@ -218,7 +160,13 @@ void Session::check_strategy() const {
                 ", and offers no way to gather it before its use; choose another strategy");
 }
 
-void Session::check_optimizer(const zr_optimizer_desc& desc) const {
+void Session::check_optimizer() {
+  zr_optimizer_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  check(optimizer_->api<zr_optimizer_api>()->describe(optimizer_->self(), &desc, &error), error,
+        optimizer_->who("describe"));
+  granularity_ = desc.granularity;
   const std::string pair =
       "optimizer '" + std::string(setup_.optimizer.table->id) + "' with strategy '" + setup_.strategy.table->id + "': ";
   if (desc.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))

@@ -142,7 +142,8 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
   for (const Ledger::Row& row : ledger.rows())
     tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
         kKindNames[static_cast<std::size_t>(row.kind)],
-        object({{"planned", number(row.planned)}, {"peak", number(row.peak)}}));
+        object(
+            {{"planned", row.kind == Kind::activations ? "null" : number(row.planned)}, {"peak", number(row.peak)}}));
   Fields memory, wire, time;
   for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
   for (std::size_t i = 1; i < kOperations.size(); ++i)

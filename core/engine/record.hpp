@@ -11,6 +11,7 @@
 #include "base/ledger.hpp"
 #include "comm/communicator.hpp"
 #include "config/config.hpp"
+#include "plan/plan.hpp"
 
 namespace zr::host {
 
@@ -21,6 +22,9 @@ inline constexpr std::array<std::string_view, 6> kPhaseNames{"forward", "backwar
 
 /// Absolute path of the run's folder: job.runs / job.name.
 std::string run_folder(const Config& config);
+
+/// Activations as an earlier run in that folder measured them, if it had the same program's keys, type and micro-batch.
+Besides measured(const Config& config);
 
 struct StepRow {
   int64_t step;  // 1 at the first

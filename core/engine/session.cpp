@@ -139,6 +139,8 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   record_wire_ = 0;
   for (const int64_t bytes : all_gather(*comm_, comm_->wire().total() - wire_aside_, "wire count"))
     record_wire_ += bytes;
+  const Model::Temporaries temporaries = model_.temporaries();
+  ledger_.observe(Tier::device, Kind::activations, "activations and temporaries", temporaries.held, temporaries.peak);
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - step_start_).count();
   step_start_ = now;

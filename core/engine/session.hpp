@@ -15,6 +15,7 @@
 #include "comm/job.hpp"
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
+#include "engine/budget.hpp"
 #include "engine/gradients.hpp"
 #include "engine/loss_scale.hpp"
 #include "engine/record.hpp"
@@ -27,12 +28,9 @@
 namespace zr::host {
 
 /// What the configuration decided, before a model is known.
-struct Setup {
-  Config config;
-  Component strategy, optimizer;
-  std::optional<Component> communicator;  // needed from two ranks on
+struct Setup : JudgedJob {
   std::shared_ptr<Control> control;
-  bool only_plan = false;  // print the plan for config's job.ranks and stop
+  Rejudge rejudge;  // the same job with other keys: for what a job over its budget could change
 };
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -88,10 +86,13 @@ class Session {
 
  private:
   struct Timer;
-  void assign_groups(std::vector<Parameter>& parameters);
+  void check_budget() const;
+  void watch_budget();
+  /// Throws, with what is held and what could be changed: libtorch, or the ledger, asked for more than the budget has.
+  [[noreturn]] void over_budget(int64_t asked) const;
+  std::vector<Edit> edits(const Overdraft& over) const;
   void check_strategy() const;
-  void check_optimizer(const zr_optimizer_desc& desc) const;
-  bool shares_weights(int ranks) const;
+  void check_optimizer();
   void compare_ranks();
   void allocate();
   void take_rank_zero();

@@ -76,6 +76,17 @@ class Model {
   /// Between backwards a parameter's own gradient is one whose use throws what to do instead; `hidden` false: none.
   virtual void hide_gradients(bool hidden) = 0;
 
+  /// What the model's library holds beside parameters: activations, gradients under way, temporaries, batches. Of the
+  /// whole process, from the moment the first model was made. [any]
+  struct Temporaries {
+    int64_t held = 0, peak = 0;  // bytes; peak: since forget_peak()
+  };
+  virtual Temporaries temporaries() const { return {}; }
+  virtual void forget_peak() {}  // it is what is held now
+  /// Before more than `bytes` of them would be held, over(asked) is called where they are asked for; if it returns,
+  /// they are given. Replaces the limit before; empty: none.
+  virtual void limit_temporaries(int64_t, std::function<void(int64_t asked)>) {}
+
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;
 };

@@ -13,6 +13,7 @@
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
+#include "model/allocator.hpp"
 #include "model/deferred.hpp"
 #include "model/placeholder.hpp"
 #include "model/trained.hpp"
@@ -155,6 +156,7 @@ struct TorchModel::State final : Keeper {
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                        const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype)
     : state_(std::make_unique<State>()) {
+  TorchMemory::count();
   std::map<const c10::TensorImpl*, std::size_t> seen;
   for (auto& [name, tensor] : parameters) {
     if (const auto at = seen.find(tensor.unsafeGetTensorImpl()); at != seen.end()) {
@@ -372,6 +374,12 @@ void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst)
 }
 
 void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient = torch::Tensor(); }
+
+Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held(), TorchMemory::peak()}; }
+void TorchModel::forget_peak() { TorchMemory::forget_peak(); }
+void TorchModel::limit_temporaries(int64_t bytes, std::function<void(int64_t asked)> over) {
+  TorchMemory::limit(bytes, std::move(over));
+}
 
 void TorchModel::seed(uint64_t seed) {
   auto generator = at::globalContext().defaultGenerator(at::kCPU);

@@ -35,6 +35,9 @@ class TorchModel final : public Model {
   void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void drop_gradient(uint32_t param) override;
   void hide_gradients(bool hidden) override;
+  Temporaries temporaries() const override;
+  void forget_peak() override;
+  void limit_temporaries(int64_t bytes, std::function<void(int64_t asked)> over) override;
   void seed(uint64_t seed) override;
 
   /// Real memory for parameters until let_go(), which takes over what was written to it. Collective.

@@ -125,16 +125,50 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
   return segments;
 }
 
+Plan::Leaves leaves_of_all(const Plan& plan) {
+  Plan::Leaves leaves;
+  leaves.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
+  for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
+    if (plan.input.parameters[i].frozen) continue;
+    for (const Segment& segment : plan.segments[i]) {
+      leaves.provided[static_cast<std::size_t>(segment.owners.front())] += leaves_of(segment.count);
+      leaves.everywhere &= segment.owners.size() == static_cast<std::size_t>(plan.input.world);
+    }
+    leaves.total += leaves_of(plan.input.parameters[i].count);
+  }
+  return leaves;
+}
+
+Plan::Leaves leaves_of_rank(const Plan& plan) {
+  Plan::Leaves leaves;
+  leaves.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
+  int64_t& mine = leaves.provided[static_cast<std::size_t>(plan.rank)];
+  for (const Piece& piece : plan.mine.sums) mine += leaves_of(piece.count);
+  for (const Parameter& p : plan.input.parameters) leaves.total += p.frozen ? 0 : leaves_of(p.count);
+  leaves.everywhere = mine == leaves.total;
+  return leaves;
+}
+
+RankPlan ask(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+  const PlanView view(input, rank);
+  Collector collector(input, rank);
+  strategy(view.in(), collector.sink());
+  return collector.finish();
+}
+
+Plan empty_plan(const PlanInput& input, int rank) {
+  Plan plan;
+  plan.input = input;
+  plan.rank = rank;
+  plan.has_master = input.weight_dtype != ZR_F32;
+  return plan;
+}
+
 }  // namespace
 
 Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   std::vector<RankPlan> ranks;
-  for (int r = 0; r < input.world; ++r) {
-    const PlanView view(input, r);
-    Collector collector(input, r);
-    strategy(view.in(), collector.sink());
-    ranks.push_back(collector.finish());
-  }
+  for (int r = 0; r < input.world; ++r) ranks.push_back(ask(input, r, strategy));
   std::vector<std::vector<std::pair<int, const Piece*>>> held(input.parameters.size());
   for (int r = 0; r < input.world; ++r) {
     const RankPlan& plan = ranks[static_cast<std::size_t>(r)];
@@ -142,11 +176,15 @@ Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
     for (const Piece& piece : plan.weights)
       if (input.parameters[piece.param].frozen) held[piece.param].emplace_back(r, &piece);
   }
-  Plan plan;
-  plan.input = input;
-  plan.rank = rank;
-  plan.has_master = input.weight_dtype != ZR_F32;
+  Plan plan = empty_plan(input, rank);
   for (std::size_t i = 0; i < held.size(); ++i) plan.segments.push_back(cut_by_owner(input.parameters[i], held[i]));
+  plan.leaves = leaves_of_all(plan);
+  for (plan.rank = 0; plan.rank < input.world; ++plan.rank) {
+    plan.mine = std::move(ranks[static_cast<std::size_t>(plan.rank)]);
+    plan.most_bytes = std::max(plan.most_bytes, plan.bytes());
+    ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.mine);
+  }
+  plan.rank = rank;
   plan.mine = std::move(ranks[static_cast<std::size_t>(rank)]);
   return plan;
 }
@@ -156,78 +194,12 @@ int64_t Buffer::bytes(int rank, int world) const {
   return (alias ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
 }
 
-Plan::Leaves Plan::leaves() const {
-  Leaves leaves;
-  leaves.provided.assign(static_cast<std::size_t>(input.world), 0);
-  for (std::size_t i = 0; i < input.parameters.size(); ++i) {
-    if (input.parameters[i].frozen) continue;
-    for (const Segment& segment : segments[i]) {
-      leaves.provided[static_cast<std::size_t>(segment.owners.front())] += leaves_of(segment.count);
-      leaves.everywhere &= segment.owners.size() == static_cast<std::size_t>(input.world);
-    }
-    leaves.total += leaves_of(input.parameters[i].count);
-  }
-  return leaves;
-}
-
-int64_t Plan::Leaves::bytes(int rank) const {
-  return 8 * (everywhere ? total : 2 * total + std::max<int64_t>(provided[static_cast<std::size_t>(rank)], 1));
-}
-
-// Besides what grows with the model: rank 0's parameters on their way at the start, then the leaves of the norm.
-int64_t Plan::working_bytes() const {
-  int64_t largest = 0;
-  for (const Parameter& p : input.parameters) largest = std::max(largest, p.count);
-  return std::max(largest * 4, leaves().bytes(rank));
-}
-
-namespace {
-Kind kind_of_role(uint32_t role) {
-  switch (role) {
-    case ZR_ROLE_WEIGHT:
-    case ZR_ROLE_SHARD: return Kind::weights;
-    case ZR_ROLE_GRAD:
-    case ZR_ROLE_SUM: return Kind::gradients;
-    case ZR_ROLE_BUCKET: return Kind::buckets;
-    default: return Kind::window;
-  }
-}
-}  // namespace
-
-void Plan::enter(Ledger& ledger) const {
-  for (const Buffer& b : mine.buffers) ledger.plan(Tier::device, kind_of_role(b.role), b.bytes(rank, input.world));
-  if (has_master) ledger.plan(Tier::device, Kind::master, mine.state_elements * 4);
-  for (std::size_t i = 0; i < input.slots.size(); ++i)
-    ledger.plan(Tier::device, Kind::slots, mine.state_elements * size_of(input.slots[i].dtype));
-  ledger.plan(Tier::device, Kind::other, working_bytes());
-}
-
-std::string Plan::text(const std::string& title) const {
-  int64_t trainable = 0, frozen = 0;
-  for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
-  std::string out = title + ": " + std::to_string(trainable) + " parameters";
-  if (frozen) out += " and " + std::to_string(frozen) + " frozen";
-  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
-         (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
-  int64_t total = 0;
-  const auto row = [&](const std::string& kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
-    const int64_t bytes = elements * size_of(dtype);
-    total += bytes;
-    char line[160];
-    std::snprintf(line, sizeof line, "  %-10s %-28s %14lld x %lld B = %12s\n", kind.c_str(), tag.c_str(),
-                  static_cast<long long>(elements), static_cast<long long>(size_of(dtype)), bytes_text(bytes).c_str());
-    out += line;
-  };
-  for (const Buffer& b : mine.buffers)
-    row(std::string(kKindNames[static_cast<std::size_t>(kind_of_role(b.role))]), b.tag,
-        b.bytes(rank, input.world) / size_of(b.dtype), b.dtype);
-  if (has_master) row("master", "fp32 master weights", mine.state_elements, ZR_F32);
-  for (std::size_t i = 0; i < input.slots.size(); ++i)
-    row("slots", input.slots[i].name, mine.state_elements, input.slots[i].dtype);
-  row("other", "start of training, norm leaves", working_bytes(), ZR_U8);
-  char line[160];
-  std::snprintf(line, sizeof line, "  %-10s %-28s %34s\n", "in all", "without activations", bytes_text(total).c_str());
-  return out + line;
+Plan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+  Plan plan = empty_plan(input, rank);
+  plan.mine = ask(input, rank, strategy);
+  plan.leaves = leaves_of_rank(plan);
+  plan.most_bytes = plan.bytes();
+  return plan;
 }
 
 }  // namespace zr::host

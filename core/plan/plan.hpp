@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,6 +74,27 @@ struct Segment {
   std::vector<int> owners;  // ascending
 };
 
+/// Bytes a step moves: received, summed over ranks, alignment and control traffic apart (DESIGN.md 5). It follows from
+/// who holds what, whatever the strategy.
+struct Traffic {
+  struct Part {
+    int64_t times = 0, elements = 0, size = 0, others = 0;  // others: ranks but one
+    int64_t bytes() const { return times * elements * size * others; }
+  };
+  Part gradients;  // to where they are summed
+  Part sums;       // to the other ranks, where every rank updates everything
+  Part weights;    // new ones, to ranks that keep them whole
+  Part gathers;    // weights around their uses, at most
+  int64_t bytes() const { return gradients.bytes() + sums.bytes() + weights.bytes() + gathers.bytes(); }  // at most
+};
+
+/// What a plan is shown with, though no strategy decides it.
+struct Besides {
+  std::optional<int64_t> activations;   // measured, of a rank: bytes; else not known
+  std::string measured_by;              // the run that did
+  std::optional<int64_t> communicator;  // host memory that it takes when it opens
+};
+
 struct Plan {
   PlanInput input;
   int rank = 0;
@@ -86,12 +109,20 @@ struct Plan {
     bool everywhere = true;
     int64_t bytes(int rank) const;  // that a rank holds for them
   };
-  Leaves leaves() const;
+  Leaves leaves;
+  /// Of device memory, the most that any rank holds; this rank's, if it alone was planned.
+  int64_t most_bytes = 0;
+  /// What this rank holds besides what grows with the model: rank 0's parameters on their way at the start, then the
+  /// leaves of the norm.
   int64_t working_bytes() const;
+  /// Device memory of this rank by kind, in the ledger's order, and in all: without activations.
+  std::map<Kind, int64_t> bytes_by_kind() const;
+  int64_t bytes() const;
   /// Notes every byte this rank will hold.
   void enter(Ledger& ledger) const;
+  Traffic traffic() const;
   /// Bytes by kind with the arithmetic, for people.
-  std::string text(const std::string& title) const;
+  std::string text(const std::string& title, const Besides& besides) const;
 };
 
 /// The strategy's plan() of one rank; throws Failure if the plug-in fails.
@@ -100,6 +131,9 @@ using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink
 /// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) naming parameter and rule if a
 /// piece is cut inside a leaf, misaligned, out of its buffer, overlapping, or if a trainable element has no owner.
 Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);
+/// The same for people: asks the strategy for this rank alone, so that a world of any size costs no more than one rank.
+/// Segments stay empty, and rules that hold between ranks are not checked.
+Plan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy);
 
 /// PlanInput and rank in the ABI's words; valid while both live.
 class PlanView {

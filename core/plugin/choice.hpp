@@ -1,7 +1,9 @@
 // The plug-ins a file chooses, loaded, and with them the keys the file may hold.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "config/config.hpp"
@@ -19,5 +21,17 @@ struct Choice {
 /// Loads what the file names. One rank needs no communicator: one that the file does not mention is then not loaded,
 /// one that it mentions is loaded for its keys alone. [control]
 Choice choose(const Document& document, const Registry& registry, int64_t ranks);
+
+/// A job judged: its configuration, complete, and its plug-ins, loaded.
+struct JudgedJob {
+  Config config;
+  Component strategy, optimizer;
+  std::optional<Component> communicator;  // needed from two ranks on
+  std::vector<std::string> strategies;    // ids of all that there are
+};
+/// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
+JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world);
+/// The same job with more overrides laid over it. Throws Failure if they make no sense.
+using Rejudge = std::function<JudgedJob(const std::vector<std::string>& more, int world)>;
 
 }  // namespace zr::host

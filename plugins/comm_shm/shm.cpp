@@ -9,6 +9,7 @@ class Shm : public zr::Communicator<Shm, shm::Wire> {
                                                   "room through which memory that peers cannot read in place travels")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
+  uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }
   std::unique_ptr<shm::Wire> open(const zr_comm_open& how) {
     static uint64_t opened = 0;  // [control]: one call at a time in the process
     return std::make_unique<shm::Wire>(host_, how, staging_bytes_, ++opened);

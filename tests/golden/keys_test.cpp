@@ -145,8 +145,8 @@ const std::vector<Row> kGpt{
 };
 
 // Each has a test of its own below.
-const std::set<std::string> kApart{"job.program", "job.ranks",       "job.threads",         "job.name",
-                                   "job.runs",    "train.max_skips", "communicator.timeout"};
+const std::set<std::string> kApart{"job.program", "job.ranks",       "job.threads",          "job.name",
+                                   "job.runs",    "train.max_skips", "communicator.timeout", "memory.device_budget"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))
@@ -302,6 +302,15 @@ TEST_F(KeysOf, TheTrainingSayHowManySkipsItTakes) {
     seen[skips] = run_in(runs(skips)).rows.size();
   }
   EXPECT_EQ(seen["4"], seen["2"] + 2);
+}
+
+TEST_F(KeysOf, TheMemorySayHowMuchARankMayHold) {
+  for (const std::string budget : {"64KiB", "1GiB"}) {
+    const auto done = zr::testing::shell(
+        zeroth("launch -n 2 -- " + kTests + "engine_case trains " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
+               "train.steps=2 job.name=" + budget + " memory.device_budget=" + budget));
+    EXPECT_EQ(done.code, budget == "1GiB" ? 0 : 2) << done.output;
+  }
 }
 
 TEST_F(KeysOf, TheCommunicatorSayHowLongARankWaits) {

@@ -17,6 +17,7 @@
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
+//     uint64_t open_bytes(int32_t world) const;                           // [control], optional: for plans
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -29,9 +30,11 @@
 // The Mine that opened a Ring outlives it.
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include "zr/abi/communicator.h"
+#include "zr/abi/communicator_extensions.h"
 #include "zr/component.hpp"
 
 #pragma GCC visibility push(hidden)
@@ -42,6 +45,7 @@ ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
 ZR_DETECT(has_mem_free, mem_free);
 ZR_DETECT(has_alias, alias_alloc);
+ZR_DETECT(has_open_bytes, open_bytes);
 
 template <class D, class Wire>
 class CommunicatorLayer {
@@ -80,14 +84,6 @@ class CommunicatorLayer {
   static void alias_free(void* comm, void* writer) noexcept {
     if (writer) static_cast<Wire*>(comm)->alias_free(writer);
   }
-  /// "zr.communicator.alias/1" where the wire has it; self is not looked at.
-  static const void* extension(void*, const char* id) noexcept {
-    if constexpr (has_alias<Wire>) {
-      static constexpr zr_alias_api table{sizeof(zr_alias_api), 0, alias_alloc, alias_free};
-      if (std::strcmp(id, "zr.communicator.alias/1") == 0) return &table;
-    }
-    return nullptr;
-  }
   static void abort(void* comm) noexcept { static_cast<Wire*>(comm)->abort(); }
 
   static constexpr zr_communicator_api table() {
@@ -107,6 +103,21 @@ class CommunicatorLayer {
     return t;
   }
   static constexpr zr_communicator_api api = table();
+
+  static uint64_t open_bytes(void* self, int32_t world) noexcept {
+    if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->own_->open_bytes(world);
+    return 0;
+  }
+  /// The component's tables beside api, by id; self is not looked at.
+  static const void* extension(void*, const char* id) noexcept {
+    static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
+    if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
+    if constexpr (has_alias<Wire>) {
+      static constexpr zr_alias_api alias{sizeof(zr_alias_api), 0, alias_alloc, alias_free};
+      if (std::strcmp(id, "zr.communicator.alias/1") == 0) return &alias;
+    }
+    return nullptr;
+  }
 
  private:
   std::unique_ptr<D> own_;

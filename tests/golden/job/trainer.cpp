@@ -12,7 +12,19 @@ namespace {
 void run(const zr::Program& program) {
   const char* ask = std::getenv("ZR_ASK");
   if (program.text("model.kind") == "unruly") throw std::runtime_error("a model of this kind cannot be");
-  std::printf("%s%lld layers, %g dropout, %s, text %s in %s, %lld steps, rank %d of %d\n", ask ? "plan: " : "",
+  if (ask) {
+    // What zr::Engine would say of a model of its own: a tied embedding, and a matrix a layer.
+    std::printf(
+        "{\"zeroth_parameters\":1,\"parameters\":[{\"name\":\"embedding.weight\",\"aliases\":[\"head.weight\"],"
+        "\"shape\":[1000,64],\"frozen\":false},{\"name\":\"norm.bias\",\"aliases\":[],\"shape\":[64],\"frozen\":"
+        "false}");
+    for (long long layer = 0; layer < static_cast<long long>(program.integer("model.layers")); ++layer)
+      std::printf(",{\"name\":\"blocks.%lld.weight\",\"aliases\":[],\"shape\":[64,256],\"frozen\":%s}", layer,
+                  layer == 0 ? "true" : "false");
+    std::printf("]}\n");
+    return;
+  }
+  std::printf("%lld layers, %g dropout, %s, text %s in %s, %lld steps, rank %d of %d\n",
               static_cast<long long>(program.integer("model.layers")), program.number("model.dropout"),
               program.boolean("model.tied") ? "tied" : "untied", program.text("data.text").c_str(),
               program.folder().substr(program.folder().rfind('/') + 1).c_str(),

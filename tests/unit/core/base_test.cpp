@@ -65,6 +65,35 @@ TEST(Ledger, RemembersPlanPeakAndHolders) {
   EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
 }
 
+TEST(Ledger, TakesWhatSomeoneElseCounts) {
+  Ledger ledger;
+  ledger.add(Tier::device, Kind::weights, "weights", 100);
+  ledger.observe(Tier::device, Kind::activations, "activations", 20, 70);
+  EXPECT_EQ(ledger.held(Tier::device), 120);
+  EXPECT_EQ(ledger.peak(Tier::device), 170);
+  ledger.observe(Tier::device, Kind::activations, "activations", 5, 60);
+  EXPECT_EQ(ledger.held(Tier::device, Kind::activations), 5);
+  EXPECT_EQ(ledger.peak(Tier::device), 170) << "a lower peak takes nothing back";
+  ledger.observe(Tier::device, Kind::activations, "activations", 0, 90);
+  EXPECT_EQ(ledger.peak(Tier::device), 190);
+  EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
+}
+
+TEST(Ledger, TellsWhoWatchesATier) {
+  Ledger ledger;
+  std::vector<int64_t> told;
+  ledger.on_change(Tier::device, [&](int64_t now) {
+    told.push_back(now);
+    if (now > 100) throw Failure(Exit::user, "too much");
+  });
+  ledger.add(Tier::host, Kind::other, "elsewhere", 1000);
+  ledger.add(Tier::device, Kind::weights, "weights", 80);
+  EXPECT_THROW(ledger.add(Tier::device, Kind::slots, "m", 40), Failure);
+  ledger.on_change(Tier::device, {});
+  ledger.add(Tier::device, Kind::slots, "m", -40);
+  EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
+}
+
 TEST(Pool, RunsEveryElementOnceOnAnyNumberOfThreads) {
   for (const int width : {1, 2, 5}) {
     Pool pool(width);

@@ -163,4 +163,93 @@ TEST(FlatLayout, GivesMoreRanksThanLeavesEmptyParts) {
   EXPECT_EQ(empty, 3);
 }
 
+// A strategy that cuts each parameter's sums at an edge of leaves between two halves of the ranks, weights whole.
+StrategyPlan halved() {
+  return [](const zr_plan_in& in, const zr_plan_sink& sink) {
+    int64_t elements = 0;
+    for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
+    const zr_buffer weights{sizeof(zr_buffer), ZR_ROLE_WEIGHT, "weights", elements, in.weight_dtype, 0};
+    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_SUM, "sums", elements, in.sum_dtype, 0};
+    sink.buffer(sink.ctx, &weights);
+    sink.buffer(sink.ctx, &sums);
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
+      int64_t offset = 0;
+      for (uint32_t p = 0; p < in.n_params; ++p) {
+        const int64_t count = in.params[p]->count, cut = count / 2 / in.leaf * in.leaf;
+        const bool whole = role == ZR_ROLE_WEIGHT, low = in.rank == 0;
+        const zr_piece piece{sizeof(zr_piece),
+                             role,
+                             p,
+                             whole ? 0u : 1u,
+                             whole || low ? 0 : cut,
+                             whole          ? count
+                             : low          ? cut
+                             : in.rank == 1 ? count - cut
+                                            : 0,
+                             offset};
+        offset += (count + in.align - 1) / in.align * in.align;
+        if (piece.count > 0) sink.piece(sink.ctx, &piece);
+      }
+    }
+  };
+}
+
+TEST(Plan, OfOneRankAloneHasTheBytesOfTheWholePlan) {
+  for (const auto& strategy : {everywhere(), halved()})
+    for (const int rank : {0, 1}) {
+      PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
+      in.grad_dtype = ZR_BF16;
+      in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+      const Plan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
+      EXPECT_EQ(alone.bytes_by_kind(), whole.bytes_by_kind());
+      EXPECT_EQ(alone.leaves.total, whole.leaves.total);
+      EXPECT_EQ(alone.leaves.everywhere, whole.leaves.everywhere);
+      EXPECT_EQ(alone.traffic().bytes(), whole.traffic().bytes());
+      EXPECT_GE(whole.most_bytes, whole.bytes());
+    }
+}
+
+TEST(Plan, KnowsTheRankThatHoldsMost) {
+  PlanInput in = input({3072}, 2);
+  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+  const Plan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
+  EXPECT_NE(first.bytes(), second.bytes());
+  EXPECT_EQ(first.most_bytes, std::max(first.bytes(), second.bytes()));
+  EXPECT_EQ(second.most_bytes, first.most_bytes);
+}
+
+TEST(Plan, SaysWhatAStepMovesFromWhoHoldsWhat) {
+  PlanInput in = input({30000, 5000}, 3, ZR_BF16);
+  in.grad_dtype = ZR_BF16;
+  in.accumulation = 4;
+  const int64_t P = 35000;
+  const Traffic replicated = plan_of_rank(in, 0, everywhere()).traffic();
+  EXPECT_EQ(replicated.gradients.bytes(), 4 * P * 2 * 2);
+  EXPECT_EQ(replicated.sums.bytes(), P * 4 * 2) << "fp32 sums to everyone";
+  EXPECT_EQ(replicated.weights.bytes() + replicated.gathers.bytes(), 0);
+  in.world = 2;
+  in.hold_gradients = true;
+  in.grad_dtype = ZR_F32;
+  const Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
+  EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "held gradients travel once";
+  EXPECT_EQ(sharded.weights.bytes(), P * 2);
+  EXPECT_EQ(sharded.sums.bytes(), 0);
+  in.world = 1;
+  EXPECT_EQ(plan_of_rank(in, 0, everywhere()).traffic().bytes(), 0);
+}
+
+TEST(Plan, TellsTheArithmeticAndNeverThatActivationsAreNothing) {
+  PlanInput in = input({30000}, 2, ZR_BF16);
+  in.grad_dtype = ZR_BF16;
+  const Plan plan = plan_of_rank(in, 0, everywhere());
+  const std::string text = plan.text("plan: x + y", {});
+  for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
+                           "  activations  unknown until a run has measured them\n", "1 x 30000 x 2 x 1 "})
+    EXPECT_NE(text.find(line), text.npos) << line << "\n" << text;
+  const std::string known = plan.text("plan: x + y", {1 << 20, "runs/a", 3 << 20});
+  for (const char* line :
+       {"  activations  measured: runs/a ", "1.00 MiB\n", "  host memory  communicator ", "3.00 MiB\n"})
+    EXPECT_NE(known.find(line), known.npos) << line << "\n" << known;
+}
+
 }  // namespace

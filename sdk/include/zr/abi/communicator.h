@@ -66,15 +66,6 @@ typedef struct zr_communicator_api {
   void (*abort)(void *comm);                  /* [any] every call that waits returns ZR_CANCELLED, now and later */
 } zr_communicator_api;
 
-/* Extension "zr.communicator.alias/1", where ranks of one host can have one memory in place. */
-typedef struct zr_alias_api {
-  uint32_t size, rsv;
-  /* [use] Collective: the same bytes on every rank, zeroed, on a page; *reader sees what any rank wrote to its *writer
-   * and cannot be written to. Both live until free or close. */
-  zr_code (*alloc)(void *comm, uint64_t bytes, void **writer, const void **reader, zr_error *);
-  void (*free)(void *comm, void *writer); /* [use] of this rank; accepts NULL */
-} zr_alias_api;
-
 /* The host's wrapped communicator, lent to strategies and optimizers: sequence-numbered, timed out, counted. Frozen. */
 typedef struct zr_comm_ref {
   const zr_communicator_api *api; /* only submit, caps and progress may be called */

@@ -13,7 +13,6 @@ typedef struct zr_param {           /* lives as long as the instance */
   uint32_t group;
   int64_t count; /* elements */
 } zr_param;
-
 /* HOLD_GRADS: gradients are added up in their places, and leave in the last micro-step. ALIAS: buffers may be ALIAS. */
 enum { ZR_PLAN_HOLD_GRADS = 1u << 0, ZR_PLAN_ALIAS = 1u << 1 };
 typedef struct zr_plan_in {            /* lives as long as the instance */
@@ -29,7 +28,6 @@ typedef struct zr_plan_in {            /* lives as long as the instance */
   const zr_param *const *params; /* the model's order */
   uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
-
 enum { ZR_ROLE_WEIGHT = 1, ZR_ROLE_GRAD, ZR_ROLE_SUM, ZR_ROLE_BUCKET, ZR_ROLE_WINDOW, ZR_ROLE_SHARD };
 enum { ZR_BUFFER_ALIAS = 1u << 0 }; /* whole weights: one memory, alike for all ranks, each writes what it updates */
 typedef struct zr_buffer {          /* memory that the host shall allocate on this rank, zeroed, where peers read it */
@@ -57,7 +55,7 @@ typedef struct zr_bind {
   zr_comm_ref comm;       /* lives as long as the instance */
 } zr_bind;
 
-enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END = 2, ZR_STEP_END = 3, ZR_EVAL_BEGIN = 4, ZR_EVAL_END = 5 };
+enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END, ZR_STEP_END, ZR_EVAL_BEGIN, ZR_EVAL_END };
 enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4 };
 typedef struct zr_strategy_api {
   uint32_t size, rsv;

@@ -1,0 +1,188 @@
+#include "cli/plan_command.hpp"
+
+#include <algorithm>
+#include <iostream>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "cli/trainer.hpp"
+#include "engine/budget.hpp"
+#include "engine/planning.hpp"
+
+namespace zr::host {
+
+namespace {
+
+// What is planned: the job, with or without a file, and the parameters.
+struct Asked {
+  std::string file;
+  std::vector<std::string> overrides;
+  std::vector<Key> own;  // the program's keys
+  Registry registry;
+  std::vector<Parameter> parameters;
+  std::string model;  // what they are, if it must be told
+  int ranks = 0;
+
+  Document document(const std::vector<std::string>& more) const {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), more.begin(), more.end());
+    return file.empty() ? Document::parse("", "zeroth plan", all) : Document::load(file, all);
+  }
+  JudgedJob judged(const std::vector<std::string>& more, int world) const {
+    return judge(document(more), registry, own, world);
+  }
+};
+
+// The program a file names tells which keys it reads, and what it would train if nobody else does.
+int ask_program(Asked& asked, const std::filesystem::path& bin, bool for_parameters) {
+  const Entry program = asked.document({}).early("job.program");
+  if (std::get<std::string>(program.value).empty() && !for_parameters) return 0;
+  const std::filesystem::path trainer = find_trainer(program, asked.file, bin);
+  asked.own = ask_keys(trainer, asked.file);
+  if (!for_parameters) return 0;
+  asked.judged({}, asked.ranks);  // what is wrong with the file is told before the model is made
+  std::vector<std::string> argv{trainer.string(), asked.file};
+  argv.insert(argv.end(), asked.overrides.begin(), asked.overrides.end());
+  Answer answer = ask_parameters(argv);
+  std::cerr << answer.said;
+  asked.parameters = std::move(answer.parameters);
+  return answer.code;
+}
+
+int gather(Asked& asked, const PlanOptions& options, const std::filesystem::path& bin) {
+  asked.file = options.file;
+  asked.overrides = options.overrides;
+  asked.ranks = options.ranks;
+  const bool sized = options.sizes.parameters || options.sizes.layers || options.sizes.width;
+  if (!options.tensors.empty() && sized)
+    fail_user("zeroth plan: --safetensors says what the model is: leave --params, --layers and --hidden out");
+  const bool of_program = options.tensors.empty() && !sized;
+  if (options.file.empty() && of_program)
+    fail_user("zeroth plan: of which model? name a job's FILE.toml, --safetensors FILE, or --params N");
+  if (!options.file.empty())
+    if (const int code = ask_program(asked, bin, of_program)) return code;
+  if (!options.tensors.empty()) {
+    TensorFile file = read_safetensors(options.tensors);
+    asked.parameters = std::move(file.parameters);
+    // Weights stay what they are, unless someone says otherwise.
+    Origin said;
+    if (file.dtype != ZR_NONE && !asked.judged({}, asked.ranks).config.given("train.dtype"))
+      asked.overrides.push_back("train.dtype=" + std::string(name_of(file.dtype)));
+  } else if (sized) {
+    const Sizes sizes = complete(options.sizes);
+    asked.parameters = parameters_of(sizes);
+    asked.model = "a GPT of " + std::to_string(sizes.layers) + (sizes.layers == 1 ? " layer" : " layers") +
+                  " of width " + std::to_string(sizes.width) + "\n";
+  }
+  return 0;
+}
+
+void check_budget(const Asked& asked, const JudgedJob& job, const Planner& planner, int ranks) {
+  const int64_t budget = job.config.integer("memory.device_budget"), most = planner.most_bytes();
+  if (budget == 0 || most <= budget) return;
+  const Need need = [&](const Edit& edit) -> std::optional<int64_t> {
+    try {
+      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters, edit.ranks).most_bytes();
+    } catch (const Failure&) {
+      return {};
+    }
+  };
+  const Overdraft over{budget, most, 0};
+  fail_user(over_plan_text(job.config, planner, most, text_of(edits_that_fit(job, ranks, over, need), over)));
+}
+
+// ---- --compare ----
+
+struct Column {
+  const char* name;
+  int64_t (*bytes)(const Plan&, const std::map<Kind, int64_t>&);
+};
+int64_t of(const std::map<Kind, int64_t>& kinds, std::initializer_list<Kind> wanted) {
+  int64_t bytes = 0;
+  for (const Kind kind : wanted)
+    if (const auto at = kinds.find(kind); at != kinds.end()) bytes += at->second;
+  return bytes;
+}
+using Kinds = std::map<Kind, int64_t>;
+constexpr Column kColumns[] = {
+    {"weights", [](const Plan&, const Kinds& k) { return of(k, {Kind::weights}); }},
+    {"gradients", [](const Plan&, const Kinds& k) { return of(k, {Kind::gradients}); }},
+    {"master", [](const Plan&, const Kinds& k) { return of(k, {Kind::master}); }},
+    {"slots", [](const Plan&, const Kinds& k) { return of(k, {Kind::slots}); }},
+    {"= model states",
+     [](const Plan&, const Kinds& k) {
+       return of(k, {Kind::weights, Kind::gradients, Kind::master, Kind::slots});
+     }},
+    {"buckets", [](const Plan&, const Kinds& k) { return of(k, {Kind::buckets}); }},
+    {"window", [](const Plan&, const Kinds& k) { return of(k, {Kind::window}); }},
+    {"other", [](const Plan&, const Kinds& k) { return of(k, {Kind::other}); }},
+    {"= in all", [](const Plan& plan, const Kinds&) { return plan.bytes(); }},
+    {"wire a step", [](const Plan& plan, const Kinds&) { return plan.traffic().bytes(); }},
+};
+
+std::string right(const std::string& text, std::size_t width) {
+  return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
+}
+std::string left(const std::string& text, std::size_t width) {
+  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
+}
+
+void print_comparison(const Asked& asked, const std::vector<std::pair<std::string, Plan>>& plans, const JudgedJob& job,
+                      const Besides& besides) {
+  int64_t most = 0, elements = 0;
+  std::size_t widest = 0;
+  for (const auto& [id, plan] : plans) {
+    most = std::max(most, plan.bytes());
+    widest = std::max(widest, id.size());
+  }
+  for (const Parameter& p : asked.parameters) elements += p.count;
+  const bool large = most >= 1'000'000'000;
+  const PlanInput& input = plans.front().second.input;
+  std::cout << asked.model << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
+            << name_of(input.sum_dtype) << ", " << job.optimizer.table->id << ", " << input.world
+            << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
+            << " of rank 0\n  " << left("", widest);
+  for (const Column& column : kColumns) std::cout << "  " << right(column.name, 9);
+  std::cout << "\n";
+  for (const auto& [id, plan] : plans) {
+    const Kinds kinds = plan.bytes_by_kind();
+    std::cout << "  " << left(id, widest);
+    for (const Column& column : kColumns) {
+      char number[40];
+      std::snprintf(number, sizeof number, "%.1f",
+                    static_cast<double>(column.bytes(plan, kinds)) / (large ? 1e9 : 1e6));
+      std::cout << "  " << right(number, std::max<std::size_t>(9, std::string_view(column.name).size()));
+    }
+    std::cout << "\n";
+  }
+  std::cout << "  besides, on each rank: activations "
+            << (besides.activations ? bytes_text(*besides.activations) + " (measured: " + besides.measured_by + ")"
+                                    : "unknown until a run has measured them");
+  if (besides.communicator)
+    std::cout << "; the communicator " << bytes_text(*besides.communicator) << " of host memory";
+  std::cout << "\n  wire a step: received, all ranks together; with gathers, at most\n";
+}
+
+}  // namespace
+
+int print_plan(const PlanOptions& options, const std::filesystem::path& bin) {
+  Asked asked;
+  if (const int code = gather(asked, options, bin)) return code;
+  const JudgedJob job = asked.judged({}, asked.ranks);
+  const int ranks = asked.ranks > 0 ? asked.ranks : static_cast<int>(job.config.integer("job.ranks"));
+  const Planner chosen(job, asked.parameters, ranks);
+  if (!options.compare) {
+    check_budget(asked, job, chosen, ranks);
+    std::cout << asked.model << chosen.plan(0).text(chosen.title(), chosen.besides());
+    return 0;
+  }
+  std::vector<std::pair<std::string, Plan>> plans;
+  for (const std::string& id : job.strategies)
+    plans.emplace_back(id, Planner(asked.judged({"strategy=" + id}, asked.ranks), asked.parameters, ranks).plan(0));
+  print_comparison(asked, plans, job, chosen.besides());
+  check_budget(asked, job, chosen, ranks);
+  return 0;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,45 @@
+// Activations as an earlier run of the same model and micro-batch measured them.
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "engine/planning.hpp"
+#include "engine/record.hpp"
+
+namespace zr::host {
+
+namespace {
+// The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch.
+std::set<std::string> that_matter(std::istream& toml) {
+  static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",   "gradients",
+                                          "fp16",     "schedule",  "eval",         "memory"};
+  std::set<std::string> lines;
+  std::string table;
+  for (std::string line; std::getline(toml, line);) {
+    if (line.rfind("# ", 0) == 0) line.erase(0, 2);  // what was derived stands as a comment
+    if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
+    const std::string root = table.substr(0, table.find_first_of(".]"));
+    const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
+    if (line.find(" = ") == line.npos || host.count(root) || (root == "train" && !decides)) continue;
+    lines.insert(table + line.substr(0, line.find(" #")));
+  }
+  return lines;
+}
+}  // namespace
+
+Besides measured(const Config& config) {
+  Besides besides;
+  const std::string folder = run_folder(config);
+  std::ifstream then(folder + "/config.toml"), summary(folder + "/summary.json");
+  std::istringstream now(config.to_toml());
+  if (!then || !summary || that_matter(then) != that_matter(now)) return besides;
+  const auto json = nlohmann::json::parse(summary, nullptr, false);
+  const nlohmann::json::json_pointer peak("/memory/device/activations/peak");
+  if (!json.contains(peak) || !json[peak].is_number_integer()) return besides;
+  besides.activations = json[peak].get<int64_t>();
+  besides.measured_by = folder;
+  return besides;
+}
+
+}  // namespace zr::host

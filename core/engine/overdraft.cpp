@@ -1,0 +1,75 @@
+// Session's budget: refused at the start where the plan is over it, and wherever more is asked for than it has.
+#include <algorithm>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "engine/planning.hpp"
+#include "engine/session.hpp"
+
+namespace zr::host {
+
+std::vector<Edit> Session::edits(const Overdraft& over) const {
+  const Need need = [this](const Edit& edit) -> std::optional<int64_t> {
+    try {
+      return Planner(setup_.rejudge(edit.overrides, edit.ranks), model_.parameters(), edit.ranks).most_bytes();
+    } catch (const Failure&) {
+      return {};  // such a job cannot be
+    }
+  };
+  return edits_that_fit(setup_, world(), over, need);
+}
+
+void Session::check_budget() const {
+  const int64_t budget = config().integer("memory.device_budget");
+  if (budget == 0 || plan_.most_bytes <= budget) return;
+  const Planner planner(setup_, model_.parameters(), world());
+  const Overdraft over{budget, plan_.most_bytes, 0};
+  fail_user(over_plan_text(config(), planner, plan_.most_bytes, text_of(edits(over), over)));
+}
+
+void Session::watch_budget() {
+  const int64_t budget = config().integer("memory.device_budget");
+  if (budget == 0) return;
+  // What the ledger takes, libtorch has no longer.
+  const auto changed = [this, budget](int64_t held) {
+    model_.limit_temporaries(budget - held, [this](int64_t asked) { over_budget(asked); });
+    if (model_.temporaries().held > std::max<int64_t>(budget - held, 0)) over_budget(0);
+  };
+  ledger_.on_change(Tier::device, changed);
+  changed(ledger_.held(Tier::device));
+}
+
+void Session::over_budget(int64_t asked) const {
+  const Model::Temporaries temporaries = model_.temporaries();
+  const int64_t budget = config().integer("memory.device_budget"), ledger = ledger_.held(Tier::device);
+  std::string text = "memory.device_budget is " + bytes_text(budget) + " (" +
+                     config().origin("memory.device_budget").text() + "): rank " + std::to_string(rank()) + " holds " +
+                     bytes_text(ledger + temporaries.held);
+  text += asked > 0 ? ", and libtorch asks for " + bytes_text(asked) + " more" : "";
+  text += step_ > 0 ? ", in step " + std::to_string(step_ + 1) + "\n" : ", in the first step\n";
+  const auto row = [&](std::string_view kind, const std::string& planned, int64_t held) {
+    char line[120];
+    std::snprintf(line, sizeof line, "  %-12s planned %12s, held %12s\n", std::string(kind).c_str(), planned.c_str(),
+                  bytes_text(held).c_str());
+    text += line;
+  };
+  for (const Ledger::Row& one : ledger_.rows())
+    if (one.tier == Tier::device && one.kind != Kind::activations)
+      row(kKindNames[static_cast<std::size_t>(one.kind)], bytes_text(one.planned), one.now);
+  row("activations", "unknown", temporaries.held);
+  text += "  largest: ";
+  std::size_t shown = 0;
+  for (const auto& [tag, bytes] : ledger_.holders()) {
+    if (shown++ == 4) break;
+    text += (shown > 1 ? ", " : "") + tag + " " + bytes_text(bytes);
+  }
+  // Once a step was made its peak is known; before, what is held is half of it at least, as backward is to come.
+  const int64_t activations =
+      step_ > 0 ? std::max(temporaries.peak, temporaries.held + asked) : 2 * (temporaries.held + asked);
+  const Overdraft over{budget, plan_.most_bytes, activations};
+  text += "\n" + text_of(edits(over), over);
+  if (step_ == 0) text += "\n  (activations counted twice: the first step had not ended)";
+  fail_user(text);
+}
+
+}  // namespace zr::host

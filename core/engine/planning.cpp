@@ -1,0 +1,132 @@
+#include "engine/planning.hpp"
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "comm/communicator.hpp"
+#include "config/precision.hpp"
+#include "engine/record.hpp"
+
+namespace zr::host {
+
+std::string table_of(const Component& component) { return std::string(role_of(component)) + "." + component.table->id; }
+
+namespace {
+// The first group with a pattern that matches has a parameter; a pattern that matches none is an error.
+void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>& parameters) {
+  std::vector<std::vector<char>> used;
+  for (const GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
+  for (Parameter& parameter : parameters)
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      for (std::size_t i = 0; i < groups[g].match.size(); ++i)
+        if (matches(parameter.name, groups[g].match[i])) {
+          used[g][i] = 1;
+          if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
+        }
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters) names.push_back(parameter.name);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (std::size_t i = 0; i < groups[g].match.size(); ++i) {
+      if (used[g][i]) continue;
+      const std::string near = nearest(groups[g].match[i], names);
+      fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] +
+                "' matches no parameter" + (near.empty() ? "" : "; the nearest is '" + near + "'") +
+                "; `*` stands for any run of characters");
+    }
+}
+
+void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimizer) {
+  const auto* api = optimizer.api<zr_optimizer_api>();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<const Entry*> values;
+    for (const Entry& entry : groups[g].values) values.push_back(&entry);
+    const ConfigView view(values);
+    CallError error;
+    check(api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
+          optimizer.who("add_group"));
+  }
+}
+}  // namespace
+
+bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world) {
+  return world > 1 && config.boolean("communicator.alias") && config.integer("memory.device_budget") == 0 &&
+         communicator && alias_of(*communicator);
+}
+
+PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
+  zr_optimizer_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
+  match_groups(config.groups(), parameters);
+  add_groups(config.groups(), optimizer);
+  const Precision types = precision_of(config);
+  PlanInput input;
+  input.parameters = std::move(parameters);
+  input.world = world;
+  input.weight_dtype = types.weights;
+  input.grad_dtype = types.gradients;
+  input.sum_dtype = types.sums;
+  input.accumulation = static_cast<int>(config.integer("train.accumulation"));
+  input.hold_gradients = config.text("gradients.reduce") == "last";
+  input.slots.assign(desc.slots, desc.slots + desc.n_slots);
+  return input;
+}
+
+StrategyPlan strategy_plan(const Instance& strategy) {
+  return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
+    CallError failed;
+    check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed, strategy.who("plan"));
+  };
+}
+
+std::optional<int64_t> communicator_bytes(const Instance* communicator, int world) {
+  int64_t plugin = 0;
+  if (communicator) {
+    const auto extension = communicator->component().table->extension;
+    const auto* plan =
+        extension ? static_cast<const zr_communicator_plan*>(extension(communicator->self(), "zr.communicator.plan/1"))
+                  : nullptr;
+    if (!plan) return {};
+    plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
+  }
+  return plugin + Communicator::room_bytes(world);
+}
+
+Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world)
+    : job_(job), host_(ledger_, pool_) {
+  strategy_ = std::make_unique<Instance>(host_, job.strategy, job.config, table_of(job.strategy));
+  optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
+  if (job.communicator)
+    communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
+  input_ = plan_input(job.config, *optimizer_, parameters, world);
+  // Of another world it is not known where its ranks would be.
+  input_.alias = world == job.config.integer("job.ranks") && shares_weights(job.config, job.communicator, world);
+}
+
+Planner::~Planner() = default;
+
+int64_t Planner::most_bytes() const {
+  constexpr int kFew = 16;
+  int64_t most = 0;
+  for (int rank = 0; rank < (input_.world <= kFew ? input_.world : 1); ++rank)
+    most = std::max(most, plan(rank).bytes());
+  return most;
+}
+
+Besides Planner::besides() const {
+  Besides besides = measured(job_.config);
+  besides.communicator = communicator_bytes(communicator_.get(), input_.world);
+  return besides;
+}
+
+std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits) {
+  return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +
+         config.origin("memory.device_budget").text() + "), but the plan takes up to " + bytes_text(most_bytes) +
+         " of a rank, activations apart\n" + planner.plan(0).text(planner.title(), planner.besides()) + edits;
+}
+
+std::string Planner::title() const {
+  return "plan: " + std::string(job_.strategy.table->id) + " + " + job_.optimizer.table->id;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,52 @@
+// What a job's plug-ins plan for a list of parameters: for the job that starts, and for people, without a job.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "base/pool.hpp"
+#include "plan/plan.hpp"
+#include "plugin/choice.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+/// "strategy.<id>", the table an instance is made with.
+std::string table_of(const Component& component);
+/// What a strategy is asked: parameters with their optimizer groups, types, states. Tells `optimizer` its groups, so
+/// once an instance. Throws Failure(user) for a group that matches no parameter.
+PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
+/// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
+bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
+/// Asks that instance of a strategy.
+StrategyPlan strategy_plan(const Instance& strategy);
+/// Host memory that the communicator takes when it opens, and the host beside it; nothing if the plug-in does not say.
+std::optional<int64_t> communicator_bytes(const Instance* communicator, int world);
+
+/// Plans a job that is not started: no control plane, nothing opened. [control]
+class Planner {
+ public:
+  Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world);
+  ~Planner();
+  Plan plan(int rank) const { return plan_of_rank(input_, rank, strategy_plan(*strategy_)); }  // that rank alone
+  /// The most that any rank holds; of large worlds, rank 0: their ranks differ by less than a leaf a bucket.
+  int64_t most_bytes() const;
+  /// What is known beside the plan: activations, if an earlier run of this job measured them.
+  Besides besides() const;
+  std::string title() const;  // "plan: ", strategy, " + ", optimizer
+
+ private:
+  JudgedJob job_;
+  Ledger ledger_;
+  Pool pool_{1};
+  Host host_;
+  std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
+  PlanInput input_;
+};
+
+/// Why a job of that plan does not start: its budget, the plan of rank 0, and what could be changed.
+std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits);
+
+}  // namespace zr::host

@@ -1,0 +1,86 @@
+#include "model/allocator.hpp"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <mutex>
+
+namespace zr::host {
+
+namespace {
+constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+std::atomic<int64_t> held_bytes{0}, peak_bytes{0}, limit_bytes{kNone};
+
+std::mutex& over_mutex() {
+  static auto* mutex = new std::mutex;  // tensors may be freed after static destructors ran
+  return *mutex;
+}
+std::shared_ptr<const std::function<void(int64_t)>> over_limit;
+
+// What the C library gave: known again when it is freed, so that no size need be kept.
+int64_t size_of_block(void* data) { return static_cast<int64_t>(::malloc_usable_size(data)); }
+
+void give_back(void* data) {
+  if (!data) return;
+  held_bytes.fetch_sub(size_of_block(data), std::memory_order_relaxed);
+  c10::profiledCPUMemoryReporter().Delete(data);
+  c10::free_cpu(data);
+}
+
+void tell_over(int64_t asked) {
+  std::shared_ptr<const std::function<void(int64_t)>> over;
+  {
+    const std::lock_guard lock(over_mutex());
+    over = over_limit;
+  }
+  if (over) (*over)(asked);
+}
+
+// As libtorch's own, but for the counting.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const auto asked = static_cast<int64_t>(bytes);
+    if (held_bytes.load(std::memory_order_relaxed) + asked > limit_bytes.load(std::memory_order_relaxed))
+      tell_over(asked);
+    void* data = c10::alloc_cpu(bytes);
+    if (data) {
+      const int64_t size = size_of_block(data), held = held_bytes.fetch_add(size, std::memory_order_relaxed) + size;
+      for (int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+           held > peak && !peak_bytes.compare_exchange_weak(peak, held, std::memory_order_relaxed);) {
+      }
+    }
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+}  // namespace
+
+void TorchMemory::count() {
+  static CountingAllocator* const allocator = [] {
+    auto* made = new CountingAllocator;  // libtorch keeps it for the life of the process
+    c10::SetCPUAllocator(made);
+    return made;
+  }();
+  (void)allocator;
+}
+
+int64_t TorchMemory::held() { return held_bytes.load(std::memory_order_relaxed); }
+int64_t TorchMemory::peak() { return std::max(peak_bytes.load(std::memory_order_relaxed), held()); }
+void TorchMemory::forget_peak() { peak_bytes.store(held(), std::memory_order_relaxed); }
+
+void TorchMemory::limit(int64_t bytes, std::function<void(int64_t asked)> over) {
+  const std::lock_guard lock(over_mutex());
+  limit_bytes.store(over ? bytes : kNone, std::memory_order_relaxed);
+  over_limit = over ? std::make_shared<const std::function<void(int64_t)>>(std::move(over)) : nullptr;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,134 @@
+// What a plan comes to: bytes by kind, traffic, and both as text.
+#include <algorithm>
+
+#include "base/dtype.hpp"
+#include "base/text.hpp"
+#include "plan/plan.hpp"
+
+namespace zr::host {
+
+namespace {
+Kind kind_of_role(uint32_t role) {
+  switch (role) {
+    case ZR_ROLE_WEIGHT:
+    case ZR_ROLE_SHARD: return Kind::weights;
+    case ZR_ROLE_GRAD:
+    case ZR_ROLE_SUM: return Kind::gradients;
+    case ZR_ROLE_BUCKET: return Kind::buckets;
+    default: return Kind::window;
+  }
+}
+
+// Calls fn(kind, tag, elements, dtype) for everything a rank holds.
+template <class F>
+void each_holding(const Plan& plan, F&& fn) {
+  for (const Buffer& b : plan.mine.buffers) {
+    const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
+    fn(kind_of_role(b.role), b.tag, elements, b.dtype);
+  }
+  if (plan.has_master) fn(Kind::master, "fp32 master weights", plan.mine.state_elements, ZR_F32);
+  for (const zr_slot& slot : plan.input.slots) fn(Kind::slots, slot.name, plan.mine.state_elements, slot.dtype);
+  fn(Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
+}
+
+int64_t elements_of(const std::vector<Piece>& pieces) {
+  int64_t elements = 0;
+  for (const Piece& piece : pieces) elements += piece.count;
+  return elements;
+}
+}  // namespace
+
+int64_t Plan::Leaves::bytes(int rank) const {
+  return 8 * (everywhere ? total : 2 * total + std::max<int64_t>(provided[static_cast<std::size_t>(rank)], 1));
+}
+
+int64_t Plan::working_bytes() const {
+  int64_t largest = 0;
+  for (const Parameter& p : input.parameters) largest = std::max(largest, p.count);
+  return std::max(largest * 4, leaves.bytes(rank));
+}
+
+std::map<Kind, int64_t> Plan::bytes_by_kind() const {
+  std::map<Kind, int64_t> bytes;
+  each_holding(*this, [&](Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
+    bytes[kind] += elements * size_of(dtype);
+  });
+  return bytes;
+}
+
+int64_t Plan::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [kind, of_kind] : bytes_by_kind()) bytes += of_kind;
+  return bytes;
+}
+
+void Plan::enter(Ledger& ledger) const {
+  for (const auto& [kind, bytes] : bytes_by_kind()) ledger.plan(Tier::device, kind, bytes);
+}
+
+Traffic Plan::traffic() const {
+  int64_t all = 0, trainable = 0, whole = 0, whole_trainable = 0;
+  for (const Parameter& p : input.parameters) {
+    all += p.count;
+    trainable += p.frozen ? 0 : p.count;
+  }
+  for (const Piece& piece : mine.weights) {
+    const Parameter& p = input.parameters[piece.param];
+    if (piece.count != p.count) continue;
+    whole += p.count;
+    whole_trainable += p.frozen ? 0 : p.count;
+  }
+  const int64_t others = input.world - 1, micro_steps = input.accumulation;
+  const int64_t w = size_of(input.weight_dtype), r = size_of(input.grad_dtype), g = size_of(input.sum_dtype);
+  const bool everywhere = elements_of(mine.sums) == trainable;
+  Traffic traffic;
+  traffic.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, others};
+  if (everywhere) {
+    traffic.sums = {1, trainable, g, others};
+  } else if (!input.alias) {
+    traffic.weights = {1, whole_trainable, w, others};
+  }
+  traffic.gathers = {2 * micro_steps, all - whole, w, others};
+  return traffic;
+}
+
+namespace {
+std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic, int64_t bytes) {
+  char line[200];
+  std::snprintf(line, sizeof line, "  %-11s  %-29s %28s %12s\n", kind.c_str(), tag.c_str(), arithmetic.c_str(),
+                bytes_text(bytes).c_str());
+  return line;
+}
+}  // namespace
+
+std::string Plan::text(const std::string& title, const Besides& besides) const {
+  int64_t trainable = 0, frozen = 0;
+  for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
+  std::string out = title + ": " + std::to_string(trainable) + " parameters";
+  if (frozen) out += " and " + std::to_string(frozen) + " frozen";
+  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
+         (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
+  each_holding(*this, [&](Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+    const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
+    out += row(std::string(kKindNames[static_cast<std::size_t>(kind)]), tag, each, elements * size_of(dtype));
+  });
+  out += row("in all", "without activations", "", bytes());
+  out += besides.activations ? row("activations", "measured: " + besides.measured_by, "", *besides.activations)
+                             : "  activations  unknown until a run has measured them\n";
+  if (besides.communicator) out += row("host memory", "communicator", "", *besides.communicator);
+  const Traffic moved = traffic();
+  const auto wire = [&](const std::string& what, const Traffic::Part& part) {
+    if (part.bytes() > 0)
+      out += row("wire a step", what,
+                 std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
+                     std::to_string(part.size) + " x " + std::to_string(part.others),
+                 part.bytes());
+  };
+  wire("gradients", moved.gradients);
+  wire("sums", moved.sums);
+  wire("new weights", moved.weights);
+  wire("gathers, at most", moved.gathers);
+  return out;
+}
+
+}  // namespace zr::host

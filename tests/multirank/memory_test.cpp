@@ -1,0 +1,211 @@
+// What a plan says before a run, what the run then holds and moves, and what a budget does: on the gpt example.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "contract/shell.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using Json = nlohmann::json;
+using zr::testing::shell;
+
+const std::string kBin = ZR_BUILD_DIR "/bin/";
+
+int64_t bytes_of(const std::string& number, const std::string& unit) {
+  static const std::map<std::string, double> units{{"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+  return static_cast<int64_t>(std::stod(number) * units.at(unit));
+}
+
+class Memory : public testing::Test {
+ protected:
+  Memory() {
+    std::string text;
+    while (text.size() < 20000)
+      text += "to be or not to be, that is the question " + std::to_string(text.size()) + "\n";
+    scratch_.write("a.txt", text);
+    scratch_.write(
+        "gpt.toml",
+        "[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n[model]\nlayers = 2\nwidth = 64\nheads = 2\n"
+        "context = 16\n[train]\nsteps = 3\nmicro_batch = 8\n[data]\ntext = \"a.txt\"\n[sample]\nlength = 0\n");
+  }
+  auto zeroth(const std::string& words) const {
+    return shell("cd " + scratch_.folder().string() + " && env -u ZR_PLUGIN_PATH " + kBin + "zeroth " + words);
+  }
+  auto plan(const std::string& overrides) const { return zeroth("plan gpt.toml " + overrides); }
+  auto train(const std::string& overrides) const { return zeroth("train gpt.toml " + overrides); }
+  Json summary(const std::string& name = "gpt") const {
+    return Json::parse(std::ifstream(scratch_.path("runs/" + name + "/summary.json")), nullptr, false);
+  }
+  // The lines that a refusal proposes, as overrides.
+  static std::vector<std::string> edits(const std::string& said) {
+    std::vector<std::string> all;
+    if (said.find("with any of these lines it fits:") == said.npos) return all;
+    std::istringstream lines(said.substr(said.find("with any of these lines it fits:")));
+    std::string line;
+    std::getline(lines, line);
+    const std::regex edit("  (.*\\S) +saves [0-9.]+ [KMG]?i?B, ([0-9.]+) ([KMG]?i?B) are needed");
+    for (std::smatch found; std::getline(lines, line) && std::regex_match(line, found, edit);) {
+      std::string overrides = std::regex_replace(found[1].str(), std::regex(" = "), "=");
+      all.push_back(std::regex_replace(overrides, std::regex("\",? ?|, "), " "));
+      all.back() = std::regex_replace(all.back(), std::regex("= "), "=");
+    }
+    return all;
+  }
+  const zr::test::Scratch scratch_;
+};
+
+// Without the ranks that the launcher writes before lines.
+std::string plain(const std::string& output) {
+  return std::regex_replace(output, std::regex("(^|\n)\\[\\d+\\] "), "$1");
+}
+
+// Bytes by kind of ledger, from the lines of a plan; the traffic under "wire".
+std::map<std::string, int64_t> kinds(const std::string& plan) {
+  std::map<std::string, int64_t> bytes;
+  std::istringstream lines(plan);
+  const std::regex holds("  (\\w+) .* ([0-9.]+) ([KMG]?i?B)"),
+      moves("  wire a step .* (\\d+) x (\\d+) x (\\d+) x (\\d+) .*");
+  std::smatch found;
+  for (std::string line; std::getline(lines, line);)
+    if (std::regex_match(line, found, moves)) {
+      bytes["wire"] += std::stoll(found[1]) * std::stoll(found[2]) * std::stoll(found[3]) * std::stoll(found[4]);
+    } else if (std::regex_match(line, found, holds)) {
+      bytes[found[1]] += bytes_of(found[2], found[3]);
+    }
+  return bytes;
+}
+
+TEST_F(Memory, IsWhatThePlanSaid) {
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string types : {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
+                                    "train.dtype=fp32 gradients.reduce=last train.accumulation=2"}) {
+      const std::string how = "strategy=" + strategy + " strategy." + strategy + ".bucket_bytes=64KiB " + types;
+      const auto planned = plan(how);
+      ASSERT_EQ(planned.code, 0) << planned.output;
+      EXPECT_NE(planned.output.find("\n  activations  unknown until a run has measured them\n"), std::string::npos);
+      const auto trained = train(how);
+      ASSERT_EQ(trained.code, 0) << trained.output;
+      auto said = kinds(planned.output);
+      const Json ran = summary();
+      for (const auto& [tier, of_tier] : ran["memory"].items())
+        for (const auto& [kind, bytes] : of_tier.items()) {
+          if (kind == "activations") {
+            EXPECT_TRUE(bytes["planned"].is_null()) << "they cannot be planned, and are never nothing";
+            EXPECT_GT(bytes["peak"], 0);
+            continue;
+          }
+          const std::string name = tier == "host" && kind == "communicator" ? "host" : kind;
+          EXPECT_NEAR(said[name], bytes["peak"].get<double>(), 0.02 * bytes["peak"].get<double>())
+              << how << " " << kind << "\n"
+              << planned.output;
+        }
+      std::ifstream rows(scratch_.path("runs/gpt/metrics.jsonl"));
+      for (std::string row; std::getline(rows, row);) {
+        const int64_t moved = Json::parse(row)["wire_bytes"];
+        if (strategy == "zero3")
+          EXPECT_LE(moved, said["wire"]) << how;
+        else
+          EXPECT_EQ(moved, said["wire"]) << how;
+      }
+      std::filesystem::remove_all(scratch_.path("runs"));
+    }
+}
+
+TEST_F(Memory, OfActivationsIsKnownOnceARunHasMeasuredIt) {
+  ASSERT_EQ(train("").code, 0);
+  const auto measured = [&](const std::string& overrides) {
+    const std::string said = plan(overrides).output;
+    std::smatch found;
+    return std::regex_search(said, found, std::regex("\n  activations  measured: .*/runs/gpt +([0-9.]+) ([KMG]?i?B)\n"))
+               ? bytes_of(found[1], found[2])
+               : 0;
+  };
+  const int64_t peak = summary()["memory"]["device"]["activations"]["peak"];
+  EXPECT_NEAR(measured(""), peak, 0.01 * static_cast<double>(peak));
+  EXPECT_EQ(measured("strategy=zero0 job.ranks=4"), measured("")) << "they do not depend on who holds what";
+  for (const char* other : {"model.width=128", "train.micro_batch=4", "train.dtype=bf16", "job.name=another"})
+    EXPECT_EQ(measured(other), 0) << other << ": another run's";
+}
+
+TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
+  const auto said = kinds(plan("strategy=zero0").output);
+  const std::string budget = " memory.device_budget=" + std::to_string(said.at("in") * 7 / 10);
+  for (const char* command : {"plan", "train"}) {
+    const auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.accumulation=2" + budget);
+    EXPECT_EQ(refused.code, 2) << refused.output;
+    for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
+                             " of a rank, activations apart\nplan: zero0 + adamw: "})
+      EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
+    const auto fitting = edits(refused.output);
+    ASSERT_EQ(fitting.size(), 3u) << refused.output;
+    for (const std::string& edit : fitting) {
+      const auto fits = zeroth(std::string("plan gpt.toml strategy=zero0 train.accumulation=2") + budget + " " + edit);
+      EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
+    }
+    EXPECT_FALSE(std::filesystem::exists(scratch_.path("runs/gpt/metrics.jsonl"))) << "nothing was begun";
+  }
+}
+
+TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
+  const std::string base = "strategy=zero0 train.micro_batch=16";
+  ASSERT_EQ(train(base).code, 0);
+  const Json device = summary()["memory"]["device"];
+  int64_t planned = 0;
+  for (const auto& [kind, bytes] : device.items())
+    planned += kind == "activations" ? 0 : bytes["planned"].get<int64_t>();
+  const int64_t activations = device["activations"]["peak"];
+  const std::string enough = " memory.device_budget=" + std::to_string(planned + activations * 21 / 20),
+                    less = " memory.device_budget=" + std::to_string(planned + activations * 6 / 10);
+  EXPECT_EQ(train(base + enough).code, 0);
+  auto refused = train(base + less);
+  refused.output = plain(refused.output);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  for (const char* part :
+       {"zeroth: error: memory.device_budget is ", ", and libtorch asks for ", " more, in the first step\n",
+        "\n  weights      planned ", "\n  activations  planned      unknown, held ", "\n  largest: "})
+    EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
+  const auto fitting = edits(refused.output);
+  ASSERT_EQ(fitting.size(), 3u) << refused.output;
+  for (const std::string& edit : fitting) {
+    const auto fits = train(base + less + " " + edit);
+    EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
+  }
+}
+
+TEST_F(Memory, OfAModelThatFitsNowhereIsPlannedAllTheSame) {
+  // 175 G parameters: 700 GB if they were made.
+  const auto said = plan("model.layers=96 model.width=12288 model.heads=96 train.dtype=bf16 --ranks 1024 --compare");
+  ASSERT_EQ(said.code, 0) << said.output;
+  EXPECT_NE(said.output.find("1024 ranks; GB (10^9 bytes) of rank 0"), std::string::npos) << said.output;
+}
+
+// An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a
+// parameter there, four ranks: zero3 about 26, the model that the program built included, zero0 about 42.
+TEST_F(Memory, IsBoundedFromOutside) {
+  const auto idle = shell("cd " + scratch_.folder().string() + " && " + kBin +
+                          "gpt gpt.toml train.steps=1000000 job.name=idle > /dev/null & sleep 3; grep VmPeak "
+                          "/proc/$!/status; kill $!");
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(idle.output, found, std::regex("VmPeak:\\s+(\\d+) kB"))) << idle.output;
+  const int64_t parameters = 6 * (12 * 512 * 512 + 13 * 512) + 2 * 256 * 512,
+                limit = std::stoll(found[1]) * 1024 + parameters * 34;
+  const auto bounded = [&](const std::string& strategy) {
+    return zeroth(
+        "launch -n 4 -t 1 -- prlimit --as=" + std::to_string(limit) + " " + kBin +
+        "gpt gpt.toml model.layers=6 model.width=512 model.heads=8 train.steps=2 train.micro_batch=1 strategy=" +
+        strategy);
+  };
+  const auto sharded = bounded("zero3"), replicated = bounded("zero0");
+  EXPECT_EQ(sharded.code, 0) << sharded.output;
+  EXPECT_NE(replicated.code, 0) << replicated.output;
+  EXPECT_TRUE(std::regex_search(replicated.output, std::regex("cannot map|no memory|can't allocate memory|bad_alloc")))
+      << replicated.output;
+}
+
+}  // namespace

@@ -1,0 +1,107 @@
+// What is proposed to a job that is over its budget.
+#include "engine/budget.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace {
+
+using namespace zr::host;
+
+constexpr zr_component kOwn{
+    sizeof(zr_component), 0, "own", "zr.strategy/1", "1", nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
+
+struct Job {
+  explicit Job(const std::vector<std::string>& overrides = {}) {
+    Key bucket{"strategy.own", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "of a bucket"};
+    bucket.min = 65536;
+    std::vector<std::string> all{"strategy=own"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    judged.config = Document::parse("", "job.toml", all).check({bucket}, 0);
+    judged.strategy.table = &kOwn;
+    judged.strategies = {"less", "own", "least"};
+  }
+  JudgedJob judged;
+};
+
+// Bytes by edit, as text; what is not there makes no sense.
+Need table(const std::map<std::string, int64_t>& bytes) {
+  return [bytes](const Edit& edit) -> std::optional<int64_t> {
+    std::string text;
+    for (const std::string& one : edit.overrides) text += (text.empty() ? "" : " ") + one;
+    const auto at = bytes.find(text);
+    if (at == bytes.end()) return {};
+    return at->second;
+  };
+}
+std::vector<std::string> found(const Job& job, int ranks, const Overdraft& over, const Need& need) {
+  std::vector<std::string> all;
+  for (const Edit& edit : edits_that_fit(job.judged, ranks, over, need)) {
+    std::string text;
+    for (const std::string& one : edit.overrides) text += (text.empty() ? "" : " ") + one;
+    all.push_back(text + ": " + std::to_string(edit.bytes));
+  }
+  return all;
+}
+using Texts = std::vector<std::string>;
+
+TEST(Edits, AreThreeThatFitAndThoseThatSaveMostFirst) {
+  const Need need = table({{"strategy=less", 80},
+                           {"strategy=least", 40},
+                           {"gradients.dtype=bf16", 90},
+                           {"strategy.own.bucket_bytes=2MiB", 70},
+                           {"job.ranks=4 train.accumulation=4", 120}});
+  const Job job({"train.accumulation=8"});
+  EXPECT_EQ(found(job, 2, {95, 130, 0}, need),
+            (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70", "strategy=less: 80"}));
+  EXPECT_EQ(found(job, 2, {75, 130, 0}, need), (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70"}));
+  EXPECT_EQ(found(job, 2, {10, 130, 0}, need), Texts{});
+}
+
+TEST(Edits, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
+  const Need need = table({{"strategy=less", 80},
+                           {"strategy=least", 60},
+                           {"gradients.dtype=bf16", 90},
+                           {"strategy=less gradients.dtype=bf16", 30},
+                           {"strategy=least gradients.dtype=bf16", 20}});
+  EXPECT_EQ(found(Job(), 2, {50, 130, 0}, need),
+            (Texts{"strategy=least gradients.dtype=bf16: 20", "strategy=less gradients.dtype=bf16: 30"}));
+  EXPECT_EQ(found(Job(), 2, {65, 130, 0}, need),
+            (Texts{"strategy=least: 60", "strategy=less gradients.dtype=bf16: 30"}))
+      << "what fits alone is not combined";
+}
+
+TEST(Edits, CutActivationsByMicroBatchesOfTheSameSamplesAStep) {
+  const Job job({"train.micro_batch=8", "train.accumulation=1"});
+  const Need need = [](const Edit&) { return std::optional<int64_t>(100); };
+  const auto edits = found(job, 2, {150, 100, 160}, need);
+  for (const std::string& edit : edits) EXPECT_NE(edit.find("micro_batch="), edit.npos) << edit;
+  EXPECT_EQ(edits.size(), 3u);
+  EXPECT_EQ(found(job, 2, {150, 160, 0}, need).size(), 3u) << "not known activations are no reason for it, ranks are";
+}
+
+TEST(Edits, MoreRanksShareTheSamplesOrAreNotProposed) {
+  const Need need = [](const Edit& edit) -> std::optional<int64_t> {
+    if (edit.overrides[0].rfind("job.ranks", 0) != 0) return {};
+    return 1000 / edit.ranks;
+  };
+  EXPECT_EQ(found(Job({"train.accumulation=4"}), 2, {400, 500, 0}, need),
+            (Texts{"job.ranks=8 train.accumulation=1: 125", "job.ranks=4 train.accumulation=2: 250"}));
+  EXPECT_EQ(found(Job({"train.accumulation=3"}), 2, {400, 500, 0}, need), Texts{});
+  EXPECT_EQ(found(Job({"train.accumulation=8"}), 1024, {400, 500, 0}, need), Texts{}) << "more than can be started";
+}
+
+TEST(Edits, AreToldAsLinesOfAFileWithWhatEachSaves) {
+  const Overdraft over{100 << 20, 120 << 20, 10 << 20};
+  EXPECT_EQ(
+      text_of({{{"strategy=zero3"}, 2, 1, 40 << 20}, {{"job.ranks=4", "train.accumulation=2"}, 4, 1, 90 << 20}}, over),
+      "with any of these lines it fits:\n"
+      "  strategy = \"zero3\"                              saves 90.00 MiB, 40.00 MiB are needed\n"
+      "  job.ranks = 4, train.accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
+  EXPECT_EQ(
+      text_of({}, over),
+      "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model");
+}
+
+}  // namespace
