@@ -45,7 +45,7 @@ std::vector<Axis> make_axes() {
       {"model",
        {model("tied"), model("unused"), model("frozen"), model("used_twice"), model("indivisible"), model("large"),
         model("empty_shard"), model("with_dropout"), model("recomputed"), model("embeddings"), model("lstm"),
-        model("everything")}},
+        model("torchscript"), model("everything")}},
       {"dtype", {dtype("fp32"), dtype("bf16"), dtype("fp16")}},
       {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
       {"reduce",
