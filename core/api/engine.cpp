@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -57,6 +58,9 @@ Engine::Engine(const Program& program, torch::nn::Module& model)
 
 Engine::Engine(const Program& program, torch::jit::Module& model) {
   torch::jit::setTensorExprFuserEnabled(false);
+  // A graph that is optimised after its first runs gives other bits then, and how many runs that are depends on the
+  // number of ranks.
+  torch::jit::getProfilingMode() = false;
   State::Tensors parameters, buffers;
   for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
   for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);

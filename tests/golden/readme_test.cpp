@@ -79,6 +79,7 @@ const std::map<std::string, Try> kTries{
     {"make build", make("build", "cmake --build build")},
     {"make train", make("train", "cmake --build [^]*build/bin/zeroth train examples/gpt/gpt\\.toml")},
     {"make test", make("test", "cmake --build [^]*\\.ci/test")},
+    {"make matrix", make("matrix", "cmake --build [^]*build/tests/parity_matrix")},
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
     {"make format", make("format", "clang-format -i")},
     {"make lint", make("lint", "run-clang-tidy")},

@@ -254,6 +254,20 @@ TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
       << blocks.output;
 }
 
+TEST_F(Engine, RefusesAStrategyWithoutRoomForHeldGradients) {
+  const std::string words = "strategy=cramped train.accumulation=2";
+  const Result leaves = run(2, "trains", words);
+  EXPECT_EQ(leaves.code, 0) << "gradients that leave at once have room\n" << leaves.output;
+  const Result held = run(2, "trains", words + " gradients.reduce=last");
+  EXPECT_EQ(held.code, 2);
+  EXPECT_NE(held.output.find("strategy 'cramped' has no room to hold the gradient of '"), std::string::npos)
+      << held.output;
+  EXPECT_NE(held.output.find("' over the micro-steps, as gradients.reduce = \"last\" needs; set gradients.reduce = "
+                             "\"each\", or choose another strategy"),
+            std::string::npos)
+      << held.output;
+}
+
 TEST_F(Engine, EndsWhenItCannotWriteItsMetrics) {
   fs::create_directories(folder_ / "run" / "metrics.jsonl");
   const Result result = run(2, "trains");

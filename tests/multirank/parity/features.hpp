@@ -1,6 +1,7 @@
 // Small models that hold what shards badly, and their data: a function of step and micro-batch alone.
 #pragma once
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn.h>
 
 #include <cstdint>
@@ -17,6 +18,7 @@ inline constexpr int64_t kWidth = 36;
 /// `loss(step, m)` of micro-batch m.
 struct Model : torch::nn::Module {
   virtual torch::Tensor loss(int64_t step, int64_t m) = 0;
+  virtual torch::jit::Module* script() { return nullptr; }  // what is trained instead, with the same parameters
 };
 
 inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {

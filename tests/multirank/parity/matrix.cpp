@@ -31,6 +31,10 @@ Choice ranks(int n) {
           }};
 }
 Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
+// Weights that travel, of zero3 all but biases and the like; or that stand in memory all ranks of the host read.
+const char* const kCopied = " communicator.alias=false";
+const char* const kGathered = " communicator.alias=false strategy.zero3.persistence_threshold=100";
+Choice aliased(const std::string& name) { return {name + "_alias", "strategy=" + name + " communicator.alias=true"}; }
 // Gradients that travel in another dtype than the weights'.
 Choice wire(const std::string& name) {
   return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
@@ -45,15 +49,15 @@ std::vector<Axis> make_axes() {
       {"model",
        {model("tied"), model("unused"), model("frozen"), model("used_twice"), model("indivisible"), model("large"),
         model("empty_shard"), model("with_dropout"), model("recomputed"), model("embeddings"), model("lstm"),
-        model("everything")}},
+        model("torchscript"), model("everything")}},
       {"dtype", {dtype("fp32"), dtype("bf16"), dtype("fp16")}},
       {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
       {"reduce",
        {{"each", "gradients.reduce=each"}, {"last", "gradients.reduce=last", [](Recipe& r) { r.last = true; }}}},
       {"accumulation", {accumulation(1), accumulation(4)}},
       {"strategy",
-       {strategy("zero0"), strategy("zero1"), strategy("zero2"),
-        strategy("zero3", " strategy.zero3.persistence_threshold=100"), only_in_cover(strategy("dealt"))}},
+       {strategy("zero0"), strategy("zero1", kCopied), strategy("zero2", kCopied), strategy("zero3", kGathered),
+        aliased("zero1"), aliased("zero2"), aliased("zero3"), only_in_cover(strategy("dealt"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
        {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},
@@ -97,12 +101,12 @@ Cell make_cell(const std::vector<std::size_t>& at) {
   return cell;
 }
 
-// What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these.
+// What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these; memory of all ranks
+// needs two.
 bool sensible(const std::vector<std::size_t>& at) {
-  const auto is = [&](const char* axis_name, const std::string& name) {
-    const std::size_t a = axis(axis_name);
-    return axes()[a].choices[at[a]].name == name;
-  };
+  const auto chosen = [&](const char* name) { return axes()[axis(name)].choices[at[axis(name)]].name; };
+  const auto is = [&](const char* name, const std::string& choice) { return chosen(name) == choice; };
+  if (is("ranks", "n1") && chosen("strategy").find("_alias") != std::string::npos) return false;
   if (is("step", "overflowing") && !is("dtype", "fp16")) return false;
   return is("reduce", "each") || is("sums", "fp32_sums") || is("sums", "bf16_sums");
 }

@@ -117,6 +117,32 @@ struct Embeddings : OverWords {
   torch::nn::Linear out = line("out", kWidth, kWords);
 };
 
+/// A model that is data, not code.
+struct Scripted : OneFeature {
+  Scripted() {
+    const auto add = [this](const std::string& name, int64_t in, int64_t out) {
+      const torch::nn::Linear line(in, out);
+      for (const auto& item : line->named_parameters()) {
+        script_.register_parameter(name + "_" + item.key(), item.value(), false);
+        register_parameter(name + "_" + item.key(), item.value());
+      }
+    };
+    add("first", kWidth, 40);
+    add("second", 40, 40);
+    add("last", 40, kWords);
+    script_.define(R"(
+      def forward(self, x):
+          x = torch.tanh(torch.linear(x, self.first_weight, self.first_bias))
+          for i in range(2):
+              x = x + torch.tanh(torch.linear(x, self.second_weight, self.second_bias)) * 0.5
+          return torch.linear(x, self.last_weight, self.last_bias)
+    )");
+  }
+  torch::Tensor logits(const torch::Tensor& x) override { return script_.forward({x}).toTensor(); }
+  torch::jit::Module* script() override { return &script_; }
+  torch::jit::Module script_{"Scripted"};
+};
+
 template <class M>
 std::shared_ptr<Model> made() {
   return std::make_shared<M>();
@@ -134,6 +160,7 @@ inline const std::map<std::string, std::shared_ptr<Model> (*)()> kOneFeature{
     {"recomputed", made<Recomputed>},
     {"embeddings", made<Embeddings>},
     {"lstm", made<Recurrent>},
+    {"torchscript", made<Scripted>},
 };
 
 }  // namespace parity

@@ -1,5 +1,6 @@
 #include "multirank/parity/reference.hpp"
 
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -121,6 +122,7 @@ void add(std::vector<float>& sum, const std::vector<float>& values) {
 
 Outcome reference(const Recipe& recipe) {
   at::set_num_threads(recipe.threads);
+  torch::jit::getProfilingMode() = false;  // TorchScript computes otherwise after some runs
   auto model = make(recipe.model, recipe.seed);
   std::vector<State> states;
   Outcome outcome;

@@ -66,6 +66,11 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) wanted |= cell.name().find(argv[i]) != std::string::npos;
     if (wanted) cells.push_back(std::move(cell));
   }
+  if (cells.empty()) {
+    std::fprintf(stderr, "matrix: no cell's name holds what was asked for; names are like '%s'\n",
+                 parity::full().front().name().c_str());
+    return 2;
+  }
   const auto start = std::chrono::steady_clock::now();
   const auto folder = std::filesystem::temp_directory_path() / ("matrix-" + std::to_string(::getpid()));
   const auto problems = parity::judge(cells, folder.string());

@@ -33,7 +33,9 @@ parity::Outcome train(const zr::Program& program) {
   // Another model on every rank: the engine must take rank 0's.
   const auto seed = static_cast<uint64_t>(program.integer("train.seed"));
   auto model = parity::make(program.text("parity.model"), seed + 1000 * static_cast<uint64_t>(program.rank()));
-  zr::Engine engine(program, *model);
+  const auto held = model->script() ? std::make_unique<zr::Engine>(program, *model->script())
+                                    : std::make_unique<zr::Engine>(program, *model);
+  zr::Engine& engine = *held;
   parity::Outcome outcome;
   while (!engine.done()) {
     const int64_t m = engine.micro_index();

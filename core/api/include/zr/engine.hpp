@@ -27,7 +27,8 @@ class Engine {
   /// zr/program.hpp.
   Engine(const std::string& toml, torch::nn::Module& model);
   Engine(const Program& program, torch::nn::Module& model);
-  /// A TorchScript module. The fuser that reads weights past libtorch's dispatcher is switched off for the process.
+  /// A TorchScript module that has not run yet. What reads weights past libtorch's dispatcher (the fuser), or computes
+  /// otherwise after some runs (the profiling executor), is switched off for the process.
   Engine(const Program& program, torch::jit::Module& model);
   ~Engine();  // leaves the job; writes summary.json if the run ended well
   Engine(const Engine&) = delete;
