@@ -33,14 +33,16 @@ class Memory final : public Model {
     add("wpe", {256, 768});
     for (int i = 0; i < 12; ++i) {
       const std::string block = "block" + std::to_string(i);
-      add(block + ".qkv", {2304, 768});
-      add(block + ".proj", {768, 768});
-      add(block + ".up", {3072, 768});
-      add(block + ".down", {768, 3072});
-      for (const char* small : {".ln1.w", ".ln1.b", ".ln2.w", ".ln2.b", ".proj.b", ".down.b"})
-        add(block + small, {768});
-      add(block + ".qkv.b", {2304});
-      add(block + ".up.b", {3072});
+      const auto line = [&](const std::string& name, int64_t in, int64_t out) {
+        add(block + name, {out, in});
+        add(block + name + ".b", {out});
+      };
+      line(".ln1", 1, 768);
+      line(".qkv", 768, 2304);
+      line(".proj", 768, 768);
+      line(".ln2", 1, 768);
+      line(".up", 768, 3072);
+      line(".down", 3072, 768);
     }
   }
   const std::vector<Parameter>& parameters() const override { return parameters_; }
@@ -98,32 +100,92 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
   }
 }
 
-void measure(const std::string& toml, const std::string& rows) {
-  const zr::Program program(toml, {"strategy=zero1", "job.name=bench_optimizer_phase", "train.steps=1000000",
-                                   "train.clip=1.0", "job.threads=1"});
+struct Job {
+  Job(const std::string& toml, const std::string& name, std::vector<std::string> overrides)
+      : program(toml,
+                [&] {
+                  overrides.insert(overrides.end(), {"job.name=bench_" + name, "train.steps=1000000", "train.clip=1.0",
+                                                     "job.threads=1"});
+                  return overrides;
+                }()),
+        session(program.state()->setup(), model) {}
+  double timed(const std::function<void()>& work) {
+    session.communicator().barrier("start");
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    session.communicator().barrier("end");
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  }
+  zr::Program program;
   Memory model;
-  zr::host::Session session(program.state()->setup(), model);
-  zr::host::Communicator& comm = session.communicator();
-  const int64_t half = model.count() / 2;
+  zr::host::Session session;
+};
+
+// From the gradients' arrival to new weights everywhere, beside its arithmetic and the gather alone.
+zr::bench::Row phase(const std::string& toml, bool alias) {
+  const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
+  Job job(toml, name, {"strategy=zero1", alias ? "communicator.alias=true" : "communicator.alias=false"});
+  zr::host::Communicator& comm = job.session.communicator();
+  const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
   auto* gathered = static_cast<float*>(
       comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
-  const auto timed = [&](const std::function<void()>& work) {
-    comm.barrier("start");
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    comm.barrier("end");
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  };
   std::vector<double> ours, floor;
   for (int round = -2; round < 15; ++round) {
-    session.begin_backward(1.0, 1.0);
-    model.backward();
-    session.end_backward();
-    const double phase = timed([&] { session.step(); });
-    const double probe = timed([&] { streams(p, g, m, s, half); });
+    job.session.begin_backward(1.0, 1.0);
+    job.model.backward();
+    job.session.end_backward();
+    const double time = job.timed([&] { job.session.step(); });
+    double probe = job.timed([&] { streams(p, g, m, s, half); });
     std::fill_n(gathered + comm.rank() * half, half, static_cast<float>(round));  // dirtied, as an update does
-    const double gather = timed([&] {
+    if (!alias)
+      probe += job.timed([&] {
+        zr_coll coll{};
+        coll.op = ZR_ALL_GATHER;
+        coll.src = {gathered + comm.rank() * half, half, ZR_F32, 0, {1, 0}};
+        coll.dst = {gathered, 2 * half, ZR_F32, 0, {1, 0}};
+        coll.label = "gather probe";
+        comm.run(coll);
+      });
+    if (round < 0) continue;
+    ours.push_back(time);
+    floor.push_back(probe);
+  }
+  comm.free(gathered);
+  for (float* memory : {p, g, m, s}) ::munmap(memory, static_cast<std::size_t>(half) * 4);
+  return zr::bench::compare(name, "ms", ours, alias ? "streams alone" : "streams + all-gather alone", floor,
+                            alias ? 0.85 : 0.8);
+}
+
+// Every parameter gathered for one use, as an operator would: weight and bias together, nothing persistent, nothing
+// ahead. Beside one all-gather of as many bytes.
+zr::bench::Row gathers(const std::string& toml) {
+  Job job(toml, "gather",
+          {"strategy=zero3", "communicator.alias=false", "strategy.zero3.persistence_threshold=0",
+           "strategy.zero3.max_reuse_bytes=0B"});
+  zr::host::Communicator& comm = job.session.communicator();
+  const auto& parameters = job.model.parameters();
+  const int64_t count = job.model.count(), half = count / 2;
+  std::vector<std::vector<uint32_t>> uses;
+  for (uint32_t i = 0; i < parameters.size(); ++i) {
+    const bool bias =
+        parameters[i].name.ends_with(".b") && i > 0 && parameters[i].name == parameters[i - 1].name + ".b";
+    if (bias)
+      uses.back().push_back(i);
+    else
+      uses.push_back({i});
+  }
+  auto* gathered = static_cast<float*>(
+      comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+  std::vector<double> ours, alone;
+  for (int round = -2; round < 15; ++round) {
+    const double time = job.timed([&] {
+      for (const auto& use : uses) {
+        job.session.weights().begin(use.data(), static_cast<uint32_t>(use.size()), ZR_EVAL);
+        job.session.weights().end(use.data(), nullptr, static_cast<uint32_t>(use.size()));
+      }
+    });
+    const double probe = job.timed([&] {
       zr_coll coll{};
       coll.op = ZR_ALL_GATHER;
       coll.src = {gathered + comm.rank() * half, half, ZR_F32, 0, {1, 0}};
@@ -132,14 +194,18 @@ void measure(const std::string& toml, const std::string& rows) {
       comm.run(coll);
     });
     if (round < 0) continue;
-    ours.push_back(phase);
-    floor.push_back(probe + gather);
+    ours.push_back(static_cast<double>(count) * 4e-6 / time);
+    alone.push_back(static_cast<double>(count) * 4e-6 / probe);
   }
   comm.free(gathered);
-  if (session.rank() != 0) return;
-  const auto row = zr::bench::compare("optimizer_phase_zero1", "ms", ours, "streams + all-gather alone", floor, 0.8);
-  zr::bench::print(row);
-  zr::bench::append(rows, {row});
+  return zr::bench::compare("gather_bandwidth", "GB/s", ours, "one all-gather", alone, 0.9, false);
+}
+
+void measure(const std::string& toml, const std::string& rows) {
+  const std::vector<zr::bench::Row> table{phase(toml, false), phase(toml, true), gathers(toml)};
+  if (std::string(std::getenv("ZR_RANK") ? std::getenv("ZR_RANK") : "0") != "0") return;
+  for (const auto& row : table) zr::bench::print(row);
+  zr::bench::append(rows, table);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// A training step of two ranks under zero0 and zero1 beside two independent plain libtorch processes with libtorch's
-// fused AdamW, in the same processes, in turns: plain, plain again (A/A), zero0, zero1. `bench_step ROWS.json` starts
-// its two ranks itself.
+// A training step of two ranks under every strategy beside two independent plain libtorch processes with libtorch's
+// fused AdamW, in the same processes, in turns, each side right after a plain step. `bench_step ROWS.json` starts its
+// two ranks itself.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <memory>
+#include <vector>
 
 #include "bench/row.hpp"
 #include "gpt/model.hpp"
@@ -16,14 +18,33 @@
 
 namespace {
 
-const gpt::Config kShape{6, 384, 6, 256, 0};
-constexpr int64_t kSamples = 4;
-constexpr int kRounds = 40, kWarm = 3;
+// S and M of PEERS.md: 10.8 and 85.4 million parameters.
+struct Size {
+  std::string name;
+  gpt::Config shape;
+  int64_t samples;
+  int rounds;
+};
+const Size kSizes[] = {{"", {6, 384, 6, 256, 0}, 4, 24}, {"_85m", {12, 768, 12, 256, 0}, 2, 6}};
+constexpr int kWarm = 3;
+
+struct Side {
+  std::string name, overrides;
+  double target;
+};
+const std::string kCopied = "communicator.alias=false";
+const std::vector<Side> kSides{{"zero0", "", 0.97},
+                               {"zero1", kCopied, 0.97},
+                               {"zero2", kCopied, 0.96},
+                               {"zero3", kCopied, 0.92},
+                               {"zero1_alias", "communicator.alias=true", 0.97},
+                               {"zero2_alias", "communicator.alias=true", 0.97},
+                               {"zero3_alias", "communicator.alias=true", 0.97}};
 
 // What a user has without Zeroth: backward, then one fused update over all parameters.
 class Plain {
  public:
-  Plain() : model_(kShape) {
+  explicit Plain(const gpt::Config& shape) : model_(shape) {
     for (auto& p : model_->parameters()) {
       params_.push_back(p);
       means_.push_back(torch::zeros_like(p));
@@ -48,51 +69,76 @@ class Plain {
 
 class Sharded {
  public:
-  Sharded(const std::string& toml, const std::string& strategy)
-      : program_(toml, {"strategy=" + strategy, "job.name=bench_" + strategy, "train.steps=1000000"}),
-        model_(kShape),
-        engine_(program_, *model_) {}
+  Sharded(const std::string& toml, const Side& side, const gpt::Config& shape)
+      : program_(toml, overrides(side)), model_(shape), engine_(program_, *model_) {}
   void step(const torch::Tensor& bytes, const torch::Tensor& next) {
     engine_.backward(model_->loss(bytes, next));
     engine_.step();
   }
+  void backward(const torch::Tensor& bytes, const torch::Tensor& next) { engine_.backward(model_->loss(bytes, next)); }
   zr::Engine& engine() { return engine_; }
 
  private:
+  static std::vector<std::string> overrides(const Side& side) {
+    std::vector<std::string> all{"strategy=" + side.name.substr(0, 5), "job.name=bench_" + side.name,
+                                 "train.steps=1000000"};
+    if (!side.overrides.empty()) all.push_back(side.overrides);
+    return all;
+  }
   zr::Program program_;
   gpt::Model model_;
   zr::Engine engine_;
 };
 
-void measure(const std::string& toml, const std::string& rows) {
-  Sharded zero0(toml, "zero0"), zero1(toml, "zero1");
-  Plain plain;
+void measure(const std::string& toml, const std::string& rows, const Size& size) {
+  std::vector<std::unique_ptr<Sharded>> sides;
+  for (const Side& side : kSides) sides.push_back(std::make_unique<Sharded>(toml, side, size.shape));
+  Plain plain(size.shape);
   at::set_num_threads(1);
-  const auto bytes = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong),
-             next = torch::randint(0, 256, {kSamples, kShape.context}, torch::kLong);
+  const auto bytes = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong),
+             next = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong);
   // Both ranks start together and end together: the barrier is part of every side.
   const auto timed = [&](const std::function<void()>& step) {
-    zero0.engine().mean(0);
+    sides[0]->engine().mean(0);
     const auto start = std::chrono::steady_clock::now();
     step();
-    zero0.engine().mean(0);
+    sides[0]->engine().mean(0);
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   };
-  std::vector<double> a, again, with0, with1;
-  for (int round = -kWarm; round < kRounds; ++round) {
-    const double times[] = {timed([&] { plain.step(bytes, next); }), timed([&] { zero0.step(bytes, next); }),
-                            timed([&] { plain.step(bytes, next); }), timed([&] { zero1.step(bytes, next); })};
-    if (round < 0) continue;
-    a.push_back(times[0]);
-    with0.push_back(times[1]);
-    again.push_back(times[2]);
-    with1.push_back(times[3]);
+  std::vector<double> a, again;
+  std::vector<std::vector<double>> ours(sides.size()), theirs(sides.size());
+  for (int round = -kWarm; round < size.rounds; ++round) {
+    const bool counts = round >= 0;
+    for (std::size_t i = 0; i < sides.size(); ++i) {
+      const double reference = timed([&] { plain.step(bytes, next); });
+      const double time = timed([&] { sides[i]->step(bytes, next); });
+      if (counts) theirs[i].push_back(reference);
+      if (counts) ours[i].push_back(time);
+    }
+    const double first = timed([&] { plain.step(bytes, next); }), second = timed([&] { plain.step(bytes, next); });
+    if (counts) a.push_back(first);
+    if (counts) again.push_back(second);
   }
-  if (zero0.engine().rank() != 0) return;
-  const std::vector<zr::bench::Row> table{
-      zr::bench::compare("step_plain_a_a", "ms", again, "the same, measured twice", a, 0),
-      zr::bench::compare("step_zero0", "ms", with0, "2 plain processes, fused", a, 0.97),
-      zr::bench::compare("step_zero1", "ms", with1, "2 plain processes, fused", again, 0.97)};
+  std::vector<zr::bench::Row> table{
+      zr::bench::compare("step_plain_a_a" + size.name, "ms", again, "the same, measured twice", a, 0)};
+  for (std::size_t i = 0; i < sides.size(); ++i)
+    table.push_back(zr::bench::compare("step_" + kSides[i].name + size.name, "ms", ours[i], "2 plain processes, fused",
+                                       theirs[i], kSides[i].target));
+  // Forward and backward where every parameter is intercepted and all are there (aliased weights) beside the same
+  // where none is.
+  std::vector<double> intercepted, untouched;
+  const auto backward = [&](std::size_t i) {
+    const double time = timed([&] { sides[i]->backward(bytes, next); });
+    sides[i]->engine().step();
+    return time;
+  };
+  for (int round = 0; round < size.rounds; ++round) {
+    untouched.push_back(backward(2));
+    intercepted.push_back(backward(5));
+  }
+  table.push_back(
+      zr::bench::compare("interception" + size.name, "ms", intercepted, "zero2, nothing intercepted", untouched, 0.99));
+  if (sides[0]->engine().rank() != 0) return;
   for (const auto& row : table) zr::bench::print(row);
   zr::bench::append(rows, table);
 }
@@ -104,5 +150,7 @@ int main(int argc, char** argv) {
   if (!std::getenv("ZR_WORLD"))
     ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
             static_cast<char*>(nullptr));
-  return zr::guarded([&] { measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1]); });
+  return zr::guarded([&] {
+    for (const Size& size : kSizes) measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1], size);
+  });
 }

@@ -64,6 +64,8 @@ struct Row {
   }
 };
 
+const std::string kCopied = "strategy=zero3 communicator.alias=false";
+
 // Trained by engine_case on two ranks: six steps of a model with some dropout.
 const std::vector<Row> kTrained{
     {"strategy", "zero0", "zero1", wire},
@@ -124,6 +126,12 @@ const std::vector<Row> kTrained{
     {"strategy.zero0.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero0"},
     {"strategy.zero1.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero1"},
     {"strategy.zero2.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero2"},
+    {"communicator.alias", "true", "false", wire, "strategy=zero1"},
+    {"strategy.zero3.bucket_bytes", "64KiB", "1MiB", overlap, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"strategy.zero3.prefetch_bytes", "0B", "1MiB", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"strategy.zero3.persistence_threshold", "0", "100000", memory, kCopied},
+    {"strategy.zero3.max_live_bytes", "0B", "1GiB", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"strategy.zero3.max_reuse_bytes", "0B", "1GiB", wire, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"communicator.shm.staging_bytes", "1MiB", "2MiB", memory},
     {"optimizer.adamw.beta1", "0.9", "0.8", weights},
     {"optimizer.adamw.beta2", "0.9", "0.8", weights},

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 const std::string kRoot = ZR_SOURCE_DIR "/";
 const std::vector<std::string> kFiles{"README.md", "CONTRIBUTING.md", "examples/gpt/README.md",
-                                      "examples/quickstart/README.md"};
+                                      "examples/quickstart/README.md", "examples/torchscript/README.md"};
 
 std::string text_of(const std::string& file) {
   std::ostringstream text;
@@ -116,6 +116,8 @@ const std::map<std::string, Try> kTries{
      {"{bin}/zeroth train" + kQuick + " strategy=zero0 job.ranks=4" + kBrief, "step 2/2"}},
     {"build/bin/zeroth launch -n 2 -- build/bin/quickstart examples/quickstart/quickstart.toml",
      {"{bin}/zeroth launch -n 2 -- {bin}/quickstart" + kQuick + " train.steps=100", "step 100 loss"}},
+    {"build/bin/zeroth train examples/torchscript/torchscript.toml",
+     {"{bin}/zeroth train {root}/examples/torchscript/torchscript.toml train.steps=100", "step 100 loss 0\\.5"}},
     {"build/bin/gpt", {"ZR_ASK=schema {bin}/gpt", "zeroth_schema"}},
     {"build/bin/gpt_plain", in_file("examples/gpt/CMakeLists.txt", "add_executable\\(gpt_plain")},
 };
