@@ -21,7 +21,7 @@ if(ZR_TORCH)
                                            operators/trainer.cpp)
   zr_test(engine_test SOURCES engine_test.cpp engine_loss_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
-  zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES GTest::gmock LABELS multirank TIMEOUT 300)
+  zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
   if(ZR_EXAMPLES)
     zr_test(memory_test SOURCES memory_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)

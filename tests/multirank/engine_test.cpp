@@ -431,7 +431,7 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     const std::string where = c.name() + "\n" + memory.dump(2);
     for (const auto& [tier, kinds] : s["memory"].items())
       for (const auto& [kind, bytes] : kinds.items())
-        EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+        if (kind != "activations") EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
     const bool sharded = c.strategy != "zero0";
     const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
     EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
@@ -464,6 +464,48 @@ TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
     EXPECT_GT(buckets, 3);
     EXPECT_EQ(overlap["early"], 3 * (buckets - 1)) << overlap;
   }
+}
+
+TEST_P(EngineFormulas, HoldForShardedWeights) {
+  const int N = GetParam();
+  const Sizes sizes;
+  const int64_t P = Sizes::sum(sizes.trainable), frozen = Sizes::sum(sizes.frozen);
+  const int64_t padded = Sizes::aligned(sizes.trainable), whole = padded + Sizes::aligned(sizes.frozen);
+  std::vector<std::string> lines;
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const int A : {1, 4})
+      for (const std::string reduce : {"each", "last"})
+        lines.push_back("job.name=" + dtype + std::to_string(A) + reduce + " train.steps=3 train.dtype=" + dtype +
+                        " train.accumulation=" + std::to_string(A) + " gradients.reduce=" + reduce +
+                        " strategy=zero3 communicator.alias=false strategy.zero3.prefetch_bytes=16KiB "
+                        "strategy.zero3.max_reuse_bytes=0B");
+  const Result result = run_all(N, lines);
+  ASSERT_EQ(result.code, 0) << result.output;
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const int A : {1, 4})
+      for (const std::string reduce : {"each", "last"}) {
+        const std::string name = dtype + std::to_string(A) + reduce;
+        const int64_t w = dtype == "fp32" ? 4 : 2;
+        const Json s = summary(name), memory = s["memory"]["device"];
+        const std::string where = name + "\n" + s.dump(2);
+        for (const auto& [tier, kinds] : s["memory"].items())
+          for (const auto& [kind, bytes] : kinds.items())
+            if (kind != "activations")
+              EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+        if (N == 1) {
+          EXPECT_EQ(memory["weights"]["peak"], w * whole) << where;
+          continue;
+        }
+        // A cell's cut is off by less than a leaf, and cells that are cut are few; alignment besides.
+        const int64_t slack = 8 * 1024 + 32 * 20;
+        EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w * slack) << where;
+        EXPECT_NEAR(memory["slots"]["peak"], 8 * padded / N, 8 * slack) << where;
+        EXPECT_LE(memory["window"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
+        EXPECT_EQ(s["wire_bytes"]["reduce_scatter"], 3 * (reduce == "last" ? 4 : A * w) * P * (N - 1)) << where;
+        // Forward and backward gather each weight at most; embeddings and biases are not needed in backward.
+        EXPECT_LE(s["wire_bytes"]["all_gather"], 3 * 2 * A * w * (P + frozen) * (N - 1)) << where;
+        EXPECT_GE(s["wire_bytes"]["all_gather"], 3 * A * w * (P + frozen) * (N - 1) * 8 / 10) << where;
+      }
 }
 
 TEST_F(Engine, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {

@@ -6,6 +6,8 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 namespace {
@@ -73,8 +75,10 @@ const std::string kGradient =
 class Operators : public Sharded, public testing::WithParamInterface<std::tuple<std::string, int>> {};
 
 TEST_P(Operators, SeeWhatPlainLibtorchSees) {
-  const auto& [strategy, ranks] = GetParam();
-  const Result result = launch(ranks, "operators_trainer", "operators.toml", "strategy.use=" + strategy);
+  const auto& [name, ranks] = GetParam();
+  const Result result =
+      launch(ranks, "operators_trainer", "operators.toml",
+             "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.alias=true" : ""));
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
   int right = 0;
@@ -83,7 +87,7 @@ TEST_P(Operators, SeeWhatPlainLibtorchSees) {
   EXPECT_EQ(right, 71) << "cases of one rank";
 }
 INSTANTIATE_TEST_SUITE_P(Under, Operators,
-                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values(1, 2, 4)),
+                         testing::Combine(testing::Values("zero0", "zero3", "zero1Shared"), testing::Values(1, 2, 4)),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param));
                          });
@@ -103,6 +107,50 @@ TEST_F(Sharded, AGatherScopeGivesRealMemory) {
       EXPECT_EQ(sharded.code, 0) << sharded.output;
       EXPECT_EQ(said(sharded), said(whole)) << name << ", " << dtype;
     }
+}
+
+TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const std::string name : {"writes", "reads_gathered", "infers"}) {
+      const Result whole = run(name, "zero0", "train.dtype=" + dtype);
+      EXPECT_EQ(whole.code, 0) << whole.output;
+      for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
+        const Result shared = run(name, strategy, "communicator.alias=true train.dtype=" + dtype);
+        EXPECT_EQ(shared.code, 0) << shared.output;
+        EXPECT_EQ(said(shared), said(whole)) << name << ", " << strategy << ", " << dtype;
+      }
+    }
+  refuses("converts_module",
+          "parameter 'first.weight' is shared by the ranks of this host (communicator.alias); to replace its data "
+          "(module->to(), torch::load, set_data) do so before the engine is made, or use engine.set()",
+          "zero1 communicator.alias=true");
+}
+
+TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
+  const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
+  for (const std::string strategy : {"zero1", "zero2"}) {
+    const Result copied = run("tells_shared_memory", strategy),
+                 shared = run("tells_shared_memory", strategy, "communicator.alias=true");
+    ASSERT_EQ(copied.code, 0) << copied.output;
+    ASSERT_EQ(shared.code, 0) << shared.output;
+    EXPECT_NEAR((std::stod(said(copied)) - std::stod(said(shared))) / weights, 1, 0.02)
+        << strategy << ": one copy less with two ranks";
+  }
+}
+
+TEST_F(Sharded, RecomputedBlocksHoldFewerActivationsAndKeepEveryBit) {
+  const auto most = [&](const std::string& name, const std::string& strategy) {
+    const Result result = run(name, strategy, "job.name=" + name + " train.steps=2");
+    EXPECT_EQ(result.code, 0) << result.output;
+    const auto summary = nlohmann::json::parse(std::ifstream(folder_ / name / "summary.json"));
+    return std::pair(said(result), summary["memory"]["device"]["activations"]["peak"].get<double>());
+  };
+  for (const std::string strategy : {"zero0", "zero3"}) {
+    const auto [hash, kept] = most("keeps_activations", strategy);
+    const auto [same, dropped] = most("recomputes_activations", strategy);
+    EXPECT_EQ(same, hash);
+    EXPECT_LT(dropped, 0.5 * kept) << strategy;
+  }
 }
 
 TEST_F(Sharded, AScopeEndsBeforeTheStep) {
@@ -170,6 +218,15 @@ TEST_F(Sharded, AModelBuiltDeferredHasThePlainOnesBits) {
       EXPECT_EQ(said(deferred), said(plain)) << strategy << ", " << dtype;
     }
   }
+}
+
+TEST_F(Sharded, AModelBuiltDeferredNeverExistsWhole) {
+  const std::string small = "operators.toml", how = "strategy.zero3.prefetch_bytes=1MiB train.steps=1";
+  const Result plain = launch(4, "sharded_case builds_under_cap", small, how),
+               deferred = launch(4, "sharded_case builds_deferred_under_cap", small, how);
+  EXPECT_NE(plain.code, 0) << "64 MiB do not fit into 40";
+  EXPECT_THAT(plain.output, HasSubstr("memory"));
+  EXPECT_EQ(deferred.code, 0) << deferred.output;
 }
 
 TEST_F(Sharded, ADeferredModelSaysWhatItLacks) {
