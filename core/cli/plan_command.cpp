@@ -83,7 +83,8 @@ void check_budget(const Asked& asked, const JudgedJob& job, const Planner& plann
   if (budget == 0 || most <= budget) return;
   const Need need = [&](const Edit& edit) -> std::optional<int64_t> {
     try {
-      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters, edit.ranks).most_bytes();
+      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters, edit.ranks, asked.ranks == 0)
+          .most_bytes();
     } catch (const Failure&) {
       return {};
     }
@@ -171,7 +172,7 @@ int print_plan(const PlanOptions& options, const std::filesystem::path& bin) {
   if (const int code = gather(asked, options, bin)) return code;
   const JudgedJob job = asked.judged({}, asked.ranks);
   const int ranks = asked.ranks > 0 ? asked.ranks : static_cast<int>(job.config.integer("job.ranks"));
-  const Planner chosen(job, asked.parameters, ranks);
+  const Planner chosen(job, asked.parameters, ranks, asked.ranks == 0);
   if (!options.compare) {
     check_budget(asked, job, chosen, ranks);
     std::cout << asked.model << chosen.plan(0).text(chosen.title(), chosen.besides());
@@ -179,7 +180,8 @@ int print_plan(const PlanOptions& options, const std::filesystem::path& bin) {
   }
   std::vector<std::pair<std::string, Plan>> plans;
   for (const std::string& id : job.strategies)
-    plans.emplace_back(id, Planner(asked.judged({"strategy=" + id}, asked.ranks), asked.parameters, ranks).plan(0));
+    plans.emplace_back(
+        id, Planner(asked.judged({"strategy=" + id}, asked.ranks), asked.parameters, ranks, asked.ranks == 0).plan(0));
   print_comparison(asked, plans, job, chosen.besides());
   check_budget(asked, job, chosen, ranks);
   return 0;

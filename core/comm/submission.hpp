@@ -48,8 +48,8 @@ class Submission {
   void mem_free(void* memory);  // accepts null
   /// One memory for all ranks, as zr_alias_api says; only where alias() is not null.
   const zr_alias_api* alias() const;
-  std::pair<void*, const void*> alias_alloc(uint64_t bytes);
-  void alias_free(void* writer);
+  std::pair<void*, const void*> alias_alloc(uint64_t bytes);  // to write, to read; collective
+  void alias_free(void* writer);                              // of this rank
   WireCounter& counter() { return counter_; }
   const WireCounter& counter() const { return counter_; }
   void note_step(int64_t step) { activity_.step = step; }

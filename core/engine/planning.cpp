@@ -92,15 +92,14 @@ std::optional<int64_t> communicator_bytes(const Instance* communicator, int worl
   return plugin + Communicator::room_bytes(world);
 }
 
-Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world)
+Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host)
     : job_(job), host_(ledger_, pool_) {
   strategy_ = std::make_unique<Instance>(host_, job.strategy, job.config, table_of(job.strategy));
   optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
   if (job.communicator)
     communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
-  // Of another world it is not known where its ranks would be.
-  input_.alias = world == job.config.integer("job.ranks") && shares_weights(job.config, job.communicator, world);
+  input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;

@@ -28,7 +28,8 @@ std::optional<int64_t> communicator_bytes(const Instance* communicator, int worl
 /// Plans a job that is not started: no control plane, nothing opened. [control]
 class Planner {
  public:
-  Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world);
+  /// `one_host`: its ranks are known to be on one, as those that `zeroth train` starts.
+  Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
   ~Planner();
   Plan plan(int rank) const { return plan_of_rank(input_, rank, strategy_plan(*strategy_)); }  // that rank alone
   /// The most that any rank holds; of large worlds, rank 0: their ranks differ by less than a leaf a bucket.

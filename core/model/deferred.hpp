@@ -50,8 +50,11 @@ class Construction final : public Keeper, public std::enable_shared_from_this<Co
     std::optional<at::Tensor> random;  // set before: the state was changed otherwise than by these operators
   };
   class Replay;
+  // A new tensor of that shape.
   at::Tensor placeholder(const at::Tensor& like);
+  // Puts results of the right shapes in the place of the arguments.
   void infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results);
+  // Records an operator, or runs it where it touches no placeholder's memory.
   void add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack);
 
   std::vector<Step> steps_;

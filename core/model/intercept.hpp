@@ -30,6 +30,8 @@ class Recorder {
   Recorder();
   virtual ~Recorder();
   Recorder(const Recorder&) = delete;
+  /// In the operator's place: arguments are taken from the stack, results left there. `below`: the keys to redispatch
+  /// to.
   virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) = 0;
   /// This thread's; null.
   static Recorder* current();

@@ -50,7 +50,7 @@ class Model {
     /// A shared parameter was written to, in a copy of this rank's own: it is to be taken over. Collective.
     std::function<void(uint32_t param, const void* whole)> wrote;
   };
-  virtual void on_use(Uses uses) = 0;
+  virtual void on_use(Uses uses) = 0;  // replaces the ones before
   /// From now on the parameter's data is `memory`, which all ranks of this host read in place and nobody writes to.
   virtual void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) = 0;
   /// From now on the parameter's data has no memory but what lend() gives it, between begin and end of a use.

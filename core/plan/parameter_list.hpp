@@ -19,6 +19,7 @@ struct TensorFile {
   std::vector<Parameter> parameters;
   zr_dtype dtype = ZR_NONE;  // of all of them, if they share one of fp32, bf16, fp16
 };
+/// See above.
 TensorFile read_safetensors(const std::vector<std::string>& files);
 
 /// A GPT of that many parameters, blocks and width: blocks of 12 width^2 + 13 width, the rest an embedding.

@@ -19,9 +19,11 @@ if(ZR_TORCH)
   target_sources(sharded_case PRIVATE sharded_case.cpp)
   target_sources(operators_trainer PRIVATE operators/autograds.cpp operators/layers.cpp operators/tensors.cpp
                                            operators/trainer.cpp)
-  zr_test(engine_test SOURCES engine_test.cpp engine_loss_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
+  zr_test(engine_test SOURCES engine_test.cpp engine_formulas_test.cpp engine_loss_test.cpp
+          LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
-  zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
+  zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
+          LABELS multirank TIMEOUT 300)
   if(ZR_EXAMPLES)
     zr_test(memory_test SOURCES memory_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)

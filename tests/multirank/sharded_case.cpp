@@ -291,7 +291,7 @@ void tells_activations(Run& run, bool recompute) {
     torch::manual_seed(step);
     auto x = torch::randn({2048, 64});
     for (auto& line : lines) {
-      const auto block = [line](const torch::Tensor& y) mutable {
+      auto block = [line](const torch::Tensor& y) mutable {
         return torch::dropout(torch::gelu(line(y)), 0.1, true).tanh() + y;
       };
       x = recompute ? zr::checkpoint(block, x) : block(x);

@@ -1,0 +1,183 @@
+// The bytes of DESIGN.md 5: what each kind of memory takes, and what travels.
+#include "multirank/engine_fixture.hpp"
+
+namespace {
+
+using namespace engine_tests;
+
+struct Cell {
+  std::string strategy, dtype, reduce, travels, sums;  // gradients.{reduce,reduce_dtype,dtype}
+  int ranks, A;
+  std::string name() const {
+    return strategy + "-" + dtype + "-" + reduce + "-" + travels + "-" + sums + "-n" + std::to_string(ranks) + "-a" +
+           std::to_string(A);
+  }
+  bool last() const { return reduce == "last"; }
+  static int64_t bytes(const std::string& type) { return type == "fp32" ? 4 : 2; }
+  int64_t w() const { return bytes(dtype); }  // a weight's
+  int64_t g() const { return bytes(sums); }   // a gradient sum's
+  // A gradient's on the wire; held gradients travel as the sums they are.
+  int64_t r() const { return last() ? g() : bytes(travels != "auto" ? travels : sums == "fp32" ? dtype : sums); }
+  bool one_type() const { return travels == "auto" ? sums == (sums == "fp32" ? dtype : sums) : travels == sums; }
+};
+
+// Trains every cell of a number of ranks for two steps, in one launch.
+std::vector<Cell> cells_of(int ranks) {
+  std::vector<Cell> cells;
+  for (const int A : {1, 4})
+    for (const std::string strategy : {"zero0", "zero1", "zero2"}) {
+      for (const std::string dtype : {"fp32", "bf16", "fp16"})
+        for (const std::string sums : {"fp32", "bf16"})
+          for (const std::string reduce : {"each", "last"})
+            cells.push_back({strategy, dtype, reduce, "auto", sums, ranks, A});
+      cells.push_back({strategy, "fp32", "each", "bf16", "fp32", ranks, A});
+      cells.push_back({strategy, "bf16", "each", "fp32", "fp32", ranks, A});
+    }
+  return cells;
+}
+std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
+  std::vector<std::string> lines;
+  for (const Cell& c : cells)
+    lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) +
+                    " train.dtype=" + c.dtype + " gradients.reduce_dtype=" + c.travels + " gradients.dtype=" + c.sums +
+                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce + " communicator.alias=false");
+  return lines;
+}
+
+class EngineFormulas : public Engine, public testing::WithParamInterface<int> {};
+
+TEST_P(EngineFormulas, HoldForWireAndLedger) {
+  const int N = GetParam();
+  const auto cells = cells_of(N);
+  const Result result = run_all(N, lines_of(cells));
+  ASSERT_EQ(result.code, 0) << result.output;
+  const Sizes sizes;
+  const int64_t P = Sizes::sum(sizes.trainable), padded = Sizes::aligned(sizes.trainable),
+                whole = padded + Sizes::aligned(sizes.frozen);
+  // A shard differs from the mean by less than a leaf in each of the (at most five) buckets, alignment included.
+  const int64_t leaf = 5 * (1024 + 32 * 15);
+  for (const Cell& c : cells) {
+    const int64_t gradients = (c.last() ? 1 : c.A) * c.r() * P;  // held gradients travel once
+    const int64_t step = (gradients + (c.strategy == "zero0" ? c.g() : c.w()) * P) * (N - 1);
+    // A step that overflows (fp16, at the first scales) is skipped: no weight travels.
+    const auto skipped_saves = [&](const Json& row) {
+      return row.contains("skipped") && c.strategy != "zero0" ? c.w() * P * (N - 1) : 0;
+    };
+    int64_t saved = 0;
+    for (const Json& row : metrics(c.name())) {
+      EXPECT_EQ(row["wire_bytes"], step - skipped_saves(row)) << c.name();
+      saved += skipped_saves(row);
+    }
+    const Json s = summary(c.name()), memory = s["memory"]["device"];
+    int64_t wire = 0;
+    for (const auto& [operation, bytes] : s["wire_bytes"].items())
+      wire += operation == "control" ? 0 : bytes.get<int64_t>();
+    EXPECT_EQ(wire, 2 * step - saved) << c.name();
+
+    const std::string where = c.name() + "\n" + memory.dump(2);
+    for (const auto& [tier, kinds] : s["memory"].items())
+      for (const auto& [kind, bytes] : kinds.items())
+        if (kind != "activations") {
+          EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+        }
+    const bool sharded = c.strategy != "zero0";
+    const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
+    EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
+    EXPECT_NEAR(memory["slots"]["peak"], 8 * share, 8 * slack) << where;
+    EXPECT_EQ(memory.contains("master"), c.w() == 2) << where;
+    if (c.w() == 2) {
+      EXPECT_NEAR(memory["master"]["peak"], 4 * share, 4 * slack) << where;
+    }
+    const bool rooms = c.strategy != "zero1" && !c.last();
+    EXPECT_EQ(memory.contains("buckets"), rooms) << where;
+    if (rooms) {
+      EXPECT_LE(memory["buckets"]["peak"], 2 * 65536) << where;
+    }
+    if (!sharded || c.last() || (c.strategy == "zero1" && c.one_type() && c.A == 1)) {
+      EXPECT_EQ(memory["gradients"]["peak"], c.g() * padded) << where;
+    } else {
+      EXPECT_NEAR(memory["gradients"]["peak"], (rooms ? 0 : c.r() * padded) + c.g() * share, c.g() * slack) << where;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
+
+TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
+  for (const char* strategy : {"zero0", "zero1", "zero2"}) {
+    const Result result = run(2, "trains", std::string("parity.model=wide train.steps=3 strategy=") + strategy);
+    ASSERT_EQ(result.code, 0) << result.output;
+    const Json overlap = summary()["overlap"];
+    const int64_t buckets = overlap["collectives"].get<int64_t>() / 3;
+    EXPECT_GT(buckets, 3);
+    EXPECT_EQ(overlap["early"], 3 * (buckets - 1)) << overlap;
+  }
+}
+
+TEST_P(EngineFormulas, HoldForShardedWeights) {
+  const int N = GetParam();
+  const Sizes sizes;
+  const int64_t P = Sizes::sum(sizes.trainable), frozen = Sizes::sum(sizes.frozen);
+  const int64_t padded = Sizes::aligned(sizes.trainable), whole = padded + Sizes::aligned(sizes.frozen);
+  std::vector<std::string> lines;
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const int A : {1, 4})
+      for (const std::string reduce : {"each", "last"})
+        lines.push_back("job.name=" + dtype + std::to_string(A) + reduce + " train.steps=3 train.dtype=" + dtype +
+                        " train.accumulation=" + std::to_string(A) + " gradients.reduce=" + reduce +
+                        " strategy=zero3 communicator.alias=false strategy.zero3.prefetch_bytes=16KiB "
+                        "strategy.zero3.max_reuse_bytes=0B");
+  const Result result = run_all(N, lines);
+  ASSERT_EQ(result.code, 0) << result.output;
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const int A : {1, 4})
+      for (const std::string reduce : {"each", "last"}) {
+        const std::string name = dtype + std::to_string(A) + reduce;
+        const int64_t w = dtype == "fp32" ? 4 : 2;
+        const Json s = summary(name), memory = s["memory"]["device"];
+        const std::string where = name + "\n" + s.dump(2);
+        for (const auto& [tier, kinds] : s["memory"].items())
+          for (const auto& [kind, bytes] : kinds.items())
+            if (kind != "activations") {
+              EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+            }
+        if (N == 1) {
+          EXPECT_EQ(memory["weights"]["peak"], w * whole) << where;
+          continue;
+        }
+        // A cell's cut is off by less than a leaf, and cells that are cut are few; alignment besides.
+        const int64_t slack = 8 * 1024 + 32 * 20;
+        EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w * slack) << where;
+        EXPECT_NEAR(memory["slots"]["peak"], 8 * padded / N, 8 * slack) << where;
+        EXPECT_LE(memory["window"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
+        EXPECT_EQ(s["wire_bytes"]["reduce_scatter"], 3 * (reduce == "last" ? 4 : A * w) * P * (N - 1)) << where;
+        // Forward and backward gather each weight at most; embeddings and biases are not needed in backward.
+        EXPECT_LE(s["wire_bytes"]["all_gather"], 3 * 2 * A * w * (P + frozen) * (N - 1)) << where;
+        EXPECT_GE(s["wire_bytes"]["all_gather"], 3 * A * w * (P + frozen) * (N - 1) * 8 / 10) << where;
+      }
+}
+
+TEST_F(Engine, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
+  const Sizes sizes;
+  const int64_t P = Sizes::sum(sizes.trainable), whole = Sizes::aligned(sizes.trainable) + Sizes::aligned(sizes.frozen);
+  for (const int N : {2, 3}) {
+    std::vector<std::string> lines;
+    for (const std::string strategy : {"zero1", "zero2", "zero3"})
+      for (const std::string dtype : {"fp32", "bf16"})
+        lines.push_back("job.name=" + strategy + dtype + " train.steps=2 train.accumulation=1 train.dtype=" + dtype +
+                        " strategy=" + strategy);
+    const Result result = run_all(N, lines);
+    ASSERT_EQ(result.code, 0) << result.output;
+    for (const std::string strategy : {"zero1", "zero2", "zero3"})
+      for (const std::string dtype : {"fp32", "bf16"}) {
+        const int64_t w = dtype == "fp32" ? 4 : 2;
+        for (const Json& row : metrics(strategy + dtype))
+          EXPECT_EQ(row["wire_bytes"], w * P * (N - 1)) << strategy << dtype << ": gradients alone";
+        const Json memory = summary(strategy + dtype)["memory"]["device"];
+        EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w) << "each rank counts its share";
+        EXPECT_EQ(memory["weights"]["planned"], memory["weights"]["peak"]);
+      }
+  }
+}
+
+}  // namespace
