@@ -62,6 +62,8 @@ void Gathers::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_vie
     if (live.ahead) ahead_bytes_ -= bytes(c);
     live.ahead = false;
   }
+  // The largest first: a small one could stand in the middle of the only room for it.
+  std::stable_sort(wanted.begin(), wanted.end(), [&](uint32_t a, uint32_t b) { return room(a) > room(b); });
   for (const uint32_t c : wanted) {
     if (live_[c].state != State::absent) continue;
     while (!take(c))

@@ -160,7 +160,7 @@ const std::vector<Row> kGpt{
     {"model.heads", "2", "4", losses},
     {"model.context", "8", "16", memory},
     {"model.dropout", "0.0", "0.5", losses},
-    {"model.recompute", "false", "true", activations},
+    {"model.recompute", "false", "true", activations, "model.layers=8"},
     {"data.text", "a.txt", "b.txt", losses},
     {"sample.length", "0", "30", printed},
     {"sample.temperature", "0.1", "10.0", printed, "sample.length=30"},
