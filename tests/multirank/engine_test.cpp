@@ -431,7 +431,9 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     const std::string where = c.name() + "\n" + memory.dump(2);
     for (const auto& [tier, kinds] : s["memory"].items())
       for (const auto& [kind, bytes] : kinds.items())
-        if (kind != "activations") EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+        if (kind != "activations") {  // which nobody can plan
+          EXPECT_EQ(bytes["planned"], bytes["peak"]) << tier << " " << kind << " " << where;
+        }
     const bool sharded = c.strategy != "zero0";
     const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? leaf : 32 * 15;
     EXPECT_EQ(memory["weights"]["peak"], c.w() * whole) << where;
