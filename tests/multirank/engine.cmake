@@ -28,6 +28,6 @@ if(ZR_TORCH)
     zr_test(memory_test SOURCES memory_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
     list(FILTER plugins EXCLUDE REGEX "^(bad_plugin|zr_test|job)_")  # those of plugins/
-    add_dependencies(memory_test zeroth gpt ${plugins})
+    add_dependencies(memory_test zeroth gpt engine_case ${plugins})
   endif()
 endif()

@@ -137,7 +137,8 @@ TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
   const auto said = kinds(plan("strategy=zero0").output);
   const std::string budget = " memory.device_budget=" + std::to_string(said.at("in") * 7 / 10);
   for (const char* command : {"plan", "train"}) {
-    const auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.accumulation=2" + budget);
+    auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.accumulation=2" + budget);
+    refused.output = plain(refused.output);
     EXPECT_EQ(refused.code, 2) << refused.output;
     for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
                              " of a rank, activations apart\nplan: zero0 + adamw: "})
@@ -207,5 +208,55 @@ TEST_F(Memory, IsBoundedFromOutside) {
   EXPECT_TRUE(std::regex_search(replicated.output, std::regex("cannot map|no memory|can't allocate memory|bad_alloc")))
       << replicated.output;
 }
+
+// DESIGN.md 5, kind by kind.
+struct Cell {
+  std::string strategy, dtype, reduce;
+  int ranks;
+  std::string name() const { return strategy + "-" + dtype + "-" + reduce; }
+  double w() const { return dtype == "fp32" ? 4 : 2; }
+};
+
+class Formulas : public Memory, public testing::WithParamInterface<int> {};
+
+TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
+  constexpr double kBucket = 512 << 10, kPrefetch = 1 << 20, kLayer = 448 * 448 + 448, P = 40 * kLayer;
+  const int N = GetParam();
+  std::vector<Cell> cells;
+  std::string list;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string dtype : {"fp32", "bf16", "fp16"})
+      for (const std::string reduce : {"each", "last"}) {
+        cells.push_back({strategy, dtype, reduce, N});
+        list += "job.name=" + cells.back().name() + " strategy=" + strategy + " strategy." + strategy +
+                ".bucket_bytes=512KiB train.dtype=" + dtype + " gradients.reduce=" + reduce +
+                (strategy == "zero3" ? " strategy.zero3.prefetch_bytes=1MiB\n" : "\n");
+      }
+  const auto done = shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) +
+                          " " + kBin + "zeroth launch -n " + std::to_string(N) +
+                          " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
+                          "/tests/multirank/parity/parity.toml "
+                          "parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
+  ASSERT_EQ(done.code, 0) << done.output;
+  for (const Cell& c : cells) {
+    const Json device = summary(c.name())["memory"]["device"];
+    const auto holds = [&](const char* kind) { return device.contains(kind) ? device[kind]["peak"].get<double>() : 0; };
+    const std::string where = c.name() + " on " + std::to_string(N) + "\n" + device.dump(1);
+    const auto expect = [&](const char* kind, double bytes) {
+      EXPECT_NEAR(holds(kind), bytes, 0.02 * bytes) << kind << " " << where;
+    };
+    const bool sharded_weights = c.strategy == "zero3", replicated = c.strategy == "zero0", last = c.reduce == "last";
+    const double share = replicated ? 1 : 1.0 / N;
+    expect("weights", c.w() * P * (sharded_weights ? share : 1));
+    expect("slots", 8 * P * share);
+    expect("master", c.w() < 4 ? 4 * P * share : 0);
+    const bool flat = c.strategy == "zero1" && !last;  // one backward's gradients, whole, beside the sums
+    expect("gradients", last ? 4 * P : 4 * P * share + (flat ? c.w() * P : 0));
+    EXPECT_LE(holds("buckets"), last || flat ? 0 : 2 * kBucket) << where;
+    EXPECT_LE(holds("window"), sharded_weights ? 40 * 448 * c.w() + kPrefetch + kLayer * c.w() + 64 : 0) << where;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, Formulas, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
 
 }  // namespace

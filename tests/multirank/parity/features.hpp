@@ -98,6 +98,22 @@ struct Recurrent : Model {
   torch::nn::Linear head{nullptr};
 };
 
+/// As many parameters as formulas need: what is rounded to leaves, waits in a bucket or is gathered ahead is little of
+/// them.
+struct Ample : Model {
+  static constexpr int64_t kSide = 448, kLayers = 40;
+  Ample() {
+    for (int64_t i = 0; i < kLayers; ++i)
+      lines.push_back(register_module("line" + std::to_string(i), torch::nn::Linear(kSide, kSide)));
+  }
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    auto x = draw(step, m, 9, {1, kSide}).to(lines[0]->weight.scalar_type());
+    for (auto& line : lines) x = torch::tanh(line(x));
+    return x.to(torch::kFloat).square().mean();
+  }
+  std::vector<torch::nn::Linear> lines;
+};
+
 /// Many layers in the order they are used, so that backward fills the buckets from the last; the first fits the bucket
 /// that leaves last.
 struct Wide : Model {

@@ -6,13 +6,15 @@
 
 namespace parity {
 
-/// Seeds libtorch's generator, then builds: "everything", "dropout", "divergent", "tiny", "recurrent", "wide", or one
+/// Seeds libtorch's generator, then builds: "everything", "dropout", "divergent", "tiny", "recurrent", "wide", "ample",
+/// or one
 /// of kOneFeature.
 inline std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
   torch::manual_seed(seed);
   if (const auto at = kOneFeature.find(name); at != kOneFeature.end()) return at->second();
   if (name == "tiny") return std::make_shared<Tiny>();
   if (name == "wide") return std::make_shared<Wide>();
+  if (name == "ample") return std::make_shared<Ample>();
   if (name == "recurrent") return std::make_shared<Recurrent>();
   return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0, name == "divergent");
 }
