@@ -116,6 +116,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   const Parameter& parameter = plan_.input.parameters[param];
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
   if (role == LogicalRole::value) {
+    if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
     store(param, values);
     const int64_t before = comm_->wire().total();
     notify_updated();
