@@ -232,11 +232,12 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
                 ".bucket_bytes=512KiB train.dtype=" + dtype + " gradients.reduce=" + reduce +
                 (strategy == "zero3" ? " strategy.zero3.prefetch_bytes=1MiB\n" : "\n");
       }
-  const auto done = shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) +
-                          " " + kBin + "zeroth launch -n " + std::to_string(N) +
-                          " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
-                          "/tests/multirank/parity/parity.toml "
-                          "parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
+  const auto done =
+      shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) + " " + kBin +
+            "zeroth launch -n " + std::to_string(N) +
+            " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
+            "/tests/multirank/parity/parity.toml "
+            "communicator.alias=false parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
   ASSERT_EQ(done.code, 0) << done.output;
   for (const Cell& c : cells) {
     const Json device = summary(c.name())["memory"]["device"];
