@@ -1,5 +1,6 @@
 // What a plan says before a run, what the run then holds and moves, and what a budget does: on the gpt example.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <map>
@@ -177,6 +178,26 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
     const auto fits = train(base + less + " " + edit);
     EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
   }
+}
+
+// CPU time of the commands that have ended, in seconds.
+double spent() {
+  rusage usage{};
+  ::getrusage(RUSAGE_CHILDREN, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST_F(Memory, OfATrillionParametersOnAThousandRanksIsPlannedInASecond) {
+  const double before = spent();
+  const auto said = zeroth("plan --ranks 1024 --params 1e12 --dtype bf16 --compare");
+  EXPECT_EQ(said.code, 0) << said.output;
+  EXPECT_LT(spent() - before, 1) << "all strategies together";
+  EXPECT_NE(said.output.find("1000000000000 parameters, bf16, gradients summed in fp32, adamw, 1024 ranks"),
+            std::string::npos)
+      << said.output;
 }
 
 TEST_F(Memory, OfAModelThatFitsNowhereIsPlannedAllTheSame) {
