@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <string_view>
 
 namespace zero3 {
@@ -123,18 +124,47 @@ void Cells::place_cells() {
   }
 }
 
-Chunk Cells::chunk(uint32_t c, int64_t index, int64_t n) const {
-  const Cell& cell = cells_[c];
-  Chunk chunk{c, {}};
+Range Cells::range(const Chunk& chunk, int32_t rank) const {
+  const Cell& cell = cells_[chunk.cell];
+  const Range part = cell.part(rank);
+  const auto at = [&](int64_t i) {
+    if (i <= 0) return part.begin;
+    return i >= chunk.n ? part.end
+                        : std::clamp(edge(cell, part.begin + part.size() * i / chunk.n), part.begin, part.end);
+  };
+  return {at(chunk.index), at(chunk.index + 1)};
+}
+
+// Parts that begin and end at leaves well inside the first parameter have pieces whose sizes follow from the part's
+// alone. That are nearly all where there are many ranks, and a plan for thousands of ranks must not ask each.
+Cells::Parts Cells::parts_of(const Cell& cell) const {
+  Parts parts;
+  std::map<int64_t, int64_t> alike;
+  const int64_t first = in_->params[cell.params.front()]->count;
   for (int32_t r = 0; r < in_->world; ++r) {
     const Range part = cell.part(r);
-    const auto at = [&](int64_t i) {
-      if (i <= 0) return part.begin;
-      return i >= n ? part.end : std::clamp(edge(cell, part.begin + part.size() * i / n), part.begin, part.end);
-    };
-    chunk.of_rank.push_back({at(index), at(index + 1)});
+    if (part.end + in_->leaf <= first) {
+      ++alike[part.size()];
+    } else {
+      parts.others.push_back(r);
+    }
   }
-  return chunk;
+  parts.alike.assign(alike.begin(), alike.end());
+  return parts;
+}
+
+int64_t Cells::size_of(const Chunk& chunk, const Parts& parts) const {
+  const int64_t leaf = in_->leaf;
+  int64_t size = 0;
+  for (const auto& [elements, ranks] : parts.alike) {
+    const auto at = [&, elements = elements](int64_t i) {  // as range() has it: the nearest edge, the lower of two
+      const int64_t x = elements * i / chunk.n, below = x / leaf * leaf;
+      return i >= chunk.n ? elements : std::min(elements, x - below <= below + leaf - x ? below : below + leaf);
+    };
+    size += ranks * (at(chunk.index + 1) - at(chunk.index));
+  }
+  for (const int32_t r : parts.others) size += zr::round_up(range(chunk, r).size(), in_->align);
+  return size;
 }
 
 void Cells::make_buckets(int64_t bucket) {
@@ -149,34 +179,48 @@ void Cells::make_buckets(int64_t bucket) {
     const Cell& cell = cells_[c];
     const int64_t n = std::max<int64_t>(1, (cell.size + bucket - 1) / bucket);
     if (n > 1) room = 0;
+    const Parts parts = parts_of(cell);
     for (int64_t i = 0; i < n; ++i) {
-      Chunk piece = chunk(c, i, n);
-      int64_t size = 0;
-      for (const Range& range : piece.of_rank) size += zr::round_up(range.size(), in_->align);
+      const Chunk piece{c, i, n};
+      const int64_t size = size_of(piece, parts);
+      if (size == 0) continue;  // parts of a leaf or two have fewer pieces than that
       if (room < size) {
         buckets_.emplace_back();
+        size_.push_back(0);
         room = bucket;
       }
-      buckets_.back().push_back(std::move(piece));
+      buckets_.back().push_back(piece);
+      size_.back() += size;
       room -= size;
     }
   }
 }
 
-zr::GradientBucket Cells::bucket(size_t b, std::vector<zr::GradientBucket::Run>* own) const {
+int64_t Cells::part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const {
+  const int64_t begin = offset;
+  for (const Chunk& chunk : buckets_[b]) {
+    const Range range = this->range(chunk, rank);
+    pieces(cells_[chunk.cell], range, [&](uint32_t param, int64_t first, int64_t count, int64_t in_cell) {
+      runs.push_back({param, first, count, offset + in_cell - range.begin});
+    });
+    offset += zr::round_up(range.size(), in_->align);
+  }
+  return offset - begin;
+}
+
+int64_t Cells::before_own(size_t b) const {
+  int64_t elements = 0;
+  for (int32_t r = 0; r < in_->rank; ++r)
+    for (const Chunk& chunk : buckets_[b]) elements += zr::round_up(range(chunk, r).size(), in_->align);
+  return elements;
+}
+
+zr::GradientBucket Cells::bucket(size_t b) const {
   zr::GradientBucket bucket;
   int64_t at = 0;
   for (int32_t r = 0; r < in_->world; ++r) {
-    const int64_t begin = at;
-    for (const Chunk& chunk : buckets_[b]) {
-      const Range& range = chunk.of_rank[static_cast<size_t>(r)];
-      pieces(cells_[chunk.cell], range, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-        bucket.runs.push_back({param, first, count, at + offset - range.begin});
-        if (own && r == in_->rank) own->push_back({param, first, count, at + offset - range.begin - begin});
-      });
-      at += zr::round_up(range.size(), in_->align);
-    }
-    bucket.counts.push_back(at - begin);
+    bucket.counts.push_back(part(b, r, at, bucket.runs));
+    at += bucket.counts.back();
   }
   return bucket;
 }

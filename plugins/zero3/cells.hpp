@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "zr/gradient_buckets.hpp"
@@ -25,10 +26,11 @@ struct Cell {
   Range part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
 };
 
-/// A run of a cell's part on every rank, of which buckets are made: all of it, or a piece where the cell is large.
+/// The index-th of n pieces of a cell's part on every rank, of which buckets are made: all of it, or less where the
+/// cell is large.
 struct Chunk {
   uint32_t cell;
-  std::vector<Range> of_rank;
+  int64_t index, n;
 };
 
 /// Pure; immutable. [any]
@@ -46,10 +48,15 @@ class Cells {
   /// Elements of the largest cells an operator is likely to use at once: those of one module.
   int64_t largest_use() const { return largest_use_; }
   int64_t sharded() const { return sharded_; }  // elements of all sharded cells, whole
-  /// In the order they leave: from the model's end, as backward visits it.
-  const std::vector<std::vector<Chunk>>& buckets() const { return buckets_; }
-  /// A bucket as the SDK knows it, and this rank's runs of it with offsets from the begin of its part.
-  zr::GradientBucket bucket(size_t b, std::vector<zr::GradientBucket::Run>* own = nullptr) const;
+  /// How many there are. They leave in their order: from the model's end, as backward visits it.
+  size_t buckets() const { return buckets_.size(); }
+  /// Elements of a bucket, alignment included; those of this rank's part, whose runs, with offsets from its begin, are
+  /// appended to `runs`; and those of all lower ranks. The first two cost the same however many ranks there are.
+  int64_t bucket_size(size_t b) const { return size_[b]; }
+  int64_t own(size_t b, std::vector<zr::GradientBucket::Run>& runs) const { return part(b, in_->rank, 0, runs); }
+  int64_t before_own(size_t b) const;
+  /// A bucket as the SDK knows it.
+  zr::GradientBucket bucket(size_t b) const;
   /// Calls fn(param, first, count, offset in the cell) for what lies in a range of a cell.
   template <class F>
   void pieces(const Cell& cell, const Range& range, F&& fn) const {
@@ -67,13 +74,22 @@ class Cells {
   void make_buckets(int64_t bucket);
   int64_t live(const Cell& cell) const;
   int64_t edge(const Cell& cell, int64_t element) const;
-  Chunk chunk(uint32_t cell, int64_t index, int64_t n) const;
+  Range range(const Chunk& chunk, int32_t rank) const;
+  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const;
+  /// A cell's parts, those together that are cut into pieces of equal sizes.
+  struct Parts {
+    std::vector<std::pair<int64_t, int64_t>> alike;  // elements, and ranks with so many
+    std::vector<int32_t> others;                     // ranks
+  };
+  Parts parts_of(const Cell& cell) const;
+  int64_t size_of(const Chunk& chunk, const Parts& parts) const;
 
   const zr_plan_in* in_;
   std::vector<Cell> cells_;
   std::vector<uint32_t> cell_of_;
   std::vector<int64_t> offset_;
   std::vector<std::vector<Chunk>> buckets_;
+  std::vector<int64_t> size_;  // by bucket
   int64_t shard_ = 0, persistent_ = 0, largest_use_ = 0, sharded_ = 0;
 };
 

@@ -72,9 +72,12 @@ class Zero3 : public zr::Strategy<Zero3> {
     std::vector<zr_view> sums;
     const zr_view& memory =
         bound.buffers[kGradients + (layout.in_place ? 0 : zr::GradientBuckets::buffers(layout.memory))];
-    for (size_t b = 0; b < layout.buckets.size(); ++b)
-      sums.push_back(zr::part(memory, layout.place[b], layout.buckets[b].counts[static_cast<size_t>(in.rank)]));
-    gradients_ = std::make_unique<zr::GradientBuckets>(in, layout.memory, std::move(layout.buckets), *comm_,
+    std::vector<zr::GradientBucket> buckets;
+    for (size_t b = 0; b < cells_->buckets(); ++b) {
+      buckets.push_back(cells_->bucket(b));
+      sums.push_back(zr::part(memory, layout.place[b], buckets[b].counts[static_cast<size_t>(in.rank)]));
+    }
+    gradients_ = std::make_unique<zr::GradientBuckets>(in, layout.memory, std::move(buckets), *comm_,
                                                        bound.buffers + kGradients, std::move(sums));
     gathers_ = std::make_unique<zero3::Gathers>(in, *cells_, limits_, *comm_, bound.buffers[kShard],
                                                 bound.buffers[kWindow], host_);
@@ -125,20 +128,18 @@ class Zero3 : public zr::Strategy<Zero3> {
   struct Layout {
     Layout(const zr_plan_in& in, const Cells& cells)
         : memory(zr::gradient_memory(in, zr::GradientMemory::rooms)), in_place(zr::gradients_are_sums(in, memory)) {
-      std::vector<std::vector<zr::GradientBucket::Run>> runs(cells.buckets().size());
+      std::vector<std::vector<zr::GradientBucket::Run>> runs(cells.buckets());
       for (size_t b = 0; b < runs.size(); ++b) {
-        buckets.push_back(cells.bucket(b, &runs[b]));
-        largest = std::max(largest, buckets.back().size());
-        total += buckets.back().size();
+        largest = std::max(largest, cells.bucket_size(b));
+        total += cells.bucket_size(b);
         place.push_back(own_total);
-        own_total += buckets.back().counts[static_cast<size_t>(in.rank)];
+        own_total += cells.own(b, runs[b]);
       }
       if (in_place) {  // in the whole buffer buckets stand from the last to the first
         int64_t base = total;
-        for (size_t b = 0; b < buckets.size(); ++b) {
-          base -= buckets[b].size();
-          place[b] = base;
-          for (int32_t r = 0; r < in.rank; ++r) place[b] += buckets[b].counts[static_cast<size_t>(r)];
+        for (size_t b = 0; b < runs.size(); ++b) {
+          base -= cells.bucket_size(b);
+          place[b] = base + cells.before_own(b);
         }
       }
       for (size_t b = 0; b < runs.size(); ++b)
@@ -148,7 +149,6 @@ class Zero3 : public zr::Strategy<Zero3> {
     }
     zr::GradientMemory memory;
     bool in_place;
-    std::vector<zr::GradientBucket> buckets;
     std::vector<int64_t> place;  // by bucket: of this rank's sums
     std::vector<Sum> own;        // by parameter, ascending
     int64_t largest = 0, total = 0, own_total = 0;

@@ -1,5 +1,6 @@
 // What a plan says before a run, what the run then holds and moves, and what a budget does: on the gpt example.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <map>
@@ -179,6 +180,26 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
   }
 }
 
+// CPU time of the commands that have ended, in seconds.
+double spent() {
+  rusage usage{};
+  ::getrusage(RUSAGE_CHILDREN, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST_F(Memory, OfATrillionParametersOnAThousandRanksIsPlannedInASecond) {
+  const double before = spent();
+  const auto said = zeroth("plan --ranks 1024 --params 1e12 --dtype bf16 --compare");
+  EXPECT_EQ(said.code, 0) << said.output;
+  EXPECT_LT(spent() - before, 1) << "all strategies together";
+  EXPECT_NE(said.output.find("1000000000000 parameters, bf16, gradients summed in fp32, adamw, 1024 ranks"),
+            std::string::npos)
+      << said.output;
+}
+
 TEST_F(Memory, OfAModelThatFitsNowhereIsPlannedAllTheSame) {
   // 175 G parameters: 700 GB if they were made.
   const auto said = plan("model.layers=96 model.width=12288 model.heads=96 train.dtype=bf16 --ranks 1024 --compare");
@@ -232,11 +253,12 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
                 ".bucket_bytes=512KiB train.dtype=" + dtype + " gradients.reduce=" + reduce +
                 (strategy == "zero3" ? " strategy.zero3.prefetch_bytes=1MiB\n" : "\n");
       }
-  const auto done = shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) +
-                          " " + kBin + "zeroth launch -n " + std::to_string(N) +
-                          " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
-                          "/tests/multirank/parity/parity.toml "
-                          "parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
+  const auto done =
+      shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) + " " + kBin +
+            "zeroth launch -n " + std::to_string(N) +
+            " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
+            "/tests/multirank/parity/parity.toml "
+            "communicator.alias=false parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
   ASSERT_EQ(done.code, 0) << done.output;
   for (const Cell& c : cells) {
     const Json device = summary(c.name())["memory"]["device"];
