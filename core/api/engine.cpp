@@ -128,6 +128,7 @@ struct Engine::Evaluation::State {
   host::Session& session;
   torch::NoGradGuard no_grad;
   torch::Tensor random;
+  int exceptions = std::uncaught_exceptions();
 };
 
 Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(engine.state_->session)) {}
@@ -135,7 +136,7 @@ Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(
 Engine::Evaluation::~Evaluation() noexcept(false) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_state(state_->random);
-  if (std::uncaught_exceptions() == 0) state_->session.evaluation(false);
+  if (std::uncaught_exceptions() <= state_->exceptions) state_->session.evaluation(false);
 }
 
 }  // namespace zr

@@ -1,5 +1,6 @@
 #include "zr/parameters.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "model/deferred.hpp"
@@ -10,7 +11,7 @@
 namespace zr {
 
 struct Gathered::State {
-  std::map<host::TorchModel*, std::vector<uint32_t>> held;
+  std::map<host::TorchModel*, std::vector<uint32_t>> held;  // each parameter once, in the model's order
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -18,12 +19,16 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
   for (const torch::Tensor& tensor : parameters)
     if (const auto place = host::Trained::find(tensor.unsafeGetTensorImpl()))
       state_->held[place->model].push_back(place->param);
-  for (const auto& [model, params] : state_->held) model->hold(params);
+  for (auto& [model, params] : state_->held) {
+    std::sort(params.begin(), params.end());
+    params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice
+    model->hold(params);
+  }
 }
 
 Gathered::~Gathered() noexcept(false) {
-  if (std::uncaught_exceptions() > state_->exceptions) return;  // the job is ending
-  for (const auto& [model, params] : state_->held) model->let_go(params);
+  const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
+  for (const auto& [model, params] : state_->held) model->let_go(params, !unwinding);
 }
 
 namespace detail {

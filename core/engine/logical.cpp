@@ -42,6 +42,7 @@ zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::strin
 }
 
 void Session::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
+  if (role == LogicalRole::value) take_written();
   const Parameter& parameter = plan_.input.parameters[param];
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
@@ -116,6 +117,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   const Parameter& parameter = plan_.input.parameters[param];
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
   if (role == LogicalRole::value) {
+    model_.check_scopes();
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
     store(param, values);
     const int64_t before = comm_->wire().total();

@@ -61,6 +61,7 @@ void Session::reseed() {
 }
 
 void Session::begin_backward(double loss, double weight) {
+  check_backward();
   if (micro_ == accumulation_)
     fail_user("engine.backward() was called " + std::to_string(accumulation_ + 1) +
               " times without engine.step(); call engine.step() after every backward");
@@ -68,6 +69,7 @@ void Session::begin_backward(double loss, double weight) {
     fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
   Timer::lap(*this, Phase::forward);
   model_.verify();
+  in_backward_ = true;
   model_.hide_gradients(false);
   weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
@@ -80,11 +82,21 @@ void Session::end_backward() {
   gradients_->end();
   weight_flow_->set_phase(ZR_FORWARD);
   model_.hide_gradients(true);
+  in_backward_ = false;
   Timer::lap(*this, Phase::reduce);
   if (++micro_ < accumulation_) reseed();
 }
 
+// Gradients of half a backward are in the buckets, and nobody knows which.
+void Session::check_backward() const {
+  if (in_backward_)
+    fail_user(
+        "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "
+        "make a new engine");
+}
+
 bool Session::step() {
+  check_backward();
   if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
   if (micro_ < accumulation_) return false;
   CallError error;
@@ -110,6 +122,7 @@ bool Session::step() {
   const double rate = learning_rate(config(), updates_);
   Timer::lap(*this, Phase::agree);
 
+  model_.check_scopes();
   take_written();
   const bool finite = agreed.non_finite == 0;
   if (finite) {

@@ -108,6 +108,7 @@ class Session {
   void store_whole(uint32_t param, const void* whole);
   /// Masters under weights that the program wrote to in place.
   void take_written();
+  void check_backward() const;
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
@@ -142,6 +143,7 @@ class Session {
   const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
   int64_t step_ = 0;                                   // made so far
   int64_t updates_ = 0;                                // of them not skipped: the schedule's clock
+  bool in_backward_ = false;                           // since an exception ended one, too
   int micro_ = 0;                                      // micro-steps of the coming step made so far
   std::vector<double> losses_, weights_;
   std::vector<int64_t> param_steps_;

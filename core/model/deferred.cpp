@@ -141,6 +141,7 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
   if ((touches.empty() && has_tensors) || is_view(schema) || op.hasTag(at::Tag::inplace_view))
     return op.redispatchBoxed(below, stack);
   Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
+  keep_inputs(op, step.arguments);
   const at::Tensor random = random_state();
   if (steps_.empty() || !same_bytes(random, random_)) step.random = random;
   random_ = random;
@@ -161,6 +162,22 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
     infer(op, stack, step.results);
   }
   steps_.push_back(std::move(step));
+}
+
+// Ordinary tensors are read when the operator runs, later: a copy of now is kept. They cannot be written to then.
+void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    const bool written = alias && alias->isWrite();
+    arguments[i] = map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      if (Placeholder::behind(tensor)) return tensor;
+      if (written)
+        fail_user("zr::deferred: " + op.schema().name() +
+                  " writes a deferred tensor into an ordinary one, which has values before it does; build both within "
+                  "zr::deferred, or the model without it");
+      return tensor.clone();
+    });
+  }
 }
 
 // One parameter at a time stands in the room; an operator that touches several gets memory for the others of its own.

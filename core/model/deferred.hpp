@@ -54,6 +54,8 @@ class Construction final : public Keeper, public std::enable_shared_from_this<Co
   at::Tensor placeholder(const at::Tensor& like);
   // Puts results of the right shapes in the place of the arguments.
   void infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results);
+  // Copies what is not deferred among the arguments.
+  static void keep_inputs(const c10::OperatorHandle& op, Stack& arguments);
   // Records an operator, or runs it where it touches no placeholder's memory.
   void add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack);
 

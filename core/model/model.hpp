@@ -61,6 +61,8 @@ class Model {
   virtual std::vector<uint32_t> written() = 0;
   /// Throws Failure(user) naming a bound parameter whose data was exchanged behind the engine.
   virtual void verify() = 0;
+  /// Throws Failure(user) naming a shared parameter that a scope of the program still holds.
+  virtual void check_scopes() = 0;
   /// Gives bound parameters memory of their own again, with the present values; unbound ones cannot be used any more.
   virtual void release() = 0;
 

@@ -90,6 +90,8 @@ void Placeholder::detach() {
   storage_->set_data_ptr_noswap(pointer(nullptr));
 }
 
+void Placeholder::expose(bool readable) { storage_->*throws_on_read() = !readable; }
+
 void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks().mutable_get(); }
 
 void Placeholder::keep(at::DataPtr memory) {

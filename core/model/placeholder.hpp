@@ -50,6 +50,8 @@ class Placeholder {
   void attach(void* memory);
   void detach();
   void* memory() const;
+  /// What is attached may be read now, or reads throw as without memory.
+  void expose(bool readable);
   /// The storage has this memory for good, and is an ordinary one; the placeholder is gone.
   void keep(at::DataPtr memory);
 

@@ -62,6 +62,7 @@ struct TorchModel::State final : Keeper {
     Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
     const void* shared = nullptr;        // bound to memory that all ranks read
     at::DataPtr copy;                    // of it, while it is written to
+    int readers = 0, writers = 0;        // operators and scopes on what is shared
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
@@ -76,7 +77,7 @@ struct TorchModel::State final : Keeper {
   at::ScalarType buffer_type;                  // of floating-point buffers
   Arrived arrived;
   Uses uses;
-  std::mutex mutex;
+  std::mutex mutex, sharing;
 
   // Floating-point buffers follow the weights' dtype; all are row-major.
   void convert_buffers() {
@@ -96,10 +97,12 @@ struct TorchModel::State final : Keeper {
     c10::SmallVector<uint32_t, 8> params;
     for (std::size_t i = 0; i < n; ++i) {
       const uint32_t param = touches[i].placeholder->index();
-      if (!slots[param].shared)
+      if (!slots[param].shared) {
         params.push_back(param);
-      else if (touches[i].written)
-        lend_copy(param);
+        continue;
+      }
+      expose(param, 1);
+      if (touches[i].written) lend_copy(param);
     }
     if (params.empty()) return;
     uses.begin(params.data(), static_cast<uint32_t>(params.size()), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
@@ -112,26 +115,41 @@ struct TorchModel::State final : Keeper {
       if (!slots[param].shared) {
         params.push_back(param);
         written.push_back(touches[i].written);
-      } else if (touches[i].written) {
-        take_copy(param);
+        continue;
       }
+      if (touches[i].written) take_copy(param, true);
+      expose(param, -1);
     }
     if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
   }
 
   void intercept(uint32_t param, zr_dtype dtype, const std::string& reason);
-  // What is shared is written to in a copy of this rank's own; the owners of its parts then take them over.
-  void lend_copy(uint32_t param) {
+  // Shared memory can be read inside operators and scopes alone, so that a write past both is refused, not a fault.
+  void expose(uint32_t param, int by) {
+    const std::lock_guard lock(sharing);
     Slot& slot = slots[param];
+    slot.readers += by;
+    slot.placeholder->expose(slot.readers > 0);
+  }
+
+  // What is shared is written to in a copy of this rank's own; the owners of its parts then take them over. Scopes and
+  // operators within them have one copy.
+  void lend_copy(uint32_t param) {
+    const std::lock_guard lock(sharing);
+    Slot& slot = slots[param];
+    if (slot.writers++ > 0) return;
     const std::size_t bytes = slot.placeholder->storage().nbytes();
     slot.copy = c10::GetAllocator(c10::kCPU)->allocate(bytes);
     std::memcpy(slot.copy.mutable_get(), slot.shared, bytes);
     slot.placeholder->attach(slot.copy.mutable_get());
   }
-  void take_copy(uint32_t param) {
+  void take_copy(uint32_t param, bool takes_over) {
+    const std::lock_guard lock(sharing);
     Slot& slot = slots[param];
-    uses.wrote(param, slot.copy.get());
+    if (--slot.writers > 0) return;
+    if (takes_over) uses.wrote(param, slot.copy.get());
     slot.placeholder->attach(const_cast<void*>(slot.shared));
+    slot.placeholder->expose(slot.readers > 0);
     slot.copy.clear();
   }
 
@@ -225,7 +243,15 @@ void TorchModel::construct(const Loading& loading, bool computes) {
   for (uint32_t i = 0; i < state_->slots.size(); ++i)
     param_of[state_->slots[i].tensor.storage().unsafeGetStorageImpl()] = i;
   state_->construction->replay(param_of, loading, computes);
-  for (auto& slot : state_->slots) Placeholder::mark(slot.tensor, false);
+  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
+    auto& slot = state_->slots[i];
+    // Views taken while it was built stay with what it was built on.
+    if (Placeholder* built = Placeholder::behind(slot.tensor))
+      built->orphan("parameter '" + state_->parameters[i].name +
+                    "' was built by zr::deferred: a view taken in a constructor cannot be used; take it in forward()");
+    Placeholder::mark(slot.tensor, false);
+    if (slot.tensor.numel() == 0) slot.tensor.set_data(at::empty(slot.tensor.sizes(), slot.tensor.options()));
+  }
   state_->construction.reset();
   state_->convert_buffers();
 }
@@ -255,34 +281,41 @@ void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
 }
 
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
-  state_->intercept(param, dtype, "' is shared by the ranks of this host (communicator.alias)");
+  state_->intercept(param, dtype,
+                    "' is shared by the ranks of this host (communicator.alias): it has memory only inside operators; "
+                    "read or write it "
+                    "within a zr::gather(parameter) scope");
   state_->slots[param].shared = memory;
   state_->slots[param].placeholder->attach(const_cast<void*>(memory));
+  state_->slots[param].placeholder->expose(false);
 }
 
 void TorchModel::hold(const std::vector<uint32_t>& params) {
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
-    if (state_->slots[param].shared)
+    if (state_->slots[param].shared) {
+      state_->expose(param, 1);
       state_->lend_copy(param);
-    else if (state_->slots[param].placeholder)
+    } else if (state_->slots[param].placeholder)
       sharded.push_back(param);
   }
   if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), ZR_EXPORT_PHASE);
 }
 
-void TorchModel::let_go(const std::vector<uint32_t>& params) {
+void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
     auto& slot = state_->slots[param];
     slot.binding.version = -1;  // writes through pointers leave no other trace
-    if (slot.shared)
-      state_->take_copy(param);
-    else if (slot.placeholder)
+    if (slot.shared) {
+      state_->take_copy(param, takes_over);
+      state_->expose(param, -1);
+    } else if (slot.placeholder) {
       sharded.push_back(param);
+    }
   }
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
-  std::fill_n(written.get(), sharded.size(), true);
+  std::fill_n(written.get(), sharded.size(), takes_over);
   if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
 }
 
@@ -314,19 +347,30 @@ void TorchModel::verify() {
   }
 }
 
+void TorchModel::check_scopes() {
+  for (std::size_t i = 0; i < state_->slots.size(); ++i)
+    if (state_->slots[i].writers > 0)
+      fail_user("weights changed while '" + state_->parameters[i].name +
+                "' was in use; end the zr::gather scope before engine.step() or engine.set()");
+}
+
 void TorchModel::release() {
   hide_gradients(false);
   for (std::size_t i = 0; i < state_->slots.size(); ++i) {
     auto& slot = state_->slots[i];
     if (slot.shared) {
+      const c10::Storage old = slot.tensor.storage();  // views of it may live on
+      slot.placeholder->expose(true);
       Placeholder::mark(slot.tensor, false);
       slot.tensor.set_data(slot.tensor.detach().clone());
+      slot.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
+                               "' is gone, and with it the memory of views taken before; take them anew");
       slot.shared = nullptr;
       slot.placeholder = nullptr;
     } else if (slot.placeholder) {
       slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
                                "' is gone; read it with engine.get() while the engine lives");
-    } else {
+    } else if (slot.binding.storage) {
       slot.tensor.set_data(slot.tensor.detach().clone());
     }
     slot.binding = {};

@@ -29,6 +29,7 @@ class TorchModel final : public Model {
   void lend(uint32_t param, void* memory) override;
   std::vector<uint32_t> written() override;
   void verify() override;
+  void check_scopes() override;
   void release() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
@@ -40,9 +41,10 @@ class TorchModel final : public Model {
   void limit_temporaries(int64_t bytes, std::function<void(int64_t asked)> over) override;
   void seed(uint64_t seed) override;
 
-  /// Real memory for parameters until let_go(), which takes over what was written to it. Collective.
+  /// Real memory for parameters, each named once, until let_go(), which takes over what was written to it, or not.
+  /// Collective; letting go without taking over is not.
   void hold(const std::vector<uint32_t>& params);
-  void let_go(const std::vector<uint32_t>& params);
+  void let_go(const std::vector<uint32_t>& params, bool takes_over);
 
  private:
   void check_deferred(const std::string& name, const torch::Tensor& tensor);

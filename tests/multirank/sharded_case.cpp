@@ -114,6 +114,37 @@ void outlives_engine(Run& run) {
   run.engine.reset();
   std::cout << run.net->in->weight.sum().item<float>();
 }
+// Scopes may be nested, and operators may write inside them.
+void nests_scopes(Run& run) {
+  run.step();
+  const auto& weight = run.net->in->weight;
+  {
+    const auto outer = zr::gather({weight, weight, run.net->out->weight});
+    const torch::NoGradGuard no_grad;
+    weight.fill_(0.5);
+    {
+      const auto inner = zr::gather(weight);
+      weight.mul_(0.5);
+    }
+    weight.view(-1).slice(0, 0, 1).fill_(0.125);
+  }
+  const auto value = run.engine->get("first.weight").view(-1);
+  require(value[0].item<float>() == 0.125f && value[1].item<float>() == 0.25f, "all writes are there");
+  try {
+    const auto scope = zr::gather(weight);
+    throw std::invalid_argument("no file");
+  } catch (const std::invalid_argument&) {
+  }
+  run.step();
+  std::cout << run.engine->weights_hash() << std::endl;
+}
+void goes_on_after_failure(Run& run) {
+  try {
+    run.engine->backward(torch::ones({}));  // nothing to differentiate
+  } catch (const std::exception&) {
+  }
+  run.step();
+}
 void steps_within_scope(Run& run) {
   const auto scope = zr::gather(run.net->in->weight);
   run.step();
@@ -143,8 +174,7 @@ void writes(Run& run) {
     else
       run.net->out->weight.data_ptr<at::BFloat16>()[7] = 0.5f;
   }
-  const bool is_float = run.net->in->weight.scalar_type() == torch::kFloat;
-  if (is_float) require(run.engine->get("first.weight").eq(0.25).all().item<bool>(), "the fill is in the fp32 weights");
+  require(run.engine->get("first.weight").eq(0.25).all().item<bool>(), "the fill is in the fp32 weights");
   run.step();
   const auto in = run.engine->get("first.weight"), out = run.engine->get("last.weight");
   require((in - 0.25).abs().max().item<float>() < 0.02, "the update starts from what was filled in");
@@ -340,6 +370,8 @@ const std::map<std::string, std::function<void(Run&)>> kCases{
     {"one_engine_after_another", one_engine_after_another},
     {"outlives_engine", outlives_engine},
     {"steps_within_scope", steps_within_scope},
+    {"nests_scopes", nests_scopes},
+    {"goes_on_after_failure", goes_on_after_failure},
     {"other_order", other_order},
     {"writes", writes},
     {"reads_gathered", reads_gathered},

@@ -99,7 +99,7 @@ TEST_F(Sharded, RawReadsSayWhichParameterAndWhatToDo) {
 
 TEST_F(Sharded, AGatherScopeGivesRealMemory) {
   EXPECT_EQ(run("saves_gathered_module").code, 0);
-  for (const std::string name : {"writes", "reads_gathered"})
+  for (const std::string name : {"writes", "reads_gathered", "nests_scopes"})
     for (const std::string dtype : {"fp32", "bf16"}) {
       const Result whole = run(name, "zero0", "train.dtype=" + dtype),
                    sharded = run(name, "zero3", "train.dtype=" + dtype);
@@ -111,7 +111,7 @@ TEST_F(Sharded, AGatherScopeGivesRealMemory) {
 
 TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
   for (const std::string dtype : {"fp32", "bf16"})
-    for (const std::string name : {"writes", "reads_gathered", "infers"}) {
+    for (const std::string name : {"writes", "reads_gathered", "infers", "nests_scopes"}) {
       const Result whole = run(name, "zero0", "train.dtype=" + dtype);
       EXPECT_EQ(whole.code, 0) << whole.output;
       for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
@@ -120,10 +120,12 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
         EXPECT_EQ(said(shared), said(whole)) << name << ", " << strategy << ", " << dtype;
       }
     }
-  refuses("converts_module",
-          "parameter 'first.weight' is shared by the ranks of this host (communicator.alias); to replace its data "
-          "(module->to(), torch::load, set_data) do so before the engine is made, or use engine.set()",
-          "zero1 communicator.alias=true");
+  refuses(
+      "converts_module",
+      "parameter 'first.weight' is shared by the ranks of this host (communicator.alias): it has memory only inside "
+      "operators; read or write it within a zr::gather(parameter) scope; to replace its data "
+      "(module->to(), torch::load, set_data) do so before the engine is made, or use engine.set()",
+      "zero1 communicator.alias=true");
 }
 
 TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
@@ -153,7 +155,21 @@ TEST_F(Sharded, RecomputedBlocksHoldFewerActivationsAndKeepEveryBit) {
   }
 }
 
+TEST_F(Sharded, AFailedBackwardEndsTheTraining) {
+  for (const std::string strategy : {"zero0", "zero3"})
+    refuses("goes_on_after_failure",
+            "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "
+            "make a new engine",
+            strategy);
+}
+
 TEST_F(Sharded, AScopeEndsBeforeTheStep) {
+  refuses(
+      "steps_within_scope",
+      "weights changed while 'first.weight' was in use; end the zr::gather scope before engine.step() or engine.set()",
+      "zero1 communicator.alias=true");
+  for (const std::string name : {"reads_pointer", "saves_module"})
+    refuses(name, "parameter 'first.weight' is shared by the ranks of this host", "zero2 communicator.alias=true");
   refuses(
       "steps_within_scope",
       "weights changed while 'first.weight' was in use; end the zr::gather scope before engine.step() or engine.set()");

@@ -47,8 +47,9 @@ std::decay_t<T> without_tensor(const T& argument) {
 /// fn(inputs...), whose operators keep nothing for backward but parameters; the first gradient that needs more runs fn
 /// again on the same inputs, with the same random state and autocast mode. fn is copied, and lives as long as the
 /// graph: capture modules by value, tensors not at all (pass them as inputs; other inputs are copied). It must do the
-/// same both times. May be nested; any strategy; the same bits as without. Inputs may not be changed in place
-/// afterwards. Without autograd it is fn(inputs...).
+/// same both times; what it changes besides (running statistics of a batch norm) changes twice. May be nested; any
+/// strategy; the same bits as without. Inputs may not be changed in place afterwards. Without autograd it is
+/// fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;

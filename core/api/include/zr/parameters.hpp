@@ -10,7 +10,8 @@ namespace zr {
 
 /// While it lives, the parameters have memory that may be read and written by pointer (data_ptr, accessor,
 /// torch::save): whole, in train.dtype, equal on all ranks. What was written is taken over at the end; write the same
-/// on all ranks. Under strategies that keep weights whole it costs nothing. Collective, as is its end; on the training
+/// on all ranks. What an exception leaves is not. Weights that the ranks
+/// of a host share are copied for it. Collective, as is its end; on the training
 /// thread, within the engine's life, and ended before engine.step().
 class Gathered {
  public:
