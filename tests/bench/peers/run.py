@@ -2,7 +2,7 @@
 """`make peers`: one GPT through every system in turns, one table. Standard library only; torch is in build/peers/venv.
 
 A round runs every system once, in processes of its own; ratios are of runs of one round. A round that does not count
-comes first: it compiles what DeepSpeed compiles, brings files into memory and chooses the faster of a system's settings.
+comes first: it compiles what DeepSpeed compiles, brings files into memory, chooses the faster of a system's settings.
 """
 import argparse
 import glob
@@ -51,17 +51,19 @@ def free_port():
 def finish(processes, logs):
     """Waits for all; ends the rest when one fails. Raises Failed with the last line of the one that failed first."""
     end, failed = time.time() + TIMEOUT, None
-    while failed is None and any(p.poll() is None for p in processes):
-        failed = next((i for i, p in enumerate(processes) if p.poll() not in (None, 0)), None)
-        if time.time() > end:
-            failed = -1
-        time.sleep(0.02)
-    if failed is None:
-        failed = next((i for i, p in enumerate(processes) if p.returncode), None)
-    for p in processes:
-        if p.poll() is None:
-            os.killpg(p.pid, signal.SIGKILL)
-            p.wait()
+    try:
+        while failed is None and any(p.poll() is None for p in processes):
+            failed = next((i for i, p in enumerate(processes) if p.poll() not in (None, 0)), None)
+            if time.time() > end:
+                failed = -1
+            time.sleep(0.02)
+        if failed is None:
+            failed = next((i for i, p in enumerate(processes) if p.returncode), None)
+    finally:  # nobody is left behind, interrupted or not
+        for p in processes:
+            if p.poll() is None:
+                os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
     if failed is None:
         return
     if failed == -1:
@@ -158,7 +160,8 @@ def about():
             "versions": f"python {platform.python_version()}, torch {frozen.get('torch')}, deepspeed "
                         f"{frozen.get('deepspeed', 'MISSING: see build/peers/install.log')}, zeroth "
                         f"{output(['git', 'describe', '--always', '--dirty'])}",
-            "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens a rank; M: 12 x 768, 2 x 256",
+            "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens a rank; "
+                   "M: 12 x 768, 2 x 256",
             "peers": "gloo over loopback; Zeroth: shm, communicator.alias as it is by default",
             "peak MiB": "VmHWM of the larger rank, pages shared with the other rank included; idle: when it had joined",
             "wire MiB": "a step, both ranks; peers: what the loopback interface received, headers and other programs' "
@@ -224,12 +227,14 @@ def main():
     if unknown or asked.rounds < 1 or (asked.steps or 2) < 2:
         sys.exit(f"peers: error: {', '.join(unknown) or 'rounds or steps'}; remedy: see --help; systems are "
                  f"{', '.join(PEERS + ZEROTH)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the cleaning up
     shutil.rmtree(f"{PLACE}/logs", ignore_errors=True)
     os.makedirs(f"{PLACE}/logs")
     measured = {"about": about(), "cases": []}
     load = os.getloadavg()[0]
     if load > 0.5:
-        measured["about"]["NOISE"] = f"the machine was at work (load {load:.1f}) when this began: believe no figure but losses and bytes"
+        measured["about"]["NOISE"] = (f"the machine was at work (load {load:.1f}) when this began: believe losses, "
+                                      "bytes and memory, no speed or time")
     for size in asked.sizes.split(","):
         measured["about"][f"size {size}"] = prepare(size)
         for dtype in asked.dtypes.split(","):

@@ -78,7 +78,8 @@ def lines_of(case):
     rows = [heads]
     for name, system in case["systems"].items():
         if not ran(system):
-            rows.append((name, system.get("setting") or "", *7 * ("-",), "FAILED: " + (system.get("error") or "no run")))
+            failed = "FAILED: " + (system.get("error") or "no run")
+            rows.append((name, system.get("setting") or "", *7 * ("-",), failed))
             continue
         rates = [r["tokens_per_s"] for r in system["rounds"]]
         idle = system["rounds"][0].get("idle_mib")
