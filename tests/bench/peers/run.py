@@ -199,6 +199,7 @@ def measure(case, measured, rounds):
     for name in case["names"]:
         case["systems"][name] = choose(name, size, dtype)
         print(f"peers: {size} {dtype} {name}: {case['systems'][name]['error'] or 'runs'}", flush=True)
+        write(measured)
     for number in range(rounds):
         for name, system in case["systems"].items():
             if system["error"]:
@@ -210,7 +211,7 @@ def measure(case, measured, rounds):
             except (Failed, OSError, KeyError, ValueError) as e:
                 system["error"] = str(e)
                 print(f"peers: {name} failed: {e}", flush=True)
-        write(measured)
+            write(measured)  # what there is survives an interruption
 
 
 def main():
