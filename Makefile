@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
 
-.PHONY: help setup build train test matrix bench format lint clean
+.PHONY: help setup build train test matrix bench peers format lint clean
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is'
@@ -39,6 +39,9 @@ bench:  ## the benchmarks: a table, and build/bench.json
 	@$(call compile)
 	@.ci/bench
 
+peers: build  ## beside PyTorch's DDP and FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
+	@.ci/peers $(ARGS)
+
 format:  ## lays the sources out anew (.clang-format)
 	@.ci/setup lint
 	@clang-format -i $(SOURCES)
@@ -53,8 +56,8 @@ lint: build  ## layout, names and mistakes, as errors (.clang-format, .clang-tid
 	    echo 'lint: remedy: mend these; the whole of it is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
 
-clean:  ## removes what was built; downloads (build/deps, build/data) stay
-	@find build -mindepth 1 -maxdepth 1 ! -name deps ! -name data -exec rm -rf {} + 2>/dev/null || true
+clean:  ## removes what was built; downloads (build/deps, build/data, build/peers) stay
+	@find build -mindepth 1 -maxdepth 1 ! -name deps ! -name data ! -name peers -exec rm -rf {} + 2>/dev/null || true
 	@echo 'clean: build/ holds downloads only'
 
 # Quiet unless it fails.

@@ -81,6 +81,7 @@ const std::map<std::string, Try> kTries{
     {"make test", make("test", "cmake --build [^]*\\.ci/test")},
     {"make matrix", make("matrix", "cmake --build [^]*build/tests/parity_matrix")},
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
+    {"make peers", make("peers", "cmake --build [^]*\\.ci/peers")},
     {"make format", make("format", "clang-format -i")},
     {"make lint", make("lint", "run-clang-tidy")},
     {"make train ARGS=\"strategy=zero0 train.steps=200\"",

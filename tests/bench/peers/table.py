@@ -1,0 +1,110 @@
+"""What was measured -> the table. Standard library only; table_test.py holds it.
+
+measured: {"about": {line: text}, "cases": [{"size", "dtype", "steps", "systems": {name: {"setting", "error", "rounds":
+[{"tokens_per_s", "peak_mib", "wire_mib", "loss", "first_s"}]}}}]}
+"""
+from statistics import median
+
+# Zeroth's row and the peers that do the same; a ratio is to the best of them.
+CLASSES = {"zero0": ["ddp", "deepspeed0"], "zero1": ["torch_zero1", "deepspeed1"],
+           "zero2": ["fsdp2_keep", "deepspeed2"], "zero3": ["fsdp2_reshard", "deepspeed3"]}
+# The marks of PEERS.md.
+RATE = {("S", "fp32"): {"zero0": 1.12, "zero1": 1.2, "zero2": 1.3, "zero3": 1.35},
+        ("M", "bf16"): {"zero0": 1.4, "zero1": 1.8, "zero2": 1.7, "zero3": 1.8}}
+MEMORY = {("M", "fp32"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6},
+          ("M", "bf16"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6}}
+MEMORY_PEERS = {**CLASSES, "zero3": ["fsdp2_keep", "fsdp2_reshard"]}
+FIRST_STEP = {"S": 1.5}
+DIGITS = 1e-5  # losses agree: five digits
+
+
+def middle(system, key):
+    return median(round_[key] for round_ in system["rounds"])
+
+
+def ran(system):
+    return system is not None and not system.get("error") and bool(system["rounds"])
+
+
+def ratio(case, ours, peers, key):
+    """The median over rounds of ours / theirs, to the peer that is hardest to beat: (ratio, peer), or None."""
+    systems, found = case["systems"], []
+    if not ran(systems.get(ours)):
+        return None
+    for peer in peers:
+        if ran(systems.get(peer)):
+            rounds = zip(systems[ours]["rounds"], systems[peer]["rounds"])
+            found.append((median(a[key] / b[key] for a, b in rounds), peer))
+    if not found:
+        return None
+    return max(found) if key == "peak_mib" else min(found)
+
+
+def marks(case):
+    """Rows of (what, figure, mark, met)."""
+    rows, cell = [], (case["size"], case["dtype"])
+    for ours, peers in CLASSES.items():
+        wanted = RATE.get(cell, {}).get(ours)
+        got = ratio(case, ours, peers, "tokens_per_s")
+        if got:
+            rows.append((f"{ours} tokens/s of {got[1]}'s", got[0], wanted and f"at least {wanted}",
+                         wanted is None or got[0] >= wanted))
+    for ours, peers in MEMORY_PEERS.items():
+        wanted = MEMORY.get(cell, {}).get(ours)
+        got = ratio(case, ours, peers, "peak_mib")
+        if got:
+            rows.append((f"{ours} peak memory of {got[1]}'s", got[0], wanted and f"at most {wanted}",
+                         wanted is None or got[0] <= wanted))
+    for ours in CLASSES:
+        if case["size"] in FIRST_STEP and ran(case["systems"].get(ours)):
+            got, wanted = middle(case["systems"][ours], "first_s"), FIRST_STEP[case["size"]]
+            rows.append((f"{ours} first step, s", got, f"at most {wanted}", got <= wanted))
+    return rows
+
+
+def apart(case):
+    """Who ends at another loss than the middle of all: {name: its loss}; and that middle."""
+    losses = {name: [r["loss"] for r in system["rounds"]] for name, system in case["systems"].items() if ran(system)}
+    if not losses:
+        return {}, None
+    agreed = median(median(of_one) for of_one in losses.values())
+    far = {name: max(of_one, key=lambda loss: abs(loss - agreed)) for name, of_one in losses.items()}
+    return {name: loss for name, loss in far.items() if not abs(loss - agreed) <= DIGITS * abs(agreed)}, agreed
+
+
+def lines_of(case):
+    yield f"{case['size']} {case['dtype']}: {case['steps']} steps, figures are medians of the rounds"
+    heads = ("system", "setting", "tokens/s", "spread", "peak MiB", "idle MiB", "wire MiB", "loss", "first s", "")
+    rows = [heads]
+    for name, system in case["systems"].items():
+        if not ran(system):
+            failed = "FAILED: " + (system.get("error") or "no run")
+            rows.append((name, system.get("setting") or "", *7 * ("-",), failed))
+            continue
+        rates = [r["tokens_per_s"] for r in system["rounds"]]
+        idle = system["rounds"][0].get("idle_mib")
+        rows.append((name, system.get("setting") or "", f"{median(rates):.0f}",
+                     f"{100 * (max(rates) - min(rates)) / median(rates):.0f} %", f"{middle(system, 'peak_mib'):.0f}",
+                     f"{idle:.0f}" if idle else "", f"{middle(system, 'wire_mib'):.1f}",
+                     f"{middle(system, 'loss'):.6f}", f"{middle(system, 'first_s'):.2f}", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    for row in rows:
+        cells = [cell.ljust(w) if i in (0, 1, 9) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        yield ("  " + "  ".join(cells)).rstrip()
+    far, agreed = apart(case)
+    if agreed is not None:
+        for name, loss in far.items():
+            yield f"  loss: {name} DIFFERS: {loss:.6f}, the middle of all is {agreed:.6f}"
+        if not far:
+            yield "  loss: all agree to five digits"
+    for what, figure, mark, met in marks(case):
+        yield f"  {what:<40} {figure:7.3f}" + (f"   mark: {mark}" if mark else "") + ("" if met else "   MISSED")
+
+
+def render(measured):
+    lines = [f"{name}: {text}" for name, text in measured["about"].items()]
+    for case in measured["cases"]:
+        lines += ["", *lines_of(case)]
+    wanted = [row for case in measured["cases"] for row in marks(case) if row[2]]
+    lines += ["", f"{sum(not row[3] for row in wanted)} of {len(wanted)} marks missed"]
+    return "\n".join(lines) + "\n"
