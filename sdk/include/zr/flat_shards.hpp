@@ -112,6 +112,33 @@ class FlatShards {
   zr_view weights_{};
 };
 
+/// A whole strategy of it. D, from FlatStrategy<D, where gradients stand>, adds its keys and a constructor that hands
+/// over the bytes of a bucket.
+template <class D, GradientMemory kGradients>
+class FlatStrategy : public Strategy<D> {
+ public:
+  explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
+  /// What strategy.hpp asks for, to the end.
+  void plan(const zr_plan_in& in, Plan& plan) const { FlatShards(in, bucket_bytes_, kGradients).plan(plan); }
+  void bind(const zr_plan_in& in, const Bound& bound) {
+    shards_.emplace(in, bucket_bytes_, kGradients);
+    shards_->bind(bound);
+  }
+  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return shards_->gradients().place(param, first); }
+  void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
+    shards_->gradients().ready(param, first, count, micro);
+  }
+  void event(uint32_t kind, uint32_t) {
+    if (kind == ZR_BACKWARD_END) shards_->gradients().backward_end();
+  }
+  void grads_finish() {}
+  void updated() { shards_->gather_weights(); }
+
+ private:
+  int64_t bucket_bytes_;
+  std::optional<FlatShards> shards_;
+};
+
 }  // namespace sdk
 }  // namespace zr
 #pragma GCC visibility pop
