@@ -2,24 +2,21 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "contract/shell.hpp"
 
 namespace engine_tests {
 
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-struct Result {
-  int code;
-  std::string output;
-};
+using Result = zr::testing::Outcome;
 
 class Engine : public testing::Test {
  protected:
@@ -39,13 +36,7 @@ class Engine : public testing::Test {
            "\" job.ranks=" + std::to_string(ranks) + " " + overrides;
   }
   static Result shell(const std::string& words) {
-    const std::string command = "export ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins; (" + words + ") 2>&1";
-    Result result{0, ""};
-    FILE* pipe = ::popen(command.c_str(), "r");
-    char buffer[4096];
-    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.output.append(buffer, n);
-    result.code = WEXITSTATUS(::pclose(pipe));
-    return result;
+    return zr::testing::shell("export ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins; (" + words + ")");
   }
   // Trains many configurations in one launch; each line of overrides names its run with job.name.
   Result run_all(int ranks, const std::vector<std::string>& lines) {

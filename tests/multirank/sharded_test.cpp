@@ -2,13 +2,13 @@
 // not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "contract/shell.hpp"
 
 namespace {
 
@@ -16,10 +16,7 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::Not;
 
-struct Result {
-  int code;
-  std::string output;
-};
+using Result = zr::testing::Outcome;
 
 class Sharded : public testing::Test {
  protected:
@@ -30,16 +27,10 @@ class Sharded : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   Result launch(int ranks, const std::string& program, const std::string& toml, const std::string& overrides) {
-    const std::string command =
+    return zr::testing::shell(
         ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) + " -- " ZR_BUILD_DIR "/tests/" + program +
         " " ZR_SOURCE_DIR "/tests/multirank/operators/" + toml + " job.ranks=" + std::to_string(ranks) +
-        " job.runs=\"" + folder_.string() + "\" " + overrides + " 2>&1";
-    Result result{0, ""};
-    FILE* pipe = ::popen(command.c_str(), "r");
-    char buffer[4096];
-    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.output.append(buffer, n);
-    result.code = WEXITSTATUS(::pclose(pipe));
-    return result;
+        " job.runs=\"" + folder_.string() + "\" " + overrides);
   }
   Result run(const std::string& name, const std::string& strategy = "zero3", const std::string& overrides = "") {
     return launch(2, "sharded_case " + name, "operators.toml",
@@ -68,9 +59,7 @@ const std::string kSharded =
     "zr::gather(parameter) scope";
 const std::string kGradient =
     "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", zr::What::gradient), "
-    "clip "
-    "with "
-    "train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward()";
+    "clip with train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward()";
 
 class Operators : public Sharded, public testing::WithParamInterface<std::tuple<std::string, int>> {};
 
