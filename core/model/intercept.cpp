@@ -153,6 +153,5 @@ Recorder::~Recorder() {
   recorder = outer_;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
-Recorder* Recorder::current() { return recorder; }
 
 }  // namespace zr::host

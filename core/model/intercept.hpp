@@ -33,8 +33,6 @@ class Recorder {
   /// In the operator's place: arguments are taken from the stack, results left there. `below`: the keys to redispatch
   /// to.
   virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) = 0;
-  /// This thread's; null.
-  static Recorder* current();
 
  private:
   Recorder* outer_;

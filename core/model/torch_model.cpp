@@ -3,20 +3,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
 #include <map>
-#include <memory>
-#include <mutex>
 
 #include "base/failure.hpp"
-#include "base/log.hpp"
 #include "model/allocator.hpp"
-#include "model/deferred.hpp"
-#include "model/placeholder.hpp"
-#include "model/trained.hpp"
+#include "model/torch_state.hpp"
 
 namespace zr::host {
 
@@ -45,131 +37,9 @@ class Hook final : public torch::autograd::FunctionPostHook {
   std::function<void()> fired_;
 };
 
-// What bind() made of a parameter.
-struct Binding {
-  const c10::StorageImpl* storage = nullptr;
-  at::ScalarType type = at::kFloat;
-  int64_t version = 0;
-};
 int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
-
-struct TorchModel::State final : Keeper {
-  struct Slot {
-    torch::Tensor tensor;
-    Binding binding;
-    Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
-    const void* shared = nullptr;        // bound to memory that all ranks read
-    at::DataPtr copy;                    // of it, while it is written to
-    int readers = 0, writers = 0;        // operators and scopes on what is shared
-    torch::Tensor hidden;                // stands in .grad between backwards
-    // The accumulator must be kept alive: a fresh one would not know the hook.
-    decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
-    std::uintptr_t hook = 0;
-    torch::Tensor gradient;  // of this backward, as autograd handed it over
-    bool densified = false;
-  };
-  std::vector<Parameter> parameters;
-  std::vector<Slot> slots;
-  std::vector<std::pair<std::string, torch::Tensor>> buffers;
-  std::shared_ptr<Construction> construction;  // of a deferred model, until construct()
-  at::ScalarType buffer_type;                  // of floating-point buffers
-  Arrived arrived;
-  Uses uses;
-  std::mutex mutex, sharing;
-
-  // Floating-point buffers follow the weights' dtype; all are row-major.
-  void convert_buffers() {
-    for (auto& [name, tensor] : buffers) {
-      Placeholder::mark(tensor, false);
-      if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
-        tensor.set_data(tensor.to(buffer_type));
-      if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());
-    }
-  }
-
-  ~State() override {
-    for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());
-  }
-
-  void enter(const Touch* touches, std::size_t n) override {
-    c10::SmallVector<uint32_t, 8> params;
-    for (std::size_t i = 0; i < n; ++i) {
-      const uint32_t param = touches[i].placeholder->index();
-      if (!slots[param].shared) {
-        params.push_back(param);
-        continue;
-      }
-      expose(param, 1);
-      if (touches[i].written) lend_copy(param);
-    }
-    if (params.empty()) return;
-    uses.begin(params.data(), static_cast<uint32_t>(params.size()), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
-  }
-  void leave(const Touch* touches, std::size_t n) override {
-    c10::SmallVector<uint32_t, 8> params;
-    c10::SmallVector<bool, 8> written;
-    for (std::size_t i = 0; i < n; ++i) {
-      const uint32_t param = touches[i].placeholder->index();
-      if (!slots[param].shared) {
-        params.push_back(param);
-        written.push_back(touches[i].written);
-        continue;
-      }
-      if (touches[i].written) take_copy(param, true);
-      expose(param, -1);
-    }
-    if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
-  }
-
-  void intercept(uint32_t param, zr_dtype dtype, const std::string& reason);
-  // Shared memory can be read inside operators and scopes alone, so that a write past both is refused, not a fault.
-  void expose(uint32_t param, int by) {
-    const std::lock_guard lock(sharing);
-    Slot& slot = slots[param];
-    slot.readers += by;
-    slot.placeholder->expose(slot.readers > 0);
-  }
-
-  // What is shared is written to in a copy of this rank's own; the owners of its parts then take them over. Scopes and
-  // operators within them have one copy.
-  void lend_copy(uint32_t param) {
-    const std::lock_guard lock(sharing);
-    Slot& slot = slots[param];
-    if (slot.writers++ > 0) return;
-    const std::size_t bytes = slot.placeholder->storage().nbytes();
-    slot.copy = c10::GetAllocator(c10::kCPU)->allocate(bytes);
-    std::memcpy(slot.copy.mutable_get(), slot.shared, bytes);
-    slot.placeholder->attach(slot.copy.mutable_get());
-  }
-  void take_copy(uint32_t param, bool takes_over) {
-    const std::lock_guard lock(sharing);
-    Slot& slot = slots[param];
-    if (--slot.writers > 0) return;
-    if (takes_over) uses.wrote(param, slot.copy.get());
-    slot.placeholder->attach(const_cast<void*>(slot.shared));
-    slot.placeholder->expose(slot.readers > 0);
-    slot.copy.clear();
-  }
-
-  void fired(uint32_t param) {
-    const std::lock_guard lock(mutex);
-    Slot& slot = slots[param];
-    torch::Tensor gradient = slot.tensor.grad();
-    if (!gradient.defined()) return;  // a reentrant backward may fire with nothing
-    slot.tensor.mutable_grad() = torch::Tensor();
-    if (gradient.is_sparse()) {
-      if (!slot.densified) log(ZR_LOG_INFO, "the sparse gradient of '" + parameters[param].name + "' is made dense");
-      slot.densified = true;
-      gradient = gradient.to_dense();
-    }
-    gradient = gradient.detach();
-    // A second firing within one backward adds in fp32; rounding to the wire's dtype happens once, at the copy.
-    slot.gradient = slot.gradient.defined() ? slot.gradient.to(at::kFloat) + gradient.to(at::kFloat) : gradient;
-    if (arrived) arrived(param);
-  }
-};
 
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                        const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype)
@@ -264,27 +134,16 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
 
-void TorchModel::State::intercept(uint32_t param, zr_dtype dtype, const std::string& reason) {
-  auto& slot = slots[param];
-  const torch::Tensor empty = Placeholder::make(slot.tensor.sizes(), torch_type(dtype), this, param,
-                                                "parameter '" + parameters[param].name + reason);
-  Placeholder::mark(empty, false);  // set_data wants the same keys
-  slot.tensor.set_data(empty);
-  Placeholder::mark(slot.tensor, true);
-  slot.placeholder = Placeholder::behind(slot.tensor);
-}
-
 void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
   state_->intercept(
-      param, dtype,
+      param, torch_type(dtype),
       "' is sharded: it has memory only inside operators; read or write it within a zr::gather(parameter) scope");
 }
 
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
-  state_->intercept(param, dtype,
+  state_->intercept(param, torch_type(dtype),
                     "' is shared by the ranks of this host (communicator.alias): it has memory only inside operators; "
-                    "read or write it "
-                    "within a zr::gather(parameter) scope");
+                    "read or write it within a zr::gather(parameter) scope");
   state_->slots[param].shared = memory;
   state_->slots[param].placeholder->attach(const_cast<void*>(memory));
   state_->slots[param].placeholder->expose(false);

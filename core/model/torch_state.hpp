@@ -1,0 +1,75 @@
+// What TorchModel keeps of each parameter, and what happens around operators on it. Of torch_model.cpp and
+// torch_state.cpp alone.
+#pragma once
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/deferred.hpp"
+#include "model/placeholder.hpp"
+#include "model/torch_model.hpp"
+#include "model/trained.hpp"
+
+namespace zr::host {
+
+/// What bind() made of a parameter.
+struct Binding {
+  const c10::StorageImpl* storage = nullptr;
+  at::ScalarType type = at::kFloat;
+  int64_t version = 0;
+};
+
+/// Any thread, as Keeper says, but for what TorchModel calls itself.
+struct TorchModel::State final : Keeper {
+  struct Slot {
+    torch::Tensor tensor;
+    Binding binding;
+    Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
+    const void* shared = nullptr;        // bound to memory that all ranks read
+    at::DataPtr copy;                    // of it, while it is written to
+    int readers = 0, writers = 0;        // operators and scopes on what is shared
+    torch::Tensor hidden;                // stands in .grad between backwards
+    // The accumulator must be kept alive: a fresh one would not know the hook.
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
+    std::uintptr_t hook = 0;
+    torch::Tensor gradient;  // of this backward, as autograd handed it over
+    bool densified = false;
+  };
+  std::vector<Parameter> parameters;
+  std::vector<Slot> slots;
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;
+  std::shared_ptr<Construction> construction;  // of a deferred model, until construct()
+  at::ScalarType buffer_type;                  // of floating-point buffers
+  Arrived arrived;
+  Uses uses;
+  std::mutex mutex, sharing;
+
+  ~State() override {
+    for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());
+  }
+
+  /// Floating-point buffers follow the weights' dtype; all are row-major.
+  void convert_buffers();
+  /// The parameter has no memory, and its operators come to enter() and leave(); reads past them throw `reason`.
+  void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
+  /// See Keeper.
+  void enter(const Touch* touches, std::size_t n) override;
+  void leave(const Touch* touches, std::size_t n) override;
+  /// One more (by = 1) or less (-1) may read what is shared. Outside operators and scopes nobody can, so that a write
+  /// past both is refused, not a fault.
+  void expose(uint32_t param, int by);
+  /// What is shared is written to in a copy of this rank's own, one for scopes and the operators within them; the
+  /// owners of its parts then take them over, unless an exception ended the scope.
+  void lend_copy(uint32_t param);
+  void take_copy(uint32_t param, bool takes_over);
+  /// Autograd has accumulated into a parameter's .grad.
+  void fired(uint32_t param);
+};
+
+}  // namespace zr::host
