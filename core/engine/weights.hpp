@@ -19,8 +19,6 @@ class WeightFlow {
   WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock, CallCheck check,
              std::function<void(uint32_t, const void*)> written, std::function<void()> meet);
 
-  /// Parameters of which this rank has no whole piece; they are not bound to memory.
-  const std::vector<uint32_t>& sharded() const { return sharded_; }
   /// Takes their memory away; from here on they are gathered around each use.
   void start();
   /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
@@ -30,8 +28,6 @@ class WeightFlow {
   void begin(const uint32_t* params, uint32_t n, uint32_t phase);
   /// They may go; written[i]: the caller wrote to params[i], on all ranks alike. written may be null.
   void end(const uint32_t* params, const bool* written, uint32_t n);
-  /// The memory of a parameter between begin and end.
-  void* memory(uint32_t param) const { return memory_[param]; }
 
  private:
   void let_go(const std::vector<uint32_t>& params);
@@ -44,7 +40,7 @@ class WeightFlow {
   CallCheck check_;
   std::function<void(uint32_t, const void*)> written_;
   std::function<void()> meet_;
-  std::vector<uint32_t> sharded_;
+  std::vector<uint32_t> sharded_;  // no whole piece on this rank: not bound to memory
   std::atomic<uint32_t> phase_{ZR_FORWARD};
   // By parameter; of use to sharded ones only.
   std::vector<int> users_;

@@ -1,7 +1,6 @@
 #include "cells.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <string_view>
 

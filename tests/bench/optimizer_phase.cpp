@@ -122,6 +122,31 @@ struct Job {
   zr::host::Session session;
 };
 
+// The same bytes of all ranks' halves, by one collective.
+class GatherProbe {
+ public:
+  GatherProbe(zr::host::Communicator& comm, int64_t half) : comm_(comm), half_(half) {
+    memory_ = static_cast<float*>(
+        comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+  }
+  ~GatherProbe() { comm_.free(memory_); }
+  GatherProbe(const GatherProbe&) = delete;
+  void dirty(float value) { std::fill_n(memory_ + comm_.rank() * half_, half_, value); }  // as an update does
+  void run() {
+    zr_coll coll{};
+    coll.op = ZR_ALL_GATHER;
+    coll.src = {memory_ + comm_.rank() * half_, half_, ZR_F32, 0, {1, 0}};
+    coll.dst = {memory_, 2 * half_, ZR_F32, 0, {1, 0}};
+    coll.label = "gather probe";
+    comm_.run(coll);
+  }
+
+ private:
+  zr::host::Communicator& comm_;
+  int64_t half_;
+  float* memory_;
+};
+
 // From the gradients' arrival to new weights everywhere, beside its arithmetic and the gather alone.
 zr::bench::Row phase(const std::string& toml, bool alias) {
   const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
@@ -129,8 +154,7 @@ zr::bench::Row phase(const std::string& toml, bool alias) {
   zr::host::Communicator& comm = job.session.communicator();
   const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
-  auto* gathered = static_cast<float*>(
-      comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+  GatherProbe gather(comm, half);
   std::vector<double> ours, floor;
   for (int round = -2; round < 15; ++round) {
     job.session.begin_backward(1.0, 1.0);
@@ -138,21 +162,12 @@ zr::bench::Row phase(const std::string& toml, bool alias) {
     job.session.end_backward();
     const double time = job.timed([&] { job.session.step(); });
     double probe = job.timed([&] { streams(p, g, m, s, half); });
-    std::fill_n(gathered + comm.rank() * half, half, static_cast<float>(round));  // dirtied, as an update does
-    if (!alias)
-      probe += job.timed([&] {
-        zr_coll coll{};
-        coll.op = ZR_ALL_GATHER;
-        coll.src = {gathered + comm.rank() * half, half, ZR_F32, 0, {1, 0}};
-        coll.dst = {gathered, 2 * half, ZR_F32, 0, {1, 0}};
-        coll.label = "gather probe";
-        comm.run(coll);
-      });
+    gather.dirty(static_cast<float>(round));
+    if (!alias) probe += job.timed([&] { gather.run(); });
     if (round < 0) continue;
     ours.push_back(time);
     floor.push_back(probe);
   }
-  comm.free(gathered);
   for (float* memory : {p, g, m, s}) ::munmap(memory, static_cast<std::size_t>(half) * 4);
   return zr::bench::compare(name, "ms", ours, alias ? "streams alone" : "streams + all-gather alone", floor,
                             alias ? 0.85 : 0.8);
@@ -176,8 +191,7 @@ zr::bench::Row gathers(const std::string& toml) {
     else
       uses.push_back({i});
   }
-  auto* gathered = static_cast<float*>(
-      comm.allocate(2 * half * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+  GatherProbe gather(comm, half);
   std::vector<double> ours, alone;
   for (int round = -2; round < 15; ++round) {
     const double time = job.timed([&] {
@@ -186,19 +200,11 @@ zr::bench::Row gathers(const std::string& toml) {
         job.session.weights().end(use.data(), nullptr, static_cast<uint32_t>(use.size()));
       }
     });
-    const double probe = job.timed([&] {
-      zr_coll coll{};
-      coll.op = ZR_ALL_GATHER;
-      coll.src = {gathered + comm.rank() * half, half, ZR_F32, 0, {1, 0}};
-      coll.dst = {gathered, 2 * half, ZR_F32, 0, {1, 0}};
-      coll.label = "gather probe";
-      comm.run(coll);
-    });
+    const double probe = job.timed([&] { gather.run(); });
     if (round < 0) continue;
     ours.push_back(static_cast<double>(count) * 4e-6 / time);
     alone.push_back(static_cast<double>(count) * 4e-6 / probe);
   }
-  comm.free(gathered);
   return zr::bench::compare("gather_bandwidth", "GB/s", ours, "one all-gather", alone, 0.9, false);
 }
 

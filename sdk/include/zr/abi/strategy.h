@@ -15,7 +15,7 @@ typedef struct zr_param {           /* lives as long as the instance */
 } zr_param;
 /* HOLD_GRADS: gradients are added up in their places, and leave in the last micro-step. ALIAS: buffers may be ALIAS. */
 enum { ZR_PLAN_HOLD_GRADS = 1u << 0, ZR_PLAN_ALIAS = 1u << 1 };
-typedef struct zr_plan_in {            /* lives as long as the instance */
+typedef struct zr_plan_in { /* lives as long as the instance */
   uint32_t size;
   int32_t rank, world;
   zr_dtype weight_dtype;
