@@ -8,6 +8,7 @@
 #include "base/ledger.hpp"
 #include "base/pool.hpp"
 #include "comm/communicator.hpp"
+#include "engine/norm_leaves.hpp"
 #include "plan/plan.hpp"
 #include "shard/update.hpp"
 
@@ -30,7 +31,6 @@ class Agreement {
  public:
   /// References outlive the agreement; `units` are this rank's.
   Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger);
-  ~Agreement();
   Agreement(const Agreement&) = delete;
 
   struct Mine {
@@ -43,23 +43,8 @@ class Agreement {
   Agreed reach(const Mine& mine);
 
  private:
-  struct Run {
-    int64_t leaf, count;  // leaves, in the job's logical order
-  };
-  void exchange_leaves();
-  int64_t first_non_finite_param() const;
-
   Communicator& comm_;
-  Pool& pool_;
-  const Plan& plan_;
-  const std::vector<Unit>& units_;
-  Ledger& ledger_;
-  std::vector<int64_t> first_leaf_;         // by parameter
-  std::vector<std::vector<Run>> provides_;  // by rank: leaves it hands to the others; empty if every rank has all
-  const Plan::Leaves leaves_;
-  double* sent_ = nullptr;  // own leaves, then everybody's: in memory peers can read
-  double* received_ = nullptr;
-  std::vector<double> all_;  // by leaf
+  NormLeaves norm_;
 };
 
 }  // namespace zr::host

@@ -87,7 +87,7 @@ class Model {
   virtual void forget_peak() {}  // it is what is held now
   /// Before more than `bytes` of them would be held, over(asked) is called where they are asked for; if it returns,
   /// they are given. Replaces the limit before; empty: none.
-  virtual void limit_temporaries(int64_t, std::function<void(int64_t asked)>) {}
+  virtual void limit_temporaries(int64_t, const std::function<void(int64_t asked)>&) {}
 
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;

@@ -280,8 +280,8 @@ void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient =
 
 Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held(), TorchMemory::peak()}; }
 void TorchModel::forget_peak() { TorchMemory::forget_peak(); }
-void TorchModel::limit_temporaries(int64_t bytes, std::function<void(int64_t asked)> over) {
-  TorchMemory::limit(bytes, std::move(over));
+void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t asked)>& over) {
+  TorchMemory::limit(bytes, over);
 }
 
 void TorchModel::seed(uint64_t seed) {

@@ -39,7 +39,9 @@ int64_t elements_of(const std::vector<Piece>& pieces) {
 }  // namespace
 
 int64_t Plan::Leaves::bytes(int rank) const {
-  return 8 * (everywhere ? total : 2 * total + std::max<int64_t>(provided[static_cast<std::size_t>(rank)], 1));
+  const int64_t window = std::min(total, kLeafWindow);
+  const int64_t mine = std::max<int64_t>(everywhere ? total : provided[static_cast<std::size_t>(rank)], 1);
+  return 8 * (everywhere ? mine : mine + std::max<int64_t>(window, 1) + window);
 }
 
 int64_t Plan::working_bytes() const {

@@ -28,6 +28,8 @@ struct Parameter {
 inline constexpr int64_t kLeaf = 1024;
 /// Leaves of `count` elements of one parameter; the last may be short.
 constexpr int64_t leaves_of(int64_t count) { return (count + kLeaf - 1) / kLeaf; }
+/// Leaves of all ranks that one rank holds at a time, to fold them in order.
+inline constexpr int64_t kLeafWindow = 131072;
 /// Elements every piece starts at a multiple of: 64 bytes at two bytes an element.
 inline constexpr int64_t kAlign = 32;
 
