@@ -117,21 +117,28 @@ class FlatShards {
 template <class D, GradientMemory kGradients>
 class FlatStrategy : public Strategy<D> {
  public:
+  /// bucket_bytes: what one bucket holds.
   explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
-  /// What strategy.hpp asks for, to the end.
+  /// Every rank's weights, the parts of states and sums it owns, and the room of its gradients.
   void plan(const zr_plan_in& in, Plan& plan) const { FlatShards(in, bucket_bytes_, kGradients).plan(plan); }
+  /// The memory stands from here on.
   void bind(const zr_plan_in& in, const Bound& bound) {
     shards_.emplace(in, bucket_bytes_, kGradients);
     shards_->bind(bound);
   }
+  /// Where the gradient's elements from first on go.
   zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return shards_->gradients().place(param, first); }
+  /// They stand there; a full bucket leaves.
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     shards_->gradients().ready(param, first, count, micro);
   }
+  /// At the end of a backward, what is not full leaves too.
   void event(uint32_t kind, uint32_t) {
     if (kind == ZR_BACKWARD_END) shards_->gradients().backward_end();
   }
+  /// Nothing: the end of the backward sent all.
   void grads_finish() {}
+  /// Weights go from their owners to all.
   void updated() { shards_->gather_weights(); }
 
  private:
