@@ -111,12 +111,13 @@ void Wire::pull(const Operation& op) {
     return;
   }
   for (int i = 1; i <= world_; ++i) {
-    const int p = (rank_ + i) % world_;  // not all ranks from one at a time
+    const int p = (rank_ + i) % world_;                      // not all ranks from one at a time
+    if (p == rank_) publish(&Signals::finished, op.number);  // peers' parts are read; they need not wait for the rest
     const Extent part = op.sends(p) ? extent(op, p, rank_) : Extent{};
     if (part.count == 0) continue;
     char* to = static_cast<char*>(op.coll.dst.data) + part.to * size;
     const char* from = source(op, p) + part.from * size;
-    if (to != from) copy(to, from, part.count * size);
+    if (to != from) copy(to, from, part.count * size, op.dst_bytes() >= kStreams);
   }
 }
 
@@ -217,12 +218,13 @@ void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t 
   });
 }
 
-void Wire::copy(void* dst, const void* src, int64_t bytes) {
+void Wire::copy(void* dst, const void* src, int64_t bytes, bool streams) {
+  streams |= bytes >= kStreams;
   if (bytes == 0) return;  // an empty part may have no memory
-  if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, bytes >= kStreams);
+  if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, streams);
   tasks_.parallel_for((bytes + kCopyRun - 1) / kCopyRun, 4, [&](int64_t begin, int64_t end) {
     copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun,
-          std::min(bytes, end * kCopyRun) - begin * kCopyRun, bytes >= kStreams);
+          std::min(bytes, end * kCopyRun) - begin * kCopyRun, streams);
   });
 }
 

@@ -65,7 +65,8 @@ class Wire {
   char* destination(const Operation& op, int r);
   // sources_ to outs_
   void fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams);
-  void copy(void* dst, const void* src, int64_t bytes);
+  // streams: the whole result would only push other data out of the cache, though these bytes may not.
+  void copy(void* dst, const void* src, int64_t bytes, bool streams = false);
 
   // messages.cpp
   bool send(Operation& op);
