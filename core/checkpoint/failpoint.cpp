@@ -1,0 +1,39 @@
+// Compiled into tests only.
+#include <signal.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "checkpoint/file.hpp"
+
+#ifdef ZR_FAILPOINTS
+namespace zr::host {
+
+namespace {
+// The action asked for at `name`, if this is the time.
+std::string action(const std::string& name) {
+  static std::map<std::string, int> times;
+  const char* all = std::getenv("ZR_FAILPOINT");
+  const std::string wanted = all ? all : "";
+  if (wanted.compare(0, name.size() + 1, name + "=") != 0) return "";
+  const auto at = wanted.find('@');
+  const int when = at == std::string::npos ? 1 : std::atoi(wanted.c_str() + at + 1);
+  if (++times[name] != when) return "";
+  return wanted.substr(name.size() + 1, at == std::string::npos ? at : at - name.size() - 1);
+}
+}  // namespace
+
+void failpoint(const char* name) {
+  if (action(name) == "kill") ::raise(SIGKILL);
+}
+
+int injected(const char* call) {
+  const std::string what = action(call);
+  return what == "ENOSPC" ? ENOSPC : what == "EIO" ? EIO : 0;
+}
+
+}  // namespace zr::host
+#endif

@@ -1,0 +1,145 @@
+#include "checkpoint/file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+[[noreturn]] void fail(const std::string& path, const std::string& what, int error) {
+  std::string remedy = "see that the folder exists, is on a disk that works, and may be written by this user";
+  if (error == ENOSPC || error == EDQUOT) remedy = "free space there, or name another folder";
+  if (error == EIO) remedy = "the disk fails; name a folder on another one";
+  fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
+}
+}  // namespace
+
+File::File(const std::string& path, Use use) : path_(path) {
+  const int flags = use == Use::create ? O_RDWR | O_CREAT | O_EXCL : use == Use::write ? O_RDWR : O_RDONLY;
+  const int error = injected("open");
+  fd_ = error ? -1 : ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (fd_ < 0) fail(path, use == Use::read ? "cannot be opened" : "cannot be created", error ? error : errno);
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+void File::resize(int64_t bytes) {
+  int error = injected("resize");
+  if (error == 0 && ::ftruncate(fd_, bytes) != 0) error = errno;
+  if (error == 0 && bytes > 0 && ::fallocate(fd_, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
+    error = errno;
+  if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
+}
+
+void File::write(int64_t at, const void* data, int64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const int error = injected("write");
+    const ssize_t n = error ? -1 : ::pwrite(fd_, from, static_cast<std::size_t>(bytes), at);
+    if (n < 0 && !error && errno == EINTR) continue;
+    if (n <= 0)
+      fail(path_, "writing at byte " + std::to_string(at) + " failed", error ? error : n == 0 ? ENOSPC : errno);
+    from += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+void File::read(int64_t at, void* data, int64_t bytes) const {
+  char* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const int error = injected("read");
+    const ssize_t n = error ? -1 : ::pread(fd_, to, static_cast<std::size_t>(bytes), at);
+    if (n < 0 && !error && errno == EINTR) continue;
+    if (n < 0) fail(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
+    if (n == 0) fail_user(path_ + ": ends at byte " + std::to_string(at) + ", before its contents do: it was cut off");
+    to += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+int64_t File::size() const {
+  struct stat about {};
+  if (::fstat(fd_, &about) != 0) fail(path_, "cannot be examined", errno);
+  return about.st_size;
+}
+
+void File::sync() {
+  int error = injected("sync");
+  if (error == 0 && ::fdatasync(fd_) != 0) error = errno;
+  if (error) fail(path_, "what was written to it may not be on the disk", error);
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string aside = path + ".aside";
+  remove_path(aside);
+  {
+    File file(aside, File::Use::create);
+    file.write(0, text.data(), static_cast<int64_t>(text.size()));
+    file.sync();
+  }
+  rename_path(aside, path);
+}
+
+std::string read_file(const std::string& path) {
+  const File file(path, File::Use::read);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, text.data(), static_cast<int64_t>(text.size()));
+  return text;
+}
+
+void sync_folder(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int error = fd < 0 ? errno : injected("sync");
+  if (fd >= 0 && error == 0 && ::fsync(fd) != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+  if (fd >= 0) ::close(fd);
+  if (error) fail(path, "its entries may not be on the disk", error);
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  const int error = injected("rename");
+  if (error || ::rename(from.c_str(), to.c_str()) != 0)
+    fail(from, "cannot be renamed to " + to, error ? error : errno);
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail(path, "cannot be made", error.value());
+}
+
+void remove_path(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail(path, "cannot be removed", error.value());
+}
+
+std::vector<std::string> list_folder(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entries(path, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  if (error) fail(path, "cannot be listed", error.value());
+  for (const fs::directory_entry& entry : entries) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,54 @@
+// Files by their descriptors; every failure names the file and says what to do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zr::host {
+
+/// One open file. Methods throw Failure(environment), at most one thread at a time.
+class File {
+ public:
+  enum class Use { create, write, read };  // create: there is none yet
+  File(const std::string& path, Use use);
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
+
+  /// Gives it that many bytes, on the disk where the file system can promise them.
+  void resize(int64_t bytes);
+  void write(int64_t at, const void* data, int64_t bytes);
+  void read(int64_t at, void* data, int64_t bytes) const;  // its end before them is a failure
+  int64_t size() const;
+  /// Returns when what was written survives a loss of power.
+  void sync();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+/// Writes a small file aside, syncs and renames it.
+void write_file(const std::string& path, const std::string& text);
+std::string read_file(const std::string& path);
+/// What was created, renamed or removed in it survives a loss of power.
+void sync_folder(const std::string& path);
+void rename_path(const std::string& from, const std::string& to);
+void make_folder(const std::string& path);  // and those above it
+void remove_path(const std::string& path);  // whole, if it is there
+/// Names in a folder, sorted; none if there is no folder.
+std::vector<std::string> list_folder(const std::string& path);
+
+/// A place where tests end the process, or make the next call of a kind fail (ZR_FAILPOINT="name=kill",
+/// "write=ENOSPC", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is defined.
+#ifdef ZR_FAILPOINTS
+void failpoint(const char* name);
+int injected(const char* call);  // an errno, or 0
+#else
+inline void failpoint(const char*) {}
+inline int injected(const char*) { return 0; }
+#endif
+
+}  // namespace zr::host

@@ -1,0 +1,115 @@
+#include "checkpoint/folder.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "base/failure.hpp"
+#include "checkpoint/file.hpp"
+#include "checkpoint/manifest.hpp"
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kLock = "lock";
+
+bool is_checkpoint_name(const std::string& name) {
+  return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+}
+
+std::string place(const std::string& root, const std::string& name) { return (fs::path(root) / name).string(); }
+
+// Out of sight at once, then bit by bit.
+void discard(const std::string& root, const std::string& name) {
+  const std::string removed = place(root, name + kRemoved);
+  rename_path(place(root, name), removed);
+  failpoint("retain.renamed");
+  remove_path(removed);
+}
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  char name[40];
+  std::snprintf(name, sizeof name, "%s%08lld", kPrefix.c_str(), static_cast<long long>(step));
+  return name;
+}
+
+std::vector<std::string> checkpoints_in(const std::string& root) {
+  std::vector<std::string> names;
+  for (const std::string& name : list_folder(root))
+    if (is_checkpoint_name(name)) names.push_back(name);
+  std::sort(names.begin(), names.end(),
+            [](const std::string& a, const std::string& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
+  return names;
+}
+
+std::string find_checkpoint(const std::string& path) {
+  if (fs::exists(fs::path(path) / kManifest)) return path;
+  const std::vector<std::string> names = checkpoints_in(path);
+  if (names.empty())
+    fail_user(path + ": holds no checkpoint that was committed; name a folder that engine.save() or [checkpoint] dir wrote to");
+  return place(path, names.back());
+}
+
+FolderLock::FolderLock(const std::string& root) {
+  make_folder(root);
+  const std::string path = place(root, kLock);
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail_environment(path + ": cannot be created: " + std::strerror(errno) + "; name a folder that can be written");
+  char text[HOST_NAME_MAX + 64] = {};
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    const ssize_t n = ::pread(fd_, text, sizeof text - 1, 0);
+    ::close(fd_);
+    std::string owner(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+    while (!owner.empty() && owner.back() == '\n') owner.pop_back();
+    fail_user(root + ": another job saves there (" + owner + "); give each job a folder of its own (checkpoint.dir)");
+  }
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof host - 1);
+  const int length = std::snprintf(text, sizeof text, "process %d on %s\n", static_cast<int>(::getpid()), host);
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text, static_cast<std::size_t>(length), 0) != length)
+    fail_environment(path + ": cannot be written: " + std::strerror(errno) + "; free space there, or name another folder");
+}
+
+FolderLock::~FolderLock() { ::close(fd_); }
+
+std::string aside_of(const std::string& root, int64_t step) { return place(root, checkpoint_name(step) + kAside); }
+
+void remove_debris(const std::string& root) {
+  for (const std::string& name : list_folder(root))
+    if (name.starts_with(kPrefix) && (name.ends_with(kAside) || name.ends_with(kRemoved)))
+      remove_path(place(root, name));
+}
+
+void commit(const std::string& root, int64_t step) {
+  const std::string aside = aside_of(root, step), name = checkpoint_name(step), whole = place(root, name);
+  sync_folder(aside);
+  failpoint("save.before_commit");
+  if (fs::exists(whole)) {  // the two change places at once: at no instant is there none of that step
+    if (::renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, whole.c_str(), RENAME_EXCHANGE) != 0)
+      fail_environment(whole + ": is there already and cannot be replaced in one step on this file system: " +
+                       std::strerror(errno) + "; remove it, or save in another folder");
+  } else {
+    rename_path(aside, whole);
+  }
+  failpoint("save.committed");
+  sync_folder(root);
+  if (fs::exists(aside)) remove_path(aside);
+}
+
+void retain(const std::string& root, int64_t keep) {
+  std::vector<std::string> names = checkpoints_in(root);
+  if (keep <= 0) return;
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < names.size(); ++i) discard(root, names[i]);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,38 @@
+// The folder of a job's checkpoints: which are whole, who may write, what is left of a save that did not end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zr::host {
+
+/// "step-00000012": a checkpoint that was committed. Others in the folder are not.
+std::string checkpoint_name(int64_t step);
+/// Names of the committed checkpoints in `root`, by step.
+std::vector<std::string> checkpoints_in(const std::string& root);
+/// `path` itself if it is a checkpoint, else the newest committed one in it. Throws Failure(user) if there is none.
+std::string find_checkpoint(const std::string& path);
+
+/// Holds a folder for one job's saves until it is destroyed, or the process ends, however. Throws Failure(user) naming
+/// the owner's host and process where another has it.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& root);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+/// Where a checkpoint is written before it is committed.
+std::string aside_of(const std::string& root, int64_t step);
+/// What earlier saves left that were not committed. By the owner of the lock alone, as the next.
+void remove_debris(const std::string& root);
+/// aside_of(root, step) becomes checkpoint_name(step); one of that step that was there before goes.
+void commit(const std::string& root, int64_t step);
+/// All but the newest `keep` go; 0: all stay.
+void retain(const std::string& root, int64_t keep);
+
+}  // namespace zr::host

@@ -1,0 +1,154 @@
+#include "checkpoint/manifest.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/failure.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace zr::host {
+
+using Json = nlohmann::json;
+
+namespace {
+constexpr int kVersion = 1;
+const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  fail_user(path + ": " + why + "; load another checkpoint (zeroth verify says which are whole)");
+}
+
+uint64_t number_of(const std::string& path, const Json& digits) {
+  const std::string text = digits.get<std::string>();
+  if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+    refuse(path, "'" + text + "' is no hash");
+  return std::stoull(text, nullptr, 16);
+}
+
+// Of a file in the checkpoint's own folder.
+bool is_plain(const std::string& name) {
+  constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !name.empty() && name[0] != '.' && name.find_first_not_of(kLetters) == std::string::npos &&
+         name.size() < 200 && name.ends_with(".safetensors");
+}
+
+Json json_of(const SavedTensor& tensor) {
+  Json chunks = Json::array();
+  for (const Chunk& chunk : tensor.chunks) chunks.push_back({chunk.bytes, hex(chunk.hash)});
+  Json json{{"role", tensor.role}, {"name", tensor.name}, {"dtype", tensor.dtype},        {"shape", tensor.shape},
+            {"file", tensor.file}, {"at", tensor.at},     {"chunks", std::move(chunks)}};
+  if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
+  return json;
+}
+
+SavedTensor tensor_of(const std::string& path, const Json& json, const std::vector<SavedFile>& files) {
+  SavedTensor tensor;
+  tensor.role = json.at("role").get<std::string>();
+  tensor.name = json.at("name").get<std::string>();
+  tensor.dtype = json.at("dtype").get<std::string>();
+  tensor.shape = json.at("shape").get<std::vector<int64_t>>();
+  if (json.contains("aliases")) tensor.aliases = json.at("aliases").get<std::vector<std::string>>();
+  const std::string who = tensor.role + " '" + tensor.name + "'";
+  tensor.file = json.at("file").get<uint32_t>();
+  tensor.at = json.at("at").get<int64_t>();
+  if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0) refuse(path, who + " has no type or shape of this world");
+  if (tensor.file >= files.size()) refuse(path, who + " is in a file that is not listed");
+  const SavedFile& file = files[tensor.file];
+  if (tensor.at < file.data || tensor.at > file.bytes || tensor.bytes() > file.bytes - tensor.at)
+    refuse(path, who + " lies outside " + file.name + ", at byte " + std::to_string(tensor.at));
+  int64_t left = tensor.bytes();
+  for (const Json& one : json.at("chunks")) {
+    const Chunk chunk{one.at(0).get<int64_t>(), number_of(path, one.at(1))};
+    if (chunk.bytes <= 0 || chunk.bytes > left) refuse(path, "the chunks of " + who + " are not all of it");
+    left -= chunk.bytes;
+    tensor.chunks.push_back(chunk);
+  }
+  if (left != 0) refuse(path, "the chunks of " + who + " are not all of it");
+  return tensor;
+}
+
+// Every tensor once, and none on top of another.
+void check(const std::string& path, const Manifest& manifest) {
+  std::set<std::pair<std::string, std::string>> names;
+  std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> places;
+  for (const SavedTensor& tensor : manifest.tensors) {
+    if (!names.emplace(tensor.role, tensor.name).second)
+      refuse(path, tensor.role + " '" + tensor.name + "' is listed twice");
+    if (tensor.bytes() > 0 && !places.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
+      refuse(path, tensor.role + " '" + tensor.name + "' stands where another tensor does");
+  }
+  for (auto one = places.begin(); one != places.end(); ++one) {
+    const auto next = std::next(one);
+    if (next != places.end() && next->first.first == one->first.first &&
+        next->first.second < one->first.second + one->second->bytes())
+      refuse(path, next->second->role + " '" + next->second->name + "' begins within '" + one->second->name +
+                       "', at byte " + std::to_string(next->first.second) + " of " +
+                       manifest.files[one->first.first].name);
+  }
+}
+}  // namespace
+
+int64_t Tensor::bytes() const {
+  int64_t bytes = stored_size(dtype);
+  for (const int64_t n : shape)
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return -1;
+  return bytes;
+}
+
+uint64_t hash_of(const void* data, int64_t bytes) { return XXH3_64bits(data, static_cast<std::size_t>(bytes)); }
+
+std::string hex(uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string to_text(const Manifest& manifest) {
+  Json files = Json::array(), tensors = Json::array();
+  for (const SavedFile& file : manifest.files)
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"header", hex(file.header)}, {"data", file.data}});
+  for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(json_of(tensor));
+  const Json json{{"version", kVersion},           {"step", manifest.step},     {"run", manifest.run},
+                  {"facts", Json::parse(manifest.facts)}, {"files", std::move(files)}, {"tensors", std::move(tensors)}};
+  const std::string body = json.dump();
+  return kBefore + hex(hash_of(body.data(), static_cast<int64_t>(body.size()))) + kBetween + body + kAfter;
+}
+
+Manifest parse_manifest(const std::string& path, const std::string& text) {
+  const std::size_t first = kBefore.size() + 16 + kBetween.size();
+  if (text.size() < first + kAfter.size() || text.compare(0, kBefore.size(), kBefore) != 0 ||
+      text.compare(kBefore.size() + 16, kBetween.size(), kBetween) != 0 || !text.ends_with(kAfter))
+    refuse(path, "is no manifest of a checkpoint, or was cut off");
+  const std::string body = text.substr(first, text.size() - first - kAfter.size());
+  if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
+    refuse(path, "was changed since it was written: its hash is another");
+  try {
+    const Json json = Json::parse(body);
+    if (json.at("version") != kVersion)
+      fail_user(path + ": is of format version " + json.at("version").dump() + ", this zeroth reads version " +
+                std::to_string(kVersion) + "; load it with the release that wrote it");
+    Manifest manifest;
+    manifest.step = json.at("step").get<int64_t>();
+    manifest.run = json.at("run").get<std::string>();
+    manifest.facts = json.at("facts").dump();
+    for (const Json& one : json.at("files")) {
+      SavedFile file{one.at("name").get<std::string>(), one.at("bytes").get<int64_t>(),
+                     number_of(path, one.at("header")), one.at("data").get<int64_t>()};
+      if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
+      if (file.data < 8 || file.bytes < file.data) refuse(path, file.name + " has no room for its header");
+      manifest.files.push_back(std::move(file));
+    }
+    for (const Json& one : json.at("tensors")) manifest.tensors.push_back(tensor_of(path, one, manifest.files));
+    check(path, manifest);
+    return manifest;
+  } catch (const Json::exception& error) {
+    refuse(path, std::string("is no manifest of a checkpoint: ") + error.what());
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,57 @@
+// What a checkpoint consists of: tensors by role and name, where each stands, and a hash for every chunk of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zr::host {
+
+/// A whole tensor, however it is cut between ranks.
+struct Tensor {
+  std::string role;  // "weight", "buffer", "master", or "state.NAME" of an optimizer
+  std::string name;  // of the parameter or buffer
+  std::string dtype;  // as safetensors names it: "F32"
+  std::vector<int64_t> shape;
+  std::vector<std::string> aliases;  // other names of tied weights
+  int64_t bytes() const;
+};
+
+struct Chunk {
+  int64_t bytes;
+  uint64_t hash;  // XXH3
+};
+
+struct SavedTensor : Tensor {
+  uint32_t file = 0;          // of Manifest::files
+  int64_t at = 0;             // its first byte there
+  std::vector<Chunk> chunks;  // one after another, all of it
+};
+
+struct SavedFile {
+  std::string name;
+  int64_t bytes = 0;
+  uint64_t header = 0;  // XXH3 of what stands before the data
+  int64_t data = 0;     // first byte of data
+};
+
+struct Manifest {
+  int64_t step = 0;   // steps made when it was saved
+  std::string run;    // of the job that saved it
+  std::string facts;  // a JSON object: what is not a tensor
+  std::vector<SavedFile> files;
+  std::vector<SavedTensor> tensors;
+};
+
+inline constexpr const char* kManifest = "manifest.json";
+inline constexpr const char* kIndex = "model.safetensors.index.json";
+
+std::string to_text(const Manifest& manifest);
+/// Throws Failure(user) naming `path` and what is wrong with it: a changed byte, ranges that overlap or lie outside
+/// their files, names that are paths.
+Manifest parse_manifest(const std::string& path, const std::string& text);
+
+uint64_t hash_of(const void* data, int64_t bytes);
+std::string hex(uint64_t value);  // 16 digits
+
+}  // namespace zr::host

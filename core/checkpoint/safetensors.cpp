@@ -1,0 +1,125 @@
+#include "checkpoint/safetensors.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+using Json = nlohmann::json;
+
+namespace {
+constexpr int64_t kLargestHeader = 100'000'000;  // as the format's own reader has it
+constexpr int64_t kAlignment = 64;
+
+[[noreturn]] void refuse(const std::string& file, const std::string& why) {
+  fail_user(file + ": is no safetensors file: " + why + "; name one (model.safetensors)");
+}
+
+StoredTensor tensor_of(const std::string& file, const std::string& name, const Json& said) {
+  StoredTensor tensor{name, {}, {}, 0, 0};
+  try {
+    tensor.dtype = said.at("dtype").get<std::string>();
+    tensor.shape = said.at("shape").get<std::vector<int64_t>>();
+    const Json& offsets = said.at("data_offsets");
+    if (offsets.size() != 2 || !offsets.at(0).is_number_unsigned() || !offsets.at(1).is_number_unsigned())
+      refuse(file, "the data_offsets of '" + name + "' are no two numbers");
+    tensor.begin = offsets.at(0).get<int64_t>();
+    tensor.end = offsets.at(1).get<int64_t>();
+  } catch (const Json::exception&) {
+    refuse(file, "its header does not give '" + name + "' a dtype, a shape and offsets");
+  }
+  const int64_t size = stored_size(tensor.dtype);
+  if (size == 0) refuse(file, "'" + name + "' has the type '" + tensor.dtype + "', which is not known here");
+  int64_t bytes = size;
+  for (const int64_t n : tensor.shape)
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) refuse(file, "the shape of '" + name + "' is none");
+  if (tensor.end - tensor.begin != bytes)
+    refuse(file, "'" + name + "' takes " + std::to_string(bytes) + " bytes by its shape, and has those from " +
+                     std::to_string(tensor.begin) + " to " + std::to_string(tensor.end));
+  return tensor;
+}
+}  // namespace
+
+int64_t stored_size(const std::string& dtype) {
+  static const std::map<std::string, int64_t> sizes{
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2}, {"U16", 2},
+      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8}, {"U64", 8},
+      {"F64", 8},  {"C64", 8}};
+  const auto found = sizes.find(dtype);
+  return found == sizes.end() ? 0 : found->second;
+}
+
+TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
+      twice = parsed.get<std::string>();
+    return true;
+  };
+  const Json json = Json::parse(text, watch, false);
+  if (!json.is_object()) refuse(file, "its header is no JSON object");
+  if (!twice.empty()) refuse(file, "its header has '" + twice + "' twice");
+  TensorHeader header;
+  header.data = data;
+  for (const auto& [name, said] : json.items()) {
+    if (name != "__metadata__") {
+      header.tensors.push_back(tensor_of(file, name, said));
+      continue;
+    }
+    if (!said.is_object()) refuse(file, "its __metadata__ is no JSON object");
+    for (const auto& [key, value] : said.items())
+      if (value.is_string()) header.metadata[key] = value.get<std::string>();
+  }
+  std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  int64_t at = 0;
+  for (const StoredTensor& tensor : header.tensors) {
+    if (tensor.begin != at)
+      refuse(file, "'" + tensor.name + "' begins at " + std::to_string(tensor.begin) +
+                       ", where the tensors before it end at " + std::to_string(at));
+    at = tensor.end;
+  }
+  if (data + at != bytes)
+    refuse(file, "its tensors end at byte " + std::to_string(data + at) + ", it has " + std::to_string(bytes));
+  return header;
+}
+
+TensorHeader read_header(const std::string& file) {
+  std::ifstream in(file, std::ios::binary | std::ios::ate);
+  const auto bytes = in ? static_cast<int64_t>(in.tellg()) : -1;
+  if (bytes < 0) fail_user(file + ": cannot be read: " + std::strerror(errno) + "; name a safetensors file");
+  unsigned char word[8] = {};
+  in.seekg(0).read(reinterpret_cast<char*>(word), 8);
+  uint64_t length = 0;
+  for (int i = 8; i-- > 0;) length = length << 8 | word[i];
+  if (!in || length > kLargestHeader || static_cast<int64_t>(length) + 8 > bytes)
+    refuse(file, "its first eight bytes are not the length of a header");
+  std::string text(length, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(length));
+  if (!in) refuse(file, "its header cannot be read");
+  return parse_header(file, text, static_cast<int64_t>(length) + 8, bytes);
+}
+
+std::string write_header(TensorHeader& header) {
+  nlohmann::ordered_json json;
+  if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
+  for (const StoredTensor& tensor : header.tensors)
+    json[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
+  std::string text = json.is_null() ? "{}" : json.dump();
+  text.resize((text.size() + 8 + kAlignment - 1) / kAlignment * kAlignment - 8, ' ');
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(text.size() >> (8 * i)));
+  header.data = static_cast<int64_t>(text.size()) + 8;
+  return bytes + text;
+}
+
+}  // namespace zr::host

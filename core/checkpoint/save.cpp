@@ -1,0 +1,237 @@
+#include "checkpoint/save.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/failure.hpp"
+#include "checkpoint/file.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace zr::host {
+
+namespace {
+struct Written {
+  uint32_t tensor;
+  int64_t first, bytes;
+  uint64_t hash;
+};
+
+// Weights and buffers together: that set alone is what other programs load.
+std::string stem_of(const std::string& role) {
+  if (role == "weight" || role == "buffer") return "model";
+  std::string stem = role.starts_with("state.") ? role.substr(6) : role;
+  for (char& c : stem)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') c = '-';
+  return stem;
+}
+
+// Which tensor stands where: the same whatever the ranks and the strategy.
+struct Layout {
+  Manifest manifest;  // without chunks
+  std::vector<std::string> headers;
+};
+
+Layout lay_out(const Image& image, int64_t file_bytes) {
+  Layout layout;
+  layout.manifest.step = image.step;
+  layout.manifest.run = image.run;
+  layout.manifest.facts = image.facts;
+  for (const Tensor& tensor : image.tensors) {
+    layout.manifest.tensors.emplace_back();
+    static_cast<Tensor&>(layout.manifest.tensors.back()) = tensor;
+  }
+  std::map<std::string, std::vector<uint32_t>> stems;
+  for (uint32_t i = 0; i < image.tensors.size(); ++i) stems[stem_of(image.tensors[i].role)].push_back(i);
+  for (auto& [stem, members] : stems) {
+    // Wide elements first, so that each stands at a multiple of its size.
+    std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) {
+      return stored_size(image.tensors[a].dtype) > stored_size(image.tensors[b].dtype);
+    });
+    std::vector<TensorHeader> headers(1);
+    int64_t at = 0;
+    for (const uint32_t i : members) {
+      if (at >= file_bytes) {
+        headers.emplace_back();
+        at = 0;
+      }
+      SavedTensor& tensor = layout.manifest.tensors[i];
+      tensor.file = static_cast<uint32_t>(layout.manifest.files.size() + headers.size() - 1);
+      tensor.at = at;
+      headers.back().tensors.push_back({tensor.name, tensor.dtype, tensor.shape, at, at + tensor.bytes()});
+      at += tensor.bytes();
+    }
+    for (std::size_t k = 0; k < headers.size(); ++k) {
+      headers[k].metadata = {
+          {"format", "pt"}, {"zeroth_run", image.run}, {"zeroth_step", std::to_string(image.step)}};
+      layout.headers.push_back(write_header(headers[k]));
+      char part[40];
+      std::snprintf(part, sizeof part, "-%05zu-of-%05zu.safetensors", k + 1, headers.size());
+      const std::string& header = layout.headers.back();
+      layout.manifest.files.push_back(
+          {stem + part,
+           headers[k].data + (headers[k].tensors.empty() ? 0 : headers[k].tensors.back().end),
+           hash_of(header.data(), static_cast<int64_t>(header.size())), headers[k].data});
+    }
+  }
+  for (SavedTensor& tensor : layout.manifest.tensors) tensor.at += layout.manifest.files[tensor.file].data;
+  return layout;
+}
+
+std::string index_of(const Manifest& manifest) {
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  int64_t bytes = 0;
+  for (const SavedTensor& tensor : manifest.tensors)
+    if (stem_of(tensor.role) == "model") {
+      map[tensor.name] = manifest.files[tensor.file].name;
+      bytes += tensor.bytes();
+    }
+  return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(1) + "\n";
+}
+
+std::string in(const std::string& folder, const std::string& name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+void begin(const std::string& root, const std::string& folder, const Layout& layout) {
+  make_folder(root);
+  remove_debris(root);
+  make_folder(folder);
+  failpoint("save.folder_made");
+  for (std::size_t i = 0; i < layout.headers.size(); ++i) {
+    const SavedFile& about = layout.manifest.files[i];
+    File file(in(folder, about.name), File::Use::create);
+    file.resize(about.bytes);
+    file.write(0, layout.headers[i].data(), static_cast<int64_t>(layout.headers[i].size()));
+  }
+  failpoint("save.files_made");
+}
+
+std::vector<Written> write_slabs(const std::string& folder, const Layout& layout, const Image& image,
+                                 const Peers& peers, int64_t chunk_bytes) {
+  std::vector<const Slab*> slabs;
+  for (const Slab& slab : image.slabs) slabs.push_back(&slab);
+  // Writers of one file wait for one another: each rank begins with another.
+  const auto files = static_cast<uint32_t>(layout.manifest.files.size());
+  const auto turn = [&](const Slab* slab) {
+    const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
+    const auto ahead = static_cast<uint32_t>(static_cast<uint64_t>(peers.rank) * files / static_cast<uint64_t>(peers.world));
+    return std::pair((tensor.file + files - ahead) % files, tensor.at + slab->first);
+  };
+  std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
+  std::vector<Written> written;
+  std::map<uint32_t, std::unique_ptr<File>> open;
+  for (const Slab* slab : slabs) {
+    const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
+    std::unique_ptr<File>& file = open[tensor.file];
+    if (!file)
+      file = std::make_unique<File>(in(folder, layout.manifest.files[tensor.file].name), File::Use::write);
+    for (int64_t done = 0; done < slab->bytes;) {
+      const int64_t n = std::min(chunk_bytes, slab->bytes - done);
+      const char* from = static_cast<const char*>(slab->data) + done;
+      written.push_back({slab->tensor, slab->first + done, n, hash_of(from, n)});
+      file->write(tensor.at + slab->first + done, from, n);
+      done += n;
+      failpoint("save.chunk_written");
+    }
+  }
+  failpoint("save.before_sync");
+  for (const auto& [index, file] : open) file->sync();
+  failpoint("save.synced");
+  return written;
+}
+
+// The chunks of all ranks, which must be every byte of every tensor once.
+void take_chunks(Manifest& manifest, const std::vector<std::string>& words) {
+  std::vector<Written> all;
+  for (const std::string& word : words) {
+    const std::size_t before = all.size();
+    all.resize(before + word.size() / sizeof(Written));
+    if (!word.empty()) std::memcpy(all.data() + before, word.data(), word.size());
+  }
+  std::sort(all.begin(), all.end(), [](const Written& a, const Written& b) {
+    return std::pair(a.tensor, a.first) < std::pair(b.tensor, b.first);
+  });
+  std::vector<int64_t> reached(manifest.tensors.size(), 0);
+  for (const Written& one : all) {
+    if (one.first != reached[one.tensor])
+      fail_bug("the ranks' parts of " + manifest.tensors[one.tensor].role + " '" + manifest.tensors[one.tensor].name +
+               "' overlap or leave a gap at byte " + std::to_string(reached[one.tensor]));
+    reached[one.tensor] += one.bytes;
+    manifest.tensors[one.tensor].chunks.push_back({one.bytes, one.hash});
+  }
+  for (std::size_t i = 0; i < reached.size(); ++i)
+    if (reached[i] != manifest.tensors[i].bytes())
+      fail_bug("no rank has the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
+}
+}  // namespace
+
+Peers alone() {
+  return {0, 1, [](const std::string& mine) { return std::vector<std::string>{mine}; },
+          [](const std::string& word) { return word; }};
+}
+
+void agree(const Peers& peers, const std::function<void()>& work) {
+  std::string mine;  // exit code, then text
+  try {
+    work();
+  } catch (const Failure& failure) {
+    mine = std::to_string(failure.code()) + " " + failure.what();
+  } catch (const std::exception& error) {
+    mine = std::to_string(static_cast<int>(Exit::bug)) + " " + error.what();
+  }
+  std::string first;
+  const std::vector<std::string> all = peers.gather(mine);
+  for (std::size_t r = 0; r < all.size() && first.empty(); ++r)
+    if (!all[r].empty()) {
+      const auto space = all[r].find(' ');
+      first = all[r].substr(0, space + 1) + (all.size() > 1 ? "rank " + std::to_string(r) + ": " : "") +
+              all[r].substr(space + 1);
+    }
+  first = peers.tell(first);
+  if (!first.empty()) throw Failure(static_cast<Exit>(std::stoi(first)), first.substr(first.find(' ') + 1));
+}
+
+std::string save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options) {
+  Layout layout = lay_out(image, options.file_bytes);
+  const std::string folder = aside_of(root, image.step);
+  const auto first = [&](const std::function<void()>& work) {
+    agree(peers, [&] {
+      if (peers.rank == 0) work();
+    });
+  };
+  try {
+    first([&] { begin(root, folder, layout); });
+    std::string chunks;
+    agree(peers, [&] {
+      const std::vector<Written> written = write_slabs(folder, layout, image, peers, options.chunk_bytes);
+      chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
+    });
+    const std::vector<std::string> words = peers.gather(chunks);
+    first([&] {
+      take_chunks(layout.manifest, words);
+      write_file(in(folder, kIndex), index_of(layout.manifest));
+      failpoint("save.index_written");
+      write_file(in(folder, kManifest), to_text(layout.manifest));
+      failpoint("save.manifest_written");
+      commit(root, image.step);
+    });
+  } catch (const Failure& failure) {
+    // All ranks are here, or gone: nobody writes any more.
+    if (peers.rank == 0) try {
+        remove_debris(root);
+      } catch (const Failure&) {  // the next save removes it
+      }
+    throw Failure(failure.exit(), "step " + std::to_string(image.step) + " was not saved: " + failure.what() +
+                                      " (earlier checkpoints are as they were)");
+  }
+  first([&] { retain(root, options.keep); });
+  return in(root, checkpoint_name(image.step));
+}
+
+}  // namespace zr::host

@@ -1,0 +1,50 @@
+// Saving: every rank writes its parts of whole tensors into shared files, then rank 0 commits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.hpp"
+
+namespace zr::host {
+
+/// Bytes [first, first + bytes) of a tensor, in this rank's memory until the save ends. Slabs of all ranks cover every
+/// tensor once.
+struct Slab {
+  uint32_t tensor;  // of Image::tensors
+  int64_t first, bytes;
+  const void* data;
+};
+
+/// What one rank knows of a checkpoint to be.
+struct Image {
+  int64_t step = 0;
+  std::string run, facts;       // Manifest
+  std::vector<Tensor> tensors;  // the same on all ranks
+  std::vector<Slab> slabs;      // this rank's
+};
+
+/// How the ranks of a job talk while they save or load. Both are collective.
+struct Peers {
+  int rank = 0, world = 1;
+  std::function<std::vector<std::string>(const std::string& mine)> gather;  // all ranks' words on rank 0, else nothing
+  std::function<std::string(const std::string& word)> tell;                 // rank 0's
+};
+/// A job of one rank.
+Peers alone();
+/// Runs `work` on every rank; if it failed on any, throws on all what the first of them threw.
+void agree(const Peers& peers, const std::function<void()>& work);
+
+struct SaveOptions {
+  int64_t keep = 0;                             // of committed ones; 0: all
+  int64_t file_bytes = int64_t{4} << 30;        // a file ends with the tensor that reaches it
+  int64_t chunk_bytes = int64_t{4} << 20;       // hashed together
+};
+
+/// Writes the checkpoint and returns its folder. Collective. Rank 0's process holds the FolderLock of root. A failure on
+/// any rank is thrown on all, and leaves the checkpoints that were there as they were.
+std::string save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options);
+
+}  // namespace zr::host
