@@ -70,10 +70,14 @@ TEST_P(Operators, SeeWhatPlainLibtorchSees) {
              "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.alias=true" : ""));
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
-  int right = 0;
+  int right = 0, dense = 0;
   std::istringstream lines(result.output);
-  for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
+  for (std::string line; std::getline(lines, line);) {
+    right += line.rfind("ok ", 0) == 0;
+    dense += line.find("the sparse gradient of 'weight' is made dense") != line.npos;
+  }
   EXPECT_EQ(right, 71) << "cases of one rank";
+  EXPECT_EQ(dense, 1) << "said once, not in each step, nor by each rank";
 }
 INSTANTIATE_TEST_SUITE_P(
     Under, Operators,
