@@ -255,12 +255,11 @@ void Session::allocate() {
   for (LiveRuns& live : live_runs(plan_, buffers_)) comm_->set_live(std::move(live));
   const auto own = [&](int64_t elements, zr_dtype dtype, Kind k, const std::string& tag) {
     const auto bytes = static_cast<std::size_t>(elements * size_of(dtype));
-    const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    void* memory = ::operator new (std::max(rounded, kHugePage), std::align_val_t{kHugePage}, std::nothrow);
+    void* memory = ::operator new (std::max<std::size_t>(bytes, 64), std::align_val_t{kHugePage}, std::nothrow);
     if (!memory)
       fail_environment("no memory for " + tag + ": " + bytes_text(static_cast<int64_t>(bytes)) +
                        " are needed on each rank; use more ranks, or a strategy that shards them");
-    ::madvise(memory, rounded, MADV_HUGEPAGE);
+    ::madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // the rest in small ones: no byte more is held
     std::memset(memory, 0, bytes);
     ledger_.add(Tier::device, k, tag, static_cast<int64_t>(bytes));
     return zr_view{memory, elements, dtype, 0, {1, 0}};
@@ -310,7 +309,8 @@ void Session::take_rank_zero() {
     store(param, values);
   };
   if (model_.deferred() > 0) {
-    model_.construct({values, take, [&](uint32_t param, float* out) { read(param, LogicalRole::value, "", out); }},
+    model_.construct({values, take, [&](uint32_t param, float* out) { read(param, LogicalRole::value, "", out); },
+                      [&](int64_t bytes) { ledger_.add(Tier::device, Kind::other, "start of training", bytes); }},
                      rank() == 0);
   } else {
     for (uint32_t param = 0; param < plan_.input.parameters.size(); ++param) {

@@ -41,32 +41,51 @@ zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::strin
             "'; it has: " + (list.empty() ? "none" : list));
 }
 
+namespace {
+// Where the elements [first, first + count) and [from, from + n) are both.
+std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, int64_t n) {
+  const int64_t begin = std::max(first, from);
+  return {begin, std::max<int64_t>(0, std::min(first + count, from + n) - begin)};
+}
+}  // namespace
+
 void Session::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
+  read(param, role, slot, 0, plan_.input.parameters[param].count, out);
+}
+
+void Session::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
+                   float* out) {
   if (role == LogicalRole::value) take_written();
   const Parameter& parameter = plan_.input.parameters[param];
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
   for (const Unit& unit : units_) {
     if (unit.param != param) continue;
-    const zr_view view = state_view(unit, role, slot);
-    widen(view.data, view.dtype, unit.count, out + unit.first);
+    const auto [from, n] = common(first, count, unit.first, unit.count);
+    if (n == 0) continue;
+    const zr_view view = part_of(state_view(unit, role, slot), from - unit.first, n);
+    widen(view.data, view.dtype, n, out + (from - first));
   }
   if (parameter.frozen)
-    for (const Piece& piece : plan_.mine.weights)
-      if (piece.param == param)
-        widen(static_cast<const char*>(buffers_[piece.buffer]) + piece.offset * size_of(plan_.input.weight_dtype),
-              plan_.input.weight_dtype, piece.count, out + piece.first);
+    for (const Piece& piece : plan_.mine.weights) {
+      const auto [from, n] = common(first, count, piece.first, piece.count);
+      const zr_dtype dtype = plan_.input.weight_dtype;
+      if (piece.param == param && n > 0)
+        widen(static_cast<const char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype),
+              dtype, n, out + (from - first));
+    }
   for (const Segment& segment : plan_.segments[param]) {
-    if (segment.owners.size() == static_cast<std::size_t>(world())) continue;
+    const auto [from, n] = common(first, count, segment.first, segment.count);
+    if (n == 0 || segment.owners.size() == static_cast<std::size_t>(world())) continue;
     zr_coll broadcast{};
     broadcast.op = ZR_BROADCAST;
     broadcast.root = segment.owners.front();
-    broadcast.src = broadcast.dst = {out + segment.first, segment.count, ZR_F32, 0, {1, 0}};
+    broadcast.src = broadcast.dst = {out + (from - first), n, ZR_F32, 0, {1, 0}};
     broadcast.label = parameter.name.c_str();
     comm_->run_control(broadcast);
   }
   if (role == LogicalRole::gradient)
-    for (int64_t i = 0; i < parameter.count; ++i) out[i] *= grad_mul_;
+    for (int64_t i = 0; i < count; ++i) out[i] *= grad_mul_;
 }
 
 template <class F>
@@ -132,19 +151,22 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
 }
 
 std::string Session::weights_hash() {
+  constexpr int64_t kPart = 64 * kLeaf;  // elements at a time, whatever the model
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return plan_.input.parameters[a].name < plan_.input.parameters[b].name; });
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   XXH3_64bits_reset(state.get());
-  std::vector<float> values;
+  std::vector<float> values(kPart);
   for (const uint32_t param : order) {
     const Parameter& parameter = plan_.input.parameters[param];
-    values.resize(static_cast<std::size_t>(parameter.count));
-    read(param, LogicalRole::value, "", values.data());
     XXH3_64bits_update(state.get(), parameter.name.c_str(), parameter.name.size() + 1);
-    XXH3_64bits_update(state.get(), values.data(), values.size() * 4);
+    for (int64_t first = 0; first < parameter.count; first += kPart) {
+      const int64_t count = std::min(kPart, parameter.count - first);
+      read(param, LogicalRole::value, "", first, count, values.data());
+      XXH3_64bits_update(state.get(), values.data(), static_cast<std::size_t>(count) * 4);
+    }
   }
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));

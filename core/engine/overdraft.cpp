@@ -33,7 +33,7 @@ void Session::watch_budget() {
   // What the ledger takes, libtorch has no longer.
   const auto changed = [this, budget](int64_t held) {
     model_.limit_temporaries(budget - held, [this](int64_t asked) { over_budget(asked); });
-    if (model_.temporaries().held > std::max<int64_t>(budget - held, 0)) over_budget(0);
+    if (held + model_.temporaries().held > budget) over_budget(0);
   };
   ledger_.on_change(Tier::device, changed);
   changed(ledger_.held(Tier::device));

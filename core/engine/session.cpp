@@ -52,6 +52,7 @@ struct Session::Timer {
 void Session::call(zr_code code, const zr_error& error, const std::string& who) {
   if (code == ZR_OK) return;
   if (const auto failure = comm_ ? comm_->take_failure() : nullptr) std::rethrow_exception(failure);
+  if (const auto failure = host_.take_failure()) std::rethrow_exception(failure);
   check(code, error, who);
 }
 

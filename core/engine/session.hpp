@@ -70,6 +70,8 @@ class Session {
   const Plan& plan() const { return plan_; }
   /// Writes the whole logical tensor, fp32, to out[count]; or sets it. `slot` names an optimizer state. Collective.
   void read(uint32_t param, LogicalRole role, const std::string& slot, float* out);
+  /// The same of elements [first, first + count).
+  void read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count, float* out);
   void write(uint32_t param, LogicalRole role, const std::string& slot, const float* values);
   /// XXH3 of the fp32 values in name order, 16 hex digits. Collective.
   std::string weights_hash();

@@ -235,6 +235,8 @@ class Construction::Replay {
     if (!inside_.empty()) {
       apart_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
       memory = apart_.back().get();
+      apart_bytes_ += static_cast<int64_t>(placeholder->storage().nbytes());
+      load_.account(static_cast<int64_t>(placeholder->storage().nbytes()));
     }
     if (stored_.count(at->second) && placeholder != overwritten_) load_.load(at->second, memory);
     placeholder->attach(memory);
@@ -246,7 +248,9 @@ class Construction::Replay {
     stored_.insert(param);
     placeholder->detach();
     inside_.erase(std::find(inside_.begin(), inside_.end(), placeholder));
-    if (inside_.empty()) apart_.clear();
+    if (!inside_.empty() || apart_.empty()) return;
+    apart_.clear();
+    load_.account(-std::exchange(apart_bytes_, 0));
   }
   static at::DataPtr real(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
 
@@ -256,6 +260,7 @@ class Construction::Replay {
   const Placeholder* overwritten_ = nullptr;     // by the present operator, as a whole
   std::vector<Placeholder*> inside_;             // parameters with memory
   std::vector<std::unique_ptr<float[]>> apart_;  // of those that do not stand in the room
+  int64_t apart_bytes_ = 0;
   std::unordered_set<uint32_t> stored_;
 };
 

@@ -40,7 +40,7 @@ class Construction final : public Keeper, public std::enable_shared_from_this<Co
 
   /// Operators outside the scope: refused.
   void enter(const Touch* touches, std::size_t n) override;
-  void leave(const Touch*, std::size_t) override {}
+  void leave(const Touch*, std::size_t, bool) override {}
 
  private:
   struct Step {

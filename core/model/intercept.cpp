@@ -73,9 +73,9 @@ void by_keeper(const std::vector<Touch>& touches, std::size_t n, F&& call) {
   }
 }
 
-void leave(const std::vector<Touch>& touches, std::size_t n) {
-  by_keeper(touches, n, [](Keeper* keeper, const Touch* first, std::size_t count) {
-    if (keeper) keeper->leave(first, count);
+void leave(const std::vector<Touch>& touches, std::size_t n, bool done) {
+  by_keeper(touches, n, [&](Keeper* keeper, const Touch* first, std::size_t count) {
+    if (keeper) keeper->leave(first, count, done);
   });
 }
 
@@ -91,7 +91,7 @@ void enter(std::vector<Touch>& touches) {
       entered += count;
     });
   } catch (...) {
-    leave(touches, entered);
+    leave(touches, entered, false);
     throw;
   }
 }
@@ -111,10 +111,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // nested operators have the memory already
     op.redispatchBoxed(below, stack);
   } catch (...) {
-    leave(touches, touches.size());
+    leave(touches, touches.size(), false);
     throw;
   }
-  leave(touches, touches.size());
+  leave(touches, touches.size(), true);
 }
 
 }  // namespace

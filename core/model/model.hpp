@@ -34,6 +34,7 @@ class Model {
     float* room;
     std::function<void(uint32_t param, const float* values)> store;
     std::function<void(uint32_t param, float* values)> load;
+    std::function<void(int64_t bytes)> account;  // more room was taken, or (negative) given back
   };
   /// Constructs a deferred model, its buffers too; where `computes` is false the operators are left out, and store()
   /// brings another rank's values.

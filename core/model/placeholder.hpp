@@ -23,8 +23,8 @@ class Keeper {
   virtual ~Keeper() = default;
   /// An operator is about to run: on return every placeholder has memory. Throws what the operator shall throw.
   virtual void enter(const Touch* touches, std::size_t n) = 0;
-  /// It has run, or thrown.
-  virtual void leave(const Touch* touches, std::size_t n) = 0;
+  /// It has run; not `done`: it has thrown, and nothing that it wrote counts.
+  virtual void leave(const Touch* touches, std::size_t n, bool done) = 0;
 };
 
 /// Stands behind one storage as the context of its data pointer, and lives as long as that storage. Tensors on it carry

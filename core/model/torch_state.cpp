@@ -40,17 +40,17 @@ void TorchModel::State::enter(const Touch* touches, std::size_t n) {
   uses.begin(params.data(), static_cast<uint32_t>(params.size()), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
 }
 
-void TorchModel::State::leave(const Touch* touches, std::size_t n) {
+void TorchModel::State::leave(const Touch* touches, std::size_t n, bool done) {
   c10::SmallVector<uint32_t, 8> params;
   c10::SmallVector<bool, 8> written;
   for (std::size_t i = 0; i < n; ++i) {
     const uint32_t param = touches[i].placeholder->index();
     if (!slots[param].shared) {
       params.push_back(param);
-      written.push_back(touches[i].written);
+      written.push_back(touches[i].written && done);
       continue;
     }
-    if (touches[i].written) take_copy(param, true);
+    if (touches[i].written) take_copy(param, done);
     expose(param, -1);
   }
   if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));

@@ -60,7 +60,7 @@ struct TorchModel::State final : Keeper {
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
   /// See Keeper.
   void enter(const Touch* touches, std::size_t n) override;
-  void leave(const Touch* touches, std::size_t n) override;
+  void leave(const Touch* touches, std::size_t n, bool done) override;
   /// One more (by = 1) or less (-1) may read what is shared. Outside operators and scopes nobody can, so that a write
   /// past both is refused, not a fault.
   void expose(uint32_t param, int by);

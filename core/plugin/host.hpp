@@ -1,6 +1,7 @@
 // The zr_host that plug-ins see: services by id, and instances created on it. One per Engine.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,6 +39,8 @@ class Host {
   Pool& pool();
   /// Services that were asked for and are not offered, since the last call; emptied.
   std::vector<std::string> take_missed();
+  /// What the memory service last refused memory with, as the Failure it is on this side; null if nothing. Clears it.
+  std::exception_ptr take_failure();
   /// The memory service's books: what is lent to plug-ins. [any]
   struct Memory;
   Memory& memory();  // see above

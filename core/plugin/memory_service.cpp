@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <utility>
 
 #include "plugin/services.hpp"
 
@@ -28,6 +30,9 @@ Kind kind_of_tag(const std::string& tag, Kind fallback) {
   return fallback;
 }
 
+// What grows with the model stands where its weights do; the rest is the host's.
+Tier tier_of(Kind kind) { return kind == Kind::other || kind == Kind::communicator ? Tier::host : Tier::device; }
+
 // Large blocks come as huge pages straight from the kernel, which zeroes them at first touch.
 void* map_huge(uint64_t bytes, uint64_t align, std::size_t& mapped) {
   const uint64_t step = std::max(align, kHugePage), whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -49,6 +54,24 @@ void release(void* memory, std::size_t mapped) {
   } else {
     std::free(memory);
   }
+}
+
+void free_view(const zr_host* abi, const zr_view* view) {
+  if (!abi->ctx || !view->data) return;  // gone with its host, or empty
+  Host& host = Host::from_abi(abi);
+  Host::Memory::Block block;
+  {
+    const std::lock_guard lock(host.memory().mutex);
+    const auto at = host.memory().blocks.find(view->data);
+    if (at == host.memory().blocks.end()) {
+      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not lend it");
+      return;
+    }
+    block = at->second;
+    host.memory().blocks.erase(at);
+  }
+  release(view->data, block.mapped);
+  host.ledger().add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
 }
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
@@ -74,28 +97,17 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       const std::lock_guard lock(host.memory().mutex);
       host.memory().blocks[view.data] = {mapped, static_cast<int64_t>(bytes), kind, tag};
     }
-    host.ledger().add(Tier::host, kind, tag, static_cast<int64_t>(bytes));
+    try {
+      host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));
+    } catch (const std::exception& over) {  // its budget
+      free_view(abi, &view);
+      const std::lock_guard lock(host.memory().mutex);
+      host.memory().failure = std::current_exception();
+      return refuse(error, ZR_NOMEM, over.what());
+    }
   }
   *out = view;
   return ZR_OK;
-}
-
-void free_view(const zr_host* abi, const zr_view* view) {
-  if (!abi->ctx || !view->data) return;  // gone with its host, or empty
-  Host& host = Host::from_abi(abi);
-  Host::Memory::Block block;
-  {
-    const std::lock_guard lock(host.memory().mutex);
-    const auto at = host.memory().blocks.find(view->data);
-    if (at == host.memory().blocks.end()) {
-      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not lend it");
-      return;
-    }
-    block = at->second;
-    host.memory().blocks.erase(at);
-  }
-  release(view->data, block.mapped);
-  host.ledger().add(Tier::host, block.kind, block.tag, -block.bytes);
 }
 
 void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
@@ -105,6 +117,11 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
 
 }  // namespace
 
+std::exception_ptr Host::take_failure() {
+  const std::lock_guard lock(memory().mutex);
+  return std::exchange(memory().failure, nullptr);
+}
+
 const zr_memory_service kMemoryService{sizeof(zr_memory_service), 0, alloc, free_view, account};
 
 int64_t Host::Memory::clear(Ledger& ledger) {
@@ -112,7 +129,7 @@ int64_t Host::Memory::clear(Ledger& ledger) {
   int64_t bytes = 0;
   for (const auto& [memory, block] : blocks) {
     release(memory, block.mapped);
-    ledger.add(Tier::host, block.kind, block.tag, -block.bytes);
+    ledger.add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
     bytes += block.bytes;
   }
   blocks.clear();

@@ -1,6 +1,7 @@
 // The tables of the services that every Host offers. Inside core/plugin.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <mutex>
 #include <string>
@@ -21,6 +22,7 @@ struct Host::Memory {
   };
   std::mutex mutex;
   std::map<void*, Block> blocks;
+  std::exception_ptr failure;  // what an allocation failed with
   /// Frees what is left and says how many bytes that was.
   int64_t clear(Ledger& ledger);
 };

@@ -112,7 +112,7 @@ void Gathers::take_apart(uint32_t c, bool tells) {
   const auto& memory = host_.need<zr_memory_service>();
   zr_error error = zr::no_error();
   zr::check(
-      memory.alloc(host_.abi(), static_cast<uint64_t>(bytes(c)), 64, "gathered weights, apart", &live.apart, &error),
+      memory.alloc(host_.abi(), static_cast<uint64_t>(bytes(c)), 64, "window: gathered weights, apart", &live.apart, &error),
       error);
   if (!tells || told_apart_) return;
   told_apart_ = true;

@@ -170,8 +170,17 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
   EXPECT_EQ(refused.code, 2) << refused.output;
   for (const char* part :
        {"zeroth: error: memory.device_budget is ", ", and libtorch asks for ", " more, in the first step\n",
-        "\n  weights      planned ", "\n  activations  planned      unknown, held ", "\n  largest: "})
+        "\n  weights      planned ", "\n  activations  planned      unknown, held "})
     EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
+  std::smatch line, one;
+  ASSERT_TRUE(std::regex_search(refused.output, line, std::regex("\n  largest: (.*)\n"))) << refused.output;
+  std::vector<int64_t> largest;
+  const std::string holders = line[1];
+  const std::regex bytes("([0-9.]+) ([KMG]?i?B)(, |$)");
+  for (std::sregex_iterator at(holders.begin(), holders.end(), bytes), end; at != end; ++at)
+    largest.push_back(bytes_of((*at)[1], (*at)[2]));
+  EXPECT_EQ(largest.size(), 4u) << holders;
+  EXPECT_TRUE(std::is_sorted(largest.rbegin(), largest.rend())) << holders;
   const auto fitting = edits(refused.output);
   ASSERT_EQ(fitting.size(), 3u) << refused.output;
   for (const std::string& edit : fitting) {
@@ -207,6 +216,40 @@ TEST_F(Memory, OfAModelThatFitsNowhereIsPlannedAllTheSame) {
   EXPECT_NE(said.output.find("1024 ranks; GB (10^9 bytes) of rank 0"), std::string::npos) << said.output;
 }
 
+TEST_F(Memory, OfAFileOfWeightsIsPlannedWithoutTheProgram) {
+  const std::string header =
+      R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F16","shape":[1000,64],"data_offsets":[0,128000]},)"
+      R"("a":{"dtype":"F16","shape":[64],"data_offsets":[128000,128128]}})";
+  std::string file;
+  for (int i = 0; i < 8; ++i) file.push_back(static_cast<char>(header.size() >> (8 * i)));
+  scratch_.write("model.safetensors", file + header + std::string(128128, '\0'));
+  const auto said = zeroth("plan --safetensors model.safetensors --ranks 2 strategy=zero0");
+  ASSERT_EQ(said.code, 0) << said.output;
+  EXPECT_NE(said.output.find("64064 parameters, fp16"), std::string::npos) << "the file's type\n" << said.output;
+  EXPECT_NEAR(kinds(said.output).at("weights"), 128128, 10) << said.output;
+}
+
+TEST_F(Memory, SharesTheWeightsOfAHostUnlessABudgetOrAKeySaysNo) {
+  const auto travelled = [&](const std::string& overrides) {
+    EXPECT_EQ(train("strategy=zero1 " + overrides).code, 0);
+    const Json wire = summary()["wire_bytes"];
+    return wire.contains("all_gather") ? wire["all_gather"].get<int64_t>() : 0;
+  };
+  EXPECT_EQ(travelled(""), 0);
+  EXPECT_GT(travelled("memory.device_budget=8GiB"), 0);
+  EXPECT_GT(travelled("communicator.alias=false"), 0);
+}
+
+TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
+  const auto trained = [&](const std::string& overrides) {
+    EXPECT_EQ(train(overrides + " model.dropout=0.1").code, 0);
+    return summary()["weights_hash"].get<std::string>();
+  };
+  const std::string hash = trained("strategy=zero0");
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
+    EXPECT_EQ(trained("strategy=" + strategy + " model.recompute=true"), hash) << strategy;
+}
+
 // An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a
 // parameter there, four ranks: zero3 about 26, the model that the program built included, zero0 about 42.
 TEST_F(Memory, IsBoundedFromOutside) {
@@ -223,8 +266,10 @@ TEST_F(Memory, IsBoundedFromOutside) {
         "gpt gpt.toml model.layers=6 model.width=512 model.heads=8 train.steps=2 train.micro_batch=1 strategy=" +
         strategy);
   };
-  const auto sharded = bounded("zero3"), replicated = bounded("zero0");
+  const auto sharded = bounded("zero3"), replicated = bounded("zero0"),
+             copied = bounded("zero3 communicator.alias=false strategy.zero3.prefetch_bytes=1MiB");
   EXPECT_EQ(sharded.code, 0) << sharded.output;
+  EXPECT_EQ(copied.code, 0) << copied.output;
   EXPECT_NE(replicated.code, 0) << replicated.output;
   EXPECT_TRUE(std::regex_search(replicated.output, std::regex("cannot map|no memory|can't allocate memory|bad_alloc")))
       << replicated.output;
@@ -275,7 +320,10 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
     const bool flat = c.strategy == "zero1" && !last;  // one backward's gradients, whole, beside the sums
     expect("gradients", last ? 4 * P : 4 * P * share + (flat ? c.w() * P : 0));
     EXPECT_LE(holds("buckets"), last || flat ? 0 : 2 * kBucket) << where;
+    EXPECT_GE(holds("buckets"), last || flat ? 0 : kBucket) << where;
     EXPECT_LE(holds("window"), sharded_weights ? 40 * 448 * c.w() + kPrefetch + kLayer * c.w() + 64 : 0) << where;
+    EXPECT_GE(holds("window"), sharded_weights && N > 1 ? kPrefetch : 0) << where;
+    expect("other", 4 * 448 * 448);  // the largest parameter, on its way at the start
   }
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, Formulas, testing::Values(1, 2, 3, 4),

@@ -299,16 +299,52 @@ int64_t proportional_bytes() {
   }
   return kib * 1024;
 }
+// The same of all its memory.
+int64_t proportional_bytes_of_all() {
+  std::ifstream maps("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(maps, line);)
+    if (line.rfind("Pss:", 0) == 0) return std::stoll(line.substr(4)) * 1024;
+  throw std::runtime_error("/proc/self/smaps_rollup has no Pss");
+}
 void tells_shared_memory(Run& run) {
   run.engine.reset();
-  torch::nn::Sequential net(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024));
+  auto net =
+      zr::deferred([] { return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024)); });
   zr::Engine engine(run.program, *net);
   engine.backward(net->forward(torch::randn({4, 1024})).square().mean());
   engine.step();
   engine.mean(0);  // all have made their step, and all are there
-  const double all = engine.mean(static_cast<double>(proportional_bytes())) * engine.world();
+  const double shared = engine.mean(static_cast<double>(proportional_bytes())) * engine.world(),
+               all = engine.mean(static_cast<double>(proportional_bytes_of_all())) * engine.world();
   engine.mean(0);
-  if (engine.rank() == 0) std::cout << static_cast<int64_t>(all) << std::endl;
+  if (engine.rank() == 0) std::cout << static_cast<int64_t>(shared) << " " << static_cast<int64_t>(all) << std::endl;
+}
+// Weights of 24 MiB, all of them at once, where one of three fits in the window.
+void gathers_all(Run& run) {
+  run.engine.reset();
+  auto net = zr::deferred([] {
+    return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024),
+                                 torch::nn::Linear(1024, 2048));
+  });
+  zr::Engine engine(run.program, *net);
+  const auto scope = zr::gather(net->parameters());
+  std::cout << net->parameters().size() << " are there" << std::endl;
+}
+// An operator of one rank alone that throws before it has written.
+void throws_in_place(Run& run) {
+  run.step();
+  if (run.engine->rank() == 1) {
+    const torch::NoGradGuard no_grad;
+    bool thrown = false;
+    try {
+      run.net->in->weight.copy_(torch::zeros({3, 5}));
+    } catch (const c10::Error&) {
+      thrown = true;
+    }
+    require(thrown, "a copy of another shape is refused");
+  }
+  run.step();
+  std::cout << run.engine->weights_hash() << std::endl;
 }
 // Most bytes libtorch held at once in a step, of a deep model of cheap blocks.
 void tells_activations(Run& run, bool recompute) {
@@ -352,6 +388,8 @@ void builds_under_cap(Run& run, bool deferred) {
   engine.backward(net->forward(torch::ones({4, 1024})).square().mean());
   engine.step();
   std::cout << engine.weights_hash().size() << std::endl;
+  // What ranks share is not counted by the limit.
+  require(engine.mean(static_cast<double>(proportional_bytes())) < 48 << 20, "a rank's part of shared memory is small");
 }
 
 const std::map<std::string, std::function<void(Run&)>> kCases{
@@ -377,6 +415,8 @@ const std::map<std::string, std::function<void(Run&)>> kCases{
     {"reads_gathered", reads_gathered},
     {"infers", infers},
     {"tells_shared_memory", tells_shared_memory},
+    {"gathers_all", gathers_all},
+    {"throws_in_place", throws_in_place},
     {"keeps_activations", [](Run& run) { tells_activations(run, false); }},
     {"recomputes_activations", [](Run& run) { tells_activations(run, true); }},
     {"builds_under_cap", [](Run& run) { builds_under_cap(run, false); }},

@@ -70,16 +70,20 @@ TEST_P(Operators, SeeWhatPlainLibtorchSees) {
              "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.alias=true" : ""));
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
-  int right = 0;
+  int right = 0, dense = 0;
   std::istringstream lines(result.output);
-  for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
+  for (std::string line; std::getline(lines, line);) {
+    right += line.rfind("ok ", 0) == 0;
+    dense += line.find("the sparse gradient of 'weight' is made dense") != line.npos;
+  }
   EXPECT_EQ(right, 71) << "cases of one rank";
+  EXPECT_EQ(dense, 1) << "said once, not in each step, nor by each rank";
 }
-INSTANTIATE_TEST_SUITE_P(Under, Operators,
-                         testing::Combine(testing::Values("zero0", "zero3", "zero1Shared"), testing::Values(1, 2, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Under, Operators,
+    testing::Combine(testing::Values("zero0", "zero3", "zero1Shared", "zero2Shared", "zero3Shared"),
+                     testing::Values(1, 2, 4)),
+    [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
 
 TEST_F(Sharded, RawReadsSayWhichParameterAndWhatToDo) {
   for (const std::string name : {"reads_pointer", "reads_accessor", "saves_module", "aliases_storage"})
@@ -119,14 +123,47 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
 
 TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
+  struct Held {
+    double shared, all;  // bytes of both ranks: in memory that they share, and altogether
+  };
+  const auto held = [&](const std::string& strategy, const std::string& alias) {
+    const Result result = run("tells_shared_memory", strategy,
+                              "strategy." + strategy + ".bucket_bytes=64KiB communicator.alias=" + alias);
+    EXPECT_EQ(result.code, 0) << result.output;
+    Held bytes{};
+    std::istringstream(said(result)) >> bytes.shared >> bytes.all;
+    return bytes;
+  };
   for (const std::string strategy : {"zero1", "zero2"}) {
-    const Result copied = run("tells_shared_memory", strategy),
-                 shared = run("tells_shared_memory", strategy, "communicator.alias=true");
-    ASSERT_EQ(copied.code, 0) << copied.output;
-    ASSERT_EQ(shared.code, 0) << shared.output;
-    EXPECT_NEAR((std::stod(said(copied)) - std::stod(said(shared))) / weights, 1, 0.02)
-        << strategy << ": one copy less with two ranks";
+    const Held copied = held(strategy, "false"), aliased = held(strategy, "true");
+    EXPECT_NEAR((copied.shared - aliased.shared) / weights, 1, 0.02) << strategy << ": one copy less with two ranks";
+    EXPECT_NEAR((copied.all - aliased.all) / weights, 1, 0.25) << strategy << ": nor is there one elsewhere";
   }
+  // zero3 has sums and buckets like zero2, and no window.
+  const Held zero2 = held("zero2", "true"), zero3 = held("zero3", "true");
+  EXPECT_NEAR(zero3.shared / zero2.shared, 1, 0.02) << "the weights once here too";
+  EXPECT_NEAR((zero3.all - zero2.all) / weights, 0, 0.25);
+}
+
+TEST_F(Sharded, WhatAnOperatorThatThrewWroteDoesNotCount) {
+  const Result whole = run("throws_in_place", "zero0");
+  EXPECT_EQ(whole.code, 0) << whole.output;
+  for (const std::string strategy : {"zero1", "zero2", "zero3"})
+    for (const std::string alias : {"true", "false"}) {
+      const Result sharded = run("throws_in_place", strategy, "communicator.alias=" + alias);
+      EXPECT_EQ(sharded.code, 0) << sharded.output;
+      EXPECT_EQ(said(sharded), said(whole)) << strategy << " " << alias;
+    }
+}
+
+TEST_F(Sharded, WeightsGatheredBesideTheWindowCountForTheBudget) {
+  const Result free = run("gathers_all");
+  EXPECT_EQ(free.code, 0) << free.output;
+  EXPECT_THAT(free.output, HasSubstr("6 are there"));
+  const Result bounded = run("gathers_all", "zero3", "memory.device_budget=44MB");
+  EXPECT_EQ(bounded.code, 2) << bounded.output;
+  EXPECT_THAT(bounded.output, HasSubstr("memory.device_budget is "));
+  EXPECT_THAT(bounded.output, Not(HasSubstr("6 are there")));
 }
 
 TEST_F(Sharded, RecomputedBlocksHoldFewerActivationsAndKeepEveryBit) {

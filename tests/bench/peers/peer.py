@@ -63,6 +63,12 @@ def wrapped(job):
     return model
 
 
+def plain(job):
+    """What no system can beat by sharing work: each rank trains alone."""
+    model = filled(job)
+    return plain_step(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAMW), job)
+
+
 def ddp(job):
     model = wrapped(job)
     return plain_step(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAMW), job)
@@ -129,7 +135,7 @@ def deepspeed_step(job):
     return step
 
 
-SYSTEMS = {"ddp": ddp, "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
+SYSTEMS = {"plain": plain, "ddp": ddp, "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
            **{f"deepspeed{stage}": deepspeed_step for stage in range(4)}}
 
 

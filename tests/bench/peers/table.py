@@ -15,6 +15,7 @@ MEMORY = {("M", "fp32"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6},
           ("M", "bf16"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6}}
 MEMORY_PEERS = {**CLASSES, "zero3": ["fsdp2_keep", "fsdp2_reshard"]}
 FIRST_STEP = {"S": 1.5}
+CEILING = "plain"  # two processes that exchange nothing
 DIGITS = 1e-5  # losses agree: five digits
 
 
@@ -49,6 +50,9 @@ def marks(case):
         if got:
             rows.append((f"{ours} tokens/s of {got[1]}'s", got[0], wanted and f"at least {wanted}",
                          wanted is None or got[0] >= wanted))
+        got = ratio(case, ours, [CEILING], "tokens_per_s")
+        if got:
+            rows.append((f"{ours} tokens/s of {CEILING}'s", got[0], None, True))
     for ours, peers in MEMORY_PEERS.items():
         wanted = MEMORY.get(cell, {}).get(ours)
         got = ratio(case, ours, peers, "peak_mib")
@@ -64,7 +68,8 @@ def marks(case):
 
 def apart(case):
     """Who ends at another loss than the middle of all: {name: its loss}; and that middle."""
-    losses = {name: [r["loss"] for r in system["rounds"]] for name, system in case["systems"].items() if ran(system)}
+    losses = {name: [r["loss"] for r in system["rounds"]] for name, system in case["systems"].items()
+              if ran(system) and name != CEILING}
     if not losses:
         return {}, None
     agreed = median(median(of_one) for of_one in losses.values())

@@ -23,6 +23,12 @@ def text(*cases):
 
 
 class Table(unittest.TestCase):
+    def test_the_ceiling_has_a_ratio_and_no_say_about_losses(self):
+        said = text(case("S", "fp32", plain=system(200, loss=9.0), ddp=system(100), zero0=system(190)))
+        self.assertIn("zero0 tokens/s of plain's                  0.950\n", said)
+        self.assertIn("zero0 tokens/s of ddp's                    1.900", said)
+        self.assertIn("loss: all agree to five digits", said)
+
     def test_a_ratio_is_to_the_best_peer_of_the_row_and_a_median_of_rounds(self):
         made = case("S", "fp32", ddp=system(100, 200, 100), deepspeed0=system(10, 10, 10), zero0=system(120, 220, 110))
         self.assertEqual(table.ratio(made, "zero0", table.CLASSES["zero0"], "tokens_per_s"), (1.1, "ddp"))
