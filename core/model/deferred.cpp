@@ -46,7 +46,7 @@ c10::IValue map_tensors(const c10::IValue& value, F&& fn) {
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
       list.push_back(tensor && tensor->defined() ? std::optional(fn(*tensor)) : tensor);
     return list;
   }

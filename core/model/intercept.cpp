@@ -32,7 +32,7 @@ void add(const c10::IValue& value, bool written, std::vector<Touch>& touches) {
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, written, touches);
   } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
       if (tensor) add(*tensor, written, touches);
   } else if (value.isList()) {
     for (const c10::IValue& one : value.toListRef()) add(one, written, touches);

@@ -38,8 +38,8 @@ Gathers::Gathers(const zr_plan_in& in, const Cells& cells, const Limits& limits,
 }
 
 Gathers::~Gathers() {
-  for (Live& live : live_)
-    if (live.apart.data) host_.need<zr_memory_service>().free(host_.abi(), &live.apart);
+  for (const Live& live : live_) free_apart(live.apart);
+  for (const auto& [bytes, memory] : spare_) free_apart(memory);
 }
 
 zr_view Gathers::memory(uint32_t cell) const {
@@ -68,7 +68,7 @@ void Gathers::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_vie
     if (live_[c].state != State::absent) continue;
     while (!take(c))
       if (!drop_farthest(-1)) {
-        take_apart(c, phase != ZR_EXPORT_PHASE);
+        take_apart(c, phase);
         break;
       }
     start(c);
@@ -105,16 +105,31 @@ bool Gathers::take(uint32_t c) {
   return live_[c].place >= 0;
 }
 
-void Gathers::take_apart(uint32_t c, bool tells) {
+// Memory that training takes stays for the next time, and grows only: a steady model soon takes none.
+zr_view Gathers::alloc_apart(int64_t bytes, bool stays) {
+  if (stays) {
+    if (const auto fits = spare_.lower_bound(bytes); fits != spare_.end()) return spare_.extract(fits).mapped();
+    if (!spare_.empty()) free_apart(spare_.extract(std::prev(spare_.end())).mapped());
+  }
+  zr_view memory{};
+  zr_error error = zr::no_error();
+  zr::check(host_.need<zr_memory_service>().alloc(host_.abi(), static_cast<uint64_t>(bytes), 64,
+                                                  "window: gathered weights, apart", &memory, &error),
+            error);
+  return memory;
+}
+
+void Gathers::free_apart(const zr_view& memory) {
+  if (memory.data) host_.need<zr_memory_service>().free(host_.abi(), &memory);
+}
+
+void Gathers::take_apart(uint32_t c, uint32_t phase) {
   Live& live = live_[c];
   live.place = window_.take(room(c));  // within one operator the limit on live bytes does not hold
   if (live.place >= 0) return;
-  const auto& memory = host_.need<zr_memory_service>();
-  zr_error error = zr::no_error();
-  zr::check(
-      memory.alloc(host_.abi(), static_cast<uint64_t>(bytes(c)), 64, "window: gathered weights, apart", &live.apart, &error),
-      error);
-  if (!tells || told_apart_) return;
+  live.stays = phase != ZR_EXPORT_PHASE;  // that may be the whole model, once
+  live.apart = alloc_apart(bytes(c), live.stays);
+  if (!live.stays || told_apart_) return;
   told_apart_ = true;
   if (comm_.rank() == 0)
     host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[cells_.all()[c].params.front()]->name +
@@ -144,7 +159,11 @@ void Gathers::drop(uint32_t c) {
   live.done.wait();  // its memory is still being written
   live.done = zr::Done();
   if (live.place >= 0) window_.give_back(live.place, room(c));
-  if (live.apart.data) host_.need<zr_memory_service>().free(host_.abi(), &live.apart);
+  if (live.apart.data && live.stays) {
+    spare_.emplace(live.apart.count, live.apart);
+  } else {
+    free_apart(live.apart);
+  }
   if (live.ahead) ahead_bytes_ -= bytes(c);
   live_bytes_ -= bytes(c);
   live.apart = zr_view{};
@@ -152,6 +171,7 @@ void Gathers::drop(uint32_t c) {
   live.ahead = false;
   live.state = State::absent;
   held_.erase(std::find(held_.begin(), held_.end(), c));
+  next_ = std::min(next_, trace_.next(c));  // it may have been passed over while it was here
 }
 
 void Gathers::start(uint32_t c) {
@@ -194,6 +214,8 @@ void Gathers::wait() {
 
 void Gathers::pass_end() {
   wait();
+  const size_t at = trace_.at();
+  if (trace_.follows() && at > 0 && at < trace_.order().size()) changed(trace_.order()[at]);  // it ended before
   trace_.end();
   next_ = 0;
 }

@@ -1,7 +1,7 @@
 // Which sharded cells are whole on this rank: gathered on demand and ahead, kept while they are soon used again.
 #pragma once
 
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -47,13 +47,16 @@ class Gathers {
     bool ahead = false;  // gathered before its use, and not yet used
     int64_t place = -1;  // in the window; -1: in `apart`
     zr_view apart{};     // the host's memory, where the window had no room
+    bool stays = false;  // `apart`, for the next that finds none
     zr::Done done;
   };
   zr_view memory(uint32_t cell) const;
   int64_t room(uint32_t cell) const { return zr::round_up(cells_.all()[cell].size, align_); }
   int64_t bytes(uint32_t cell) const { return room(cell) * width_; }
   bool take(uint32_t cell);
-  void take_apart(uint32_t cell, bool tells);
+  void take_apart(uint32_t cell, uint32_t phase);
+  zr_view alloc_apart(int64_t bytes, bool stays);
+  void free_apart(const zr_view& memory);
   bool drop_farthest(int64_t beyond);
   void drop(uint32_t cell);
   void start(uint32_t cell);
@@ -71,6 +74,7 @@ class Gathers {
   Trace trace_;
   std::vector<Live> live_;                    // by cell
   std::vector<uint32_t> held_;                // cells that are not absent
+  std::multimap<int64_t, zr_view> spare_;     // by bytes: memory apart that no cell is in
   std::vector<std::vector<int64_t>> counts_;  // by cell: elements of each rank's part
   int64_t live_bytes_ = 0, ahead_bytes_ = 0;
   size_t next_ = 0;  // the place of the recorded order up to which cells were gathered ahead

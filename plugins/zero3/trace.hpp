@@ -39,11 +39,16 @@ class Trace {
   /// Uses so far in this pass, and what was recorded: valid while follows().
   size_t at() const { return at_; }
   const std::vector<uint32_t>& order() const { return order_; }
+  /// The place of the cell's next use, or order().size().
+  size_t next(uint32_t cell) const {
+    const auto place = std::lower_bound(uses_[cell].begin(), uses_[cell].end(), at_);
+    return place == uses_[cell].end() ? order_.size() : *place;
+  }
   /// Bytes used between now and the cell's next use, or kNever.
   int64_t distance(uint32_t cell) const {
     if (!follows_) return kNever;
-    const auto next = std::lower_bound(uses_[cell].begin(), uses_[cell].end(), at_);
-    return next == uses_[cell].end() ? kNever : before_[*next] - before_[at_];
+    const size_t place = next(cell);
+    return place == order_.size() ? kNever : before_[place] - before_[at_];
   }
 
  private:

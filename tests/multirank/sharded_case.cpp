@@ -299,12 +299,15 @@ int64_t proportional_bytes() {
   }
   return kib * 1024;
 }
-// The same of all its memory.
+// The same of all its memory but files: what a library's pages count depends on who else runs.
 int64_t proportional_bytes_of_all() {
   std::ifstream maps("/proc/self/smaps_rollup");
+  int64_t kib = 0;
   for (std::string line; std::getline(maps, line);)
-    if (line.rfind("Pss:", 0) == 0) return std::stoll(line.substr(4)) * 1024;
-  throw std::runtime_error("/proc/self/smaps_rollup has no Pss");
+    for (const std::string field : {"Pss_Anon:", "Pss_Shmem:"})
+      if (line.rfind(field, 0) == 0) kib += std::stoll(line.substr(field.size()));
+  if (kib == 0) throw std::runtime_error("/proc/self/smaps_rollup has no Pss_Anon");
+  return kib * 1024;
 }
 void tells_shared_memory(Run& run) {
   run.engine.reset();

@@ -114,16 +114,16 @@ class FlatShards {
 
 /// A whole strategy of it. D, from FlatStrategy<D, where gradients stand>, adds its keys and a constructor that hands
 /// over the bytes of a bucket.
-template <class D, GradientMemory kGradients>
+template <class D, GradientMemory Gradients>
 class FlatStrategy : public Strategy<D> {
  public:
   /// bucket_bytes: what one bucket holds.
   explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
   /// Every rank's weights, the parts of states and sums it owns, and the room of its gradients.
-  void plan(const zr_plan_in& in, Plan& plan) const { FlatShards(in, bucket_bytes_, kGradients).plan(plan); }
+  void plan(const zr_plan_in& in, Plan& plan) const { FlatShards(in, bucket_bytes_, Gradients).plan(plan); }
   /// The memory stands from here on.
   void bind(const zr_plan_in& in, const Bound& bound) {
-    shards_.emplace(in, bucket_bytes_, kGradients);
+    shards_.emplace(in, bucket_bytes_, Gradients);
     shards_->bind(bound);
   }
   /// Where the gradient's elements from first on go.
