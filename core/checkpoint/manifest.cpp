@@ -17,6 +17,7 @@ using Json = nlohmann::json;
 
 namespace {
 constexpr int kVersion = 1;
+constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
@@ -64,7 +65,7 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   int64_t left = tensor.bytes();
   for (const Json& one : json.at("chunks")) {
     const Chunk chunk{one.at(0).get<int64_t>(), number_of(path, one.at(1))};
-    if (chunk.bytes <= 0 || chunk.bytes > left) refuse(path, "the chunks of " + who + " are not all of it");
+    if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk) refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
     tensor.chunks.push_back(chunk);
   }

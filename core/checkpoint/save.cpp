@@ -70,7 +70,7 @@ Layout lay_out(const Image& image, int64_t file_bytes) {
       headers[k].metadata = {
           {"format", "pt"}, {"zeroth_run", image.run}, {"zeroth_step", std::to_string(image.step)}};
       layout.headers.push_back(write_header(headers[k]));
-      char part[40];
+      char part[64];
       std::snprintf(part, sizeof part, "-%05zu-of-%05zu.safetensors", k + 1, headers.size());
       const std::string& header = layout.headers.back();
       layout.manifest.files.push_back(

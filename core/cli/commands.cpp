@@ -9,7 +9,9 @@
 #include <iostream>
 
 #include "base/failure.hpp"
+#include "base/dtype.hpp"
 #include "base/text.hpp"
+#include "cli/checkpoint_commands.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/plan_command.hpp"
@@ -72,9 +74,14 @@ Arguments trainer_of(const JobFile& job) {
 }
 
 int train(const Command& command, const Arguments& arguments) {
-  const Parsed parsed = parse(command, arguments);
+  po::options_description how("options");
+  how.add_options()("resume", "go on with the newest checkpoint of checkpoint.dir, if there is one");
+  Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
+  if (parsed.values.count("resume")) parsed.words.emplace_back("checkpoint.resume=true");
   const JobFile job = judged(command, parsed.words);
+  if (parsed.values.count("resume") && job.config.text("checkpoint.dir").empty())
+    fail_user("zeroth train --resume: checkpoint.dir is not set: name the folder of the checkpoints in " + job.file);
   LaunchOptions options;
   options.ranks = static_cast<int>(job.config.integer("job.ranks"));
   options.threads = static_cast<int>(job.config.integer("job.threads"));
@@ -133,6 +140,12 @@ int plan(const Command& command, const Arguments& arguments) {
   return print_plan(options, bin_folder());
 }
 
+std::string only_folder(const Command& command, const Arguments& words) {
+  if (words.size() != 1)
+    fail_user(std::string("zeroth ") + command.name + ": which folder? usage: zeroth " + command.usage);
+  return words[0];
+}
+
 int plugins(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
   if (parsed.helped) return 0;
@@ -150,6 +163,39 @@ int plugins(const Command& command, const Arguments& arguments) {
   const Judgement judgement = Registry::judge(std::filesystem::absolute(parsed.words[0]));
   std::cout << list_text({judgement});
   return judgement.accepted ? 0 : static_cast<int>(Exit::user);
+}
+
+int verify(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  return parsed.helped ? 0 : verify_checkpoints(only_folder(command, parsed.words));
+}
+
+int show(const Command& command, const Arguments& arguments) {
+  const Parsed parsed = parse(command, arguments);
+  if (!parsed.helped) show_checkpoint(only_folder(command, parsed.words));
+  return 0;
+}
+
+int export_model(const Command& command, const Arguments& arguments) {
+  ExportOptions options;
+  std::string size;
+  po::options_description how("options");
+  how.add_options()("dtype", po::value(&options.dtype), "fp32, bf16 or fp16, from the fp32 master; else as trained")(
+      "file-size", po::value(&size)->default_value("4GiB"), "of one file, where OUT is a folder");
+  Parsed parsed = parse(command, arguments, how);
+  if (parsed.helped) return 0;
+  po::notify(parsed.values);
+  if (parsed.words.size() != 2)
+    fail_user(std::string("zeroth export: from where, to where? usage: zeroth ") + command.usage);
+  if (!options.dtype.empty() && float_named(options.dtype) == ZR_NONE)
+    fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
+  const std::optional<int64_t> bytes = parse_bytes(size);
+  if (!bytes || *bytes <= 0) fail_user("zeroth export: --file-size " + size + ": must be a size, such as 4GiB");
+  options.from = parsed.words[0];
+  options.to = parsed.words[1];
+  options.file_bytes = *bytes;
+  export_weights(options);
+  return 0;
 }
 
 int launch_program(const Command& command, const Arguments& arguments) {
@@ -171,7 +217,7 @@ int launch_program(const Command& command, const Arguments& arguments) {
 }
 
 constexpr Command kCommands[] = {
-    {"train", "train FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.",
+    {"train", "train [--resume] FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.",
      train},
     {"plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Prints who will own which bytes, before anything is trained, for any number of ranks.", plan},
@@ -179,6 +225,11 @@ constexpr Command kCommands[] = {
      "Prints every effective value, where it comes from and what it means.", explain_file},
     {"plugins", "plugins [FILE.so]",
      "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
+    {"verify", "verify DIR", "Checks every byte of a checkpoint, or of all in a folder (exit code 2: one is not whole).",
+     verify},
+    {"show", "show DIR", "Prints what a checkpoint holds: step, configuration, tensors.", show},
+    {"export", "export DIR OUT [--dtype TYPE] [--file-size SIZE]",
+     "Writes a checkpoint's weights as OUT.safetensors, or as several in the folder OUT.", export_model},
     {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]",
      "Starts the ranks of any program built on zr::Engine.", launch_program},
 };

@@ -88,8 +88,7 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
     for (int64_t i = 0; i < count; ++i) out[i] *= grad_mul_;
 }
 
-template <class F>
-void Session::own_weights(uint32_t param, F&& fn) {
+void Session::own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   const int64_t size = size_of(plan_.input.weight_dtype);
   for (const Piece& piece : plan_.mine.weights) {
     if (piece.param != param) continue;

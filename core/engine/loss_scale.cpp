@@ -27,6 +27,14 @@ LossScale::LossScale(const LossScaleKeys& keys)
                                : std::exp2(keys.initial_power)),
       hysteresis_left_(keys.hysteresis) {}
 
+void LossScale::restore(const Image& image) {
+  skips_ = image.skips;
+  if (!keys_.scales || keys_.fixed != 0) return;
+  value_ = image.value;
+  good_ = image.good;
+  hysteresis_left_ = image.hysteresis_left;
+}
+
 void LossScale::made() {
   skips_ = 0;
   if (!keys_.scales || keys_.fixed != 0) return;

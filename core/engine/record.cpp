@@ -70,8 +70,21 @@ Record::Record(const Config& config, int ranks, bool writes)
                      "; set job.runs to a folder that can be written");
   std::filesystem::remove(folder_ + "/summary.json", error);
   write_file(folder_ + "/config.toml", config.to_toml());
+  if (config.boolean("checkpoint.resume")) {
+    std::ifstream before(folder_ + "/metrics.jsonl");
+    for (std::string line; std::getline(before, line);) before_.push_back(line);
+  }
   metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
   row("");
+}
+
+void Record::resume(int64_t step) {
+  if (!writes_) return;
+  for (const std::string& line : before_) {
+    long long of = 0;
+    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step) row(line + "\n");
+  }
+  before_.clear();
 }
 
 void Record::row(const std::string& text) {

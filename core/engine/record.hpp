@@ -45,6 +45,8 @@ class Record {
   /// A row of metrics.jsonl, and of what the user watches.
   void step(const StepRow& row, int64_t memory_bytes);
   void validation(int64_t step, double loss);  // likewise
+  /// The run goes on behind `step`: rows of an earlier one in this folder stay up to it (job.resume only).
+  void resume(int64_t step);
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
@@ -63,6 +65,7 @@ class Record {
   int64_t steps_;
   enum class Progress { none, plain, terminal } progress_ = Progress::none;
   std::ofstream metrics_;
+  std::vector<std::string> before_;  // rows of the run that this one goes on with
   std::array<double, kPhaseNames.size()> seconds_{};
   StepRow last_{};
   int64_t tokens_ = 0;

@@ -90,6 +90,7 @@ void Session::end_backward() {
 
 // Gradients of half a backward are in the buckets, and nobody knows which.
 void Session::check_backward() const {
+  check_complete();
   if (in_backward_)
     fail_user(
         "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "

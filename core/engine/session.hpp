@@ -10,6 +10,9 @@
 
 #include "base/ledger.hpp"
 #include "base/pool.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/load.hpp"
+#include "checkpoint/save.hpp"
 #include "comm/communicator.hpp"
 #include "comm/control.hpp"
 #include "comm/job.hpp"
@@ -36,6 +39,17 @@ struct Setup : JudgedJob {
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 enum class LogicalRole { value, gradient, state };
+
+struct LoadHow {
+  bool weights_only = false;  // no optimizer state, no step: training begins with these weights
+  bool strict = true;         // false: what is missing, unexpected or of another shape is told and left as it is
+  bool convert = false;       // weights of another type are rounded from the fp32 master
+};
+/// Tensors by role and name.
+struct LoadReport {
+  std::string folder;
+  std::vector<std::string> missing, unexpected, other_shape, fresh;  // fresh: optimizer states that begin anew
+};
 
 /// Training thread only. Collective methods are called by all ranks alike.
 class Session {
@@ -77,6 +91,14 @@ class Session {
   std::string weights_hash();
   /// Weights hash and wire counts for summary.json; implied by the last step. Collective.
   void finish();
+  /// Writes a checkpoint of the present step into `root`, keeps the newest `keep` there (0: all), and returns its
+  /// folder. Between steps only. A failure on any rank is thrown on all, and training may go on. Collective.
+  std::string save(const std::string& root, int64_t keep);
+  /// A checkpoint, or the newest in a folder of them. Once reading has begun, a failure leaves no weights to train:
+  /// another load must follow. Collective.
+  LoadReport load(const std::string& path, const LoadHow& how);
+  /// Loads the newest checkpoint of `root` if it has one. Collective.
+  void resume(const std::string& root);
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
@@ -104,13 +126,31 @@ class Session {
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
   /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights.
-  template <class F>
-  void own_weights(uint32_t param, F&& fn);
+  void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
   /// The same as store() from a whole parameter in the weights' dtype.
   void store_whole(uint32_t param, const void* whole);
   /// Masters under weights that the program wrote to in place.
   void take_written();
   void check_backward() const;
+  struct Match {
+    struct Part {
+      uint32_t param;  // kNoParam: a buffer
+      Tensor tensor;   // as it is here
+      const SavedTensor* saved;
+    };
+    std::vector<Part> parts;
+    std::vector<std::string> missing, unexpected, other_shape, fresh;
+  };
+  static constexpr uint32_t kNoParam = ~0u;
+  Peers peers();
+  Match match(const Checkpoint& from, const LoadHow& how) const;
+  void read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const;
+  std::vector<std::pair<int64_t, int64_t>> shares(uint32_t param) const;
+  char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  template <class F>
+  void each_tensor(F&& fn) const;
+  std::string facts();
+  void check_complete() const;
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
@@ -141,6 +181,8 @@ class Session {
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;
+  std::unique_ptr<FolderLock> lock_;
+  std::string lock_root_;
 
   const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
   int64_t step_ = 0;                                   // made so far
@@ -153,6 +195,8 @@ class Session {
   int64_t tokens_ = 0;       // of this rank since the last step
   int64_t record_wire_ = 0;  // bytes of all ranks up to the last step
   int64_t wire_aside_ = 0;   // bytes of this rank that belong to no step: what set() moved
+  uint64_t words_ = 0;       // that the ranks said to one another while saving and loading
+  bool incomplete_ = false;  // a load failed when it had begun to write
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

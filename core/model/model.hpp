@@ -16,6 +16,8 @@ struct ModelBuffer {
   std::string name;
   void* data;
   int64_t bytes;
+  std::string dtype;  // as safetensors names it: "F32"
+  std::vector<int64_t> shape;
 };
 
 /// Implemented once over libtorch (torch_model.hpp) and once by tests. Training thread only, but for the gradient

@@ -79,10 +79,31 @@ TorchModel::~TorchModel() {
 
 const std::vector<Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
+namespace {
+// As safetensors names it.
+std::string stored_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return "F32";
+    case at::kDouble: return "F64";
+    case at::kHalf: return "F16";
+    case at::kBFloat16: return "BF16";
+    case at::kLong: return "I64";
+    case at::kInt: return "I32";
+    case at::kShort: return "I16";
+    case at::kChar: return "I8";
+    case at::kByte: return "U8";
+    case at::kBool: return "BOOL";
+    case at::kComplexFloat: return "C64";
+    default: return c10::toString(type);
+  }
+}
+}  // namespace
+
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
   for (auto& [name, tensor] : state_->buffers)
-    list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())});
+    list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()),
+                    stored_type(tensor.scalar_type()), tensor.sizes().vec()});
   return list;
 }
 

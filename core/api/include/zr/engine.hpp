@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "zr/program.hpp"
 
@@ -17,6 +18,17 @@ struct Module;
 namespace zr {
 
 enum class What { value, gradient, state };
+
+/// How a checkpoint is taken, and what of it was not.
+struct Load {
+  bool weights_only = false;  // no optimizer state, no step: training begins with these weights
+  bool strict = true;         // false: what does not fit is listed and left as it is
+  bool convert = false;       // weights of another type are rounded from the fp32 master
+};
+struct Loaded {
+  std::string folder;
+  std::vector<std::string> missing, unexpected, other_shape, fresh;  // fresh: optimizer states that begin anew
+};
 
 /// One per model; a process may have several, used in the same order on all ranks. Methods are for the training thread;
 /// those marked collective are called on all ranks alike.
@@ -69,6 +81,12 @@ class Engine {
   /// Ends a run before train.steps, on all ranks alike: summary.json then has the weights hash and the wire counts. The
   /// last step implies it. Collective.
   void finish();
+  /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure is
+  /// thrown on all ranks and leaves earlier checkpoints as they were; training may go on. Collective.
+  std::string save(const std::string& dir);
+  /// A checkpoint, or the newest in `dir`, of any strategy and number of ranks. Every byte is checked; after a failure
+  /// within the tensors only another load may follow. Collective.
+  Loaded load(const std::string& dir, const Load& how = {});
   /// Mean over ranks, in rank order. Collective.
   double mean(double value);
   /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).

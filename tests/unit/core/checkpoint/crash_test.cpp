@@ -1,0 +1,147 @@
+// A save that ends at any place, on any rank, or on a disk that fails: what was committed stays.
+#include <filesystem>
+#include <set>
+
+#include "ranks.hpp"
+#include "scratch.hpp"
+
+namespace zr::test {
+namespace {
+
+const std::vector<std::string> kPlaces{"save.folder_made",  "save.files_made",       "save.chunk_written",
+                                       "save.before_sync",  "save.synced",           "save.index_written",
+                                       "save.manifest_written", "save.before_commit", "save.committed",
+                                       "retain.renamed"};
+
+std::string saves(const std::string& root, const Model& model, int64_t step, const Peers& peers, int64_t keep = 0) {
+  SaveOptions options = kSmall;
+  options.keep = keep;
+  const std::unique_ptr<FolderLock> lock = peers.rank == 0 ? std::make_unique<FolderLock>(root) : nullptr;
+  return save(root, image_of(model, step, peers.rank, peers.world, static_cast<unsigned>(step % 3)), peers, options);
+}
+
+TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
+  const Scratch scratch;
+  int64_t step = 0;
+  for (const int writers : {1, 2, 3, 4, 8})
+    for (const unsigned how : {0u, 1u, 2u}) {
+      const Model model(static_cast<unsigned>(++step));
+      ASSERT_TRUE(good(on_ranks(writers, [&](const Peers& peers) {
+        const std::unique_ptr<FolderLock> lock =
+            peers.rank == 0 ? std::make_unique<FolderLock>(scratch.path("c")) : nullptr;
+        save(scratch.path("c"), image_of(model, step, peers.rank, writers, how), peers, kSmall);
+      })));
+      const std::string folder = find_checkpoint(scratch.path("c"));
+      EXPECT_EQ(folder, scratch.path("c/" + checkpoint_name(step)));
+      for (const int readers : {1, 2, 3, 4, 8})
+        for (const unsigned other : {0u, 1u, 2u}) expect_holds(folder, model, readers, other);
+    }
+}
+
+TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
+  constexpr int kRanks = 3;
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  int64_t step = 1;
+  const Model first(1);
+  ASSERT_TRUE(good(on_ranks(kRanks, [&](const Peers& peers) { saves(root, first, 1, peers); })));
+  int kills = 0;
+  unsigned committed = 1;  // the seed of the newest whole one is its step
+  const std::vector<int> once{1, 1, 1}, often{1, 2, 3, 5, 8, 13, 21, 34};
+  for (const std::string& place : kPlaces)
+    for (int victim = -1; victim < kRanks; ++victim)  // -1: all of them
+      for (const int time : place == "save.chunk_written" ? often : once) {
+        ++step;
+        const Model model(static_cast<unsigned>(step));
+        const auto ends = on_ranks(kRanks, [&](const Peers& peers) {
+          if (victim < 0 || victim == peers.rank)
+            ::setenv("ZR_FAILPOINT", (place + "=kill@" + std::to_string(time)).c_str(), 1);
+          saves(root, model, step, peers, 2);
+        });
+        for (const int end : ends) kills += killed(end);
+        const std::string newest = find_checkpoint(root);
+        if (newest == (std::filesystem::path(root) / checkpoint_name(step)).string())
+          committed = static_cast<unsigned>(step);
+        else
+          EXPECT_FALSE(good(ends)) << place << ": a save that ended well is the newest";
+        ASSERT_EQ(newest, (std::filesystem::path(root) / checkpoint_name(committed)).string()) << place;
+        expect_holds(newest, Model(committed));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+  EXPECT_GE(kills, 100) << "places that kill nobody test nothing";
+  std::printf("%d ranks were killed while saving\n", kills);
+  ++step;
+  ASSERT_TRUE(good(on_ranks(kRanks, [&](const Peers& peers) { saves(root, Model(7), step, peers, 1); })));
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(root)) left.insert(entry.path().filename());
+  EXPECT_EQ(left, (std::set<std::string>{"lock", checkpoint_name(step)})) << "and no debris stays";
+}
+
+TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  for (const std::string& place : kPlaces) {
+    const Model before(1), after(2);
+    ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, before, 5, peers); })));
+    on_ranks(2, [&](const Peers& peers) {
+      ::setenv("ZR_FAILPOINT", (place + "=kill").c_str(), 1);
+      saves(root, after, 5, peers);
+    });
+    const Checkpoint checkpoint(find_checkpoint(root));
+    char seen = 0, old = before.bytes[0][0];
+    checkpoint.read(*checkpoint.find("weight", "embedding"), 0, 1, &seen);
+    expect_holds(checkpoint.folder(), seen == old ? before : after);
+  }
+}
+
+TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const Model good_one(1);
+  ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, good_one, 1, peers); })));
+  for (const std::string call : {"open", "resize", "write", "sync", "rename"})
+    for (const std::string error : {"ENOSPC", "EIO"})
+      for (const int time : {1, 2, 3}) {
+        const auto ends = on_ranks(2, [&](const Peers& peers) {
+          if (peers.rank == time % 2) ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
+          try {
+            saves(root, Model(2), 2, peers);
+          } catch (const Failure& failure) {
+            const std::string text = failure.what();
+            const bool says = text.find("step 2 was not saved: ") == 0 &&
+                              text.find(error == "EIO" ? "Input/output error" : "No space left") != text.npos;
+            if (!says) std::fprintf(stderr, "%s\n", text.c_str());
+            ::_exit(says && failure.exit() == Exit::environment ? 3 : 1);
+          }
+        });
+        for (const int end : ends) {
+          ASSERT_TRUE(WIFEXITED(end));
+          EXPECT_NE(WEXITSTATUS(end), 1) << call << " " << error << " " << time;
+        }
+        if (WEXITSTATUS(ends[0]) == 3) {
+          EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(1)});
+          EXPECT_FALSE(std::filesystem::exists(aside_of(root, 2)));
+        } else {
+          std::filesystem::remove_all(std::filesystem::path(root) / checkpoint_name(2));
+        }
+        expect_holds(find_checkpoint(root), good_one);
+      }
+}
+
+TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
+  const Scratch scratch;
+  const FolderLock mine(scratch.path("c"));
+  const auto ends = on_ranks(1, [&](const Peers&) {
+    try {
+      const FolderLock second(scratch.path("c"));
+    } catch (const Failure& failure) {
+      const std::string text = failure.what();
+      ::_exit(text.find("another job saves there (process " + std::to_string(::getppid()) + " on ") != text.npos ? 0 : 1);
+    }
+    ::_exit(2);
+  });
+  EXPECT_TRUE(good(ends));
+}
+
+}  // namespace
+}  // namespace zr::test

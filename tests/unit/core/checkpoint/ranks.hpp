@@ -1,0 +1,160 @@
+// Ranks that save together: processes of this one, which talk by sockets and may be killed at a failpoint.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/load.hpp"
+#include "checkpoint/save.hpp"
+
+namespace zr::test {
+
+using namespace zr::host;
+
+/// Tensors of several types and sizes, one of them empty; their bytes follow from the seed.
+struct Model {
+  explicit Model(unsigned seed) {
+    const auto add = [&](const std::string& role, const std::string& name, const std::string& dtype,
+                         std::vector<int64_t> shape) {
+      tensors.push_back({role, name, dtype, std::move(shape), {}});
+      std::mt19937_64 random(seed * 1000 + static_cast<unsigned>(tensors.size()));
+      std::string& one = bytes.emplace_back(static_cast<std::size_t>(tensors.back().bytes()), '\0');
+      for (char& c : one) c = static_cast<char>(random());
+    };
+    for (const std::string name : {"embedding", "block.weight", "block.bias", "empty", "scalar"}) {
+      const std::vector<int64_t> shape = name == "embedding"      ? std::vector<int64_t>{700, 33}
+                                         : name == "block.weight" ? std::vector<int64_t>{128, 128}
+                                         : name == "block.bias"   ? std::vector<int64_t>{129}
+                                         : name == "empty"        ? std::vector<int64_t>{0, 7}
+                                                                  : std::vector<int64_t>{};
+      add("weight", name, "BF16", shape);
+      add("master", name, "F32", shape);
+      add("state.exp_avg", name, "F32", shape);
+    }
+    add("buffer", "count", "I64", {3});
+  }
+  std::vector<Tensor> tensors;
+  std::vector<std::string> bytes;
+};
+
+/// Rank r's slabs of n: every tensor cut into uneven runs, dealt out in turn.
+inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how) {
+  std::vector<Slab> slabs;
+  int turn = static_cast<int>(how);
+  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
+    const auto bytes = static_cast<int64_t>(model.bytes[i].size());
+    const int64_t run = how == 0 ? std::max<int64_t>(1, (bytes + n - 1) / n) : 1000 + 777 * static_cast<int64_t>(how);
+    for (int64_t first = 0; first < bytes; first += run, ++turn)
+      if (turn % n == r) slabs.push_back({i, first, std::min(run, bytes - first), model.bytes[i].data() + first});
+  }
+  return slabs;
+}
+
+inline Image image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
+  return {step, "job", R"({"step":)" + std::to_string(step) + "}", model.tensors, slabs_of(model, r, n, how)};
+}
+
+constexpr SaveOptions kSmall{0, 50000, 4096};
+
+/// Forks n ranks, runs `work` in each, and returns how each ended (as waitpid says).
+inline std::vector<int> on_ranks(int n, const std::function<void(const Peers&)>& work) {
+  std::vector<std::array<int, 2>> wires(static_cast<std::size_t>(n));
+  for (auto& wire : wires) ::socketpair(AF_UNIX, SOCK_STREAM, 0, wire.data());
+  const auto send = [](int fd, const std::string& word) {
+    const uint64_t length = word.size();
+    if (::send(fd, &length, 8, MSG_NOSIGNAL) != 8) ::_exit(9);
+    for (std::size_t at = 0; at < word.size();) {
+      const ssize_t sent = ::send(fd, word.data() + at, word.size() - at, MSG_NOSIGNAL);
+      if (sent <= 0) ::_exit(9);
+      at += static_cast<std::size_t>(sent);
+    }
+  };
+  const auto receive = [](int fd) {
+    uint64_t length = 0;
+    if (::recv(fd, &length, 8, MSG_WAITALL) != 8) ::_exit(9);  // the peer is gone
+    std::string word(length, '\0');
+    if (length > 0 && ::recv(fd, word.data(), length, MSG_WAITALL) != static_cast<ssize_t>(length)) ::_exit(9);
+    return word;
+  };
+  std::vector<pid_t> ranks;
+  for (int r = 0; r < n; ++r) {
+    const pid_t pid = ::fork();
+    if (pid > 0) {
+      ranks.push_back(pid);
+      continue;
+    }
+    for (int other = 0; other < n; ++other) {
+      if (r != 0 && other != r) ::close(wires[static_cast<std::size_t>(other)][1]);
+      if (r == 0 || other != r) ::close(wires[static_cast<std::size_t>(other)][r == 0 ? 1 : 0]);
+      if (r != 0 && other == r) ::close(wires[static_cast<std::size_t>(other)][0]);
+    }
+    Peers peers;
+    peers.rank = r;
+    peers.world = n;
+    peers.gather = [&](const std::string& mine) {
+      std::vector<std::string> all;
+      if (r != 0) send(wires[static_cast<std::size_t>(r)][1], mine);
+      for (int other = 0; r == 0 && other < n; ++other)
+        all.push_back(other == 0 ? mine : receive(wires[static_cast<std::size_t>(other)][0]));
+      return all;
+    };
+    peers.tell = [&](const std::string& word) {
+      for (int other = 1; r == 0 && other < n; ++other) send(wires[static_cast<std::size_t>(other)][0], word);
+      return r == 0 ? word : receive(wires[static_cast<std::size_t>(r)][1]);
+    };
+    try {
+      work(peers);
+      ::_exit(0);
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "rank %d: %s\n", r, failure.what());
+      ::_exit(failure.code());
+    }
+  }
+  for (auto& wire : wires)
+    for (const int fd : wire) ::close(fd);
+  std::vector<int> ends;
+  for (const pid_t pid : ranks) {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ends.push_back(status);
+  }
+  return ends;
+}
+
+inline bool killed(int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL; }
+inline bool good(const std::vector<int>& ends) {
+  for (const int status : ends)
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return false;
+  return true;
+}
+
+/// All bytes of every tensor, by parts as another number of ranks would want them.
+inline void expect_holds(const std::string& folder, const Model& model, int n = 1, unsigned how = 0) {
+  const Checkpoint checkpoint(folder);
+  ASSERT_EQ(checkpoint.manifest().tensors.size(), model.tensors.size());
+  for (int r = 0; r < n; ++r)
+    for (const Slab& slab : slabs_of(model, r, n, how)) {
+      const Tensor& tensor = model.tensors[slab.tensor];
+      const SavedTensor* saved = checkpoint.find(tensor.role, tensor.name);
+      ASSERT_NE(saved, nullptr) << tensor.name;
+      ASSERT_EQ(saved->shape, tensor.shape);
+      std::string there(static_cast<std::size_t>(slab.bytes), '\0');
+      checkpoint.read(*saved, slab.first, slab.bytes, there.data());
+      ASSERT_TRUE(there.compare(0, there.size(), static_cast<const char*>(slab.data), there.size()) == 0)
+          << tensor.role << " " << tensor.name << " from " << slab.first;
+    }
+}
+
+}  // namespace zr::test
