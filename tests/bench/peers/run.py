@@ -24,7 +24,8 @@ PLACE = os.path.join(ROOT, "build/peers")
 WORLD, WARM, TRIAL = 2, 3, 5
 SIZES = {"S": {"layers": 6, "width": 384, "heads": 6, "context": 256, "samples": 4, "steps": 20},
          "M": {"layers": 12, "width": 768, "heads": 12, "context": 256, "samples": 2, "steps": 10}}
-PEERS = ["plain", "ddp", "torch_zero1", "fsdp2_keep", "fsdp2_reshard", "deepspeed0", "deepspeed1", "deepspeed2", "deepspeed3"]
+PEERS = ["plain", "ddp", "torch_zero1", "fsdp2_keep", "fsdp2_reshard",
+         "deepspeed0", "deepspeed1", "deepspeed2", "deepspeed3"]
 ZEROTH = ["zero0", "zero1", "zero2", "zero3"]
 TIMEOUT = 1200
 
