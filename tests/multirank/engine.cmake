@@ -22,6 +22,8 @@ if(ZR_TORCH)
   zr_test(engine_test SOURCES engine_test.cpp engine_formulas_test.cpp engine_loss_test.cpp
           LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
+  zr_test(checkpoint_test SOURCES checkpoint_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank
+          TIMEOUT 600)
   zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   if(ZR_EXAMPLES)
