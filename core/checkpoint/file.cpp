@@ -116,8 +116,7 @@ void sync_folder(const std::string& path) {
 
 void rename_path(const std::string& from, const std::string& to) {
   const int error = injected("rename");
-  if (error || ::rename(from.c_str(), to.c_str()) != 0)
-    fail(from, "cannot be renamed to " + to, error ? error : errno);
+  if (error || ::rename(from.c_str(), to.c_str()) != 0) fail(from, "cannot be renamed to " + to, error ? error : errno);
 }
 
 void make_folder(const std::string& path) {

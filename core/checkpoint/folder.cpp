@@ -57,7 +57,9 @@ std::string find_checkpoint(const std::string& path) {
   if (fs::exists(fs::path(path) / kManifest)) return path;
   const std::vector<std::string> names = checkpoints_in(path);
   if (names.empty())
-    fail_user(path + ": holds no checkpoint that was committed; name a folder that engine.save() or [checkpoint] dir wrote to");
+    fail_user(
+        path +
+        ": holds no checkpoint that was committed; name a folder that engine.save() or [checkpoint] dir wrote to");
   return place(path, names.back());
 }
 
@@ -65,7 +67,8 @@ FolderLock::FolderLock(const std::string& root) {
   make_folder(root);
   const std::string path = place(root, kLock);
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail_environment(path + ": cannot be created: " + std::strerror(errno) + "; name a folder that can be written");
+  if (fd_ < 0)
+    fail_environment(path + ": cannot be created: " + std::strerror(errno) + "; name a folder that can be written");
   char text[HOST_NAME_MAX + 64] = {};
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     const ssize_t n = ::pread(fd_, text, sizeof text - 1, 0);
@@ -78,7 +81,8 @@ FolderLock::FolderLock(const std::string& root) {
   ::gethostname(host, sizeof host - 1);
   const int length = std::snprintf(text, sizeof text, "process %d on %s\n", static_cast<int>(::getpid()), host);
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text, static_cast<std::size_t>(length), 0) != length)
-    fail_environment(path + ": cannot be written: " + std::strerror(errno) + "; free space there, or name another folder");
+    fail_environment(path + ": cannot be written: " + std::strerror(errno) +
+                     "; free space there, or name another folder");
 }
 
 FolderLock::~FolderLock() { ::close(fd_); }

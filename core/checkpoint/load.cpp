@@ -59,8 +59,9 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
   const File& file = files_[tensor.file];
   file.read(tensor.at + first, to, chunk.bytes);
   if (hash_of(to, chunk.bytes) != chunk.hash)
-    fail_user(file.path() + ": " + tensor.role + " '" + tensor.name + "' was changed since it was written, within the " +
-              std::to_string(chunk.bytes) + " bytes at " + std::to_string(tensor.at + first) + kRemedy);
+    fail_user(file.path() + ": " + tensor.role + " '" + tensor.name +
+              "' was changed since it was written, within the " + std::to_string(chunk.bytes) + " bytes at " +
+              std::to_string(tensor.at + first) + kRemedy);
 }
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {

@@ -41,7 +41,7 @@ bool is_plain(const std::string& name) {
 Json json_of(const SavedTensor& tensor) {
   Json chunks = Json::array();
   for (const Chunk& chunk : tensor.chunks) chunks.push_back({chunk.bytes, hex(chunk.hash)});
-  Json json{{"role", tensor.role}, {"name", tensor.name}, {"dtype", tensor.dtype},        {"shape", tensor.shape},
+  Json json{{"role", tensor.role}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
             {"file", tensor.file}, {"at", tensor.at},     {"chunks", std::move(chunks)}};
   if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
   return json;
@@ -65,7 +65,8 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   int64_t left = tensor.bytes();
   for (const Json& one : json.at("chunks")) {
     const Chunk chunk{one.at(0).get<int64_t>(), number_of(path, one.at(1))};
-    if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk) refuse(path, "the chunks of " + who + " are not all of it");
+    if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
+      refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
     tensor.chunks.push_back(chunk);
   }
@@ -114,8 +115,9 @@ std::string to_text(const Manifest& manifest) {
   for (const SavedFile& file : manifest.files)
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"header", hex(file.header)}, {"data", file.data}});
   for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(json_of(tensor));
-  const Json json{{"version", kVersion},           {"step", manifest.step},     {"run", manifest.run},
-                  {"facts", Json::parse(manifest.facts)}, {"files", std::move(files)}, {"tensors", std::move(tensors)}};
+  const Json json{{"version", kVersion},       {"step", manifest.step},
+                  {"run", manifest.run},       {"facts", Json::parse(manifest.facts)},
+                  {"files", std::move(files)}, {"tensors", std::move(tensors)}};
   const std::string body = json.dump();
   return kBefore + hex(hash_of(body.data(), static_cast<int64_t>(body.size()))) + kBetween + body + kAfter;
 }

@@ -9,8 +9,8 @@ namespace zr::host {
 
 /// A whole tensor, however it is cut between ranks.
 struct Tensor {
-  std::string role;  // "weight", "buffer", "master", or "state.NAME" of an optimizer
-  std::string name;  // of the parameter or buffer
+  std::string role;   // "weight", "buffer", "master", or "state.NAME" of an optimizer
+  std::string name;   // of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;  // other names of tied weights

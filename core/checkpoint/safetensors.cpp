@@ -48,9 +48,8 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
 
 int64_t stored_size(const std::string& dtype) {
   static const std::map<std::string, int64_t> sizes{
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2}, {"U16", 2},
-      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8}, {"U64", 8},
-      {"F64", 8},  {"C64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},
+      {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}, {"C64", 8}};
   const auto found = sizes.find(dtype);
   return found == sizes.end() ? 0 : found->second;
 }

@@ -24,8 +24,9 @@ struct TensorHeader {
 /// Bytes of an element of that type; 0: none that is known here.
 int64_t stored_size(const std::string& dtype);
 
-/// The header in `text`, the JSON without its length, of a file of `bytes` whose data begins at `data`. Tensors must fill
-/// the data without gap or overlap, as long as their shapes say. Throws Failure(user) naming file, tensor and offset.
+/// The header in `text`, the JSON without its length, of a file of `bytes` whose data begins at `data`. Tensors must
+/// fill the data without gap or overlap, as long as their shapes say. Throws Failure(user) naming file, tensor and
+/// offset.
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes);
 /// The same of a file.
 TensorHeader read_header(const std::string& file);

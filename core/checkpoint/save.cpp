@@ -67,15 +67,13 @@ Layout lay_out(const Image& image, int64_t file_bytes) {
       at += tensor.bytes();
     }
     for (std::size_t k = 0; k < headers.size(); ++k) {
-      headers[k].metadata = {
-          {"format", "pt"}, {"zeroth_run", image.run}, {"zeroth_step", std::to_string(image.step)}};
+      headers[k].metadata = {{"format", "pt"}, {"zeroth_run", image.run}, {"zeroth_step", std::to_string(image.step)}};
       layout.headers.push_back(write_header(headers[k]));
       char part[64];
       std::snprintf(part, sizeof part, "-%05zu-of-%05zu.safetensors", k + 1, headers.size());
       const std::string& header = layout.headers.back();
       layout.manifest.files.push_back(
-          {stem + part,
-           headers[k].data + (headers[k].tensors.empty() ? 0 : headers[k].tensors.back().end),
+          {stem + part, headers[k].data + (headers[k].tensors.empty() ? 0 : headers[k].tensors.back().end),
            hash_of(header.data(), static_cast<int64_t>(header.size())), headers[k].data});
     }
   }
@@ -120,7 +118,8 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
   const auto files = static_cast<uint32_t>(layout.manifest.files.size());
   const auto turn = [&](const Slab* slab) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
-    const auto ahead = static_cast<uint32_t>(static_cast<uint64_t>(peers.rank) * files / static_cast<uint64_t>(peers.world));
+    const auto ahead =
+        static_cast<uint32_t>(static_cast<uint64_t>(peers.rank) * files / static_cast<uint64_t>(peers.world));
     return std::pair((tensor.file + files - ahead) % files, tensor.at + slab->first);
   };
   std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
@@ -129,8 +128,7 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
   for (const Slab* slab : slabs) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     std::unique_ptr<File>& file = open[tensor.file];
-    if (!file)
-      file = std::make_unique<File>(in(folder, layout.manifest.files[tensor.file].name), File::Use::write);
+    if (!file) file = std::make_unique<File>(in(folder, layout.manifest.files[tensor.file].name), File::Use::write);
     for (int64_t done = 0; done < slab->bytes;) {
       const int64_t n = std::min(chunk_bytes, slab->bytes - done);
       const char* from = static_cast<const char*>(slab->data) + done;

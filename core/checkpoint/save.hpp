@@ -38,13 +38,13 @@ Peers alone();
 void agree(const Peers& peers, const std::function<void()>& work);
 
 struct SaveOptions {
-  int64_t keep = 0;                             // of committed ones; 0: all
-  int64_t file_bytes = int64_t{4} << 30;        // a file ends with the tensor that reaches it
-  int64_t chunk_bytes = int64_t{4} << 20;       // hashed together
+  int64_t keep = 0;                        // of committed ones; 0: all
+  int64_t file_bytes = int64_t{4} << 30;   // a file ends with the tensor that reaches it
+  int64_t chunk_bytes = int64_t{4} << 20;  // hashed together
 };
 
-/// Writes the checkpoint and returns its folder. Collective. Rank 0's process holds the FolderLock of root. A failure on
-/// any rank is thrown on all, and leaves the checkpoints that were there as they were.
+/// Writes the checkpoint and returns its folder. Collective. Rank 0's process holds the FolderLock of root. A failure
+/// on any rank is thrown on all, and leaves the checkpoints that were there as they were.
 std::string save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options);
 
 }  // namespace zr::host

@@ -73,8 +73,8 @@ int verify_checkpoints(const std::string& folder) {
         Progress progress(one, checkpoint.bytes());
         checkpoint.verify([&](int64_t done) { progress.at(done); });
       }
-      std::cout << one << ": whole, step " << checkpoint.manifest().step << ", "
-                << checkpoint.manifest().tensors.size() << " tensors, " << bytes_text(checkpoint.bytes()) << "\n";
+      std::cout << one << ": whole, step " << checkpoint.manifest().step << ", " << checkpoint.manifest().tensors.size()
+                << " tensors, " << bytes_text(checkpoint.bytes()) << "\n";
     } catch (const Failure& failure) {
       std::cout << failure.what() << "\n";
       code = failure.code();
@@ -115,8 +115,8 @@ void export_weights(const ExportOptions& options) {
   int64_t all = 0;
   for (const SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.role != "weight" && tensor.role != "buffer") continue;
-    const bool converts =
-        tensor.role == "weight" && wanted != ZR_NONE && float_of(tensor.dtype) != ZR_NONE && float_of(tensor.dtype) != wanted;
+    const bool converts = tensor.role == "weight" && wanted != ZR_NONE && float_of(tensor.dtype) != ZR_NONE &&
+                          float_of(tensor.dtype) != wanted;
     const SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
     items.push_back({&tensor, master ? master : &tensor, converts ? stored_of(wanted) : tensor.dtype});
     all += tensor.bytes() / stored_size(tensor.dtype) * stored_size(items.back().dtype);

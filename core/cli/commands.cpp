@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "base/failure.hpp"
 #include "base/dtype.hpp"
+#include "base/failure.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/job_file.hpp"
@@ -217,16 +217,16 @@ int launch_program(const Command& command, const Arguments& arguments) {
 }
 
 constexpr Command kCommands[] = {
-    {"train", "train [--resume] FILE.toml [table.key=value ...]", "Judges the file, then starts its program on job.ranks ranks.",
-     train},
+    {"train", "train [--resume] FILE.toml [table.key=value ...]",
+     "Judges the file, then starts its program on job.ranks ranks.", train},
     {"plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Prints who will own which bytes, before anything is trained, for any number of ranks.", plan},
     {"explain", "explain FILE.toml [table.key=value ...]",
      "Prints every effective value, where it comes from and what it means.", explain_file},
     {"plugins", "plugins [FILE.so]",
      "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
-    {"verify", "verify DIR", "Checks every byte of a checkpoint, or of all in a folder (exit code 2: one is not whole).",
-     verify},
+    {"verify", "verify DIR",
+     "Checks every byte of a checkpoint, or of all in a folder (exit code 2: one is not whole).", verify},
     {"show", "show DIR", "Prints what a checkpoint holds: step, configuration, tensors.", show},
     {"export", "export DIR OUT [--dtype TYPE] [--file-size SIZE]",
      "Writes a checkpoint's weights as OUT.safetensors, or as several in the folder OUT.", export_model},

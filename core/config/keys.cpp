@@ -121,7 +121,8 @@ std::vector<Key> make_host_keys() {
   keys.push_back(text("checkpoint", "dir", "\"\"", "folder of this job's checkpoints, from where it is started"));
   keys.push_back(whole("checkpoint", "every", "0", 0, kMost, "steps between checkpoints; 0: where the program saves"));
   keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "newest checkpoints that stay in the folder; 0: all"));
-  keys.push_back(flag("checkpoint", "resume", "false", "begin with the newest checkpoint of the folder, if there is one"));
+  keys.push_back(
+      flag("checkpoint", "resume", "false", "begin with the newest checkpoint of the folder, if there is one"));
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
               "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;

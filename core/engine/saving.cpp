@@ -21,7 +21,7 @@ namespace zr::host {
 using Json = nlohmann::json;
 
 namespace {
-constexpr int64_t kWord = 900 << 10;                  // of the store's values, which hold 1 MiB
+constexpr int64_t kWord = 900 << 10;                // of the store's values, which hold 1 MiB
 constexpr auto kPatience = std::chrono::hours(24);  // a rank that is lost ends the wait at once
 
 std::string stored_name(zr_dtype dtype) {
@@ -80,8 +80,7 @@ Peers Session::peers() {
     const uint64_t word = ++words_;
     std::vector<std::string> all;
     if (rank() != 0) put_long(*control_, key(word, rank()), mine);
-    for (int r = 0; rank() == 0 && r < world(); ++r)
-      all.push_back(r == 0 ? mine : get_long(*control_, key(word, r)));
+    for (int r = 0; rank() == 0 && r < world(); ++r) all.push_back(r == 0 ? mine : get_long(*control_, key(word, r)));
     return all;
   };
   peers.tell = [this, key](const std::string& mine) {
@@ -135,7 +134,8 @@ void Session::each_tensor(F&& fn) const {
     fn(i, of(parameters[i], "weight", plan_.input.weight_dtype));
     if (parameters[i].frozen) continue;
     if (plan_.has_master) fn(i, of(parameters[i], "master", ZR_F32));
-    for (const zr_slot& slot : plan_.input.slots) fn(i, of(parameters[i], std::string("state.") + slot.name, slot.dtype));
+    for (const zr_slot& slot : plan_.input.slots)
+      fn(i, of(parameters[i], std::string("state.") + slot.name, slot.dtype));
   }
 }
 
@@ -159,7 +159,9 @@ std::string Session::facts() {
               {"updates", updates_},
               {"parameter_steps", steps},
               {"loss_scale",
-               {{"value", scale.value}, {"good", scale.good}, {"hysteresis_left", scale.hysteresis_left},
+               {{"value", scale.value},
+                {"good", scale.good},
+                {"hysteresis_left", scale.hysteresis_left},
                 {"skips", scale.skips}}},
               {"seed", config().integer("train.seed")},
               {"config", config().to_toml()}}
@@ -168,8 +170,9 @@ std::string Session::facts() {
 
 std::string Session::save(const std::string& root, int64_t keep) {
   if (in_backward_ || micro_ > 0)
-    fail_user("engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
-              "saved; call it after a step");
+    fail_user(
+        "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
+        "saved; call it after a step");
   check_complete();
   model_.check_scopes();
   take_written();
@@ -186,9 +189,7 @@ std::string Session::save(const std::string& root, int64_t keep) {
   image.facts = facts();
   each_tensor([&](uint32_t param, Tensor tensor) {
     const auto index = static_cast<uint32_t>(image.tensors.size());
-    const int64_t size = plan_.input.parameters[param].count
-                             ? tensor.bytes() / plan_.input.parameters[param].count
-                             : 0;
+    const int64_t size = plan_.input.parameters[param].count ? tensor.bytes() / plan_.input.parameters[param].count : 0;
     for (const auto& [first, count] : shares(param))
       image.slabs.push_back({index, first * size, count * size, memory_of(param, tensor.role, first, count)});
     image.tensors.push_back(std::move(tensor));
@@ -302,7 +303,8 @@ LoadReport Session::load(const std::string& path, const LoadHow& how) {
     for (const Match::Part& part : found.parts)
       if (part.tensor.role == "weight" && part.saved->dtype != part.tensor.dtype)
         fail_user(folder + ": weight '" + part.tensor.name + "' is " + part.saved->dtype + ", train.dtype wants " +
-                  part.tensor.dtype + "; set train.dtype to what it is, or load with convert = true, which rounds from "
+                  part.tensor.dtype +
+                  "; set train.dtype to what it is, or load with convert = true, which rounds from "
                   "the fp32 master");
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   const Json& globals = facts["optimizer"]["globals"];
@@ -327,7 +329,8 @@ LoadReport Session::load(const std::string& path, const LoadHow& how) {
         } else {
           for (const Unit& unit : units_)
             if (unit.param == part.param)
-              read_part(*from, part, unit.first, unit.count, memory_of(part.param, part.tensor.role, unit.first, unit.count));
+              read_part(*from, part, unit.first, unit.count,
+                        memory_of(part.param, part.tensor.role, unit.first, unit.count));
         }
       }
     });

@@ -22,11 +22,12 @@ class Checkpoints : public testing::Test {
  protected:
   // A job a line, all of them on n ranks; 24 micro-batches a step however many ranks share them.
   void run(int n, const std::string& lines, const std::string& overrides = "") {
-    const auto done = shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", lines) +
-                            " " ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(n) +
-                            " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
-                            "/tests/multirank/parity/parity.toml train.steps=4 job.threads=1 train.accumulation=" +
-                            std::to_string(24 / n) + " " + overrides);
+    const auto done =
+        shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", lines) +
+              " " ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(n) +
+              " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
+              "/tests/multirank/parity/parity.toml train.steps=4 job.threads=1 train.accumulation=" +
+              std::to_string(24 / n) + " " + overrides);
     ASSERT_EQ(done.code, 0) << done.output;
   }
   Json summary(const std::string& name) const {
@@ -46,12 +47,14 @@ class Checkpoints : public testing::Test {
     run(1, "job.name=whole strategy=zero0\n", overrides);
     const std::string hash = summary("whole")["weights_hash"];
     const auto whole = losses("whole");
-    const auto folder = [](const std::string& strategy, int n) { return "saved-" + strategy + "-" + std::to_string(n); };
+    const auto folder = [](const std::string& strategy, int n) {
+      return "saved-" + strategy + "-" + std::to_string(n);
+    };
     for (const int n : kWorlds) {
       std::string lines;
       for (const std::string& strategy : kStrategies)
-        lines += "job.name=" + folder(strategy, n) + " strategy=" + strategy + " checkpoint.dir=" + folder(strategy, n) +
-                 " checkpoint.every=2 train.steps=2\n";
+        lines += "job.name=" + folder(strategy, n) + " strategy=" + strategy +
+                 " checkpoint.dir=" + folder(strategy, n) + " checkpoint.every=2 train.steps=2\n";
       run(n, lines, overrides);
     }
     for (const int m : kWorlds) {

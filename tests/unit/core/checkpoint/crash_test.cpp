@@ -8,10 +8,9 @@
 namespace zr::test {
 namespace {
 
-const std::vector<std::string> kPlaces{"save.folder_made",  "save.files_made",       "save.chunk_written",
-                                       "save.before_sync",  "save.synced",           "save.index_written",
-                                       "save.manifest_written", "save.before_commit", "save.committed",
-                                       "retain.renamed"};
+const std::vector<std::string> kPlaces{
+    "save.folder_made",   "save.files_made",       "save.chunk_written", "save.before_sync", "save.synced",
+    "save.index_written", "save.manifest_written", "save.before_commit", "save.committed",   "retain.renamed"};
 
 std::string saves(const std::string& root, const Model& model, int64_t step, const Peers& peers, int64_t keep = 0) {
   SaveOptions options = kSmall;
@@ -103,7 +102,8 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
     for (const std::string error : {"ENOSPC", "EIO"})
       for (const int time : {1, 2, 3}) {
         const auto ends = on_ranks(2, [&](const Peers& peers) {
-          if (peers.rank == time % 2) ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
+          if (peers.rank == time % 2)
+            ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
           try {
             saves(root, Model(2), 2, peers);
           } catch (const Failure& failure) {
@@ -136,7 +136,8 @@ TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
       const FolderLock second(scratch.path("c"));
     } catch (const Failure& failure) {
       const std::string text = failure.what();
-      ::_exit(text.find("another job saves there (process " + std::to_string(::getppid()) + " on ") != text.npos ? 0 : 1);
+      ::_exit(text.find("another job saves there (process " + std::to_string(::getppid()) + " on ") != text.npos ? 0
+                                                                                                                 : 1);
     }
     ::_exit(2);
   });

@@ -27,13 +27,13 @@ class Damaged : public testing::Test {
   std::string path(const std::string& name) const { return (fs::path(folder_) / name).string(); }
   // What refuses it; empty: nothing does.
   std::string refusal() const try {
-      const Checkpoint checkpoint(folder_);
-      checkpoint.verify([](int64_t) {});
-      return "";
-    } catch (const Failure& failure) {
-      EXPECT_EQ(failure.exit(), Exit::user) << failure.what();
-      return failure.what();
-    }
+    const Checkpoint checkpoint(folder_);
+    checkpoint.verify([](int64_t) {});
+    return "";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.exit(), Exit::user) << failure.what();
+    return failure.what();
+  }
   Scratch scratch_;
   std::string root_ = scratch_.path("c"), folder_;
   Model model_;
@@ -65,9 +65,9 @@ TEST_F(Damaged, InATensorNamesFileTensorAndOffset) {
   std::string bytes = read_file(path(name));
   bytes[static_cast<std::size_t>(tensor->at) + 5000] ^= 1;
   std::ofstream(path(name), std::ios::binary) << bytes;
-  EXPECT_EQ(refusal(), path(name) + ": master 'block.weight' was changed since it was written, within the 4096 bytes at " +
-                           std::to_string(tensor->at + 4096) +
-                           "; load another checkpoint (zeroth verify says which are whole)");
+  EXPECT_EQ(refusal(),
+            path(name) + ": master 'block.weight' was changed since it was written, within the 4096 bytes at " +
+                std::to_string(tensor->at + 4096) + "; load another checkpoint (zeroth verify says which are whole)");
 }
 
 TEST_F(Damaged, ByTruncationOrLossIsRefused) {
@@ -132,12 +132,14 @@ TEST(SafetensorsHeaders, ThatLieAreRefused) {
   };
   refused("[]", 8, "no JSON object");
   refused("{", 8, "no JSON object");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 16,
-          "'a' twice");
+  refused(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+      16, "'a' twice");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 17, "takes 8 bytes by its shape");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 16, "takes 8 bytes by its shape");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 20,
-          "'b' begins at 4");
+  refused(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+      20, "'b' begins at 4");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 24, "'a' begins at 8");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 15, "its tensors end at byte 16");
   refused(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "not known here");
