@@ -37,8 +37,6 @@ struct Engine::State {
       : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
         session(program.state()->setup(), torch_model) {
     at::set_num_threads(session.threads());
-    const std::string& dir = program.text("checkpoint.dir");
-    if (program.boolean("checkpoint.resume") && !dir.empty()) session.resume(dir);
   }
   /// A program that was only asked what it trains says so, and ends here.
   static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers) {
@@ -83,21 +81,16 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   state_->session.end_backward();
 }
 
-bool Engine::step() {
-  host::Session& session = state_->session;
-  if (!session.step()) return false;
-  const int64_t every = session.config().integer("checkpoint.every"), made = session.step_index();
-  const std::string& dir = session.config().text("checkpoint.dir");
-  if (!dir.empty() && every > 0 && (made % every == 0 || made == steps())) save(dir);
-  return true;
-}
+bool Engine::step() { return state_->session.step(); }
+bool Engine::done() const { return step_index() >= steps() || state_->session.stopped(); }
 
 std::string Engine::save(const std::string& dir) {
-  return state_->session.save(dir, state_->session.config().integer("checkpoint.keep"));
+  host::Session& session = state_->session;
+  return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
 }
 
 Loaded Engine::load(const std::string& dir, const Load& how) {
-  const host::LoadReport report = state_->session.load(dir, {how.weights_only, how.strict, how.convert});
+  const host::LoadReport report = state_->session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
   return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh};
 }
 

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <vector>
 
 namespace zr::host {
 
@@ -94,6 +96,30 @@ bool matches(std::string_view text, std::string_view pattern) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+std::optional<std::string> rewritten(std::string_view text, std::string_view from, std::string_view to) {
+  std::vector<std::string_view> stood;  // for each `*`
+  const std::function<bool(std::string_view, std::string_view)> fits = [&](std::string_view t, std::string_view f) {
+    if (f.empty()) return t.empty();
+    if (f[0] != '*') return !t.empty() && t[0] == f[0] && fits(t.substr(1), f.substr(1));
+    for (std::size_t n = 0; n <= t.size(); ++n) {
+      stood.push_back(t.substr(0, n));
+      if (fits(t.substr(n), f.substr(1))) return true;
+      stood.pop_back();
+    }
+    return false;
+  };
+  if (!fits(text, from)) return {};
+  std::string out;
+  std::size_t next = 0;
+  for (const char c : to) {
+    if (c == '*' && next < stood.size())
+      out += stood[next++];
+    else
+      out += c;
+  }
+  return out;
 }
 
 }  // namespace zr::host

@@ -20,5 +20,8 @@ std::optional<int64_t> parse_bytes(std::string_view text);
 std::optional<double> parse_duration(std::string_view text);
 /// `text` matches `pattern`, in which `*` stands for any run of characters.
 bool matches(std::string_view text, std::string_view pattern);
+/// `text`, which matches `from`, in the form of `to`: each `*` of it is what the same of `from` stands for, the
+/// shortest that fits. Nothing if it does not match.
+std::optional<std::string> rewritten(std::string_view text, std::string_view from, std::string_view to);
 
 }  // namespace zr::host

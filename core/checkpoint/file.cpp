@@ -28,10 +28,12 @@ namespace {
 }  // namespace
 
 File::File(const std::string& path, Use use) : path_(path) {
-  const int flags = use == Use::create ? O_RDWR | O_CREAT | O_EXCL : use == Use::write ? O_RDWR : O_RDONLY;
+  const bool reads = use == Use::read || use == Use::read_linked;
+  const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Use::create ? O_CREAT | O_EXCL : 0) |
+                    (use == Use::read_linked ? 0 : O_NOFOLLOW) | O_CLOEXEC;
   const int error = injected("open");
-  fd_ = error ? -1 : ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666);
-  if (fd_ < 0) fail(path, use == Use::read ? "cannot be opened" : "cannot be created", error ? error : errno);
+  fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
+  if (fd_ < 0) fail(path, use == Use::create ? "cannot be created" : "cannot be opened", error ? error : errno);
 }
 
 File::~File() {

@@ -10,7 +10,7 @@ namespace zr::host {
 /// One open file. Methods throw Failure(environment), at most one thread at a time.
 class File {
  public:
-  enum class Use { create, write, read };  // create: there is none yet
+  enum class Use { create, write, read, read_linked };  // create: there is none yet; read_linked: through links
   File(const std::string& path, Use use);
   ~File();
   File(File&& other) noexcept;

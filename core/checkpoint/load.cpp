@@ -13,14 +13,61 @@ namespace fs = std::filesystem;
 
 namespace {
 const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
+const char* kWhole = "model.safetensors";
 }
 
-Checkpoint::Checkpoint(const std::string& folder) : folder_(folder) {
-  const std::string path = (fs::path(folder) / kManifest).string();
-  if (!fs::exists(path))
-    fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
-  manifest_ = parse_manifest(path, read_file(path));
-  for (uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
+bool is_foreign(const std::string& path) {
+  const fs::path place(path);
+  if (fs::is_directory(place))
+    return !fs::exists(place / kManifest) && (fs::exists(place / kIndex) || fs::exists(place / kWhole));
+  return path.ends_with(".safetensors");
+}
+
+Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), foreign_(is_foreign(folder)) {
+  if (foreign_) {
+    open_foreign();
+  } else {
+    const std::string path = (fs::path(folder) / kManifest).string();
+    if (!fs::exists(path))
+      fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
+    manifest_ = parse_manifest(path, read_file(path));
+    for (uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
+  }
+  for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
+    places_.emplace(std::pair(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+}
+
+void Checkpoint::open_foreign() {
+  const fs::path place(folder_);
+  std::map<std::string, std::string> index;  // tensor -> file; of one file: none
+  std::vector<std::string> names;
+  const bool several = fs::exists(place / kIndex);
+  if (several) {
+    index = parse_index((place / kIndex).string(), read_file((place / kIndex).string()));
+    for (const auto& [tensor, file] : index)
+      if (std::find(names.begin(), names.end(), file) == names.end()) names.push_back(file);
+  } else {
+    names.push_back(fs::is_directory(place) ? kWhole : "");
+  }
+  manifest_.facts = "{}";
+  for (const std::string& name : names) {
+    const std::string path = name.empty() ? folder_ : (place / name).string();
+    const TensorHeader header = read_header(path);
+    files_.emplace_back(path, File::Use::read_linked);
+    manifest_.files.push_back({name, files_.back().size(), 0, header.data});
+    for (const StoredTensor& stored : header.tensors) {
+      if (several && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
+      index.erase(stored.name);
+      SavedTensor tensor;
+      static_cast<Tensor&>(tensor) = {"weight", stored.name, stored.dtype, stored.shape, {}};
+      tensor.file = static_cast<uint32_t>(files_.size() - 1);
+      tensor.at = header.data + stored.begin;
+      manifest_.tensors.push_back(std::move(tensor));
+    }
+  }
+  if (!index.empty())
+    fail_user((place / index.begin()->second).string() + ": has no '" + index.begin()->first + "', which " + kIndex +
+              " says is there; fetch the files again");
 }
 
 void Checkpoint::check_file(uint32_t index) {
@@ -49,9 +96,8 @@ void Checkpoint::check_file(uint32_t index) {
 }
 
 const SavedTensor* Checkpoint::find(const std::string& role, const std::string& name) const {
-  for (const SavedTensor& tensor : manifest_.tensors)
-    if (tensor.role == role && tensor.name == name) return &tensor;
-  return nullptr;
+  const auto at = places_.find({role, name});
+  return at == places_.end() ? nullptr : &manifest_.tensors[at->second];
 }
 
 // A whole chunk to where there is room for it.
@@ -65,6 +111,7 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
 }
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
+  if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {
     const int64_t from = std::max(at, first), end = std::min(at + chunk.bytes, first + bytes);
@@ -81,15 +128,18 @@ void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, v
   }
 }
 
-void Checkpoint::verify(const std::function<void(int64_t)>& told) const {
+void Checkpoint::verify(const std::function<void(int64_t)>& told, int part, int parts) const {
   int64_t done = 0;
+  int turn = 0;
   room_.resize(static_cast<std::size_t>(largest_chunk()));
   for (const SavedTensor& tensor : manifest_.tensors) {
     int64_t at = 0;
     for (const Chunk& chunk : tensor.chunks) {
-      take(tensor, chunk, at, room_.data());
+      if (turn++ % parts == part) {
+        take(tensor, chunk, at, room_.data());
+        told(done += chunk.bytes);
+      }
       at += chunk.bytes;
-      told(done += chunk.bytes);
     }
   }
 }

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/file.hpp"
@@ -11,12 +13,18 @@
 
 namespace zr::host {
 
-/// A committed checkpoint, opened. At most one thread at a time.
+/// Weights as other programs write them: a file NAME.safetensors, or a folder with model.safetensors or an index of
+/// several, and no manifest.
+bool is_foreign(const std::string& path);
+
+/// A committed checkpoint, or such weights, opened. At most one thread at a time.
 class Checkpoint {
  public:
   /// Reads manifest and headers. Throws Failure(user) naming the file that is missing, cut off, or of another step, run
   /// or content than the manifest says.
   explicit Checkpoint(const std::string& folder);
+  /// Every tensor is a weight, and nothing but the headers can be checked.
+  bool foreign() const { return foreign_; }
 
   const Manifest& manifest() const { return manifest_; }
   const std::string& folder() const { return folder_; }
@@ -25,16 +33,19 @@ class Checkpoint {
   /// Bytes [first, first + bytes) of the tensor. Throws Failure(user) naming file, tensor and offset where a byte
   /// changed. Chunks that are wanted in part are read whole, into a buffer of one chunk.
   void read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const;
-  /// Reads all of it; `told` hears how many bytes were checked so far.
-  void verify(const std::function<void(int64_t)>& told) const;
+  /// Reads every chunk, or the `part`-th of `parts` equal ones; `told` hears how many bytes were checked so far.
+  void verify(const std::function<void(int64_t)>& told, int part = 0, int parts = 1) const;
   int64_t bytes() const;  // of all tensors
   int64_t largest_chunk() const;
 
  private:
   void check_file(uint32_t index);
+  void open_foreign();
   void take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
   std::string folder_;
   Manifest manifest_;
+  bool foreign_ = false;
+  std::map<std::pair<std::string, std::string>, std::size_t> places_;  // role, name: of manifest_.tensors
   std::vector<File> files_;
   mutable std::vector<char> room_;
 };

@@ -122,6 +122,20 @@ std::string to_text(const Manifest& manifest) {
   return kBefore + hex(hash_of(body.data(), static_cast<int64_t>(body.size()))) + kBetween + body + kAfter;
 }
 
+std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text) {
+  const std::string remedy = "; fetch it again, or name one of the .safetensors files";
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
+    fail_user(path + ": has no weight_map, so it is no index of safetensors files" + remedy);
+  std::map<std::string, std::string> files;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string() || !is_plain(file.get<std::string>()))
+      fail_user(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder" + remedy);
+    files[tensor] = file.get<std::string>();
+  }
+  return files;
+}
+
 Manifest parse_manifest(const std::string& path, const std::string& text) {
   const std::size_t first = kBefore.size() + 16 + kBetween.size();
   if (text.size() < first + kAfter.size() || text.compare(0, kBefore.size(), kBefore) != 0 ||

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,10 @@ std::string to_text(const Manifest& manifest);
 /// Throws Failure(user) naming `path` and what is wrong with it: a changed byte, ranges that overlap or lie outside
 /// their files, names that are paths.
 Manifest parse_manifest(const std::string& path, const std::string& text);
+
+/// The files of the tensors in a model.safetensors.index.json, which must be names in its own folder. Throws
+/// Failure(user).
+std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text);
 
 uint64_t hash_of(const void* data, int64_t bytes);
 std::string hex(uint64_t value);  // 16 digits

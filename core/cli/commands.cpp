@@ -80,8 +80,6 @@ int train(const Command& command, const Arguments& arguments) {
   if (parsed.helped) return 0;
   if (parsed.values.count("resume")) parsed.words.emplace_back("checkpoint.resume=true");
   const JobFile job = judged(command, parsed.words);
-  if (parsed.values.count("resume") && job.config.text("checkpoint.dir").empty())
-    fail_user("zeroth train --resume: checkpoint.dir is not set: name the folder of the checkpoints in " + job.file);
   LaunchOptions options;
   options.ranks = static_cast<int>(job.config.integer("job.ranks"));
   options.threads = static_cast<int>(job.config.integer("job.threads"));

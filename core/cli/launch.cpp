@@ -21,6 +21,7 @@
 #include "base/failure.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
+#include "comm/control.hpp"
 #include "comm/store.hpp"
 
 extern char** environ;
@@ -93,6 +94,7 @@ class Launch {
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
   int stopped_by_ = 0;     // the user's signal
+  bool asked_ = false;     // to end in order, by the user's signal
   bool told_ = false;      // the table is printed
   int code_ = 0;           // of the failure that came first
   bool followed_ = false;  // code_ is that of a rank which only followed another's failure
@@ -283,7 +285,13 @@ void Launch::broke(const std::string& table) {
 
 // `signal` stops the job, the ranks get `sent`.
 void Launch::stop(int signal, int sent) {
-  if (stopped_by_) return send_away(SIGKILL, true);  // asked twice
+  if (stopped_by_ || asked_) return send_away(SIGKILL, true);  // asked twice
+  if ((signal == SIGTERM || signal == SIGINT) && store_->value(kStopsInOrder) == "yes") {
+    asked_ = true;  // they save, then end as they would at their last step, however long that takes
+    for (const auto& rank : ranks_)
+      if (rank->running) kill(-rank->process.pid, signal);
+    return;
+  }
   stopped_by_ = signal;
   store_->stop_judging();
   send_away(sent, true);

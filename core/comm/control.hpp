@@ -22,6 +22,9 @@ struct Activity {
   int64_t step = 0;
 };
 
+/// A key of the store: the ranks end in order, by themselves, when a signal asks them to.
+inline constexpr const char* kStopsInOrder = "stops_in_order";
+
 /// One per process and job. All methods are thread-safe unless said otherwise.
 class Control {
  public:

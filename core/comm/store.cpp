@@ -273,6 +273,10 @@ void Store::ended(int rank, int64_t pid, const Fate& fate) {
 }
 
 bool Store::joined(int rank) const { return state_->members.joined(rank); }
+std::string Store::value(const std::string& key) const {
+  const auto at = state_->values.find(key);
+  return at == state_->values.end() ? "" : at->second;
+}
 bool Store::broken() const { return state_->broke.has_value(); }
 void Store::stop_judging() { state_->judging = false; }
 

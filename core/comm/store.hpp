@@ -38,6 +38,7 @@ class Store {
   void started(int rank, int64_t pid);
   void ended(int rank, int64_t pid, const Fate& fate);
   bool joined(int rank) const;
+  std::string value(const std::string& key) const;  // that a rank has put; empty: none
   bool broken() const;
   /// The user stops the job: ranks that end are no loss from now on.
   void stop_judging();

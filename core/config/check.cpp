@@ -59,6 +59,7 @@ class Check {
     names(tree_.root, "");
     for (const Key& key : keys_) value(key);
     groups();
+    renames();
     throw_problems();
     keep_chosen_schedule();
     references();
@@ -66,6 +67,7 @@ class Check {
     run_name();
     batch();
     for (const auto& [path, wrong] : precision_problems(config_)) problem(entry(path).origin, path + ": " + wrong);
+    checkpoints();
     throw_problems();
     return std::move(config_);
   }
@@ -118,7 +120,7 @@ class Check {
   void names(const toml::table& table, const std::string& path) {
     for (const auto& [key, node] : table) {
       const std::string here = join(path, key.str());
-      if (paths_.count(here) || here == "optimizer.groups") continue;
+      if (paths_.count(here) || here == "optimizer.groups" || here == "checkpoint.rename") continue;
       const bool role = path.empty() && chosen_.count(here);
       if (is_unread(here)) continue;
       if (tables_.count(here) && node.is_table()) {
@@ -138,6 +140,7 @@ class Check {
     if (!is_table || path.rfind("optimizer.", 0) == 0) {
       candidates.insert(candidates.end(), paths_.begin(), paths_.end());
       candidates.push_back("optimizer.groups");
+      candidates.push_back("checkpoint.rename");
     }
     problem(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
                         did_you_mean_of(path, candidates));
@@ -284,6 +287,40 @@ class Check {
       group.values.push_back(own == group.own.end() ? entry : *own);
     }
     config_.groups_.push_back(std::move(group));
+  }
+
+  void checkpoints() {
+    if (!config_.text("checkpoint.dir").empty()) return;
+    const auto lacks = [&](const std::string& path, const std::string& what) {
+      problem(entry(path).origin, path + ": " + what + ", but checkpoint.dir names no folder; set it");
+    };
+    if (config_.integer("checkpoint.every") > 0) lacks("checkpoint.every", "checkpoints are to be written");
+    if (config_.boolean("checkpoint.resume")) lacks("checkpoint.resume", "a checkpoint is to be loaded");
+    if (config_.text("checkpoint.on_signal") == "save") lacks("checkpoint.on_signal", "a checkpoint is to be written");
+  }
+
+  void renames() {
+    const toml::node* node = node_at(tree_.root, "checkpoint.rename");
+    if (!node) return;
+    if (!node->is_table())
+      return problem(origin_of(node->source()), "checkpoint.rename: write [checkpoint.rename] and below it " +
+                                                    std::string("\"name here\" = \"name in the file\""));
+    for (const auto& [key, value] : *node->as_table()) {
+      const auto* theirs = value.as_string();
+      const std::string ours(key.str());
+      const auto stars = [](const std::string& text) { return std::count(text.begin(), text.end(), '*'); };
+      if (!theirs)
+        problem(place(key, value), "checkpoint.rename: '" + ours + "': expected a name in quotes, the one in the file");
+      else if (stars(ours) < stars(theirs->get()))
+        problem(place(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
+                                       "' has more `*` than it, so nobody knows what they stand for");
+      else
+        config_.renames_.push_back({ours, theirs->get(), place(key, value)});
+    }
+    // A name before patterns, a longer pattern before a shorter one.
+    const auto rank = [](const Rename& r) { return std::pair(r.ours.find('*') != r.ours.npos, -std::ssize(r.ours)); };
+    std::stable_sort(config_.renames_.begin(), config_.renames_.end(),
+                     [&](const Rename& a, const Rename& b) { return rank(a) < rank(b); });
   }
 
   // Of the chosen optimizer: the only one whose keys are here.

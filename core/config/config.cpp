@@ -123,6 +123,10 @@ std::string Config::to_toml() const {
     for (const Row& row : rows) text += line(row.name, *row.entry);
     if (table == "optimizer")
       for (const GroupConfig& group : groups_) text += group_text(group);
+    if (table == "checkpoint" && !renames_.empty()) {
+      text += "\n[checkpoint.rename]\n";
+      for (const Rename& rename : renames_) text += toml_quoted(rename.ours) + " = " + toml_quoted(rename.theirs) + "\n";
+    }
   }
   return text;
 }

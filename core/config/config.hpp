@@ -42,6 +42,13 @@ struct GroupConfig {
   Origin origin;
 };
 
+/// A line of [checkpoint.rename]: weights named `ours` stand under `theirs` in files of other programs. A `*` of the one
+/// is what the same `*` of the other stands for.
+struct Rename {
+  std::string ours, theirs;
+  Origin origin;
+};
+
 /// Immutable after check(). Reading a path that is no key is a bug.
 class Config {
  public:
@@ -60,6 +67,7 @@ class Config {
 
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
+  const std::vector<Rename>& renames() const { return renames_; }
   /// The entries of one table ("strategy.<id>"). The pointers live as the Config.
   std::vector<const Entry*> table(std::string_view name) const;
   /// All entries as they stand in a file: sub-tables behind their table, a role's own name written as [role] use.
@@ -75,6 +83,7 @@ class Config {
   friend class Check;
   std::vector<Entry> entries_;
   std::vector<GroupConfig> groups_;
+  std::vector<Rename> renames_;
 };
 
 /// Ids of plug-ins, by role.

@@ -74,6 +74,25 @@ void add_loss_scale(std::vector<Key>& keys) {
   keys.push_back(real("fp16", "min_loss_scale", "1.0", 0, kInf, "the scale is not halved below this"));
 }
 
+void add_checkpoint(std::vector<Key>& keys) {
+  keys.push_back(text("checkpoint", "dir", "\"\"", "folder of this job's checkpoints, from where it is started"));
+  keys.push_back(whole("checkpoint", "every", "0", 0, kMost, "steps between checkpoints; 0: where the program saves"));
+  keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "newest checkpoints that stay in the folder; 0: all"));
+  keys.push_back(flag("checkpoint", "async", "false", "write in the background, from a copy of this rank's part"));
+  keys.push_back(text("checkpoint", "on_signal", "\"end\"",
+                      "what SIGTERM and SIGINT do; save: the step is ended and saved, then the job ends in order",
+                      {"end", "save"}));
+  keys.push_back(
+      flag("checkpoint", "resume", "false", "begin with the newest checkpoint of the folder, if there is one"));
+  keys.push_back(flag("checkpoint", "fallback", "false",
+                      "a checkpoint that is damaged is passed over for the one before it, instead of refused"));
+  keys.push_back(text("checkpoint", "init", "\"\"",
+                      "weights to begin with: a checkpoint, a safetensors file, or a folder of those with an index"));
+  keys.push_back(flag("checkpoint", "strict", "true", "refuse what does not fit the model; false: take what does"));
+  keys.push_back(
+      flag("checkpoint", "convert", "false", "round weights of another type, from the fp32 masters if they are there"));
+}
+
 std::vector<Key> make_host_keys() {
   std::vector<Key> keys;
   keys.push_back(
@@ -118,11 +137,7 @@ std::vector<Key> make_host_keys() {
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "alias", "true",
                       "ranks of one host have one copy of the weights, where strategy and communicator can"));
-  keys.push_back(text("checkpoint", "dir", "\"\"", "folder of this job's checkpoints, from where it is started"));
-  keys.push_back(whole("checkpoint", "every", "0", 0, kMost, "steps between checkpoints; 0: where the program saves"));
-  keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "newest checkpoints that stay in the folder; 0: all"));
-  keys.push_back(
-      flag("checkpoint", "resume", "false", "begin with the newest checkpoint of the folder, if there is one"));
+  add_checkpoint(keys);
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
               "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;

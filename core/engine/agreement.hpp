@@ -25,6 +25,8 @@ struct Agreed {
   int giver = -1, loss_rank = -1;
   int64_t tokens = 0;
   std::vector<char> touched;
+  int stop = 0;              // a signal that some rank got
+  bool save_failed = false;  // a checkpoint in the background
 };
 
 class Agreement {
@@ -38,6 +40,8 @@ class Agreement {
     int64_t tokens;
     const std::vector<char>* touched;
     int64_t first_non_finite;  // parameter, of the gradients handed over; -1: none
+    int stop = 0;
+    bool save_failed = false;
   };
   /// Collective. Reads the units' sums, which must be complete.
   Agreed reach(const Mine& mine);

@@ -93,6 +93,11 @@ Session::Session(Setup setup, Model& model)
   offer_async(host_);
   compare_ranks();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
+  saver_ = std::make_unique<Saver>(control_, ledger_);
+  if (config().text("checkpoint.on_signal") == "save") {
+    stop_signal_ = std::make_unique<StopSignal>();
+    control_->put(kStopsInOrder, "yes");
+  }
   try {
     watch_budget();
     allocate();
@@ -116,11 +121,20 @@ Session::Session(Setup setup, Model& model)
   param_steps_.assign(plan_.input.parameters.size(), 0);
   reseed();
   mark_ = step_start_ = std::chrono::steady_clock::now();
+  try {
+    prepare_saving();
+    begin();
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 Session::~Session() {
   if (!comm_) return;
   const bool failed = std::uncaught_exceptions() > exceptions_;
+  saver_.reset();  // ends what is being written
+  if (stop_signal_) control_->put(kStopsInOrder, "no");
   if (!failed && step_ > 0) {
     try {
       record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
@@ -134,6 +148,7 @@ Session::~Session() {
 
 // The parameters outlive the arena they stand in.
 void Session::release() {
+  saver_.reset();
   ledger_.on_change(Tier::device, {});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});

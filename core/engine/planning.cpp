@@ -52,6 +52,10 @@ bool shares_weights(const Config& config, const std::optional<Component>& commun
          communicator && alias_of(*communicator);
 }
 
+bool snapshots(const Config& config) {
+  return config.boolean("checkpoint.async") && !config.text("checkpoint.dir").empty();
+}
+
 PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
@@ -115,6 +119,7 @@ int64_t Planner::most_bytes() const {
 Besides Planner::besides() const {
   Besides besides = measured(job_.config);
   besides.communicator = communicator_bytes(communicator_.get(), input_.world);
+  besides.snapshot = snapshots(job_.config);
   return besides;
 }
 

@@ -20,6 +20,8 @@ std::string table_of(const Component& component);
 PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
+/// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.
+bool snapshots(const Config& config);
 /// Asks that instance of a strategy.
 StrategyPlan strategy_plan(const Instance& strategy);
 /// Host memory that the communicator takes when it opens, and the host beside it; nothing if the plug-in does not say.

@@ -1,5 +1,7 @@
 #include "engine/record.hpp"
 
+#include <signal.h>
+
 #include <unistd.h>
 
 #include <cmath>
@@ -70,25 +72,38 @@ Record::Record(const Config& config, int ranks, bool writes)
                      "; set job.runs to a folder that can be written");
   std::filesystem::remove(folder_ + "/summary.json", error);
   write_file(folder_ + "/config.toml", config.to_toml());
-  if (config.boolean("checkpoint.resume")) {
-    std::ifstream before(folder_ + "/metrics.jsonl");
-    for (std::string line; std::getline(before, line);) before_.push_back(line);
-  }
-  metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
-  row("");
+  keeps_ = config.boolean("checkpoint.resume");
+  metrics_.open(folder_ + "/metrics.jsonl", keeps_ ? std::ios::app : std::ios::trunc);
+  check_metrics();
 }
 
 void Record::resume(int64_t step) {
-  if (!writes_) return;
-  for (const std::string& line : before_) {
+  first_step_ = step;
+  if (!writes_ || !keeps_) return;
+  std::ifstream before(folder_ + "/metrics.jsonl");
+  std::string rows;
+  for (std::string line; std::getline(before, line);) {
     long long of = 0;
-    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step) row(line + "\n");
+    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step) rows += line + "\n";
   }
-  before_.clear();
+  metrics_.close();
+  write_file(folder_ + "/metrics.jsonl", rows);
+  metrics_.open(folder_ + "/metrics.jsonl", std::ios::app);
+  keeps_ = false;
+  check_metrics();
 }
 
 void Record::row(const std::string& text) {
+  if (keeps_) {  // another run after all
+    metrics_.close();
+    metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
+    keeps_ = false;
+  }
   metrics_ << text << std::flush;
+  check_metrics();
+}
+
+void Record::check_metrics() const {
   if (!metrics_)
     fail_environment("cannot write " + folder_ + "/metrics.jsonl: " + std::strerror(errno) +
                      "; free space or set job.runs to another folder");
@@ -127,7 +142,7 @@ void Record::show(const StepRow& row, int64_t memory_bytes) {
   if (row.step > 1 && !last && std::chrono::duration<double>(now - shown_).count() < pause) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const double left = elapsed / static_cast<double>(row.step) * static_cast<double>(steps_ - row.step);
+  const double left = elapsed / static_cast<double>(row.step - first_step_) * static_cast<double>(steps_ - row.step);
   std::string skipped = row.skipped ? "  (skipped: gradients not finite" : "";
   if (row.skipped) skipped += row.loss_scale != 0 ? ", loss scale " + shortest(row.loss_scale) + ")" : ")";
   char line[240];
@@ -173,6 +188,8 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
       {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
       {"skipped", number(skipped_)},
       {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
+      {"stopped_by", signal_ ? '"' + std::string(signal_ == SIGTERM ? "SIGTERM" : "SIGINT") + '"' : "null"},
+      {"checkpoints", object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
       {"memory", object(memory)},
       {"wire_bytes", object(wire)},
       {"overlap", object({{"collectives", number(collectives)}, {"early", number(early)}})},

@@ -16,9 +16,9 @@
 namespace zr::host {
 
 /// Where a step's time went.
-enum class Phase { forward, backward, reduce, agree, optimizer, gather };
-inline constexpr std::array<std::string_view, 6> kPhaseNames{"forward", "backward",  "reduce",
-                                                             "agree",   "optimizer", "gather"};
+enum class Phase { forward, backward, reduce, agree, optimizer, gather, checkpoint };
+inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backward", "reduce",    "agree",
+                                                             "optimizer", "gather",   "checkpoint"};
 
 /// Absolute path of the run's folder: job.runs / job.name.
 std::string run_folder(const Config& config);
@@ -45,8 +45,11 @@ class Record {
   /// A row of metrics.jsonl, and of what the user watches.
   void step(const StepRow& row, int64_t memory_bytes);
   void validation(int64_t step, double loss);  // likewise
-  /// The run goes on behind `step`: rows of an earlier one in this folder stay up to it (job.resume only).
+  /// The run goes on behind `step`: with checkpoint.resume, rows of the one before it in this folder stay up to it.
   void resume(int64_t step);
+  void saved(int64_t step) { saved_step_ = step, ++saved_; }  // a checkpoint
+  void not_saved() { ++not_saved_; }
+  void stopped(int signal) { signal_ = signal; }  // that ends the run
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
@@ -57,6 +60,7 @@ class Record {
 
  private:
   void row(const std::string& text);
+  void check_metrics() const;
   void show(const StepRow& row, int64_t memory_bytes);
 
   std::string folder_;
@@ -65,7 +69,10 @@ class Record {
   int64_t steps_;
   enum class Progress { none, plain, terminal } progress_ = Progress::none;
   std::ofstream metrics_;
-  std::vector<std::string> before_;  // rows of the run that this one goes on with
+  bool keeps_ = false;  // rows of an earlier run, until it is known whether this one goes on with it
+  int64_t first_step_ = 0;
+  int64_t saved_ = 0, not_saved_ = 0, saved_step_ = 0;
+  int signal_ = 0;
   std::array<double, kPhaseNames.size()> seconds_{};
   StepRow last_{};
   int64_t tokens_ = 0;

@@ -40,14 +40,11 @@ std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) 
 }
 }  // namespace
 
-// Adds the time since the last mark to a phase.
-struct Session::Timer {
-  static void lap(Session& session, Phase phase) {
-    const auto now = Clock::now();
-    session.record_->add(phase, std::chrono::duration<double>(now - session.mark_).count());
-    session.mark_ = now;
-  }
-};
+void Session::lap(Phase phase) {
+  const auto now = Clock::now();
+  record_->add(phase, std::chrono::duration<double>(now - mark_).count());
+  mark_ = now;
+}
 
 void Session::call(zr_code code, const zr_error& error, const std::string& who) {
   if (code == ZR_OK) return;
@@ -68,7 +65,7 @@ void Session::begin_backward(double loss, double weight) {
               " times without engine.step(); call engine.step() after every backward");
   if (!(weight > 0) || !std::isfinite(weight))
     fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
-  Timer::lap(*this, Phase::forward);
+  lap(Phase::forward);
   model_.verify();
   in_backward_ = true;
   model_.hide_gradients(false);
@@ -79,13 +76,18 @@ void Session::begin_backward(double loss, double weight) {
 }
 
 void Session::end_backward() {
-  Timer::lap(*this, Phase::backward);
+  lap(Phase::backward);
   gradients_->end();
   weight_flow_->set_phase(ZR_FORWARD);
   model_.hide_gradients(true);
   in_backward_ = false;
-  Timer::lap(*this, Phase::reduce);
+  lap(Phase::reduce);
   if (++micro_ < accumulation_) reseed();
+}
+
+void Session::check_complete() const {
+  if (incomplete_)
+    fail_user("the checkpoint that was loaded last was not whole, so the weights are none: load another one");
 }
 
 // Gradients of half a backward are in the buckets, and nobody knows which.
@@ -111,18 +113,19 @@ bool Session::step() {
   }
   call(strategy_->api<zr_strategy_api>()->grads_finish(strategy_->self(), &error), error,
        strategy_->who("grads_finish"));
-  Timer::lap(*this, Phase::reduce);
+  lap(Phase::reduce);
 
   const Agreed agreed =
       agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
-                         &gradients_->touched(), gradients_->first_non_finite()});
+                         &gradients_->touched(), gradients_->first_non_finite(),
+                         stop_signal_ ? StopSignal::came() : 0, saver_->failed()});
   const double divisor = agreed.weight * loss_scale_.value();  // M S
   const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
   const double clip = config().number("train.clip");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   grad_mul_ = static_cast<float>(scale / divisor);
   const double rate = learning_rate(config(), updates_);
-  Timer::lap(*this, Phase::agree);
+  lap(Phase::agree);
 
   model_.check_scopes();
   take_written();
@@ -136,17 +139,18 @@ bool Session::step() {
     update(*optimizer_, granularity_, pool_, plan_, units_,
            {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
-    Timer::lap(*this, Phase::optimizer);
+    lap(Phase::optimizer);
     notify_updated();
   }
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
        strategy_->who("event"));
-  Timer::lap(*this, Phase::gather);
+  lap(Phase::gather);
 
   comm_->note_step(++step_);
   micro_ = 0;
   last_ = {agreed.loss, norm};
   finish_step(agreed, rate, wire_before);
+  save_if_due(agreed);
   return true;
 }
 
@@ -168,9 +172,10 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   losses_.clear();
   weights_.clear();
   tokens_ = 0;
+  samples_ += config().integer("train.global_batch");
   if (loss_scale_.gives_up()) give_up(agreed);
   reseed();
-  if (step_ == config().integer("train.steps")) finish();
+  if (step_ == config().integer("train.steps") || agreed.stop) finish();
 }
 
 void Session::give_up(const Agreed& agreed) const {

@@ -8,11 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/failure.hpp"
 #include "base/ledger.hpp"
 #include "base/pool.hpp"
-#include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/save.hpp"
 #include "comm/communicator.hpp"
 #include "comm/control.hpp"
 #include "comm/job.hpp"
@@ -22,6 +21,8 @@
 #include "engine/gradients.hpp"
 #include "engine/loss_scale.hpp"
 #include "engine/record.hpp"
+#include "engine/saver.hpp"
+#include "engine/stop_signal.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "plan/plan.hpp"
@@ -44,6 +45,8 @@ struct LoadHow {
   bool weights_only = false;  // no optimizer state, no step: training begins with these weights
   bool strict = true;         // false: what is missing, unexpected or of another shape is told and left as it is
   bool convert = false;       // weights of another type are rounded from the fp32 master
+  bool fallback = false;      // one that is damaged is passed over for the one before it, with a warning
+  std::vector<Rename> renames{};  // of weights, in files of other programs
 };
 /// Tensors by role and name.
 struct LoadReport {
@@ -92,13 +95,18 @@ class Session {
   /// Weights hash and wire counts for summary.json; implied by the last step. Collective.
   void finish();
   /// Writes a checkpoint of the present step into `root`, keeps the newest `keep` there (0: all), and returns its
-  /// folder. Between steps only. A failure on any rank is thrown on all, and training may go on. Collective.
-  std::string save(const std::string& root, int64_t keep);
-  /// A checkpoint, or the newest in a folder of them. Once reading has begun, a failure leaves no weights to train:
-  /// another load must follow. Collective.
+  /// folder. Between steps only. A failure on any rank is thrown on all, and training may go on. `aside`: returns when
+  /// this rank's part is copied; a failure is thrown by the next step, save or load. Waits for the one before.
+  /// Collective.
+  std::string save(const std::string& root, int64_t keep, bool aside);
+  /// A checkpoint, the newest in a folder of them, or safetensors files of another program. A failure before its bytes
+  /// are used leaves all as it was; in a model that was not trained yet it leaves no weights, and another load must
+  /// follow. Collective.
   LoadReport load(const std::string& path, const LoadHow& how);
-  /// Loads the newest checkpoint of `root` if it has one. Collective.
-  void resume(const std::string& root);
+  /// What [checkpoint] resume and init ask for. Collective.
+  void begin();
+  /// A signal asked for the end (checkpoint.on_signal), and a checkpoint of this step was written.
+  bool stopped() const { return stopped_; }
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
@@ -109,7 +117,7 @@ class Session {
   Communicator& communicator() { return *comm_; }
 
  private:
-  struct Timer;
+  void lap(Phase phase);  // adds the time since the last mark to it
   void check_budget() const;
   void watch_budget();
   /// Throws, with what is held and what could be changed: libtorch, or the ledger, asked for more than the budget has.
@@ -139,17 +147,28 @@ class Session {
       const SavedTensor* saved;
     };
     std::vector<Part> parts;
-    std::vector<std::string> missing, unexpected, other_shape, fresh;
+    std::vector<std::string> missing, unexpected, other_shape;
+    std::vector<std::string> fresh, dropped;  // states that only this optimizer has, only the saved one had
   };
   static constexpr uint32_t kNoParam = ~0u;
-  Peers peers();
+  const SavedTensor* saved_for(const Checkpoint& from, uint32_t param, const Tensor& tensor,
+                               const std::vector<Rename>& renames) const;
   Match match(const Checkpoint& from, const LoadHow& how) const;
+  void check_match(const Checkpoint& from, const Match& found, const LoadHow& how, bool same_optimizer) const;
+  std::vector<std::string> candidates(const std::string& path, bool fallback);
+  Checkpoint open(const std::string& path, const LoadHow& how);
   void read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const;
-  std::vector<std::pair<int64_t, int64_t>> shares(uint32_t param) const;
+  void read_all(const Checkpoint& from, const Match& found);
+  void take_facts(const Checkpoint& from, bool same_optimizer);
+  void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
   char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
-  template <class F>
-  void each_tensor(F&& fn) const;
+  /// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
+  void each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const;
   std::string facts();
+  Image image();  // without facts
+  void prepare_saving();
+  void save_if_due(const Agreed& agreed);
+  void not_saved(const Failure& failure);
   void check_complete() const;
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
@@ -181,8 +200,8 @@ class Session {
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;
-  std::unique_ptr<FolderLock> lock_;
-  std::string lock_root_;
+  std::unique_ptr<StopSignal> stop_signal_;
+  std::unique_ptr<Saver> saver_;
 
   const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
   int64_t step_ = 0;                                   // made so far
@@ -195,8 +214,10 @@ class Session {
   int64_t tokens_ = 0;       // of this rank since the last step
   int64_t record_wire_ = 0;  // bytes of all ranks up to the last step
   int64_t wire_aside_ = 0;   // bytes of this rank that belong to no step: what set() moved
-  uint64_t words_ = 0;       // that the ranks said to one another while saving and loading
+  int64_t samples_ = 0;      // of all ranks, all steps
   bool incomplete_ = false;  // a load failed when it had begun to write
+  bool by_config_ = false;   // the last save was checkpoint.every's, not the program's
+  bool stopped_ = false;
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

@@ -50,6 +50,34 @@ int64_t Plan::working_bytes() const {
   return std::max(largest * 4, leaves.bytes(rank));
 }
 
+std::vector<std::pair<int64_t, int64_t>> Plan::saved_runs(uint32_t param) const {
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (const Segment& segment : segments[param]) {
+    const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
+    if (me == segment.owners.end()) continue;
+    const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners), leaves = leaves_of(segment.count);
+    const auto cut = [&](int64_t i) { return std::min(segment.count, leaves * i / n * kLeaf); };
+    if (cut(index + 1) > cut(index)) runs.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
+  }
+  return runs;
+}
+
+int64_t Plan::snapshot_bytes() const {
+  int64_t states = has_master ? 4 : 0, bytes = 0;
+  for (const zr_slot& slot : input.slots) states += size_of(slot.dtype);
+  for (uint32_t i = 0; i < input.parameters.size(); ++i) {
+    const Parameter& p = input.parameters[i];
+    int64_t elements = 0;
+    if (segments.empty()) {
+      elements = (p.count + input.world - 1) / input.world;  // planned for people: about that
+    } else {
+      for (const auto& [first, count] : saved_runs(i)) elements += count;
+    }
+    bytes += elements * (size_of(input.weight_dtype) + (p.frozen ? 0 : states));
+  }
+  return bytes;
+}
+
 std::map<Kind, int64_t> Plan::bytes_by_kind() const {
   std::map<Kind, int64_t> bytes;
   each_holding(*this, [&](Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
@@ -118,6 +146,7 @@ std::string Plan::text(const std::string& title, const Besides& besides) const {
   out += besides.activations ? row("activations", "measured: " + besides.measured_by, "", *besides.activations)
                              : "  activations  unknown until a run has measured them\n";
   if (besides.communicator) out += row("host memory", "communicator", "", *besides.communicator);
+  if (besides.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const Traffic moved = traffic();
   const auto wire = [&](const std::string& what, const Traffic::Part& part) {
     if (part.bytes() > 0)

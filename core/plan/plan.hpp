@@ -95,6 +95,7 @@ struct Besides {
   std::optional<int64_t> activations;   // measured, of a rank: bytes; else not known
   std::string measured_by;              // the run that did
   std::optional<int64_t> communicator;  // host memory that it takes when it opens
+  bool snapshot = false;                // checkpoint.async
 };
 
 struct Plan {
@@ -117,6 +118,10 @@ struct Plan {
   /// What this rank holds besides what grows with the model: rank 0's parameters on their way at the start, then the
   /// leaves of the norm.
   int64_t working_bytes() const;
+  /// Runs of a parameter that this rank saves: its share where several ranks hold the same.
+  std::vector<std::pair<int64_t, int64_t>> saved_runs(uint32_t param) const;
+  /// Host memory for a copy of what this rank saves of weights, masters and states.
+  int64_t snapshot_bytes() const;
   /// Device memory of this rank by kind, in the ledger's order, and in all: without activations.
   std::map<Kind, int64_t> bytes_by_kind() const;
   int64_t bytes() const;

@@ -31,7 +31,9 @@ Kind kind_of_tag(const std::string& tag, Kind fallback) {
 }
 
 // What grows with the model stands where its weights do; the rest is the host's.
-Tier tier_of(Kind kind) { return kind == Kind::other || kind == Kind::communicator ? Tier::host : Tier::device; }
+Tier tier_of(Kind kind) {
+  return kind == Kind::other || kind == Kind::communicator || kind == Kind::snapshot ? Tier::host : Tier::device;
+}
 
 // Large blocks come as huge pages straight from the kernel, which zeroes them at first touch.
 void* map_huge(uint64_t bytes, uint64_t align, std::size_t& mapped) {

@@ -24,6 +24,7 @@ struct Load {
   bool weights_only = false;  // no optimizer state, no step: training begins with these weights
   bool strict = true;         // false: what does not fit is listed and left as it is
   bool convert = false;       // weights of another type are rounded from the fp32 master
+  bool fallback = false;      // a damaged one is passed over for the one before it, with a warning
 };
 struct Loaded {
   std::string folder;
@@ -64,7 +65,7 @@ class Engine {
   /// this.
   int64_t micro_index() const;
   int64_t seed() const;                                  // train.seed
-  bool done() const { return step_index() >= steps(); }  // all steps are made
+  bool done() const;  // all steps are made, or a signal asked for the end (checkpoint.on_signal)
   bool validation_due() const;                           // eval.every steps, and after the last
   double last_loss() const;                              // of the last step, mean over ranks and micro-batches
   double last_grad_norm() const;                         // of the last step, before clipping
@@ -82,10 +83,12 @@ class Engine {
   /// last step implies it. Collective.
   void finish();
   /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure is
-  /// thrown on all ranks and leaves earlier checkpoints as they were; training may go on. Collective.
+  /// thrown on all ranks and leaves earlier checkpoints as they were; training may go on. With checkpoint.async it
+  /// returns when this rank's part is copied, and a failure is thrown by the next step(), save() or load(). Collective.
   std::string save(const std::string& dir);
-  /// A checkpoint, or the newest in `dir`, of any strategy and number of ranks. Every byte is checked; after a failure
-  /// within the tensors only another load may follow. Collective.
+  /// A checkpoint of any strategy and number of ranks, the newest in `dir`, or safetensors weights of another program.
+  /// Every byte is checked before it is used; a model that was not trained yet may have no weights after a failure, and
+  /// needs another load. Throws where something does not fit, naming it (see Load). Collective.
   Loaded load(const std::string& dir, const Load& how = {});
   /// Mean over ranks, in rank order. Collective.
   double mean(double value);

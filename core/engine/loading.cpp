@@ -1,0 +1,301 @@
+// Session's checkpoints, the other way: what a checkpoint has for this model, and every rank's parts of it.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "checkpoint/load.hpp"
+#include "engine/session.hpp"
+#include "engine/stored.hpp"
+#include "shard/rounding.hpp"
+
+namespace zr::host {
+
+using Json = nlohmann::json;
+
+namespace {
+std::string who(const Tensor& tensor) { return tensor.role + " '" + tensor.name + "'"; }
+
+// "; missing: weight 'a', state.exp_avg 'b' and 3 more"
+std::string list_of(const std::string& what, const std::vector<std::string>& names) {
+  if (names.empty()) return "";
+  std::string text = "; " + what + ": ";
+  for (std::size_t i = 0; i < names.size() && i < 5; ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
+}
+
+bool is_weight(const Tensor& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
+
+// What the file calls a weight of this model.
+std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames)
+    if (const auto theirs = rewritten(name, rename.ours, rename.theirs)) return *theirs;
+  return name;
+}
+
+// A rule for nothing is a mistake in its name.
+void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
+                   const std::vector<ModelBuffer>& buffers) {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters) {
+    names.push_back(parameter.name);
+    names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+  }
+  for (const ModelBuffer& buffer : buffers) names.push_back(buffer.name);
+  for (const Rename& rename : renames) {
+    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches(name, rename.ours); }))
+      continue;
+    const std::string near = nearest(rename.ours, names);
+    fail_user(rename.origin.text() + ": checkpoint.rename: '" + rename.ours + "' matches no weight of the model" +
+              (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` stands for any run of characters");
+  }
+}
+}  // namespace
+
+// The tensor of `from` for one of this model's, by any of its names; null: it has none.
+const SavedTensor* Session::saved_for(const Checkpoint& from, uint32_t param, const Tensor& tensor,
+                                      const std::vector<Rename>& renames) const {
+  std::vector<std::string> names{tensor.name};
+  if (param != kNoParam) {
+    const auto& aliases = plan_.input.parameters[param].aliases;
+    names.insert(names.end(), aliases.begin(), aliases.end());
+  }
+  std::vector<std::string> roles{tensor.role};
+  if (tensor.role == "master" || (tensor.role == "buffer" && from.foreign())) roles.emplace_back("weight");
+  for (const std::string& role : roles)  // fp32 is its own master
+    for (const std::string& name : names)
+      if (const SavedTensor* saved = from.find(role, renamed(name, renames))) return saved;
+  return nullptr;
+}
+
+Session::Match Session::match(const Checkpoint& from, const LoadHow& how) const {
+  Match match;
+  std::set<const SavedTensor*> known;
+  const auto take = [&](uint32_t param, const Tensor& tensor) {
+    const SavedTensor* saved = saved_for(from, param, tensor, how.renames);
+    known.insert(saved);
+    if (!saved)
+      (is_weight(tensor) || tensor.role == "buffer" ? match.missing : match.fresh).push_back(who(tensor));
+    else if (saved->shape != tensor.shape)
+      match.other_shape.push_back(who(tensor));
+    else
+      match.parts.push_back({param, tensor, saved});
+  };
+  each_tensor([&](uint32_t param, const Tensor& tensor) {
+    if (!how.weights_only || is_weight(tensor)) take(param, tensor);
+  });
+  for (const ModelBuffer& buffer : model_.buffers())
+    take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+  for (const SavedTensor& saved : from.manifest().tensors) {
+    if (known.count(&saved) || saved.role == "master") continue;
+    if (saved.role.starts_with("state."))
+      match.dropped.push_back(who(saved));
+    else
+      match.unexpected.push_back(who(saved));
+  }
+  return match;
+}
+
+void Session::check_match(const Checkpoint& from, const Match& found, const LoadHow& how, bool same_optimizer) const {
+  const std::string& folder = from.folder();
+  const bool states = !how.weights_only && same_optimizer;
+  if (how.strict && !(found.missing.empty() && found.unexpected.empty() && found.other_shape.empty()))
+    fail_user(folder + ": does not fit the model" + list_of("missing", found.missing) +
+              list_of("of another shape", found.other_shape) + list_of("unexpected", found.unexpected) +
+              "; load with strict = false to take what fits");
+  if (how.strict && states && !(found.fresh.empty() && found.dropped.empty()))
+    fail_user(folder + ": does not fit the optimizer" + list_of("missing", found.fresh) +
+              list_of("unexpected", found.dropped) + "; load with strict = false, or the weights only");
+  for (const Match::Part& part : found.parts) {
+    if (part.saved->dtype == part.tensor.dtype || part.tensor.role == "master") continue;
+    if (float_of(part.saved->dtype) == ZR_NONE || float_of(part.tensor.dtype) == ZR_NONE)
+      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype + ", the model has it in " +
+                part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
+    if (!how.convert)
+      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype + ", train.dtype wants " +
+                part.tensor.dtype +
+                "; set train.dtype to what it is, or load with convert = true, which rounds from the fp32 master");
+  }
+}
+
+// Elements [first, first + count) of this rank, in the type it is to have.
+void Session::read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const {
+  const SavedTensor* saved = part.saved;
+  const int64_t size = stored_size(part.tensor.dtype);
+  if (saved->dtype == part.tensor.dtype) return from.read(*saved, first * size, count * size, to);
+  const SavedTensor* master = from.find("master", saved->name);
+  const SavedTensor& source = master ? *master : *saved;
+  constexpr int64_t kRun = 256 * kLeaf;
+  std::vector<char> room(static_cast<std::size_t>(std::min(count, kRun)) * 4);
+  std::vector<float> wide(static_cast<std::size_t>(std::min(count, kRun)));
+  const zr_dtype has = float_of(source.dtype), wants = float_of(part.tensor.dtype);
+  for (int64_t at = 0; at < count; at += kRun) {
+    const int64_t n = std::min(kRun, count - at);
+    from.read(source, (first + at) * size_of(has), n * size_of(has), room.data());
+    widen(room.data(), has, n, wide.data());
+    narrow(wide.data(), n, wants, static_cast<char*>(to) + at * size);
+  }
+}
+
+void Session::read_all(const Checkpoint& from, const Match& found) {
+  for (const Match::Part& part : found.parts) {
+    if (part.param == kNoParam) {
+      for (const ModelBuffer& buffer : model_.buffers())
+        if (buffer.name == part.tensor.name && buffer.bytes > 0)
+          read_part(from, part, 0, buffer.bytes / stored_size(buffer.dtype), buffer.data);
+    } else if (plan_.input.parameters[part.param].frozen) {
+      own_weights(part.param, [&](int64_t first, int64_t count, void* memory) {
+        read_part(from, part, first, count, memory);
+      });
+    } else {
+      for (const Unit& unit : units_)
+        if (unit.param == part.param)
+          read_part(from, part, unit.first, unit.count,
+                    memory_of(part.param, part.tensor.role, unit.first, unit.count));
+    }
+  }
+}
+
+// Step, schedule, scale and what the optimizer keeps besides its states.
+void Session::take_facts(const Checkpoint& from, bool same_optimizer) {
+  const Json facts = Json::parse(from.manifest().facts);
+  step_ = from.manifest().step;
+  updates_ = facts.at("updates").get<int64_t>();
+  samples_ = facts.at("samples").get<int64_t>();
+  for (std::size_t i = 0; i < param_steps_.size(); ++i)
+    param_steps_[i] = facts.at("parameter_steps").value(plan_.input.parameters[i].name, int64_t{0});
+  const Json& scale = facts.at("loss_scale");
+  loss_scale_.restore({scale.at("value"), scale.at("good"), scale.at("hysteresis_left"), scale.at("skips")});
+  gradients_->watch(loss_scale_.watches());
+  const auto* optimizer = optimizer_->api<zr_optimizer_api>();
+  if (same_optimizer && optimizer->load_global)
+    for (const auto& [key, value] : facts.at("optimizer").at("globals").items()) {
+      CallError error;
+      const std::string bytes = from_hex(value.get<std::string>());
+      call(optimizer->load_global(optimizer_->self(), key.c_str(), bytes.data(), bytes.size(), &error), error,
+           optimizer_->who("load_global"));
+    }
+  if (const int64_t seed = facts.at("seed"), own = config().integer("train.seed"); seed != own && rank() == 0)
+    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(seed) + ", from here on it is " +
+                         std::to_string(own) + ": another run than the one that goes on");
+  record_->resume(step_);
+  reseed();
+}
+
+// What to try, newest first: the checkpoint `path` is, those that it holds, or weights of another program.
+std::vector<std::string> Session::candidates(const std::string& path, bool fallback) {
+  const Peers peers = saver_->talk();
+  std::string text;
+  agree(peers, [&] {
+    if (rank() != 0) return;
+    if (is_foreign(path)) {
+      text = path + "\n";
+      return;
+    }
+    const std::string newest = find_checkpoint(path);
+    text = newest + "\n";
+    if (!fallback || newest == path) return;
+    std::vector<std::string> names = checkpoints_in(path);
+    for (auto name = names.rbegin() + 1; name != names.rend(); ++name) text += path + "/" + *name + "\n";
+  });
+  std::istringstream lines(peers.tell(text));
+  std::vector<std::string> all;
+  for (std::string line; std::getline(lines, line);) all.push_back(line);
+  return all;
+}
+
+// Opened, and looked through before a byte of it is used where something is lost otherwise.
+Checkpoint Session::open(const std::string& path, const LoadHow& how) {
+  const std::vector<std::string> all = candidates(path, how.fallback);
+  for (std::size_t i = 0;; ++i) try {
+      std::optional<Checkpoint> from;
+      agree(saver_->talk(), [&] {
+        from.emplace(all[i]);
+        if (step_ > 0 || how.fallback) from->verify([](int64_t) {}, rank(), world());
+      });
+      return std::move(*from);
+    } catch (const Failure& failure) {
+      if (failure.exit() != Exit::user || i + 1 == all.size()) throw;
+      if (rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; going back to " + all[i + 1]);
+    }
+}
+
+LoadReport Session::load(const std::string& path, const LoadHow& asked) {
+  if (in_backward_ || micro_ > 0)
+    fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
+  model_.check_scopes();
+  saver_->wait();
+  check_renames(asked.renames, plan_.input.parameters, model_.buffers());
+  const Checkpoint from = open(path, asked);
+  LoadHow how = asked;
+  how.weights_only |= from.foreign();
+  const Match found = match(from, how);
+  const std::string optimizer = setup_.optimizer.table->id;
+  const bool same_optimizer =
+      !from.foreign() && Json::parse(from.manifest().facts).at("optimizer").at("id") == optimizer;
+  check_match(from, found, how, same_optimizer);
+  if (plan_.input.alias) comm_->barrier("before a checkpoint is loaded");  // a peer may still read what is written here
+  incomplete_ = true;
+  const int64_t room = from.largest_chunk();
+  ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
+  try {
+    agree(saver_->talk(), [&] { read_all(from, found); });
+  } catch (...) {
+    ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
+    throw;
+  }
+  ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
+  incomplete_ = false;
+  const int64_t before = comm_->wire().total();
+  notify_updated();
+  wire_aside_ += comm_->wire().total() - before;
+  if (!how.weights_only) take_facts(from, same_optimizer);
+  LoadReport report{from.folder(), found.missing, found.unexpected, found.other_shape, {}};
+  if (!how.weights_only) report.fresh = found.fresh;
+  tell(report, how.weights_only ? -1 : from.manifest().step, optimizer);
+  lap(Phase::checkpoint);
+  step_start_ = mark_;
+  return report;
+}
+
+// What was not taken is never a secret.
+void Session::tell(const LoadReport& report, int64_t step, const std::string& optimizer) const {
+  if (rank() != 0) return;
+  std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
+  text += list_of("missing", report.missing) + list_of("of another shape", report.other_shape) +
+          list_of("unexpected", report.unexpected);
+  log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN, text);
+  if (!report.fresh.empty())
+    log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' starts fresh" + list_of("with", report.fresh));
+}
+
+void Session::begin() {
+  LoadHow how;
+  how.strict = config().boolean("checkpoint.strict");
+  how.convert = config().boolean("checkpoint.convert");
+  how.fallback = config().boolean("checkpoint.fallback");
+  if (const std::string& dir = config().text("checkpoint.dir"); config().boolean("checkpoint.resume") && !dir.empty()) {
+    const Peers peers = saver_->talk();
+    std::string there;
+    agree(peers, [&] {
+      if (rank() == 0 && !checkpoints_in(dir).empty()) there = "yes";
+    });
+    if (peers.tell(there) == "yes") {
+      load(dir, how);
+      return;
+    }
+    if (rank() == 0) log(ZR_LOG_INFO, dir + ": holds no checkpoint yet; training begins at step 0");
+  }
+  if (const std::string& init = config().text("checkpoint.init"); !init.empty()) {
+    how.weights_only = true;
+    how.renames = config().renames();
+    load(init, how);
+  }
+}
+
+}  // namespace zr::host

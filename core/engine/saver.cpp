@@ -1,0 +1,159 @@
+#include "engine/saver.hpp"
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstring>
+#include <new>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::size_t kWord = 900 << 10;            // of the store's values, which hold 1 MiB
+constexpr auto kPatience = std::chrono::hours(24);  // a rank that is lost ends the wait at once
+constexpr int64_t kAlignment = 64;
+constexpr std::size_t kHuge = std::size_t{2} << 20;
+
+// Words of any length.
+void put_long(Control& control, const std::string& key, const std::string& word) {
+  control.put(key, std::to_string(word.size()));
+  for (std::size_t at = 0; at < word.size(); at += kWord)
+    control.put(key + "." + std::to_string(at), word.substr(at, kWord));
+}
+
+// `last`: nobody reads it again, so that the store need not keep it.
+std::string get_long(Control& control, const std::string& key, bool last) {
+  const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kPatience)));
+  std::string word;
+  while (word.size() < length) {
+    const std::string part = key + "." + std::to_string(word.size());
+    word += control.get(part, kPatience);
+    if (last) control.put(part, "");
+  }
+  return word;
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t room_for(const Image& image) {
+  int64_t bytes = 0;
+  for (const Slab& slab : image.slabs) bytes += aligned(slab.bytes);
+  return bytes;
+}
+}  // namespace
+
+Saver::Saver(std::shared_ptr<Control> control, Ledger& ledger) : control_(std::move(control)), ledger_(ledger) {}
+
+Saver::~Saver() {
+  try {
+    wait();
+  } catch (const std::exception& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+  }
+  reserve(0);
+}
+
+Peers Saver::talk() {
+  if (control_->world() == 1) return alone();
+  const std::string begin = "checkpoint." + std::to_string(++talks_) + ".";
+  const auto words = std::make_shared<int>(0);
+  const auto key = [begin, words](int from) { return begin + std::to_string(*words) + "." + std::to_string(from); };
+  Peers peers;
+  peers.rank = control_->rank();
+  peers.world = control_->world();
+  peers.gather = [control = control_, words, key](const std::string& mine) {
+    ++*words;
+    std::vector<std::string> all;
+    if (control->rank() != 0) {
+      put_long(*control, key(control->rank()), mine);
+      return all;
+    }
+    all.push_back(mine);
+    for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r), true));
+    return all;
+  };
+  peers.tell = [control = control_, words, key](const std::string& word) {
+    ++*words;
+    if (control->rank() != 0) return get_long(*control, key(0), false);
+    put_long(*control, key(0), word);
+    return word;
+  };
+  return peers;
+}
+
+void Saver::take(const std::string& root) {
+  if (held_ == root && lock_) return;
+  lock_.reset();
+  lock_ = std::make_unique<FolderLock>(root);
+  held_ = root;
+}
+
+void Saver::hold(const std::string& root) {
+  agree(talk(), [&] {
+    if (control_->rank() == 0) take(root);
+  });
+}
+
+void Saver::reserve_for(const Image& image) {
+  if (const int64_t bytes = room_for(image); bytes > room_bytes_) reserve(bytes);
+}
+
+void Saver::reserve(int64_t bytes) {
+  if (room_) {
+    ::operator delete (room_, std::align_val_t{kHuge});
+    ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", -room_bytes_);
+    room_ = nullptr;
+    room_bytes_ = 0;
+  }
+  if (bytes == 0) return;
+  room_ = static_cast<char*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kHuge}, std::nothrow));
+  if (!room_)
+    fail_environment("no memory for the copy that checkpoint.async writes from: " + bytes_text(bytes) +
+                     " are needed on this rank; set checkpoint.async = false");
+  room_bytes_ = bytes;
+  ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", bytes);
+  ::madvise(room_, static_cast<std::size_t>(bytes) / kHuge * kHuge, MADV_HUGEPAGE);
+  std::memset(room_, 0, static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
+}
+
+std::string Saver::write(const std::string& root, const Image& image, int64_t keep, const Peers& peers) {
+  agree(peers, [&] {
+    if (peers.rank == 0) take(root);
+  });
+  SaveOptions options;
+  options.keep = keep;
+  return zr::host::save(root, image, peers, options);
+}
+
+std::string Saver::save(const std::string& root, const Image& image, int64_t keep) {
+  return write(root, image, keep, talk());
+}
+
+void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
+  reserve_for(image);
+  int64_t at = 0;
+  for (Slab& slab : image.slabs) {
+    std::memcpy(room_ + at, slab.data, static_cast<std::size_t>(slab.bytes));
+    slab.data = room_ + at;
+    at += aligned(slab.bytes);
+  }
+  writer_ = std::thread([this, root, keep, image = std::move(image), peers = talk()] {
+    try {
+      write(root, image, keep, peers);
+    } catch (...) {
+      failure_ = std::current_exception();
+      failed_ = true;
+    }
+  });
+}
+
+void Saver::wait() {
+  if (writer_.joinable()) writer_.join();
+  if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+}  // namespace zr::host

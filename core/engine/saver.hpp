@@ -1,0 +1,56 @@
+// Who writes a job's checkpoints: at once, or in the background from a copy of this rank's part.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/ledger.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/save.hpp"
+#include "comm/control.hpp"
+
+namespace zr::host {
+
+/// Training thread only; all ranks call the same methods in the same order.
+class Saver {
+ public:
+  Saver(std::shared_ptr<Control> control, Ledger& ledger);
+  ~Saver();  // waits for what is being written
+  Saver(const Saver&) = delete;
+
+  /// How the ranks talk, by the control plane's store: once per save or load.
+  Peers talk();
+  /// Takes `root` for this job, until another one or the end. Throws Failure(user) on all ranks, naming the owner.
+  void hold(const std::string& root);
+  /// Host memory for copies of such images, counted in the ledger. Throws Failure(environment).
+  void reserve_for(const Image& image);
+
+  /// Writes now; returns the folder. wait() before it.
+  std::string save(const std::string& root, const Image& image, int64_t keep);
+  /// Copies the slabs and returns; no file is touched on this thread. wait() before it.
+  void save_aside(const std::string& root, Image image, int64_t keep);
+  /// The save in the background failed, and nobody was told.
+  bool failed() const { return failed_; }
+  /// Returns when nothing is being written; throws, once, what went wrong there.
+  void wait();
+
+ private:
+  std::string write(const std::string& root, const Image& image, int64_t keep, const Peers& peers);
+  void take(const std::string& root);  // rank 0
+  void reserve(int64_t bytes);
+  std::shared_ptr<Control> control_;
+  Ledger& ledger_;
+  uint64_t talks_ = 0;
+  std::unique_ptr<FolderLock> lock_;
+  std::string held_;
+  char* room_ = nullptr;
+  int64_t room_bytes_ = 0;
+  std::thread writer_;
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
+};
+
+}  // namespace zr::host
