@@ -10,14 +10,14 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
 
-.PHONY: help setup build train test matrix bench peers format lint clean
+.PHONY: help setup build train test matrix bench peers fuzz format lint clean
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is'
 	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> takes a libtorch of your own instead of the wheel.'
 
-setup:  ## Debian packages, libtorch and the default text; installs what is missing (.ci/debian.txt, .ci/torch.txt)
+setup:  ## Debian packages, libtorch and the default text; installs what is missing (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
 	@.ci/setup
 
 build: setup  ## the host, plug-ins, examples and tests, into build/
@@ -41,6 +41,14 @@ bench:  ## the benchmarks: a table, and build/bench.json
 
 peers: build  ## beside PyTorch's DDP and FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
 	@.ci/peers $(ARGS)
+
+fuzz:  ## the parsers of checkpoints under libFuzzer, SECONDS=60; a text that breaks them is kept in build/fuzz
+	@.ci/setup lint
+	@mkdir -p build/fuzz/corpus
+	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Isdk/include \
+	  tests/unit/core/checkpoint/fuzz_target.cpp core/checkpoint/manifest.cpp core/checkpoint/safetensors.cpp \
+	  core/base/failure.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
+	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
 format:  ## lays the sources out anew (.clang-format)
 	@.ci/setup lint

@@ -10,78 +10,12 @@
 #include <functional>
 #include <numeric>
 
-#include "api/program_state.hpp"
+#include "bench/memory_job.hpp"
 #include "bench/row.hpp"
-#include "engine/session.hpp"
-#include "zr/program.hpp"
 
 namespace {
 
-using zr::host::Model;
-using zr::host::Parameter;
-
-// 12 layers of width 768, vocabulary 256, context 256.
-class Memory final : public Model {
- public:
-  Memory() {
-    const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
-      int64_t count = 1;
-      for (const int64_t n : shape) count *= n;
-      parameters_.push_back({name, {}, std::move(shape), count, false, 0});
-      memory_.push_back(nullptr);
-    };
-    add("wte", {256, 768});
-    add("wpe", {256, 768});
-    for (int i = 0; i < 12; ++i) {
-      const std::string block = "block" + std::to_string(i);
-      const auto line = [&](const std::string& name, int64_t in, int64_t out) {
-        add(block + name, {out, in});
-        add(block + name + ".b", {out});
-      };
-      line(".ln1", 1, 768);
-      line(".qkv", 768, 2304);
-      line(".proj", 768, 768);
-      line(".ln2", 1, 768);
-      line(".up", 768, 3072);
-      line(".down", 3072, 768);
-    }
-  }
-  const std::vector<Parameter>& parameters() const override { return parameters_; }
-  std::vector<zr::host::ModelBuffer> buffers() override { return {}; }
-  void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
-  std::size_t deferred() const override { return 0; }
-  void construct(const Loading&, bool) override {}
-  void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
-  void on_use(Uses) override {}
-  void bind_shared(uint32_t, const void*, zr_dtype) override {}
-  void unbind(uint32_t, zr_dtype) override {}
-  void lend(uint32_t, void*) override {}
-  std::vector<uint32_t> written() override { return {}; }
-  void verify() override {}
-  void check_scopes() override {}
-  void release() override {}
-  void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
-  void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
-    std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
-  }
-  void add_gradient(uint32_t, int64_t, const zr_view&) override {}
-  void drop_gradient(uint32_t) override {}
-  void hide_gradients(bool) override {}
-  void seed(uint64_t) override {}
-  void backward() {
-    for (auto i = static_cast<uint32_t>(parameters_.size()); i-- > 0;) arrived_(i);
-  }
-  int64_t count() const {
-    int64_t total = 0;
-    for (const Parameter& p : parameters_) total += p.count;
-    return total;
-  }
-
- private:
-  std::vector<Parameter> parameters_;
-  std::vector<float*> memory_;
-  Arrived arrived_;
-};
+using zr::bench::Job;
 
 float* floats(int64_t n) {
   void* p =
@@ -101,27 +35,6 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
     s[i] += t;
   }
 }
-
-struct Job {
-  Job(const std::string& toml, const std::string& name, std::vector<std::string> overrides)
-      : program(toml,
-                [&] {
-                  overrides.insert(overrides.end(), {"job.name=bench_" + name, "train.steps=1000000", "train.clip=1.0",
-                                                     "job.threads=1"});
-                  return overrides;
-                }()),
-        session(program.state()->setup(), model) {}
-  double timed(const std::function<void()>& work) {
-    session.communicator().barrier("start");
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    session.communicator().barrier("end");
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  }
-  zr::Program program;
-  Memory model;
-  zr::host::Session session;
-};
 
 // All ranks' halves, by one collective: in place, or out of memory of their own, where a shard stands.
 class GatherProbe {

@@ -62,6 +62,7 @@ std::string overlap(const Trained& run) { return run.summary.at("overlap").dump(
 std::string steps(const Trained& run) { return run.summary.at("steps").dump(); }
 std::string ranks(const Trained& run) { return run.summary.at("ranks").dump(); }
 std::string scales(const Trained& run) { return column(run, "loss_scale"); }
+std::string checkpoints(const Trained& run) { return run.summary.at("checkpoints").dump(); }
 std::string printed(const Trained& run) { return run.out; }
 
 // A key, two values of it, what else the job must say for the key to matter, and where the difference shows.
@@ -151,6 +152,8 @@ const std::vector<Row> kTrained{
     {"optimizer.sgd.dampening", "0.0", "0.5", weights, "optimizer=sgd optimizer.sgd.nesterov=false"},
     {"optimizer.sgd.nesterov", "false", "true", weights, "optimizer=sgd"},
     {"optimizer.sgd.weight_decay", "0.0", "0.1", weights, "optimizer=sgd"},
+    {"checkpoint.every", "2", "3", checkpoints, "checkpoint.dir=every"},
+    {"checkpoint.async", "false", "true", memory, "checkpoint.dir=async checkpoint.every=2"},
 };
 
 // Trained by the gpt example on one rank.
@@ -168,8 +171,12 @@ const std::vector<Row> kGpt{
 };
 
 // Each has a test of its own below.
-const std::set<std::string> kApart{"job.program", "job.ranks",       "job.threads",          "job.name",
-                                   "job.runs",    "train.max_skips", "communicator.timeout", "memory.device_budget"};
+const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skips",
+                                   "communicator.timeout", "memory.device_budget",
+                                   // Those in tests/multirank/checkpoint_*_test.cpp.
+                                   "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
+                                   "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
+                                   "checkpoint.rename"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))
@@ -203,7 +210,7 @@ class KeysOf : public ::testing::Test {
 }  // namespace
 
 TEST(KeysTable, HasARowForEveryKeyAndNoOther) {
-  std::set<std::string> there{"optimizer.groups"}, told = kApart;
+  std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
   for (const host::Key& key : host::host_keys()) there.insert(key.table == "schedule" ? "schedule.use" : key.path());
   for (const host::Judgement& judged : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
     ASSERT_TRUE(judged.accepted) << judged.file << ": " << judged.reason;

@@ -1,103 +1,141 @@
-// Checkpoints through the engine: any strategy and number of ranks saves, any other goes on, bit for bit.
-#include <gtest/gtest.h>
+// A run that stops and goes on is the run that did not stop, bit for bit, under any strategy and number of ranks.
+#include "multirank/checkpoint_fixture.hpp"
 
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "contract/shell.hpp"
-#include "scratch.hpp"
-
+namespace zr::test {
 namespace {
-
-using Json = nlohmann::json;
-using zr::testing::shell;
 
 const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
 const std::vector<int> kWorlds{1, 2, 3, 4, 8};
 
-class Checkpoints : public testing::Test {
- protected:
-  // A job a line, all of them on n ranks; 24 micro-batches a step however many ranks share them.
-  void run(int n, const std::string& lines, const std::string& overrides = "") {
-    const auto done =
-        shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", lines) +
-              " " ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(n) +
-              " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
-              "/tests/multirank/parity/parity.toml train.steps=4 job.threads=1 train.accumulation=" +
-              std::to_string(24 / n) + " " + overrides);
-    ASSERT_EQ(done.code, 0) << done.output;
-  }
-  Json summary(const std::string& name) const {
-    return Json::parse(std::ifstream(scratch_.path("runs/" + name + "/summary.json")), nullptr, false);
-  }
-  std::map<int64_t, double> losses(const std::string& name) const {
-    std::map<int64_t, double> all;
-    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
-    for (std::string row; std::getline(rows, row);) {
-      const Json json = Json::parse(row);
-      all[json["step"].get<int64_t>()] = json["loss"].get<double>();
-    }
-    return all;
-  }
-  // Saves at step 2 under every strategy and number of ranks, goes on under every other to step 4.
-  void expect_all_pairs(const std::string& overrides) {
-    run(1, "job.name=whole strategy=zero0\n", overrides);
-    const std::string hash = summary("whole")["weights_hash"];
-    const auto whole = losses("whole");
-    const auto folder = [](const std::string& strategy, int n) {
-      return "saved-" + strategy + "-" + std::to_string(n);
-    };
-    for (const int n : kWorlds) {
-      std::string lines;
-      for (const std::string& strategy : kStrategies)
-        lines += "job.name=" + folder(strategy, n) + " strategy=" + strategy +
-                 " checkpoint.dir=" + folder(strategy, n) + " checkpoint.every=2 train.steps=2\n";
-      run(n, lines, overrides);
-    }
-    for (const int m : kWorlds) {
-      std::string lines;
-      for (const std::string& to : kStrategies)
-        for (const std::string& from : kStrategies)
-          for (const int n : kWorlds)
-            lines += "job.name=on-" + to + "-" + std::to_string(m) + "-" + folder(from, n) + " strategy=" + to +
-                     " checkpoint.resume=true checkpoint.dir=" + folder(from, n) + "\n";
-      run(m, lines, overrides);
-      for (const std::string& to : kStrategies)
-        for (const std::string& from : kStrategies)
-          for (const int n : kWorlds) {
-            const std::string name = "on-" + to + "-" + std::to_string(m) + "-" + folder(from, n);
-            EXPECT_EQ(summary(name)["weights_hash"], hash) << name;
-            const auto rest = losses(name);
-            EXPECT_EQ(rest, (std::map<int64_t, double>{{3, whole.at(3)}, {4, whole.at(4)}})) << name;
-          }
+// Saves at step 2 under every strategy and number of ranks, goes on under every other to step 4.
+TEST_F(Checkpoints, OfAnyStrategyAndNumberOfRanksGoOnUnderAnyOther) {
+  const std::string how = "parity.model=everything";
+  run(1, "job.name=whole strategy=zero0\n", how);
+  const auto whole = losses("whole");
+  const auto folder = [](const std::string& strategy, int n) { return "saved-" + strategy + "-" + std::to_string(n); };
+  std::map<std::string, std::string> first;
+  for (const int n : kWorlds) {
+    std::string lines;
+    for (const std::string& strategy : kStrategies)
+      lines += "job.name=" + folder(strategy, n) + " strategy=" + strategy + " checkpoint.dir=" + folder(strategy, n) +
+               " checkpoint.every=2 train.steps=2\n";
+    run(n, lines, how);
+    for (const std::string& strategy : kStrategies) {
+      const auto all = contents(host::find_checkpoint(scratch_.path(folder(strategy, n))));
+      if (first.empty()) first = all;
+      EXPECT_EQ(all == first, true) << strategy << " on " << n << " ranks holds other tensors";
     }
   }
-  const zr::test::Scratch scratch_;
-};
+  for (const int m : kWorlds) {
+    std::string lines;
+    for (const std::string& to : kStrategies)
+      for (const std::string& from : kStrategies)
+        for (const int n : kWorlds)
+          lines += "job.name=on-" + to + "-" + std::to_string(m) + "-" + folder(from, n) + " strategy=" + to +
+                   " checkpoint.resume=true checkpoint.dir=" + folder(from, n) + "\n";
+    run(m, lines, how);
+    for (const std::string& to : kStrategies)
+      for (const std::string& from : kStrategies)
+        for (const int n : kWorlds) {
+          const std::string name = "on-" + to + "-" + std::to_string(m) + "-" + folder(from, n);
+          EXPECT_EQ(hash(name), hash("whole")) << name;
+          EXPECT_EQ(losses(name), (std::map<int64_t, std::string>{{3, whole.at(3)}, {4, whole.at(4)}})) << name;
+        }
+  }
+}
 
-TEST_F(Checkpoints, OfAnyStrategyAndNumberOfRanksGoOnUnderAnyOther) { expect_all_pairs("parity.model=everything"); }
-
-TEST_F(Checkpoints, InBf16KeepMastersAndStates) {
-  const std::string how = "parity.model=everything train.dtype=bf16 strategy=zero2 ";
-  run(2, "job.name=whole\n", how);
-  run(3, "job.name=first train.steps=2 checkpoint.dir=c checkpoint.every=1\n", how);
-  run(4, "job.name=rest checkpoint.dir=c checkpoint.resume=true\n", how);
-  EXPECT_EQ(summary("rest")["weights_hash"], summary("whole")["weights_hash"]);
+// Dropout, recurrent models, 16 bits, a loss scale that moves, copied weights, plain descent.
+TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
+  const std::vector<std::string> jobs{
+      "parity.model=dropout strategy=zero1",
+      "parity.model=recurrent strategy=zero3",
+      "parity.model=everything strategy=zero3 communicator.alias=false train.dtype=bf16",
+      "parity.model=everything strategy=zero1 communicator.alias=false",
+      "parity.model=everything strategy=zero2 train.dtype=bf16 gradients.reduce=last",
+      "parity.model=dropout strategy=zero0 train.dtype=bf16 optimizer=sgd",
+      "parity.model=everything strategy=zero2 train.dtype=fp16 fp16.initial_scale_power=12 fp16.loss_scale_window=2",
+      "parity.model=everything strategy=zero1 train.dtype=fp16 parity.overflows=true fp16.hysteresis=2 "
+      "fp16.initial_scale_power=10",
+      "parity.model=everything strategy=zero2 schedule.use=cosine schedule.cosine.warmup=3 checkpoint.async=true"};
+  std::string whole, stopped, resumed;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string at = " checkpoint.dir=c" + std::to_string(i) + " ", n = std::to_string(i) + "\n";
+    whole += jobs[i] + " job.name=whole" + n;
+    stopped += jobs[i] + at + "checkpoint.every=3 train.steps=3 schedule.cosine.final_ratio=0.0 job.name=stopped" + n;
+    resumed += jobs[i] + at + "checkpoint.resume=true job.name=stopped" + n;
+  }
+  // A schedule that ends with train.steps is another for a run of other steps: it is stopped, not shortened.
+  const auto fixed = [](std::string lines) {
+    return lines.replace(
+        lines.find("schedule.use=cosine"), 19,
+        "schedule.use=WarmupDecayLR " +
+            std::string("schedule.WarmupDecayLR.total_num_steps=6 schedule.WarmupDecayLR.warmup_num_steps=2"));
+  };
+  run(2, fixed(whole), "train.steps=6");
+  run(2, fixed(stopped));
+  run(3, fixed(resumed), "train.steps=6");
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::string n = std::to_string(i);
+    EXPECT_EQ(hash("stopped" + n), hash("whole" + n)) << jobs[i];
+    EXPECT_EQ(losses("stopped" + n), losses("whole" + n)) << jobs[i];
+    EXPECT_EQ(losses("stopped" + n).size(), 6u) << "the rows before the stop stay";
+  }
 }
 
 TEST_F(Checkpoints, StayAsManyAsAreToBeKept) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=2\n", "parity.model=tiny");
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(scratch_.path("c")))
-    names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"lock", "step-00000003", "step-00000004"}));
-  const auto verified = shell(ZR_BUILD_DIR "/bin/zeroth verify " + scratch_.path("c"));
+  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000003", "step-00000004"}));
+  EXPECT_EQ(summary("a").at("checkpoints").dump(), R"({"failed":0,"last_step":4,"saved":4})");
+  const Outcome verified = shell(zeroth_bin() + "verify c");
   EXPECT_EQ(verified.code, 0) << verified.output;
   EXPECT_NE(verified.output.find("step-00000004: whole, step 4, "), std::string::npos) << verified.output;
 }
 
+TEST_F(Checkpoints, LoadedAndSavedHoldTheSameTensors) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    run(2, "job.name=a checkpoint.dir=" + dtype + " checkpoint.every=2 train.steps=2 train.dtype=" + dtype + "\n",
+        "parity.model=everything strategy=zero3");
+    const Outcome again = rank_case("resaves", "parity.model=everything strategy=zero1 train.dtype=" + dtype, dtype);
+    ASSERT_EQ(again.code, 0) << again.output;
+    const auto before = contents(scratch_.path(dtype + "/step-00000002"));
+    EXPECT_TRUE(before == contents(scratch_.path(dtype + "-again/step-00000002"))) << dtype;
+    EXPECT_GT(before.size(), 40u);
+  }
+}
+
+TEST_F(Checkpoints, AreRefusedBetweenMicroBatches) {
+  const Outcome done = rank_case("saves_midway", "train.accumulation=2");
+  EXPECT_EQ(done.code, 0) << done.output;
+  const std::string text =
+      "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not saved; "
+      "call it after a step\n";
+  EXPECT_EQ(done.output, text + text + scratch_.path("c/step-00000001") + "\n");
+}
+
+TEST_F(Checkpoints, TakeNoMoreMemoryThanAChunkOrTheOwnShard) {
+  run(2,
+      "job.name=plain\njob.name=async checkpoint.dir=a checkpoint.every=1 checkpoint.async=true\n"
+      "job.name=sync checkpoint.dir=s checkpoint.every=2\n",
+      "parity.model=ample strategy=zero3 communicator.alias=false");
+  run(2, "job.name=resumed checkpoint.dir=s checkpoint.resume=true train.steps=6\n",
+      "parity.model=ample strategy=zero3 communicator.alias=false");
+  const auto peak = [&](const std::string& name, const char* tier, const char* kind) {
+    const Json memory = summary(name).at("memory");
+    return memory.contains(tier) && memory[tier].contains(kind) ? memory[tier][kind]["peak"].get<int64_t>() : 0;
+  };
+  for (const std::string kind : {"weights", "gradients", "slots", "buckets", "window", "other"})
+    for (const std::string name : {"async", "sync", "resumed"})
+      EXPECT_EQ(peak(name, "device", kind.c_str()), peak("plain", "device", kind.c_str())) << name << " " << kind;
+  EXPECT_EQ(peak("sync", "host", "snapshot"), 0);
+  const Json snapshot = summary("async").at("memory").at("host").at("snapshot");
+  const double planned = snapshot["planned"], held = snapshot["peak"];
+  const double shard = static_cast<double>(peak("plain", "device", "slots")) * 3 / 2;  // weights beside two states
+  EXPECT_NEAR(held, planned, 0.02 * planned);
+  EXPECT_NEAR(planned, shard, 0.02 * shard) << "the own shard once";
+  const int64_t extra = peak("resumed", "host", "other") - peak("plain", "host", "other");
+  EXPECT_GT(extra, 0);
+  EXPECT_LE(extra, int64_t{64} << 20) << "a chunk";
+}
+
 }  // namespace
+}  // namespace zr::test

@@ -7,7 +7,7 @@ if(ZR_TORCH)
   zr_add_plugin(zr_test_halves ROLE strategy ID halves SOURCES plugins/halves.cpp)
   zr_add_plugin(zr_test_blocks ROLE optimizer ID blocks SOURCES plugins/blocks.cpp)
   unset(ZR_PLUGIN_OUTPUT)
-  foreach(program engine_case operators_trainer sharded_case)
+  foreach(program engine_case checkpoint_case operators_trainer sharded_case)
     add_executable(${program})
     target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_libraries(${program} PRIVATE Zeroth::zeroth)
@@ -16,14 +16,18 @@ if(ZR_TORCH)
     zr_share_headers(zr_torch_headers ${program})
   endforeach()
   target_sources(engine_case PRIVATE engine_case.cpp)
+  target_sources(checkpoint_case PRIVATE checkpoint_case.cpp)
+  target_link_libraries(checkpoint_case PRIVATE ${CMAKE_DL_LIBS})
+  add_library(zr_test_file_calls SHARED plugins/file_calls.cpp)
+  set_target_properties(zr_test_file_calls PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_sources(sharded_case PRIVATE sharded_case.cpp)
   target_sources(operators_trainer PRIVATE operators/autograds.cpp operators/layers.cpp operators/tensors.cpp
                                            operators/trainer.cpp)
   zr_test(engine_test SOURCES engine_test.cpp engine_formulas_test.cpp engine_loss_test.cpp
           LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
-  zr_test(checkpoint_test SOURCES checkpoint_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank
-          TIMEOUT 600)
+  zr_test(checkpoint_test SOURCES checkpoint_test.cpp checkpoint_use_test.cpp
+          LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
   zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   if(ZR_EXAMPLES)
@@ -31,5 +35,8 @@ if(ZR_TORCH)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
     list(FILTER plugins EXCLUDE REGEX "^(bad_plugin|zr_test|job)_")  # those of plugins/
     add_dependencies(memory_test zeroth gpt engine_case ${plugins})
+    zr_test(checkpoint_crash_test SOURCES checkpoint_crash_test.cpp
+            LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
+    add_dependencies(checkpoint_crash_test zeroth gpt checkpoint_case zr_test_file_calls ${plugins})
   endif()
 endif()

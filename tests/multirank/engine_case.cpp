@@ -11,47 +11,13 @@
 #include <map>
 #include <sstream>
 
-#include "multirank/parity/models.hpp"
-#include "zr/engine.hpp"
+#include "multirank/engine_run.hpp"
 
 namespace {
 
-int wrong = 0;
-void require(bool holds, const std::string& what) {
-  if (holds) return;
-  std::cerr << "not so: " << what << std::endl;
-  wrong = 1;
-}
-
-struct Run {
-  Run(const std::string& toml, const std::vector<std::string>& overrides)
-      : program(toml, overrides,
-                {{"parity.model", "everything", "which model"},
-                 {"parity.weighted", false, "unused here"},
-                 {"parity.overflows", false, "the losses of every other step are infinite, from the first on"}}) {
-    arguments.push_back(toml);
-    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-  }
-  std::vector<std::string> arguments;
-  zr::Program program;
-  std::shared_ptr<parity::Model> model;
-  std::unique_ptr<zr::Engine> engine;
-  void build(uint64_t seed = 7) {
-    model = parity::make(program.text("parity.model"), seed);
-    engine = std::make_unique<zr::Engine>(program, *model);
-  }
-  void micro_step() {
-    const bool overflows = program.boolean("parity.overflows") && engine->step_index() % 2 == 0;
-    const auto loss = model->loss(engine->step_index(), engine->micro_index());
-    engine->backward(overflows ? loss * std::numeric_limits<float>::infinity() : loss);
-    engine->step();
-  }
-  void train() {
-    while (!engine->done()) micro_step();
-  }
-};
-
-bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch::equal(a, b); }
+using engine_tests::require;
+using engine_tests::Run;
+using engine_tests::same;
 
 // Train to the end: the run folder is what the test reads.
 void trains(Run& run) {
@@ -424,5 +390,5 @@ int main(int argc, char** argv) {
     Run run(argv[2], {argv + 3, argv + argc});
     kCases.at(argv[1])(run);
   });
-  return code ? code : wrong;
+  return code ? code : engine_tests::wrong;
 }

@@ -1,0 +1,177 @@
+// Checkpoints of 85 M parameters with AdamW's states (1 GB) under zero2 on two ranks: saved and loaded, checksums
+// included, beside plain sequential writes and reads of as many bytes by as many processes in the same folder; how long
+// a save in the background stops training; and the hash beside reading memory.
+// `bench_checkpoint ROWS.json` starts its two ranks itself; CHECKPOINT_BENCH names the folder, else build/runs.
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+
+#include "bench/memory_job.hpp"
+#include "bench/row.hpp"
+#include "checkpoint/manifest.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using zr::bench::Job;
+using zr::bench::Row;
+constexpr int64_t kPiece = int64_t{4} << 20;
+
+[[noreturn]] void fail(const std::string& what) {
+  std::perror(("bench_checkpoint: " + what).c_str());
+  std::_Exit(3);
+}
+
+// A file of this process's own, as a program without checkpoints would write it.
+class Plain {
+ public:
+  Plain(std::string path, int64_t bytes)
+      : path_(std::move(path)), bytes_(bytes), memory_(static_cast<std::size_t>(bytes), 'x') {}
+  ~Plain() { fs::remove(path_); }
+  Plain(const Plain&) = delete;
+  void write() {
+    fs::remove(path_);
+    const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    for (int64_t at = 0; at < bytes_; at += kPiece)
+      if (::pwrite(fd, memory_.data() + at, static_cast<std::size_t>(std::min(kPiece, bytes_ - at)), at) < 0)
+        fail(path_);
+    if (::fdatasync(fd) != 0) fail(path_);
+    ::close(fd);
+  }
+  void read() {
+    const int fd = ::open(path_.c_str(), O_RDONLY);
+    for (int64_t at = 0; at < bytes_; at += kPiece)
+      if (::pread(fd, memory_.data() + at, static_cast<std::size_t>(std::min(kPiece, bytes_ - at)), at) <= 0)
+        fail(path_);
+    ::close(fd);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int64_t bytes_;
+  std::vector<char> memory_;
+};
+
+// The next read comes from the disk.
+void forget(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  if (fd < 0) return;
+  ::fdatasync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+std::vector<Row> checkpoints(const std::string& toml, const std::string& folder) {
+  Job job(toml, "checkpoint", {"strategy=zero2", "checkpoint.dir=" + folder + "/auto", "checkpoint.async=true"});
+  zr::host::Communicator& comm = job.session.communicator();
+  const auto backward = [&] {
+    job.session.begin_backward(1.0, 1.0);
+    job.model.backward();
+    job.session.end_backward();
+  };
+  backward();
+  job.session.step();
+  const int64_t bytes = job.model.count() * 12;
+  Plain plain(folder + "/plain-" + std::to_string(comm.rank()), bytes / 2);
+  std::vector<double> saves, writes, loads, reads, cold_loads, cold_reads, stalls, sync;
+  const auto gigabytes = [&](double ms) { return static_cast<double>(bytes) * 1e-6 / ms; };
+  for (int round = -1; round < 5; ++round) {
+    fs::remove(plain.path());
+    comm.barrier("removed");
+    const double write = job.timed([&] { plain.write(); });
+    if (comm.rank() == 0) fs::remove_all(folder + "/c");
+    comm.barrier("removed");
+    std::string saved;
+    const double save = job.timed([&] { saved = job.session.save(folder + "/c", 0, false); });
+    const double load = job.timed([&] { job.session.load(saved, {}); });
+    const double read = job.timed([&] { plain.read(); });
+    const auto forget_all = [&] {
+      forget(plain.path());
+      if (comm.rank() == 0)
+        for (const auto& file : fs::directory_iterator(saved)) forget(file.path());
+    };
+    job.timed(forget_all);
+    const double cold_load = job.timed([&] { job.session.load(saved, {}); });
+    const double cold_read = job.timed([&] { plain.read(); });
+    if (comm.rank() == 0) fs::remove_all(folder + "/c");
+    comm.barrier("removed");
+    const double stall = job.timed([&] { job.session.save(folder + "/c", 0, true); });
+    backward();
+    job.session.step();
+    job.session.save(folder + "/c", 0, true);  // waits for the one before
+    backward();
+    job.session.step();
+    const double wait = job.timed([&] { job.session.load(saved, {}); });  // ends what is being written
+    (void)wait;
+    if (round < 0) continue;
+    writes.push_back(gigabytes(write));
+    saves.push_back(gigabytes(save));
+    reads.push_back(gigabytes(read));
+    loads.push_back(gigabytes(load));
+    cold_reads.push_back(gigabytes(cold_read));
+    cold_loads.push_back(gigabytes(cold_load));
+    stalls.push_back(stall);
+    sync.push_back(save);
+  }
+  return {zr::bench::compare("checkpoint_save", "GB/s", saves, "plain writes", writes, 0.8, false),
+          zr::bench::compare("checkpoint_load", "GB/s", loads, "plain reads, cached", reads, 0.8, false),
+          zr::bench::compare("checkpoint_load_disk", "GB/s", cold_loads, "plain reads, disk", cold_reads, 0.8, false),
+          zr::bench::compare("checkpoint_async_stall", "ms", stalls, "a save that waits", sync, 2.5)};
+}
+
+__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t sum(const uint64_t* words, std::size_t n) {
+  return std::accumulate(words, words + n, uint64_t{0});
+}
+
+Row hashes() {
+  std::vector<uint64_t> words(std::size_t{64} << 20 >> 3, 3);
+  std::vector<double> hashed, read;
+  uint64_t all = 0;
+  const auto timed = [&](const auto& work) {
+    const auto start = std::chrono::steady_clock::now();
+    all += work();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return static_cast<double>(words.size()) * 8e-9 / seconds;
+  };
+  for (int round = -1; round < 9; ++round) {
+    const double a = timed([&] { return zr::host::hash_of(words.data(), static_cast<int64_t>(words.size()) * 8); });
+    const double b = timed([&] { return sum(words.data(), words.size()); });
+    if (round < 0) continue;
+    hashed.push_back(a);
+    read.push_back(b);
+  }
+  if (all == 0) std::puts("");
+  return zr::bench::compare("hash", "GB/s", hashed, "reading memory, 1 thread", read, 0, false);
+}
+
+void measure(const std::string& toml, const std::string& rows) {
+  const char* named = std::getenv("CHECKPOINT_BENCH");
+  const std::string folder = std::string(named ? named : ZR_BUILD_DIR "/runs") + "/bench_checkpoints";
+  fs::create_directories(folder);
+  struct statvfs disk {};
+  if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < (uint64_t{6} << 30))
+    fail(folder + ": 6 GiB are needed there");
+  std::vector<Row> table = checkpoints(toml, folder);
+  if (std::string(std::getenv("ZR_RANK") ? std::getenv("ZR_RANK") : "0") != "0") return;
+  fs::remove_all(folder);
+  table.push_back(hashes());
+  for (const Row& row : table) zr::bench::print(row);
+  zr::bench::append(rows, table);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  if (!std::getenv("ZR_WORLD"))
+    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
+            static_cast<char*>(nullptr));
+  return zr::guarded([&] { measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1]); });
+}

@@ -1,0 +1,189 @@
+// Jobs that are killed, stopped, run out of disk or share a folder: what was committed stays, and training goes on.
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+
+#include <random>
+
+#include "multirank/checkpoint_fixture.hpp"
+#include "multirank/launch_job.hpp"
+
+namespace zr::test {
+namespace {
+
+class CheckpointCrashes : public Checkpoints {
+ protected:
+  // A small gpt on its own text, `zeroth train`.
+  void SetUp() override {
+    std::string text;
+    while (text.size() < 60000) text += "the quick brown fox " + std::to_string(text.size() * 7919 % 10007) + "\n";
+    scratch_.write("text.txt", text);
+    scratch_.write("gpt.toml",
+                   "strategy = \"zero2\"\n[job]\nprogram = \"" ZR_BUILD_DIR
+                   "/bin/gpt\"\nranks = 2\nthreads = 1\n[model]\nlayers = 2\nwidth = 64\nheads = 2\ncontext = 16\n"
+                   "dropout = 0.1\n[train]\nsteps = 40\nmicro_batch = 2\n[data]\ntext = \"text.txt\"\n[sample]\n"
+                   "length = 0\n[checkpoint]\ndir = \"c\"\nevery = 1\nkeep = 2\n");
+  }
+  std::vector<std::string> train(const std::string& name, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{zeroth(),
+                                   "train",
+                                   scratch_.path("gpt.toml"),
+                                   "job.name=" + name,
+                                   "job.runs=" + scratch_.path("runs"),
+                                   "checkpoint.dir=" + scratch_.path("c")};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  std::string words(const std::vector<std::string>& all) const {
+    std::string text;
+    for (const std::string& one : all) text += "'" + one + "' ";
+    return text;
+  }
+  std::size_t rows(const std::string& name) const { return losses(name).size(); }
+};
+
+// Pids of the launcher's ranks.
+std::vector<pid_t> ranks_of(pid_t launcher) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(launcher) + "/task", error)) {
+    std::ifstream children(thread.path() / "children");
+    for (pid_t pid; children >> pid;) found.push_back(pid);
+  }
+  return found;
+}
+
+// Ten kills, of one rank or of both, some while a checkpoint is being written; each resume under another strategy.
+TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
+  std::mt19937 random(5);
+  const std::vector<std::vector<std::string>> hows{
+      {"strategy=zero0", "job.ranks=1", "train.accumulation=4"},
+      {"strategy=zero1", "job.ranks=2", "train.accumulation=2"},
+      {"strategy=zero2", "job.ranks=4", "train.accumulation=1"},
+      {"strategy=zero3", "job.ranks=2", "train.accumulation=2"},
+      {"strategy=zero3", "job.ranks=1", "train.accumulation=4"},
+      {"strategy=zero2", "job.ranks=2", "train.accumulation=2", "checkpoint.async=true"}};
+  ASSERT_EQ(shell(words(train("whole", {"checkpoint.every=0", "train.accumulation=2"}))).code, 0);
+  int kills = 0, writing = 0;
+  for (int round = 0; round < 60 && kills < 10; ++round) {
+    Scene scene;
+    std::vector<std::string> how = hows[static_cast<std::size_t>(round) % hows.size()];
+    how.emplace_back("checkpoint.resume=true");
+    Job job(scene, train("killed", how));
+    const std::size_t before = rows("killed");
+    const bool in_save = round % 3 != 2;
+    eventually(
+        [&] {
+          const bool begun = rows("killed") > before + 1 || rows("killed") == 40;
+          if (!in_save) return begun || gone(job.pid());
+          bool partial = false;
+          std::error_code error;
+          for (const auto& entry : fs::directory_iterator(scratch_.path("c"), error))
+            partial |= entry.path().string().ends_with(".partial");
+          return (begun && partial) || gone(job.pid());
+        },
+        milliseconds(20000));
+    std::vector<pid_t> ranks = ranks_of(job.pid());
+    if (ranks.empty()) {
+      job.wait();
+      break;  // it came to its end
+    }
+    if (round % 2) ranks = {ranks[random() % ranks.size()]};
+    for (const pid_t rank : ranks) kills += ::kill(rank, SIGKILL) == 0;
+    job.wait();
+    for (const std::string& name : names_in("c")) writing += name.ends_with(".partial");
+    const std::vector<std::string> whole = host::checkpoints_in(scratch_.path("c"));
+    if (!whole.empty()) EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
+  }
+  std::printf("%d ranks killed, %d of the kills left an unfinished save\n", kills, writing);
+  EXPECT_GE(kills, 10);
+  EXPECT_GE(writing, 1) << "no kill came while a checkpoint was written";
+  const Outcome last = shell(words(train("killed", {"train.accumulation=2", "checkpoint.resume=true"})));
+  ASSERT_EQ(last.code, 0) << last.output;
+  EXPECT_EQ(hash("killed"), hash("whole"));
+  EXPECT_EQ(losses("killed"), losses("whole"));
+  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"})) << "no debris stays";
+}
+
+TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    fs::remove_all(scratch_.path("c"));
+    Scene scene;
+    Job job(scene, train("stopped", {"train.steps=100000", "checkpoint.every=0", "checkpoint.on_signal=save"}));
+    ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
+    ::kill(job.pid(), signal);
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    const Json stopped = summary("stopped");
+    EXPECT_EQ(stopped["stopped_by"], signal == SIGTERM ? "SIGTERM" : "SIGINT");
+    const int64_t step = stopped["steps"];
+    EXPECT_EQ(host::checkpoints_in(scratch_.path("c")), std::vector<std::string>{host::checkpoint_name(step)});
+    const std::string steps = "train.steps=" + std::to_string(step + 5);
+    ASSERT_EQ(shell(words(train("whole", {steps, "checkpoint.every=0"}))).code, 0);
+    std::vector<std::string> resume = train("stopped", {steps});
+    resume.insert(resume.begin() + 2, "--resume");
+    const Outcome rest = shell(words(resume));
+    ASSERT_EQ(rest.code, 0) << rest.output;
+    EXPECT_EQ(hash("stopped"), hash("whole"));
+    EXPECT_EQ(losses("stopped"), losses("whole"));
+  }
+}
+
+TEST_F(CheckpointCrashes, ASignalWithoutThatKeyEndsTheJobAtOnce) {
+  Scene scene;
+  Job job(scene, train("stopped", {"train.steps=100000", "checkpoint.every=0"}));
+  ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
+  ::kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+  EXPECT_TRUE(host::checkpoints_in(scratch_.path("c")).empty());
+}
+
+TEST_F(CheckpointCrashes, TwoJobsInOneFolderAreRefusedAtTheStart) {
+  Scene scene;
+  Job first(scene, train("first", {"train.steps=100000", "checkpoint.every=1000"}));
+  ASSERT_TRUE(eventually([&] { return rows("first") > 2; }));
+  const Outcome second = shell(words(train("second")));
+  EXPECT_EQ(second.code, 2) << second.output;
+  EXPECT_NE(second.output.find("another job saves there (process "), std::string::npos) << second.output;
+  EXPECT_NE(second.output.find("; give each job a folder of its own (checkpoint.dir)"), std::string::npos);
+  ::kill(first.pid(), SIGKILL);
+  first.wait();
+}
+
+// A tmpfs too small for the second checkpoint, in a mount namespace of its own.
+TEST_F(CheckpointCrashes, AFullDiskLosesNothingAndTrainingGoesOn) {
+  for (const std::string how : {"false", "true"}) {
+    const std::string inside =
+        "mkdir -p disk && mount -t tmpfs -o size=2m none disk && " +
+        words(train("full" + how, {"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0",
+                                   "checkpoint.async=" + how, "checkpoint.dir=" + scratch_.path("disk")})) +
+        "; echo code $?; ls disk; " + zeroth_bin() + "verify disk";
+    const Outcome done =
+        shell("unshare --mount --map-root-user sh -c \"" + inside + "\" || unshare --mount sh -c \"" + inside + "\"");
+    if (done.output.find("code ") == std::string::npos) GTEST_SKIP() << "no mount namespace here: " << done.output;
+    EXPECT_NE(done.output.find("rank 0: step 4 was not saved: "), std::string::npos) << done.output;
+    EXPECT_NE(done.output.find("No space left on device; free space there, or name another folder (earlier checkpoints "
+                               "are as they were); training goes on"),
+              std::string::npos)
+        << done.output;
+    EXPECT_NE(done.output.find("code 3\nlock\nstep-00000002\ndisk/step-00000002: whole, step 2"), std::string::npos)
+        << done.output;
+    EXPECT_EQ(rows("full" + how), 6u) << "the last save failed, and that is the job's exit code";
+  }
+}
+
+TEST_F(CheckpointCrashes, AFailureInTheBackgroundIsHeardAtTheNextStep) {
+  scratch_.write("c/file", "no folder");
+  const Outcome done = rank_case("hears_of_a_failure", "checkpoint.async=true train.steps=300");
+  EXPECT_EQ(done.code, 0) << done.output;
+  EXPECT_NE(done.output.find("c/file/below: cannot be made: Not a directory"), std::string::npos) << done.output;
+}
+
+TEST_F(CheckpointCrashes, SavingAsideTouchesNoFileOnTheTrainingThread) {
+  const Outcome done =
+      shell("CHECKPOINT=" + scratch_.path("c") + " LD_PRELOAD=" ZR_BUILD_DIR "/tests/libzr_test_file_calls.so " +
+            launch(2, "checkpoint_case touches_no_file", "checkpoint.async=true"));
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
+}  // namespace
+}  // namespace zr::test

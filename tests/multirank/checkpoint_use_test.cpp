@@ -1,0 +1,195 @@
+// What else can be done with a checkpoint: parts of it, weights of other programs, other programs with it, commands.
+#include "checkpoint/safetensors.hpp"
+#include "multirank/checkpoint_fixture.hpp"
+
+namespace zr::test {
+namespace {
+
+class CheckpointUses : public Checkpoints {
+ protected:
+  // Saves two steps of `model` in folder c.
+  void save(const std::string& overrides = "") {
+    run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 train.steps=2\n", "strategy=zero2 " + overrides);
+  }
+  std::string says_hash(const std::string& overrides) {
+    const Outcome done = rank_case("says_hash", overrides);
+    EXPECT_EQ(done.code, 0) << done.output;
+    return done.lines().empty() ? "" : done.lines().back();
+  }
+};
+
+TEST_F(CheckpointUses, TheWeightsAloneBeginAnotherTraining) {
+  save();
+  EXPECT_EQ(says_hash("checkpoint.init=c"), "step 0 hash " + hash("a"));
+  EXPECT_EQ(says_hash("checkpoint.init=c/step-00000002 strategy=zero3"), "step 0 hash " + hash("a"));
+  EXPECT_EQ(says_hash("checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
+}
+
+TEST_F(CheckpointUses, WhatDoesNotFitIsRefusedOrListed) {
+  save("parity.model=everything");
+  const Outcome refused = rank_case("says_hash", "parity.model=recurrent checkpoint.init=c");
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_NE(refused.output.find(": does not fit the model; missing: weight '"), std::string::npos) << refused.output;
+  EXPECT_NE(refused.output.find("load with strict = false to take what fits"), std::string::npos) << refused.output;
+  const Outcome listed = rank_case("loads_what_fits", "parity.model=recurrent");
+  ASSERT_EQ(listed.code, 0) << listed.output;
+  EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
+  EXPECT_NE(listed.output.find("unexpected: weight '"), std::string::npos) << listed.output;
+}
+
+TEST_F(CheckpointUses, AnotherOptimizerSaysWhatItStartsFresh) {
+  save("optimizer=adamw");
+  const Outcome done = rank_case("says_hash", "optimizer=sgd checkpoint.dir=c checkpoint.resume=true");
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_NE(done.output.find("optimizer 'sgd' starts fresh; with: state.momentum '"), std::string::npos) << done.output;
+  EXPECT_NE(done.output.find("step 2 hash " + hash("a")), std::string::npos) << done.output;
+}
+
+TEST_F(CheckpointUses, TypesChangeOnRequestOnly) {
+  save("train.dtype=bf16 parity.model=everything");
+  const std::string other = "parity.model=everything checkpoint.dir=c checkpoint.resume=true train.dtype=fp32 ";
+  const Outcome refused = rank_case("says_hash", other);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.output.find("is BF16, train.dtype wants F32; set train.dtype to what it is, or load with convert = "
+                                "true, which rounds from the fp32 master"),
+            std::string::npos)
+      << refused.output;
+  // From the masters: every digit of theirs is there.
+  ASSERT_EQ(rank_case("resaves", other + "checkpoint.convert=true").code, 2) << "the program's own load does not ask";
+  const Outcome done =
+      shell("CHECKPOINT=d " + launch(2, "engine_case trains",
+                                     "strategy=zero1 train.steps=2 job.name=b " + other + "checkpoint.convert=true"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  const Outcome said = rank_case("says_hash", other + "checkpoint.convert=true");
+  EXPECT_NE(said.output.find("step 2 hash " + hash("a")), std::string::npos)
+      << said.output << "the hash is of the fp32 masters, " << hash("a");
+}
+
+TEST_F(CheckpointUses, ADamagedOneIsPassedOverOnlyIfAsked) {
+  save();
+  damage("c/step-00000002/model-00001-of-00001.safetensors");
+  const Outcome refused = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true");
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_NE(refused.output.find("step-00000002/model-00001-of-00001.safetensors: weight '"), std::string::npos)
+      << refused.output;
+  const Outcome back = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true checkpoint.fallback=true");
+  EXPECT_EQ(back.code, 0) << back.output;
+  EXPECT_NE(back.output.find("; going back to c/step-00000001"), std::string::npos) << back.output;
+  EXPECT_NE(back.output.find("step 1 hash "), std::string::npos) << back.output;
+}
+
+TEST_F(CheckpointUses, ADamagedOneLeavesATrainingModelAlone) {
+  const Outcome done = rank_case("keeps_training");
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
+// The exported weights under other names, as another program would have written them.
+TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
+  save("parity.model=everything");
+  ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
+  EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=plain.safetensors"), "step 0 hash " + hash("a"));
+  std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
+  const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
+  for (host::StoredTensor& tensor : header.tensors) {
+    const auto dot = tensor.name.find('.');
+    tensor.name = dot == std::string::npos ? "model." + tensor.name
+                                           : "model." + tensor.name.substr(0, dot) + "/" + tensor.name.substr(dot + 1);
+  }
+  const std::string head = host::write_header(header);
+  scratch_.write("foreign/model.safetensors", head + data);
+  const Outcome refused = rank_case("says_hash", "parity.model=everything checkpoint.init=foreign");
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  const std::string rules = " \"checkpoint.rename={'*.*'='model.*/*','*'='model.*'}\"";
+  EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=foreign" + rules), "step 0 hash " + hash("a"));
+  const Outcome wrong = rank_case("says_hash",
+                                  "parity.model=everything checkpoint.init=foreign "
+                                  "\"checkpoint.rename={'twice.wieght'='model.twice/weight'}\"");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_NE(wrong.output.find("checkpoint.rename: 'twice.wieght' matches no weight of the model; the nearest is "
+                              "'twice.weight'"),
+            std::string::npos)
+      << wrong.output;
+}
+
+TEST_F(CheckpointUses, PythonsSafetensorsOpensTheWeightsAsTheyAre) {
+  save("parity.model=everything");
+  ASSERT_EQ(shell(zeroth_bin() + "export c whole.safetensors").code, 0);
+  const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python python3 " ZR_SOURCE_DIR
+                             "/tests/multirank/read_safetensors.py c/step-00000002");
+  ASSERT_EQ(read.code, 0) << read.output;
+  // Every value, in Python's words and in ours.
+  const host::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
+  std::istringstream lines(read.output);
+  std::size_t seen = 0, values = 0;
+  for (std::string line; std::getline(lines, line); ++seen) {
+    std::istringstream words(line);
+    std::string name, dtype, hex;
+    words >> name >> dtype >> hex;
+    const host::SavedTensor* saved = checkpoint.find("weight", name);
+    if (!saved) saved = checkpoint.find("buffer", name);
+    ASSERT_NE(saved, nullptr) << name;
+    std::string bytes(static_cast<std::size_t>(saved->bytes()), '\0');
+    checkpoint.read(*saved, 0, saved->bytes(), bytes.data());
+    std::string own;
+    for (const char c : bytes) {
+      own += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
+      own += "0123456789abcdef"[c & 15];
+    }
+    EXPECT_EQ(dtype, saved->dtype == "F32" ? "float32" : "int64") << name;
+    EXPECT_TRUE(own == hex) << name;
+    values += own.size() / 8;
+  }
+  std::size_t there = 0;
+  for (const host::SavedTensor& tensor : checkpoint.manifest().tensors)
+    there += tensor.role == "weight" || tensor.role == "buffer";
+  EXPECT_EQ(seen, there);
+  EXPECT_GT(values, 40000u);
+}
+
+TEST_F(CheckpointUses, TheCommandsSayWhatThereIs) {
+  save("parity.model=tiny");
+  const Outcome whole = shell(zeroth_bin() + "verify c");
+  EXPECT_EQ(whole.code, 0);
+  EXPECT_EQ(whole.lines().size(), 2u) << whole.output;
+  const Outcome shown = shell(zeroth_bin() + "show c");
+  EXPECT_EQ(shown.code, 0);
+  EXPECT_EQ(shown.output.find("c/step-00000002: step 2 of run "), 0u) << shown.output;
+  EXPECT_NE(shown.output.find("written by 2 ranks under zero2 with adamw"), std::string::npos);
+  EXPECT_NE(shown.output.find("state.exp_avg_sq"), std::string::npos);
+  damage("c/step-00000002/exp_avg-00001-of-00001.safetensors");
+  const Outcome damaged = shell(zeroth_bin() + "verify c");
+  EXPECT_EQ(damaged.code, 2);
+  EXPECT_NE(damaged.output.find("c/step-00000001: whole"), std::string::npos) << damaged.output;
+  EXPECT_NE(damaged.output.find("exp_avg-00001-of-00001.safetensors: state.exp_avg '"), std::string::npos)
+      << damaged.output;
+  const Outcome none = shell(zeroth_bin() + "show runs");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.output.find("runs: holds no checkpoint that was committed; name a folder that engine.save() or "
+                             "[checkpoint] dir wrote to"),
+            std::string::npos)
+      << none.output;
+}
+
+TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
+  save("parity.model=everything train.dtype=bf16");
+  ASSERT_EQ(shell(zeroth_bin() + "export c out --dtype fp32 --file-size 32KiB").code, 0);
+  const host::Checkpoint from(scratch_.path("c/step-00000002")), out(scratch_.path("out"));
+  EXPECT_TRUE(out.foreign());
+  EXPECT_GT(out.manifest().files.size(), 3u);
+  for (const host::SavedTensor& tensor : from.manifest().tensors) {
+    if (tensor.role != "weight") continue;
+    const host::SavedTensor *exported = out.find("weight", tensor.name), *master = from.find("master", tensor.name);
+    ASSERT_NE(exported, nullptr) << tensor.name;
+    EXPECT_EQ(exported->dtype, "F32");
+    if (!master) continue;  // frozen
+    std::string a(static_cast<std::size_t>(master->bytes()), '\0'), b = a;
+    from.read(*master, 0, master->bytes(), a.data());
+    out.read(*exported, 0, master->bytes(), b.data());
+    EXPECT_TRUE(a == b) << tensor.name << " is the master's";
+  }
+}
+
+}  // namespace
+}  // namespace zr::test

@@ -1,0 +1,54 @@
+// What the programs of the engine's tests share: a configuration, a model and an Engine, and the word for a failure.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "multirank/parity/models.hpp"
+#include "zr/engine.hpp"
+
+namespace engine_tests {
+
+inline int wrong = 0;
+inline void require(bool holds, const std::string& what) {
+  if (holds) return;
+  std::cerr << "not so: " << what << std::endl;
+  wrong = 1;
+}
+
+struct Run {
+  Run(const std::string& toml, const std::vector<std::string>& overrides)
+      : program(toml, overrides,
+                {{"parity.model", "everything", "which model"},
+                 {"parity.weighted", false, "unused here"},
+                 {"parity.overflows", false, "the losses of every other step are infinite, from the first on"}}) {
+    arguments.push_back(toml);
+    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+  }
+  std::vector<std::string> arguments;
+  zr::Program program;
+  std::shared_ptr<parity::Model> model;
+  std::unique_ptr<zr::Engine> engine;
+  void build(uint64_t seed = 7) {
+    model = parity::make(program.text("parity.model"), seed);
+    engine = std::make_unique<zr::Engine>(program, *model);
+  }
+  void micro_step() {
+    const bool overflows = program.boolean("parity.overflows") && engine->step_index() % 2 == 0;
+    const auto loss = model->loss(engine->step_index(), engine->micro_index());
+    engine->backward(overflows ? loss * std::numeric_limits<float>::infinity() : loss);
+    engine->step();
+  }
+  void train() {
+    while (!engine->done()) micro_step();
+  }
+};
+
+inline bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch::equal(a, b); }
+
+}  // namespace engine_tests

@@ -1,0 +1,53 @@
+// What a fuzzer feeds: bytes that pretend to be a manifest, a safetensors header or an index.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/failure.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace zr::test {
+
+enum class Fed { manifest, manifest_with_its_hash, header, index };
+inline constexpr int kFed = 4;
+
+/// True: it was taken. Anything but success and Failure(user) ends the process, as does a tensor outside its file.
+inline bool feed(Fed what, const std::string& text) {
+  using namespace zr::host;
+  const auto require = [](bool holds) {
+    if (!holds) __builtin_trap();
+  };
+  try {
+    if (what == Fed::index) {
+      for (const auto& [tensor, file] : parse_index("f", text)) require(file.find('/') == file.npos);
+    } else if (what == Fed::header) {
+      const auto bytes = static_cast<int64_t>(text.size()) + 1000;
+      const TensorHeader header = parse_header("f", text, static_cast<int64_t>(text.size()) + 8, bytes);
+      for (const StoredTensor& tensor : header.tensors)
+        require(tensor.begin >= 0 && tensor.begin <= tensor.end && header.data + tensor.end <= bytes);
+    } else {
+      std::string whole = text;
+      if (what == Fed::manifest_with_its_hash)  // what stands behind the hash is reached only so
+        whole = "{\"xxh3\":\"" + hex(hash_of(text.data(), static_cast<int64_t>(text.size()))) +
+                "\",\n\"manifest\":" + text + "}\n";
+      const Manifest manifest = parse_manifest("f", whole);
+      for (const SavedTensor& tensor : manifest.tensors) {
+        require(tensor.file < manifest.files.size());
+        const SavedFile& file = manifest.files[tensor.file];
+        require(file.name.find('/') == file.name.npos && tensor.at >= file.data && tensor.bytes() >= 0 &&
+                tensor.at + tensor.bytes() <= file.bytes);
+        int64_t chunks = 0;
+        for (const Chunk& chunk : tensor.chunks) chunks += chunk.bytes;
+        require(chunks == tensor.bytes());
+      }
+    }
+    return true;
+  } catch (const Failure& failure) {
+    require(failure.exit() == Exit::user);
+    return false;
+  }
+}
+
+}  // namespace zr::test
