@@ -53,6 +53,10 @@ void Checkpoint::open_foreign() {
   for (const std::string& name : names) {
     const std::string path = name.empty() ? folder_ : (place / name).string();
     const TensorHeader header = read_header(path);
+    if (!name.empty() && header.metadata.count("zeroth_run"))
+      fail_user(folder_ + ": has no " + kManifest +
+                ": no checkpoint was committed there, or it lost it; name another, or one of its .safetensors files "
+                "for weights that nobody checked");
     files_.emplace_back(path, File::Use::read_linked);
     manifest_.files.push_back({name, files_.back().size(), 0, header.data});
     for (const StoredTensor& stored : header.tensors) {

@@ -60,7 +60,8 @@ Saver::~Saver() {
 
 Peers Saver::talk() {
   if (control_->world() == 1) return alone();
-  const std::string begin = "checkpoint." + std::to_string(++talks_) + ".";
+  static std::atomic<uint64_t> talks{0};  // of all Engines of this process, which all ranks make in one order
+  const std::string begin = "checkpoint." + std::to_string(++talks) + ".";
   const auto words = std::make_shared<int>(0);
   const auto key = [begin, words](int from) { return begin + std::to_string(*words) + "." + std::to_string(from); };
   Peers peers;

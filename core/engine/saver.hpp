@@ -43,7 +43,6 @@ class Saver {
   void reserve(int64_t bytes);
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
-  uint64_t talks_ = 0;
   std::unique_ptr<FolderLock> lock_;
   std::string held_;
   char* room_ = nullptr;

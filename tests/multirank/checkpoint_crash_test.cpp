@@ -93,7 +93,9 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
     job.wait();
     for (const std::string& name : names_in("c")) writing += name.ends_with(".partial");
     const std::vector<std::string> whole = host::checkpoints_in(scratch_.path("c"));
-    if (!whole.empty()) EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
+    if (!whole.empty()) {
+      EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
+    }
   }
   std::printf("%d ranks killed, %d of the kills left an unfinished save\n", kills, writing);
   EXPECT_GE(kills, 10);
@@ -108,6 +110,7 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
 TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
   for (const int signal : {SIGTERM, SIGINT}) {
     fs::remove_all(scratch_.path("c"));
+    fs::remove_all(scratch_.path("runs"));
     Scene scene;
     Job job(scene, train("stopped", {"train.steps=100000", "checkpoint.every=0", "checkpoint.on_signal=save"}));
     ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
@@ -152,15 +155,16 @@ TEST_F(CheckpointCrashes, TwoJobsInOneFolderAreRefusedAtTheStart) {
 // A tmpfs too small for the second checkpoint, in a mount namespace of its own.
 TEST_F(CheckpointCrashes, AFullDiskLosesNothingAndTrainingGoesOn) {
   for (const std::string how : {"false", "true"}) {
-    const std::string inside =
-        "mkdir -p disk && mount -t tmpfs -o size=2m none disk && " +
-        words(train("full" + how, {"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0",
-                                   "checkpoint.async=" + how, "checkpoint.dir=" + scratch_.path("disk")})) +
-        "; echo code $?; ls disk; " + zeroth_bin() + "verify disk";
-    const Outcome done =
-        shell("unshare --mount --map-root-user sh -c \"" + inside + "\" || unshare --mount sh -c \"" + inside + "\"");
-    if (done.output.find("code ") == std::string::npos) GTEST_SKIP() << "no mount namespace here: " << done.output;
-    EXPECT_NE(done.output.find("rank 0: step 4 was not saved: "), std::string::npos) << done.output;
+    const std::string script = scratch_.write(
+        "full.sh",
+        "mkdir -p disk && mount -t tmpfs -o size=2m none disk && echo mounted && " +
+            words(train("full" + how, {"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0",
+                                       "checkpoint.async=" + how, "checkpoint.dir=" + scratch_.path("disk")})) +
+            "\necho code $?\nls disk\n" + zeroth_bin() + "verify disk\n");
+    Outcome done = shell("unshare --mount sh " + script);
+    if (done.output.find("mounted") == std::string::npos) done = shell("unshare --mount --map-root-user sh " + script);
+    if (done.output.find("mounted") == std::string::npos) GTEST_SKIP() << "no mount namespace here: " << done.output;
+    EXPECT_NE(done.output.find("step 4 was not saved: rank 0: "), std::string::npos) << done.output;
     EXPECT_NE(done.output.find("No space left on device; free space there, or name another folder (earlier checkpoints "
                                "are as they were); training goes on"),
               std::string::npos)

@@ -40,7 +40,7 @@ TEST(Parsers, TakeWhatIsRightAndRefuseWhatIsNotWithoutHarm) {
   const std::string body = manifest.substr(manifest.find("\"manifest\":") + 11);
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,100],"data_offsets":[0,800]},)"
-      R"("b":{"dtype":"BF16","shape":[92],"data_offsets":[800,984]}})";
+      R"("b":{"dtype":"BF16","shape":[96],"data_offsets":[800,992]}})";
   const std::vector<std::pair<Fed, std::string>> seeds{{Fed::manifest, manifest},
                                                        {Fed::manifest_with_its_hash, body.substr(0, body.size() - 2)},
                                                        {Fed::header, header + std::string(8, ' ')},
