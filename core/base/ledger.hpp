@@ -13,18 +13,7 @@
 namespace zr::host {
 
 enum class Tier { device, host, disk };
-enum class Kind {
-  weights,
-  gradients,
-  master,
-  slots,
-  buckets,
-  window,
-  communicator,
-  snapshot,
-  other,
-  activations
-};
+enum class Kind { weights, gradients, master, slots, buckets, window, communicator, snapshot, other, activations };
 inline constexpr std::array<std::string_view, 3> kTierNames{"device", "host", "disk"};
 inline constexpr std::array<std::string_view, 10> kKindNames{
     "weights", "gradients", "master", "slots", "buckets", "window", "communicator", "snapshot", "other", "activations"};

@@ -11,16 +11,20 @@ namespace zr::host {
 class File {
  public:
   enum class Use { create, write, read, read_linked };  // create: there is none yet; read_linked: through links
+  /// Opens it; relative paths are from where the process is.
   File(const std::string& path, Use use);
   ~File();
-  File(File&& other) noexcept;
+  File(File&& other) noexcept;  // the other has no file then
   File& operator=(File&&) = delete;
 
   /// Gives it that many bytes, on the disk where the file system can promise them.
   void resize(int64_t bytes);
+  /// All of data[bytes] to byte `at` and behind it.
   void write(int64_t at, const void* data, int64_t bytes);
   void read(int64_t at, void* data, int64_t bytes) const;  // its end before them is a failure
   int64_t size() const;
+  /// The disk may take these bytes already; a hint.
+  void begin_sync(int64_t at, int64_t bytes);
   /// Returns when what was written survives a loss of power.
   void sync();
   const std::string& path() const { return path_; }
@@ -35,17 +39,17 @@ void write_file(const std::string& path, const std::string& text);
 std::string read_file(const std::string& path);
 /// What was created, renamed or removed in it survives a loss of power.
 void sync_folder(const std::string& path);
-void rename_path(const std::string& from, const std::string& to);
-void make_folder(const std::string& path);  // and those above it
-void remove_path(const std::string& path);  // whole, if it is there
+void rename_path(const std::string& from, const std::string& to);  // in one step, over what was there
+void make_folder(const std::string& path);                         // and those above it
+void remove_path(const std::string& path);                         // whole, if it is there
 /// Names in a folder, sorted; none if there is no folder.
 std::vector<std::string> list_folder(const std::string& path);
 
 /// A place where tests end the process, or make the next call of a kind fail (ZR_FAILPOINT="name=kill",
 /// "write=ENOSPC", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is defined.
 #ifdef ZR_FAILPOINTS
-void failpoint(const char* name);
-int injected(const char* call);  // an errno, or 0
+void failpoint(const char* name);  // a place where the process may end
+int injected(const char* call);    // an errno, or 0
 #else
 inline void failpoint(const char*) {}
 inline int injected(const char*) { return 0; }

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 namespace {
 const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
 const char* kWhole = "model.safetensors";
-}
+}  // namespace
 
 bool is_foreign(const std::string& path) {
   const fs::path place(path);
@@ -104,11 +104,18 @@ const SavedTensor* Checkpoint::find(const std::string& role, const std::string& 
   return at == places_.end() ? nullptr : &manifest_.tensors[at->second];
 }
 
-// A whole chunk to where there is room for it.
+// A whole chunk to where there is room for it; hashed while it is in the cache.
 void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const {
+  constexpr int64_t kPart = int64_t{256} << 10;
   const File& file = files_[tensor.file];
-  file.read(tensor.at + first, to, chunk.bytes);
-  if (hash_of(to, chunk.bytes) != chunk.hash)
+  Hash hash;
+  for (int64_t at = 0; at < chunk.bytes; at += kPart) {
+    const int64_t n = std::min(kPart, chunk.bytes - at);
+    char* part = static_cast<char*>(to) + at;
+    file.read(tensor.at + first + at, part, n);
+    hash.add(part, n);
+  }
+  if (hash.value() != chunk.hash)
     fail_user(file.path() + ": " + tensor.role + " '" + tensor.name +
               "' was changed since it was written, within the " + std::to_string(chunk.bytes) + " bytes at " +
               std::to_string(tensor.at + first) + kRemedy);

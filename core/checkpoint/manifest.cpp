@@ -104,6 +104,13 @@ int64_t Tensor::bytes() const {
 
 uint64_t hash_of(const void* data, int64_t bytes) { return XXH3_64bits(data, static_cast<std::size_t>(bytes)); }
 
+Hash::Hash() : state_(XXH3_createState()) { XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_)); }
+Hash::~Hash() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void Hash::add(const void* data, int64_t bytes) {
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), data, static_cast<std::size_t>(bytes));
+}
+uint64_t Hash::value() const { return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_)); }
+
 std::string hex(uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -130,7 +137,8 @@ std::map<std::string, std::string> parse_index(const std::string& path, const st
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain(file.get<std::string>()))
-      fail_user(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder" + remedy);
+      fail_user(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder" +
+                remedy);
     files[tensor] = file.get<std::string>();
   }
   return files;

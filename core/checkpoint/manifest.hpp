@@ -47,16 +47,29 @@ struct Manifest {
 inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
-std::string to_text(const Manifest& manifest);
-/// Throws Failure(user) naming `path` and what is wrong with it: a changed byte, ranges that overlap or lie outside
-/// their files, names that are paths.
+std::string to_text(const Manifest& manifest);  // manifest.json, its own hash before it
+/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, ranges that overlap or
+/// lie outside their files, names that are paths.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
 /// The files of the tensors in a model.safetensors.index.json, which must be names in its own folder. Throws
 /// Failure(user).
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text);
 
-uint64_t hash_of(const void* data, int64_t bytes);
-std::string hex(uint64_t value);  // 16 digits
+/// hash_of(), part by part.
+class Hash {
+ public:
+  Hash();
+  ~Hash();
+  Hash(const Hash&) = delete;
+  void add(const void* data, int64_t bytes);  // data[bytes], behind those before
+  uint64_t value() const;
+
+ private:
+  void* state_;
+};
+
+uint64_t hash_of(const void* data, int64_t bytes);  // XXH3 of data[bytes]
+std::string hex(uint64_t value);                    // 16 digits
 
 }  // namespace zr::host

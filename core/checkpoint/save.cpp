@@ -134,6 +134,7 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
       const char* from = static_cast<const char*>(slab->data) + done;
       written.push_back({slab->tensor, slab->first + done, n, hash_of(from, n)});
       file->write(tensor.at + slab->first + done, from, n);
+      file->begin_sync(tensor.at + slab->first + done, n);
       done += n;
       failpoint("save.chunk_written");
     }

@@ -38,7 +38,6 @@ class Store {
   void started(int rank, int64_t pid);
   void ended(int rank, int64_t pid, const Fate& fate);
   bool joined(int rank) const;
-  std::string value(const std::string& key) const;  // that a rank has put; empty: none
   bool broken() const;
   /// The user stops the job: ranks that end are no loss from now on.
   void stop_judging();
@@ -46,6 +45,8 @@ class Store {
   /// it.
   void finish(const wire::Beat& keeper, std::function<void()> then);
   void close();
+  /// What a rank has put under the key; empty: nothing.
+  std::string value(const std::string& key) const;
 
  private:
   struct State;

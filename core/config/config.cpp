@@ -125,7 +125,8 @@ std::string Config::to_toml() const {
       for (const GroupConfig& group : groups_) text += group_text(group);
     if (table == "checkpoint" && !renames_.empty()) {
       text += "\n[checkpoint.rename]\n";
-      for (const Rename& rename : renames_) text += toml_quoted(rename.ours) + " = " + toml_quoted(rename.theirs) + "\n";
+      for (const Rename& rename : renames_)
+        text += toml_quoted(rename.ours) + " = " + toml_quoted(rename.theirs) + "\n";
     }
   }
   return text;

@@ -42,8 +42,8 @@ struct GroupConfig {
   Origin origin;
 };
 
-/// A line of [checkpoint.rename]: weights named `ours` stand under `theirs` in files of other programs. A `*` of the one
-/// is what the same `*` of the other stands for.
+/// A line of [checkpoint.rename]: weights named `ours` stand under `theirs` in files of other programs. A `*` of the
+/// one is what the same `*` of the other stands for.
 struct Rename {
   std::string ours, theirs;
   Origin origin;

@@ -149,9 +149,8 @@ void Session::read_all(const Checkpoint& from, const Match& found) {
         if (buffer.name == part.tensor.name && buffer.bytes > 0)
           read_part(from, part, 0, buffer.bytes / stored_size(buffer.dtype), buffer.data);
     } else if (plan_.input.parameters[part.param].frozen) {
-      own_weights(part.param, [&](int64_t first, int64_t count, void* memory) {
-        read_part(from, part, first, count, memory);
-      });
+      own_weights(part.param,
+                  [&](int64_t first, int64_t count, void* memory) { read_part(from, part, first, count, memory); });
     } else {
       for (const Unit& unit : units_)
         if (unit.param == part.param)
@@ -181,8 +180,8 @@ void Session::take_facts(const Checkpoint& from, bool same_optimizer) {
            optimizer_->who("load_global"));
     }
   if (const int64_t seed = facts.at("seed"), own = config().integer("train.seed"); seed != own && rank() == 0)
-    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(seed) + ", from here on it is " +
-                         std::to_string(own) + ": another run than the one that goes on");
+    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(seed) +
+                         ", from here on it is " + std::to_string(own) + ": another run than the one that goes on");
   record_->resume(step_);
   reseed();
 }
@@ -269,7 +268,8 @@ void Session::tell(const LoadReport& report, int64_t step, const std::string& op
   std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
   text += list_of("missing", report.missing) + list_of("of another shape", report.other_shape) +
           list_of("unexpected", report.unexpected);
-  log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN, text);
+  log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN,
+      text);
   if (!report.fresh.empty())
     log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' starts fresh" + list_of("with", report.fresh));
 }

@@ -24,12 +24,13 @@ struct LossScaleKeys {
 class LossScale {
  public:
   explicit LossScale(const LossScaleKeys& keys);
-  /// What a checkpoint keeps of it. restore(): a scale that the keys fix, or that is 1 for ever, stays.
+  /// What a checkpoint keeps of it.
   struct Image {
     double value;
     int64_t good, hysteresis_left, skips;
   };
   Image image() const { return {value_, good_, hysteresis_left_, skips_}; }
+  /// A scale that the keys fix, or that is 1 for ever, stays.
   void restore(const Image& image);
 
   /// What the coming step's losses are multiplied by.

@@ -1,7 +1,6 @@
 #include "engine/record.hpp"
 
 #include <signal.h>
-
 #include <unistd.h>
 
 #include <cmath>
@@ -189,7 +188,8 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
       {"skipped", number(skipped_)},
       {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
       {"stopped_by", signal_ ? '"' + std::string(signal_ == SIGTERM ? "SIGTERM" : "SIGINT") + '"' : "null"},
-      {"checkpoints", object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
+      {"checkpoints",
+       object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
       {"memory", object(memory)},
       {"wire_bytes", object(wire)},
       {"overlap", object({{"collectives", number(collectives)}, {"early", number(early)}})},

@@ -145,8 +145,8 @@ void Session::save_if_due(const Agreed& agreed) {
   if (agreed.stop && !stopped_) {
     stopped_ = true;
     if (rank() == 0)
-      log(ZR_LOG_INFO, std::string(::strsignal(agreed.stop)) + ": step " + std::to_string(step_) +
-                           " is saved in " + dir + ", then the job ends; `zeroth train --resume` goes on");
+      log(ZR_LOG_INFO, std::string(::strsignal(agreed.stop)) + ": step " + std::to_string(step_) + " is saved in " +
+                           dir + ", then the job ends; `zeroth train --resume` goes on");
     record_->stopped(agreed.stop);
   }
   const bool due = !dir.empty() && (stopped_ || (every > 0 && (step_ % every == 0 || ends)));

@@ -117,8 +117,8 @@ bool Session::step() {
 
   const Agreed agreed =
       agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
-                         &gradients_->touched(), gradients_->first_non_finite(),
-                         stop_signal_ ? StopSignal::came() : 0, saver_->failed()});
+                         &gradients_->touched(), gradients_->first_non_finite(), stop_signal_ ? StopSignal::came() : 0,
+                         saver_->failed()});
   const double divisor = agreed.weight * loss_scale_.value();  // M S
   const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
   const double clip = config().number("train.clip");

@@ -42,10 +42,10 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 enum class LogicalRole { value, gradient, state };
 
 struct LoadHow {
-  bool weights_only = false;  // no optimizer state, no step: training begins with these weights
-  bool strict = true;         // false: what is missing, unexpected or of another shape is told and left as it is
-  bool convert = false;       // weights of another type are rounded from the fp32 master
-  bool fallback = false;      // one that is damaged is passed over for the one before it, with a warning
+  bool weights_only = false;      // no optimizer state, no step: training begins with these weights
+  bool strict = true;             // false: what is missing, unexpected or of another shape is told and left as it is
+  bool convert = false;           // weights of another type are rounded from the fp32 master
+  bool fallback = false;          // one that is damaged is passed over for the one before it, with a warning
   std::vector<Rename> renames{};  // of weights, in files of other programs
 };
 /// Tensors by role and name.

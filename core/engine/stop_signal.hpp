@@ -15,7 +15,8 @@ class StopSignal {
   static int came();
 
  private:
-  struct sigaction term_ {}, interrupt_ {};
+  struct sigaction term_ {
+  }, interrupt_{};
 };
 
 }  // namespace zr::host

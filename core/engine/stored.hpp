@@ -28,6 +28,7 @@ inline zr_dtype float_of(const std::string& stored) {
   return stored == "F32" ? ZR_F32 : stored == "BF16" ? ZR_BF16 : stored == "F16" ? ZR_F16 : ZR_NONE;
 }
 
+/// Two digits a byte, of data[bytes].
 inline std::string to_hex(const void* data, uint64_t bytes) {
   static const char* digits = "0123456789abcdef";
   std::string text;
@@ -38,6 +39,7 @@ inline std::string to_hex(const void* data, uint64_t bytes) {
   return text;
 }
 
+/// The bytes again.
 inline std::string from_hex(const std::string& text) {
   std::string bytes;
   for (std::size_t i = 0; i + 1 < text.size(); i += 2)

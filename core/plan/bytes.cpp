@@ -55,7 +55,8 @@ std::vector<std::pair<int64_t, int64_t>> Plan::saved_runs(uint32_t param) const 
   for (const Segment& segment : segments[param]) {
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
     if (me == segment.owners.end()) continue;
-    const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners), leaves = leaves_of(segment.count);
+    const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners),
+                  leaves = leaves_of(segment.count);
     const auto cut = [&](int64_t i) { return std::min(segment.count, leaves * i / n * kLeaf); };
     if (cut(index + 1) > cut(index)) runs.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
   }

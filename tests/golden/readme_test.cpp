@@ -64,6 +64,7 @@ struct Try {
 
 const std::string kQuick = " {root}/examples/quickstart/quickstart.toml";
 const std::string kBrief = " train.steps=2 job.threads=1";
+const std::string kSaved = "{bin}/zeroth train" + kQuick + kBrief + " checkpoint.dir=c checkpoint.every=2 > log && ";
 Try make(const std::string& target, const std::string& does) {
   return {"make -C {root} -n " + target, does};  // -n: says what it would do
 }
@@ -103,6 +104,15 @@ const std::map<std::string, Try> kTries{
           " && cat runs/job/summary.json",
       "\"ranks\": 4"}},
     {"zeroth train FILE [key=value ...]", {"{bin}/zeroth train" + kQuick + kBrief, "step 2/2"}},
+    {"zeroth train --resume FILE",
+     {"for i in 2 4; do {bin}/zeroth train --resume" + kQuick +
+          " train.steps=$i job.threads=1 checkpoint.dir=c checkpoint.every=2; done",
+      "step 2 loaded[^]*step 4/4"}},
+    {"zeroth verify DIR", {kSaved + "{bin}/zeroth verify c && {bin}/zeroth show c", "step-00000002: whole, step 2"}},
+    {"zeroth export DIR OUT.safetensors",
+     {kSaved + "{bin}/zeroth export c out.safetensors --dtype bf16 && head -c 200 out.safetensors",
+      "\"dtype\":\"BF16\""}},
+    {"make fuzz", make("fuzz", "fsanitize=fuzzer")},
     {"zeroth plan FILE", {"{bin}/zeroth plan" + kQuick, "plan: zero1 \\+ adamw: .* bytes of rank 0"}},
     {"zeroth plan --params 7.5e9 --ranks 64 --compare",
      {"{bin}/zeroth plan --params 7.5e9 --ranks 64 --compare", "zero3 [^]*activations unknown"}},

@@ -1,5 +1,8 @@
 // What else can be done with a checkpoint: parts of it, weights of other programs, other programs with it, commands.
+#include <tuple>
+
 #include "checkpoint/safetensors.hpp"
+#include "checkpoint/save.hpp"
 #include "multirank/checkpoint_fixture.hpp"
 
 namespace zr::test {
@@ -190,6 +193,27 @@ TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
     out.read(*exported, 0, master->bytes(), b.data());
     EXPECT_TRUE(a == b) << tensor.name << " is the master's";
   }
+}
+
+// 660 MiB in bf16 with fp32 masters of twice that, through an address space of 64 MiB.
+TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
+  constexpr int64_t kElements = int64_t{15} << 20;
+  const std::vector<char> memory(kElements * 4, '\x3c');
+  host::Image image;
+  image.step = 1;
+  image.run = "test";
+  image.facts = "{}";
+  for (int i = 0; i < 22; ++i)
+    for (const auto& [role, dtype, size] : {std::tuple{"weight", "BF16", 2}, {"master", "F32", 4}}) {
+      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, kElements * size, memory.data()});
+      image.tensors.push_back({role, "w" + std::to_string(i), dtype, {kElements}, {}});
+    }
+  host::save(scratch_.path("large"), image, host::alone(), {});
+  const std::string limit = "prlimit --as=" + std::to_string(64 << 20) + " ";
+  EXPECT_NE(shell(limit + "python3 -c 'bytearray(100 << 20)'").code, 0) << "the limit holds";
+  const Outcome done = shell(limit + zeroth_bin() + "export large whole.safetensors --dtype fp32");
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(fs::file_size(scratch_.path("whole.safetensors")) >> 20, 22u * 60);
 }
 
 }  // namespace

@@ -64,11 +64,11 @@ class Engine {
   /// Of the coming micro-batch within its step, 0 .. world*accumulation-1: what to read is a function of seed, step and
   /// this.
   int64_t micro_index() const;
-  int64_t seed() const;                                  // train.seed
-  bool done() const;  // all steps are made, or a signal asked for the end (checkpoint.on_signal)
-  bool validation_due() const;                           // eval.every steps, and after the last
-  double last_loss() const;                              // of the last step, mean over ranks and micro-batches
-  double last_grad_norm() const;                         // of the last step, before clipping
+  int64_t seed() const;           // train.seed
+  bool done() const;              // all steps are made, or a signal asked for the end (checkpoint.on_signal)
+  bool validation_due() const;    // eval.every steps, and after the last
+  double last_loss() const;       // of the last step, mean over ranks and micro-batches
+  double last_grad_norm() const;  // of the last step, before clipping
   /// What backward() multiplies the coming step's losses by, with train.dtype = "fp16"; else 1.
   double loss_scale() const;
 
@@ -82,8 +82,8 @@ class Engine {
   /// Ends a run before train.steps, on all ranks alike: summary.json then has the weights hash and the wire counts. The
   /// last step implies it. Collective.
   void finish();
-  /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure is
-  /// thrown on all ranks and leaves earlier checkpoints as they were; training may go on. With checkpoint.async it
+  /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure
+  /// is thrown on all ranks and leaves earlier checkpoints as they were; training may go on. With checkpoint.async it
   /// returns when this rank's part is copied, and a failure is thrown by the next step(), save() or load(). Collective.
   std::string save(const std::string& dir);
   /// A checkpoint of any strategy and number of ranks, the newest in `dir`, or safetensors weights of another program.
