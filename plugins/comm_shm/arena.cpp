@@ -129,9 +129,8 @@ void Arena::extend(uint64_t bytes, const char* what) {
   end_ += bytes;
 }
 
-char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& what) const {
-  void* memory =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
+char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& what, int flags) const {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, static_cast<off_t>(offset));
   if (memory == MAP_FAILED)
     refuse(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
   return static_cast<char*>(memory);
@@ -196,7 +195,8 @@ char* Arena::at(int r, const Place& place) {
     if (seen.memory) ::munmap(seen.memory, seen.bytes);
     seen = {};
     const Segment& segment = head(r).segments[place.segment];
-    seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r));
+    // A rank uses a part of what its peers hold: only that shall count as its own.
+    seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
     seen.bytes = segment.bytes;
     seen.generation = place.generation;
   }
@@ -209,6 +209,8 @@ const char* Arena::map_reader(int r, const Place& place, const void* writer) {
       ::mmap(nullptr, segment.bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fds_[r], static_cast<off_t>(segment.offset));
   if (memory == MAP_FAILED) refuse(ZR_NOMEM, "cannot map " + std::to_string(segment.bytes) + " bytes of shared memory");
   readers_[writer] = {memory, segment.bytes};
+  // Of the mapping to write a rank uses its part alone; the memory stays, its pages come back at the next write.
+  ::madvise(const_cast<void*>(writer), segment.bytes, MADV_DONTNEED);
   return static_cast<const char*>(memory);
 }
 

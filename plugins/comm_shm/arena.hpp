@@ -3,6 +3,8 @@
 // processes die.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <map>
 #include <string>
 #include <vector>
@@ -65,7 +67,7 @@ class Arena {
     uint64_t bytes = 0;
   };
   Head& head(int r) const { return *reinterpret_cast<Head*>(heads_[r]); }
-  char* map(int fd, uint64_t offset, uint64_t bytes, const std::string& what) const;
+  char* map(int fd, uint64_t offset, uint64_t bytes, const std::string& what, int flags = MAP_POPULATE) const;
   void extend(uint64_t bytes, const char* what);
   void forget_released();
 
