@@ -91,7 +91,7 @@ std::string Engine::save(const std::string& dir) {
 
 Loaded Engine::load(const std::string& dir, const Load& how) {
   const host::LoadReport report = state_->session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
-  return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh};
+  return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};
 }
 
 void Engine::add_tokens(int64_t tokens) { state_->session.add_tokens(tokens); }

@@ -22,9 +22,20 @@ namespace {
 [[noreturn]] void fail(const std::string& path, const std::string& what, int error) {
   std::string remedy = "see that the folder exists, is on a disk that works, and may be written by this user";
   if (error == ENOSPC || error == EDQUOT) remedy = "free space there, or name another folder";
-  if (error == EIO) remedy = "the disk fails; name a folder on another one";
+  if (error == EIO) remedy = "the disk fails; use a folder on another one";
   fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
 }
+
+// A signal interrupts nothing.
+template <class F>
+int again(F&& call) {
+  int result;
+  do result = call();
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
+constexpr int64_t kLargestText = int64_t{1} << 30;
 }  // namespace
 
 File::File(const std::string& path, Use use) : path_(path) {
@@ -44,8 +55,9 @@ File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exch
 
 void File::resize(int64_t bytes) {
   int error = injected("resize");
-  if (error == 0 && ::ftruncate(fd_, bytes) != 0) error = errno;
-  if (error == 0 && bytes > 0 && ::fallocate(fd_, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
+  if (error == 0 && again([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
+  if (error == 0 && bytes > 0 && again([&] { return ::fallocate(fd_, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP &&
+      errno != ENOSYS)
     error = errno;
   if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
 }
@@ -54,7 +66,8 @@ void File::write(int64_t at, const void* data, int64_t bytes) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const int error = injected("write");
-    const ssize_t n = error ? -1 : ::pwrite(fd_, from, static_cast<std::size_t>(bytes), at);
+    const auto most = static_cast<std::size_t>(shortened("write", bytes));
+    const ssize_t n = error ? -1 : ::pwrite(fd_, from, most, at);
     if (n < 0 && !error && errno == EINTR) continue;
     if (n <= 0)
       fail(path_, "writing at byte " + std::to_string(at) + " failed", error ? error : n == 0 ? ENOSPC : errno);
@@ -91,7 +104,7 @@ void File::begin_sync(int64_t at, int64_t bytes) {
 
 void File::sync() {
   int error = injected("sync");
-  if (error == 0 && ::fdatasync(fd_) != 0) error = errno;
+  if (error == 0 && again([&] { return ::fdatasync(fd_); }) != 0) error = errno;
   if (error) fail(path_, "what was written to it may not be on the disk", error);
 }
 
@@ -108,6 +121,8 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string read_file(const std::string& path) {
   const File file(path, File::Use::read);
+  if (file.size() > kLargestText)
+    fail_user(path + ": has " + bytes_text(file.size()) + ", which no such file has; load another checkpoint");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   return text;
@@ -116,7 +131,8 @@ std::string read_file(const std::string& path) {
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   int error = fd < 0 ? errno : injected("sync");
-  if (fd >= 0 && error == 0 && ::fsync(fd) != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+  if (fd >= 0 && error == 0 && again([&] { return ::fsync(fd); }) != 0 && errno != EINVAL)
+    error = errno;  // EINVAL: has no such thing
   if (fd >= 0) ::close(fd);
   if (error) fail(path, "its entries may not be on the disk", error);
 }
@@ -128,8 +144,17 @@ void rename_path(const std::string& from, const std::string& to) {
 
 void make_folder(const std::string& path) {
   std::error_code error;
+  std::vector<fs::path> above;  // of those that are made, the nearest first
+  for (fs::path one = fs::absolute(path); !fs::exists(one, error) && one.has_relative_path(); one = one.parent_path())
+    above.push_back(one.parent_path());
   fs::create_directories(path, error);
   if (error) fail(path, "cannot be made", error.value());
+  for (const fs::path& one : above) sync_folder(one.string());
+}
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
 }
 
 void remove_path(const std::string& path) {
@@ -142,7 +167,7 @@ std::vector<std::string> list_folder(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entries(path, error);
-  if (error == std::errc::no_such_file_or_directory) return names;
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
   if (error) fail(path, "cannot be listed", error.value());
   for (const fs::directory_entry& entry : entries) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());

@@ -42,17 +42,22 @@ void sync_folder(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);  // in one step, over what was there
 void make_folder(const std::string& path);                         // and those above it
 void remove_path(const std::string& path);                         // whole, if it is there
+bool is_there(const std::string& path);                            // and can be seen
 /// Names in a folder, sorted; none if there is no folder.
 std::vector<std::string> list_folder(const std::string& path);
 
 /// A place where tests end the process, or make the next call of a kind fail (ZR_FAILPOINT="name=kill",
-/// "write=ENOSPC", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is defined.
+/// "write=ENOSPC", "write=SHORT", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is
+/// defined.
 #ifdef ZR_FAILPOINTS
-void failpoint(const char* name);  // a place where the process may end
-int injected(const char* call);    // an errno, or 0
+void failpoint(const char* name);                    // a place where the process may end
+int injected(const char* call);                      // an errno, or 0
+int64_t shortened(const char* call, int64_t bytes);  // "write=SHORT": half of them
+int failpoints_fired();                              // errors and short writes so far
 #else
 inline void failpoint(const char*) {}
 inline int injected(const char*) { return 0; }
+inline int64_t shortened(const char*, int64_t bytes) { return bytes; }
 #endif
 
 }  // namespace zr::host

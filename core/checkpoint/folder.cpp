@@ -20,7 +20,8 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kLock = "lock";
+const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kSuperseded = ".superseded",
+                  kLock = "lock";
 
 bool is_checkpoint_name(const std::string& name) {
   return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
@@ -54,7 +55,7 @@ std::vector<std::string> checkpoints_in(const std::string& root) {
 }
 
 std::string find_checkpoint(const std::string& path) {
-  if (fs::exists(fs::path(path) / kManifest)) return path;
+  if (is_there(place(path, kManifest))) return path;
   const std::vector<std::string> names = checkpoints_in(path);
   if (names.empty())
     fail_user(
@@ -80,9 +81,11 @@ FolderLock::FolderLock(const std::string& root) {
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, sizeof host - 1);
   const int length = std::snprintf(text, sizeof text, "process %d on %s\n", static_cast<int>(::getpid()), host);
-  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text, static_cast<std::size_t>(length), 0) != length)
-    fail_environment(path + ": cannot be written: " + std::strerror(errno) +
-                     "; free space there, or name another folder");
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text, static_cast<std::size_t>(length), 0) != length) {
+    const std::string why = std::strerror(errno);
+    ::close(fd_);  // the next save shall find it free
+    fail_environment(path + ": cannot be written: " + why + "; free space there, or name another folder");
+  }
 }
 
 FolderLock::~FolderLock() { ::close(fd_); }
@@ -99,7 +102,7 @@ void commit(const std::string& root, int64_t step) {
   const std::string aside = aside_of(root, step), name = checkpoint_name(step), whole = place(root, name);
   sync_folder(aside);
   failpoint("save.before_commit");
-  if (fs::exists(whole)) {  // the two change places at once: at no instant is there none of that step
+  if (is_there(whole)) {  // the two change places at once: at no instant is there none of that step
     if (::renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, whole.c_str(), RENAME_EXCHANGE) != 0)
       fail_environment(whole + ": is there already and cannot be replaced in one step on this file system: " +
                        std::strerror(errno) + "; remove it, or save in another folder");
@@ -107,8 +110,21 @@ void commit(const std::string& root, int64_t step) {
     rename_path(aside, whole);
   }
   failpoint("save.committed");
+}
+
+std::vector<std::string> settle(const std::string& root, int64_t step) {
+  std::vector<std::string> superseded;
+  for (const std::string& name : checkpoints_in(root)) {
+    if (std::pair(name.size(), name) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
+    std::string as = name + kSuperseded;
+    for (int n = 2; is_there(place(root, as)); ++n) as = name + kSuperseded + "-" + std::to_string(n);
+    rename_path(place(root, name), place(root, as));
+    superseded.push_back(as);
+  }
   sync_folder(root);
-  if (fs::exists(aside)) remove_path(aside);
+  failpoint("save.root_synced");
+  remove_path(aside_of(root, step));
+  return superseded;
 }
 
 void retain(const std::string& root, int64_t keep) {

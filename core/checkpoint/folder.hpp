@@ -30,8 +30,11 @@ class FolderLock {
 std::string aside_of(const std::string& root, int64_t step);
 /// What earlier saves left that were not committed. By the owner of the lock alone, as the next.
 void remove_debris(const std::string& root);
-/// aside_of(root, step) becomes checkpoint_name(step); one of that step that was there before goes.
+/// aside_of(root, step) becomes checkpoint_name(step); one of that step that was there before changes places with it.
 void commit(const std::string& root, int64_t step);
+/// What follows a commit: the disk has it, the one it replaced goes, and those of later steps, which an earlier run
+/// left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their new names.
+std::vector<std::string> settle(const std::string& root, int64_t step);
 /// All but the newest `keep` go; 0: all stay.
 void retain(const std::string& root, int64_t keep);
 

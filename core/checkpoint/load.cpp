@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/failure.hpp"
+#include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace zr::host {
@@ -18,9 +19,10 @@ const char* kWhole = "model.safetensors";
 
 bool is_foreign(const std::string& path) {
   const fs::path place(path);
-  if (fs::is_directory(place))
-    return !fs::exists(place / kManifest) && (fs::exists(place / kIndex) || fs::exists(place / kWhole));
-  return path.ends_with(".safetensors");
+  std::error_code error;
+  if (!fs::is_directory(place, error)) return path.ends_with(".safetensors");
+  return !is_there(place / kManifest) && checkpoints_in(path).empty() &&
+         (is_there(place / kIndex) || is_there(place / kWhole));
 }
 
 Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), foreign_(is_foreign(folder)) {
@@ -28,26 +30,38 @@ Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), foreign_(is
     open_foreign();
   } else {
     const std::string path = (fs::path(folder) / kManifest).string();
-    if (!fs::exists(path))
+    if (!is_there(path))
       fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
     manifest_ = parse_manifest(path, read_file(path));
+    check_index();
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
   }
   for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
     places_.emplace(std::pair(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
 }
 
+// Nothing here reads it, but others do.
+void Checkpoint::check_index() const {
+  const std::string path = (fs::path(folder_) / kIndex).string();
+  if (!is_there(path)) fail_user(path + ": is missing" + kRemedy);
+  const std::string text = read_file(path);
+  const auto bytes = static_cast<int64_t>(text.size());
+  if (bytes != manifest_.index_bytes || hash_of(text.data(), bytes) != manifest_.index_hash)
+    fail_user(path + ": was changed since it was written" + kRemedy);
+}
+
 void Checkpoint::open_foreign() {
   const fs::path place(folder_);
+  std::error_code error;
   std::map<std::string, std::string> index;  // tensor -> file; of one file: none
   std::vector<std::string> names;
-  const bool several = fs::exists(place / kIndex);
+  const bool several = fs::is_directory(place, error) && is_there(place / kIndex);
   if (several) {
     index = parse_index((place / kIndex).string(), read_file((place / kIndex).string()));
     for (const auto& [tensor, file] : index)
       if (std::find(names.begin(), names.end(), file) == names.end()) names.push_back(file);
   } else {
-    names.push_back(fs::is_directory(place) ? kWhole : "");
+    names.push_back(fs::is_directory(place, error) ? kWhole : "");
   }
   manifest_.facts = "{}";
   for (const std::string& name : names) {
@@ -77,7 +91,7 @@ void Checkpoint::open_foreign() {
 void Checkpoint::check_file(uint32_t index) {
   const SavedFile& about = manifest_.files[index];
   const std::string path = (fs::path(folder_) / about.name).string();
-  if (!fs::exists(path)) fail_user(path + ": is missing" + kRemedy);
+  if (!is_there(path)) fail_user(path + ": is missing" + kRemedy);
   files_.emplace_back(path, File::Use::read);
   const File& file = files_.back();
   if (file.size() != about.bytes)
@@ -122,6 +136,9 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
 }
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
+  if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
+    fail_bug("bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " are asked of " +
+             tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()));
   if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/failure.hpp"
+#include "checkpoint/json.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace zr::host {
@@ -52,19 +52,23 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   tensor.role = json.at("role").get<std::string>();
   tensor.name = json.at("name").get<std::string>();
   tensor.dtype = json.at("dtype").get<std::string>();
-  tensor.shape = json.at("shape").get<std::vector<int64_t>>();
   if (json.contains("aliases")) tensor.aliases = json.at("aliases").get<std::vector<std::string>>();
   const std::string who = tensor.role + " '" + tensor.name + "'";
-  tensor.file = json.at("file").get<uint32_t>();
-  tensor.at = json.at("at").get<int64_t>();
+  const auto shape = shape_of(json.at("shape"));
+  const auto in = whole(json.at("file")), at = whole(json.at("at"));
+  if (!shape) refuse(path, who + " has no type or shape of this world");
+  tensor.shape = *shape;
+  if (!in || *in >= std::ssize(files)) refuse(path, who + " is in a file that is not listed");
+  tensor.file = static_cast<uint32_t>(*in);
+  if (!at) refuse(path, who + " lies outside " + files[tensor.file].name + ", at no byte");
+  tensor.at = *at;
   if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0) refuse(path, who + " has no type or shape of this world");
-  if (tensor.file >= files.size()) refuse(path, who + " is in a file that is not listed");
   const SavedFile& file = files[tensor.file];
   if (tensor.at < file.data || tensor.at > file.bytes || tensor.bytes() > file.bytes - tensor.at)
     refuse(path, who + " lies outside " + file.name + ", at byte " + std::to_string(tensor.at));
   int64_t left = tensor.bytes();
   for (const Json& one : json.at("chunks")) {
-    const Chunk chunk{one.at(0).get<int64_t>(), number_of(path, one.at(1))};
+    const Chunk chunk{whole(one.at(0)).value_or(0), number_of(path, one.at(1))};
     if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
       refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
@@ -74,11 +78,17 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   return tensor;
 }
 
-// Every tensor once, and none on top of another.
+// Every tensor once, none on top of another, and what belongs to a weight is like it.
 void check(const std::string& path, const Manifest& manifest) {
   std::set<std::pair<std::string, std::string>> names;
+  std::map<std::string, const SavedTensor*> weights;
+  for (const SavedTensor& tensor : manifest.tensors)
+    if (tensor.role == "weight") weights.emplace(tensor.name, &tensor);
   std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> places;
   for (const SavedTensor& tensor : manifest.tensors) {
+    const auto weight = weights.find(tensor.name);
+    if (tensor.role == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
+      refuse(path, "master '" + tensor.name + "' is not of its weight's shape");
     if (!names.emplace(tensor.role, tensor.name).second)
       refuse(path, tensor.role + " '" + tensor.name + "' is listed twice");
     if (tensor.bytes() > 0 && !places.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
@@ -122,16 +132,20 @@ std::string to_text(const Manifest& manifest) {
   for (const SavedFile& file : manifest.files)
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"header", hex(file.header)}, {"data", file.data}});
   for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(json_of(tensor));
-  const Json json{{"version", kVersion},       {"step", manifest.step},
-                  {"run", manifest.run},       {"facts", Json::parse(manifest.facts)},
-                  {"files", std::move(files)}, {"tensors", std::move(tensors)}};
+  const Json json{{"version", kVersion},
+                  {"step", manifest.step},
+                  {"run", manifest.run},
+                  {"facts", Json::parse(manifest.facts)},
+                  {"files", std::move(files)},
+                  {"tensors", std::move(tensors)},
+                  {"index", {{"bytes", manifest.index_bytes}, {"xxh3", hex(manifest.index_hash)}}}};
   const std::string body = json.dump();
   return kBefore + hex(hash_of(body.data(), static_cast<int64_t>(body.size()))) + kBetween + body + kAfter;
 }
 
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text) {
   const std::string remedy = "; fetch it again, or name one of the .safetensors files";
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = is_shallow(text) ? Json::parse(text, nullptr, false) : Json();
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
     fail_user(path + ": has no weight_map, so it is no index of safetensors files" + remedy);
   std::map<std::string, std::string> files;
@@ -153,19 +167,28 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
     refuse(path, "was changed since it was written: its hash is another");
   try {
+    if (!is_shallow(body)) refuse(path, "is no manifest of a checkpoint: its values stand too deep");
     const Json json = Json::parse(body);
     if (json.at("version") != kVersion)
       fail_user(path + ": is of format version " + json.at("version").dump() + ", this zeroth reads version " +
                 std::to_string(kVersion) + "; load it with the release that wrote it");
     Manifest manifest;
-    manifest.step = json.at("step").get<int64_t>();
+    const auto number = [&](const Json& of, const char* key) {
+      const auto n = whole(of.at(key));
+      if (!n) refuse(path, std::string("its '") + key + "' is no whole number");
+      return *n;
+    };
+    manifest.step = number(json, "step");
+    manifest.index_bytes = number(json.at("index"), "bytes");
+    manifest.index_hash = number_of(path, json.at("index").at("xxh3"));
     manifest.run = json.at("run").get<std::string>();
     manifest.facts = json.at("facts").dump();
     for (const Json& one : json.at("files")) {
-      SavedFile file{one.at("name").get<std::string>(), one.at("bytes").get<int64_t>(),
-                     number_of(path, one.at("header")), one.at("data").get<int64_t>()};
+      SavedFile file{one.at("name").get<std::string>(), number(one, "bytes"), number_of(path, one.at("header")),
+                     number(one, "data")};
       if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
-      if (file.data < 8 || file.bytes < file.data) refuse(path, file.name + " has no room for its header");
+      if (file.data < 8 || file.bytes < file.data || file.data > kLargestHeader + 8)
+        refuse(path, file.name + " has no room for its header");
       manifest.files.push_back(std::move(file));
     }
     for (const Json& one : json.at("tensors")) manifest.tensors.push_back(tensor_of(path, one, manifest.files));

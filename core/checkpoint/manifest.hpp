@@ -42,6 +42,8 @@ struct Manifest {
   std::string facts;  // a JSON object: what is not a tensor
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
+  int64_t index_bytes = 0;  // of kIndex
+  uint64_t index_hash = 0;
 };
 
 inline constexpr const char* kManifest = "manifest.json";

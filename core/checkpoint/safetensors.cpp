@@ -4,17 +4,16 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/failure.hpp"
+#include "checkpoint/json.hpp"
 
 namespace zr::host {
 
 using Json = nlohmann::json;
 
 namespace {
-constexpr int64_t kLargestHeader = 100'000'000;  // as the format's own reader has it
 constexpr int64_t kAlignment = 64;
 
 [[noreturn]] void refuse(const std::string& file, const std::string& why) {
@@ -25,12 +24,14 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
   StoredTensor tensor{name, {}, {}, 0, 0};
   try {
     tensor.dtype = said.at("dtype").get<std::string>();
-    tensor.shape = said.at("shape").get<std::vector<int64_t>>();
+    const auto shape = shape_of(said.at("shape"));
     const Json& offsets = said.at("data_offsets");
-    if (offsets.size() != 2 || !offsets.at(0).is_number_unsigned() || !offsets.at(1).is_number_unsigned())
-      refuse(file, "the data_offsets of '" + name + "' are no two numbers");
-    tensor.begin = offsets.at(0).get<int64_t>();
-    tensor.end = offsets.at(1).get<int64_t>();
+    if (!shape) refuse(file, "the shape of '" + name + "' is none");
+    tensor.shape = *shape;
+    const auto begin = whole(offsets.at(0)), end = whole(offsets.at(1));
+    if (offsets.size() != 2 || !begin || !end) refuse(file, "the data_offsets of '" + name + "' are no two numbers");
+    tensor.begin = *begin;
+    tensor.end = *end;
   } catch (const Json::exception&) {
     refuse(file, "its header does not give '" + name + "' a dtype, a shape and offsets");
   }
@@ -62,7 +63,7 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
       twice = parsed.get<std::string>();
     return true;
   };
-  const Json json = Json::parse(text, watch, false);
+  const Json json = is_shallow(text) ? Json::parse(text, watch, false) : Json();
   if (!json.is_object()) refuse(file, "its header is no JSON object");
   if (!twice.empty()) refuse(file, "its header has '" + twice + "' twice");
   TensorHeader header;
@@ -86,8 +87,9 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
                        ", where the tensors before it end at " + std::to_string(at));
     at = tensor.end;
   }
-  if (data + at != bytes)
-    refuse(file, "its tensors end at byte " + std::to_string(data + at) + ", it has " + std::to_string(bytes));
+  if (at != bytes - data)
+    refuse(file, "its tensors end at byte " + std::to_string(static_cast<uint64_t>(data) + static_cast<uint64_t>(at)) +
+                     ", it has " + std::to_string(bytes));
   return header;
 }
 

@@ -21,6 +21,8 @@ struct TensorHeader {
   int64_t data = 0;  // the file's first byte of data
 };
 
+/// Of a header, as the format's own reader has it.
+inline constexpr int64_t kLargestHeader = 100'000'000;
 /// Bytes of an element of that type; 0: none that is known here.
 int64_t stored_size(const std::string& dtype);
 

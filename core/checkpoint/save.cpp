@@ -47,7 +47,15 @@ Layout lay_out(const Image& image, int64_t file_bytes) {
     static_cast<Tensor&>(layout.manifest.tensors.back()) = tensor;
   }
   std::map<std::string, std::vector<uint32_t>> stems;
-  for (uint32_t i = 0; i < image.tensors.size(); ++i) stems[stem_of(image.tensors[i].role)].push_back(i);
+  std::map<std::string, std::string> roles;  // by stem: no two states share a file, however they are named
+  for (uint32_t i = 0; i < image.tensors.size(); ++i) {
+    const std::string& role = image.tensors[i].role;
+    std::string stem = stem_of(role);
+    const bool state = role.starts_with("state.");
+    while (state && (stem == "model" || stem == "master" || !(roles.emplace(stem, role).first->second == role)))
+      stem = "state-" + stem;
+    stems[stem].push_back(i);
+  }
   for (auto& [stem, members] : stems) {
     // Wide elements first, so that each stands at a multiple of its size.
     std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) {
@@ -106,6 +114,7 @@ void begin(const std::string& root, const std::string& folder, const Layout& lay
     File file(in(folder, about.name), File::Use::create);
     file.resize(about.bytes);
     file.write(0, layout.headers[i].data(), static_cast<int64_t>(layout.headers[i].size()));
+    if (about.bytes == about.data) file.sync();  // no rank has a part of it
   }
   failpoint("save.files_made");
 }
@@ -196,9 +205,9 @@ void agree(const Peers& peers, const std::function<void()>& work) {
   if (!first.empty()) throw Failure(static_cast<Exit>(std::stoi(first)), first.substr(first.find(' ') + 1));
 }
 
-std::string save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options) {
+Saved save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options) {
   Layout layout = lay_out(image, options.file_bytes);
-  const std::string folder = aside_of(root, image.step);
+  const std::string folder = aside_of(root, image.step), step = "step " + std::to_string(image.step);
   const auto first = [&](const std::function<void()>& work) {
     agree(peers, [&] {
       if (peers.rank == 0) work();
@@ -214,7 +223,10 @@ std::string save(const std::string& root, const Image& image, const Peers& peers
     const std::vector<std::string> words = peers.gather(chunks);
     first([&] {
       take_chunks(layout.manifest, words);
-      write_file(in(folder, kIndex), index_of(layout.manifest));
+      const std::string index = index_of(layout.manifest);
+      write_file(in(folder, kIndex), index);
+      layout.manifest.index_bytes = static_cast<int64_t>(index.size());
+      layout.manifest.index_hash = hash_of(index.data(), layout.manifest.index_bytes);
       failpoint("save.index_written");
       write_file(in(folder, kManifest), to_text(layout.manifest));
       failpoint("save.manifest_written");
@@ -226,11 +238,26 @@ std::string save(const std::string& root, const Image& image, const Peers& peers
         remove_debris(root);
       } catch (const Failure&) {  // the next save removes it
       }
-    throw Failure(failure.exit(), "step " + std::to_string(image.step) + " was not saved: " + failure.what() +
-                                      " (earlier checkpoints are as they were)");
+    throw Failure(failure.exit(),
+                  step + " was not saved: " + failure.what() + " (earlier checkpoints are as they were)");
   }
-  first([&] { retain(root, options.keep); });
-  return in(root, checkpoint_name(image.step));
+  Saved saved{in(root, checkpoint_name(image.step)), {}};
+  try {
+    first([&] {
+      for (const std::string& name : settle(root, image.step))
+        saved.warnings.push_back(root + ": a checkpoint of a later step, which this run did not come from, is " + name +
+                                 " now; remove it if nobody needs it");
+    });
+  } catch (const Failure& failure) {
+    throw Failure(failure.exit(), step + " was saved, but may not survive a loss of power: " + failure.what());
+  }
+  try {
+    first([&] { retain(root, options.keep); });
+  } catch (const Failure& failure) {
+    if (failure.exit() == Exit::peer_lost) throw;
+    saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());
+  }
+  return saved;
 }
 
 }  // namespace zr::host

@@ -43,8 +43,14 @@ struct SaveOptions {
   int64_t chunk_bytes = int64_t{4} << 20;  // hashed together
 };
 
-/// Writes the checkpoint and returns its folder. Collective. Rank 0's process holds the FolderLock of root. A failure
-/// on any rank is thrown on all, and leaves the checkpoints that were there as they were.
-std::string save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options);
+/// A checkpoint that is committed.
+struct Saved {
+  std::string folder;
+  std::vector<std::string> warnings;  // rank 0's: what else did not go as it should
+};
+
+/// Writes the checkpoint. Collective. Rank 0's process holds the FolderLock of root. A failure on any rank is thrown on
+/// all, says whether it was committed, and leaves the checkpoints that were there as they were.
+Saved save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options);
 
 }  // namespace zr::host

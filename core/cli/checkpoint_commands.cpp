@@ -16,6 +16,7 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "engine/stored.hpp"
 #include "shard/rounding.hpp"
 
 namespace zr::host {
@@ -51,16 +52,11 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   for (const int64_t n : shape) text += (text.empty() ? "" : " x ") + std::to_string(n);
   return text.empty() ? "1" : text;
 }
-
-zr_dtype float_of(const std::string& stored) {
-  return stored == "F32" ? ZR_F32 : stored == "BF16" ? ZR_BF16 : stored == "F16" ? ZR_F16 : ZR_NONE;
-}
-std::string stored_of(zr_dtype dtype) { return dtype == ZR_F32 ? "F32" : dtype == ZR_BF16 ? "BF16" : "F16"; }
 }  // namespace
 
 int verify_checkpoints(const std::string& folder) {
   std::vector<std::string> all;
-  if (fs::exists(fs::path(folder) / kManifest)) {
+  if (is_there((fs::path(folder) / kManifest).string())) {
     all.push_back(folder);
   } else {
     for (const std::string& name : checkpoints_in(folder)) all.push_back((fs::path(folder) / name).string());
@@ -106,6 +102,8 @@ void show_checkpoint(const std::string& folder) {
 
 void export_weights(const ExportOptions& options) {
   const Checkpoint from(find_checkpoint(options.from));
+  if (is_there((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
+    fail_user("zeroth export: " + options.to + " holds checkpoints, and stays as it is; name another folder");
   const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_named(options.dtype);
   struct Item {
     const SavedTensor *tensor, *source;
@@ -118,7 +116,7 @@ void export_weights(const ExportOptions& options) {
     const bool converts = tensor.role == "weight" && wanted != ZR_NONE && float_of(tensor.dtype) != ZR_NONE &&
                           float_of(tensor.dtype) != wanted;
     const SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
-    items.push_back({&tensor, master ? master : &tensor, converts ? stored_of(wanted) : tensor.dtype});
+    items.push_back({&tensor, master ? master : &tensor, converts ? stored_name(wanted) : tensor.dtype});
     all += tensor.bytes() / stored_size(tensor.dtype) * stored_size(items.back().dtype);
   }
   const bool one = options.to.ends_with(".safetensors");
@@ -181,6 +179,8 @@ void export_weights(const ExportOptions& options) {
     }
     rename_path(aside, name(k));
   }
+  sync_folder(fs::absolute(options.to).parent_path().string());
+  if (!one) sync_folder(options.to);
   if (!one)
     write_file((fs::path(options.to) / kIndex).string(),
                nlohmann::ordered_json{{"metadata", {{"total_size", all}}}, {"weight_map", map}}.dump(1) + "\n");

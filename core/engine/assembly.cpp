@@ -82,6 +82,7 @@ Session::Session(Setup setup, Model& model)
   if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
     Besides besides = measured(config());
     besides.communicator = communicator_bytes(communicator_.get(), world());
+    besides.snapshot = snapshots(config());
     const std::string title = "plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id;
     std::fputs(plan_.text(title, besides).c_str(), stdout);
     std::fflush(stdout);
@@ -133,9 +134,14 @@ Session::Session(Setup setup, Model& model)
 Session::~Session() {
   if (!comm_) return;
   const bool failed = std::uncaught_exceptions() > exceptions_;
-  saver_.reset();  // ends what is being written
+  try {
+    if (saver_) settle();  // what is being written
+  } catch (const std::exception& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+  }
+  saver_.reset();
   if (stop_signal_) control_->put(kStopsInOrder, "no");
-  if (!failed && step_ > 0) {
+  if (!failed && step_ > begun_) {
     try {
       record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
     } catch (const std::exception& failure) {

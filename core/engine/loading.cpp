@@ -1,5 +1,6 @@
 // Session's checkpoints, the other way: what a checkpoint has for this model, and every rank's parts of it.
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -73,14 +74,16 @@ const SavedTensor* Session::saved_for(const Checkpoint& from, uint32_t param, co
   return nullptr;
 }
 
-Session::Match Session::match(const Checkpoint& from, const LoadHow& how) const {
+Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool same_optimizer) const {
   Match match;
   std::set<const SavedTensor*> known;
   const auto take = [&](uint32_t param, const Tensor& tensor) {
-    const SavedTensor* saved = saved_for(from, param, tensor, how.renames);
+    const bool state = tensor.role.starts_with("state.");
+    const SavedTensor* saved = state && !same_optimizer ? nullptr : saved_for(from, param, tensor, how.renames);
     known.insert(saved);
+    if (!saved && state) match.fresh_params.insert(param);
     if (!saved)
-      (is_weight(tensor) || tensor.role == "buffer" ? match.missing : match.fresh).push_back(who(tensor));
+      (state ? match.fresh : match.missing).push_back(who(tensor));
     else if (saved->shape != tensor.shape)
       match.other_shape.push_back(who(tensor));
     else
@@ -112,13 +115,13 @@ void Session::check_match(const Checkpoint& from, const Match& found, const Load
     fail_user(folder + ": does not fit the optimizer" + list_of("missing", found.fresh) +
               list_of("unexpected", found.dropped) + "; load with strict = false, or the weights only");
   for (const Match::Part& part : found.parts) {
-    if (part.saved->dtype == part.tensor.dtype || part.tensor.role == "master") continue;
+    if (part.saved->dtype == part.tensor.dtype) continue;
     if (float_of(part.saved->dtype) == ZR_NONE || float_of(part.tensor.dtype) == ZR_NONE)
       fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype + ", the model has it in " +
                 part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
-    if (!how.convert)
-      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype + ", train.dtype wants " +
-                part.tensor.dtype +
+    if (!how.convert && part.tensor.role != "master")
+      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype +
+                (part.tensor.role == "weight" ? ", train.dtype wants " : ", this job wants ") + part.tensor.dtype +
                 "; set train.dtype to what it is, or load with convert = true, which rounds from the fp32 master");
   }
 }
@@ -160,28 +163,65 @@ void Session::read_all(const Checkpoint& from, const Match& found) {
   }
 }
 
+namespace {
+Facts facts_of(const Checkpoint& from) try {
+  const Json all = Json::parse(from.manifest().facts);
+  const Json &scale = all.at("loss_scale"), &optimizer = all.at("optimizer");
+  Facts facts{all.at("updates"), all.at("samples"), all.at("seed"), {}, {}, optimizer.at("id"), {}};
+  for (const auto& [name, steps] : all.at("parameter_steps").items()) facts.parameter_steps[name] = steps;
+  facts.loss_scale = {scale.at("value"), scale.at("good"), scale.at("hysteresis_left"), scale.at("skips"),
+                      scale.at("dynamic")};
+  for (const auto& [key, value] : optimizer.at("globals").items()) {
+    const std::string digits = value;
+    if (digits.size() % 2 || digits.find_first_not_of("0123456789abcdef") != digits.npos)
+      fail_user(from.folder() + "/" + kManifest + ": the optimizer's '" + key +
+                "' is not in hex; load another checkpoint");
+    facts.globals[key] = from_hex(digits);
+  }
+  return facts;
+} catch (const Json::exception& error) {
+  fail_user(from.folder() + "/" + kManifest + ": its facts are not those of a checkpoint (" + error.what() +
+            "); load another checkpoint");
+}
+}  // namespace
+
+void Session::clear_states(uint32_t param) {
+  for (const Unit& unit : units_)
+    if (unit.param == param)
+      for (const zr_view& slot : unit.slots)
+        std::memset(slot.data, 0, static_cast<std::size_t>(slot.count * size_of(slot.dtype)));
+  param_steps_[param] = 0;
+}
+
 // Step, schedule, scale and what the optimizer keeps besides its states.
-void Session::take_facts(const Checkpoint& from, bool same_optimizer) {
-  const Json facts = Json::parse(from.manifest().facts);
-  step_ = from.manifest().step;
-  updates_ = facts.at("updates").get<int64_t>();
-  samples_ = facts.at("samples").get<int64_t>();
-  for (std::size_t i = 0; i < param_steps_.size(); ++i)
-    param_steps_[i] = facts.at("parameter_steps").value(plan_.input.parameters[i].name, int64_t{0});
-  const Json& scale = facts.at("loss_scale");
-  loss_scale_.restore({scale.at("value"), scale.at("good"), scale.at("hysteresis_left"), scale.at("skips")});
+void Session::take_facts(const Checkpoint& from, const Match& found, const Facts& facts) {
+  step_ = begun_ = from.manifest().step;
+  updates_ = facts.updates;
+  samples_ = facts.samples;
+  const bool same_optimizer = facts.optimizer == setup_.optimizer.table->id;
+  for (const Match::Part& part : found.parts) {
+    if (part.tensor.role != "weight") continue;
+    const auto steps = facts.parameter_steps.find(part.saved->name);
+    param_steps_[part.param] = steps == facts.parameter_steps.end() || !same_optimizer ? 0 : steps->second;
+  }
+  // A state that begins anew begins at its parameter's first step; the others of that parameter with it.
+  for (const uint32_t param : found.fresh_params) clear_states(param);
+  loss_scale_.restore(facts.loss_scale);
   gradients_->watch(loss_scale_.watches());
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   if (same_optimizer && optimizer->load_global)
-    for (const auto& [key, value] : facts.at("optimizer").at("globals").items()) {
+    for (const auto& [key, bytes] : facts.globals) {
       CallError error;
-      const std::string bytes = from_hex(value.get<std::string>());
       call(optimizer->load_global(optimizer_->self(), key.c_str(), bytes.data(), bytes.size(), &error), error,
            optimizer_->who("load_global"));
     }
-  if (const int64_t seed = facts.at("seed"), own = config().integer("train.seed"); seed != own && rank() == 0)
-    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(seed) +
+  if (const int64_t own = config().integer("train.seed"); facts.seed != own && rank() == 0)
+    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(facts.seed) +
                          ", from here on it is " + std::to_string(own) + ": another run than the one that goes on");
+  if (const int64_t own = step_ * config().integer("train.global_batch"); samples_ != own && rank() == 0)
+    log(ZR_LOG_WARN, from.folder() + ": has read " + std::to_string(samples_) + " samples, " + std::to_string(step_) +
+                         " steps of train.global_batch would be " + std::to_string(own) +
+                         ": a program that reads by step goes on at another sample");
   record_->resume(step_);
   reseed();
 }
@@ -219,7 +259,8 @@ Checkpoint Session::open(const std::string& path, const LoadHow& how) {
       });
       return std::move(*from);
     } catch (const Failure& failure) {
-      if (failure.exit() != Exit::user || i + 1 == all.size()) throw;
+      const bool damaged = failure.exit() == Exit::user || failure.exit() == Exit::environment;
+      if (!damaged || i + 1 == all.size()) throw;
       if (rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; going back to " + all[i + 1]);
     }
 }
@@ -228,17 +269,16 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   if (in_backward_ || micro_ > 0)
     fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
   model_.check_scopes();
-  saver_->wait();
+  comm_->barrier("before a checkpoint is loaded");  // nor does a peer read still what is written here
+  settle();
   check_renames(asked.renames, plan_.input.parameters, model_.buffers());
   const Checkpoint from = open(path, asked);
   LoadHow how = asked;
   how.weights_only |= from.foreign();
-  const Match found = match(from, how);
+  const Facts facts = how.weights_only ? Facts{} : facts_of(from);
   const std::string optimizer = setup_.optimizer.table->id;
-  const bool same_optimizer =
-      !from.foreign() && Json::parse(from.manifest().facts).at("optimizer").at("id") == optimizer;
-  check_match(from, found, how, same_optimizer);
-  if (plan_.input.alias) comm_->barrier("before a checkpoint is loaded");  // a peer may still read what is written here
+  const Match found = match(from, how, facts.optimizer == optimizer);
+  check_match(from, found, how, facts.optimizer == optimizer);
   incomplete_ = true;
   const int64_t room = from.largest_chunk();
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
@@ -249,13 +289,19 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
     throw;
   }
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
-  incomplete_ = false;
   const int64_t before = comm_->wire().total();
   notify_updated();
   wire_aside_ += comm_->wire().total() - before;
-  if (!how.weights_only) take_facts(from, same_optimizer);
-  LoadReport report{from.folder(), found.missing, found.unexpected, found.other_shape, {}};
-  if (!how.weights_only) report.fresh = found.fresh;
+  if (how.weights_only)
+    for (uint32_t param = 0; param < param_steps_.size(); ++param) clear_states(param);
+  else
+    take_facts(from, found, facts);
+  incomplete_ = false;
+  LoadReport report{from.folder(), found.missing, found.unexpected, found.other_shape, {}, {}};
+  if (!how.weights_only) {
+    report.fresh = found.fresh;
+    report.dropped = found.dropped;
+  }
   tell(report, how.weights_only ? -1 : from.manifest().step, optimizer);
   lap(Phase::checkpoint);
   step_start_ = mark_;
@@ -272,6 +318,8 @@ void Session::tell(const LoadReport& report, int64_t step, const std::string& op
       text);
   if (!report.fresh.empty())
     log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' starts fresh" + list_of("with", report.fresh));
+  if (!report.dropped.empty())
+    log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' leaves" + list_of("unused", report.dropped));
 }
 
 void Session::begin() {

@@ -57,6 +57,7 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
                    float* out) {
   if (role == LogicalRole::value) take_written();
   const Parameter& parameter = plan_.input.parameters[param];
+  check_complete();
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
   for (const Unit& unit : units_) {

@@ -29,7 +29,7 @@ LossScale::LossScale(const LossScaleKeys& keys)
 
 void LossScale::restore(const Image& image) {
   skips_ = image.skips;
-  if (!keys_.scales || keys_.fixed != 0) return;
+  if (!keys_.scales || keys_.fixed != 0 || !image.dynamic) return;
   value_ = image.value;
   good_ = image.good;
   hysteresis_left_ = image.hysteresis_left;

@@ -28,9 +28,10 @@ class LossScale {
   struct Image {
     double value;
     int64_t good, hysteresis_left, skips;
+    bool dynamic;  // it moves
   };
-  Image image() const { return {value_, good_, hysteresis_left_, skips_}; }
-  /// A scale that the keys fix, or that is 1 for ever, stays.
+  Image image() const { return {value_, good_, hysteresis_left_, skips_, keys_.scales && keys_.fixed == 0}; }
+  /// A scale that the keys fix, or that is 1 for ever, stays; such a one is not taken either.
   void restore(const Image& image);
 
   /// What the coming step's losses are multiplied by.

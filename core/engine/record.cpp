@@ -69,9 +69,9 @@ Record::Record(const Config& config, int ranks, bool writes)
   if (error)
     fail_environment("cannot make the run folder " + folder_ + ": " + error.message() +
                      "; set job.runs to a folder that can be written");
-  std::filesystem::remove(folder_ + "/summary.json", error);
-  write_file(folder_ + "/config.toml", config.to_toml());
   keeps_ = config.boolean("checkpoint.resume");
+  if (!keeps_) std::filesystem::remove(folder_ + "/summary.json", error);
+  write_file(folder_ + "/config.toml", config.to_toml());
   metrics_.open(folder_ + "/metrics.jsonl", keeps_ ? std::ios::app : std::ios::trunc);
   check_metrics();
 }
@@ -119,6 +119,8 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
   skipped_ += row.skipped;
   recent_rate_ = recent_rate_ == 0 ? row.tokens_per_s : 0.9 * recent_rate_ + 0.1 * row.tokens_per_s;
   if (!writes_) return;
+  std::error_code none;
+  if (row.step == first_step_ + 1) std::filesystem::remove(folder_ + "/summary.json", none);  // of the run before
   Fields fields{{"step", number(row.step)},
                 {"loss", number(row.loss)},
                 {"grad_norm", number(row.grad_norm)},

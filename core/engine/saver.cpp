@@ -4,12 +4,14 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <utility>
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "checkpoint/file.hpp"
 
 namespace zr::host {
 
@@ -88,10 +90,10 @@ Peers Saver::talk() {
 }
 
 void Saver::take(const std::string& root) {
-  if (held_ == root && lock_) return;
-  lock_.reset();
-  lock_ = std::make_unique<FolderLock>(root);
-  held_ = root;
+  make_folder(root);
+  std::error_code error;
+  const std::string one = std::filesystem::canonical(root, error).string();
+  locks_.try_emplace(error ? root : one, root);
 }
 
 void Saver::hold(const std::string& root) {
@@ -128,7 +130,9 @@ std::string Saver::write(const std::string& root, const Image& image, int64_t ke
   });
   SaveOptions options;
   options.keep = keep;
-  return zr::host::save(root, image, peers, options);
+  const Saved saved = zr::host::save(root, image, peers, options);
+  for (const std::string& warning : saved.warnings) log(ZR_LOG_WARN, warning);
+  return saved.folder;
 }
 
 std::string Saver::save(const std::string& root, const Image& image, int64_t keep) {
@@ -136,7 +140,7 @@ std::string Saver::save(const std::string& root, const Image& image, int64_t kee
 }
 
 void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
-  reserve_for(image);
+  if (room_bytes_ == 0) agree(talk(), [&] { reserve_for(image); });  // the same on all ranks: their first
   int64_t at = 0;
   for (Slab& slab : image.slabs) {
     std::memcpy(room_ + at, slab.data, static_cast<std::size_t>(slab.bytes));
@@ -153,9 +157,11 @@ void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
   });
 }
 
-void Saver::wait() {
-  if (writer_.joinable()) writer_.join();
+bool Saver::wait() {
+  const bool wrote = writer_.joinable();
+  if (wrote) writer_.join();
   if (failed_.exchange(false)) std::rethrow_exception(std::exchange(failure_, nullptr));
+  return wrote;
 }
 
 }  // namespace zr::host

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,7 +24,7 @@ class Saver {
 
   /// How the ranks talk, by the control plane's store: once per save or load.
   Peers talk();
-  /// Takes `root` for this job, until another one or the end. Throws Failure(user) on all ranks, naming the owner.
+  /// Takes `root` for this job, to its end. Throws Failure(user) on all ranks, naming the owner.
   void hold(const std::string& root);
   /// Host memory for copies of such images, counted in the ledger. Throws Failure(environment).
   void reserve_for(const Image& image);
@@ -34,8 +35,9 @@ class Saver {
   void save_aside(const std::string& root, Image image, int64_t keep);
   /// The save in the background failed, and nobody was told.
   bool failed() const { return failed_; }
-  /// Returns when nothing is being written; throws, once, what went wrong there.
-  void wait();
+  /// Returns when nothing is being written: true if a save ended well since the last call. Throws, once, what went
+  /// wrong.
+  bool wait();
 
  private:
   std::string write(const std::string& root, const Image& image, int64_t keep, const Peers& peers);
@@ -43,11 +45,10 @@ class Saver {
   void reserve(int64_t bytes);
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
-  std::unique_ptr<FolderLock> lock_;
-  std::string held_;
+  std::map<std::string, FolderLock> locks_;  // by the folder's one true path
   char* room_ = nullptr;
   int64_t room_bytes_ = 0;
-  std::thread writer_;
+  std::thread writer_;  // alone uses what stands here, while it runs
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
 };

@@ -70,7 +70,8 @@ std::string Session::facts() {
                {{"value", scale.value},
                 {"good", scale.good},
                 {"hysteresis_left", scale.hysteresis_left},
-                {"skips", scale.skips}}},
+                {"skips", scale.skips},
+                {"dynamic", scale.dynamic}}},
               {"seed", config().integer("train.seed")},
               {"samples", samples_},
               {"config", config().to_toml()}}
@@ -89,6 +90,9 @@ Image Session::image() {
     image.tensors.push_back(std::move(tensor));
   });
   for (const ModelBuffer& buffer : model_.buffers()) {
+    if (stored_size(buffer.dtype) == 0)
+      fail_user("buffer '" + buffer.name + "' has the type " + buffer.dtype +
+                ", which safetensors files do not have; convert it, or keep it out of the module's buffers");
     if (rank() == 0 && buffer.bytes > 0)
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, buffer.bytes, buffer.data});
     image.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
@@ -114,20 +118,33 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
         "saved; call it after a step");
   check_complete();
   model_.check_scopes();
-  saver_->wait();
-  by_config_ = false;
+  comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
+  settle();
   take_written();
   Image now = image();
   now.facts = facts();
   std::string folder = root + "/" + checkpoint_name(step_);
-  if (aside)
+  by_config_ = false;
+  saving_ = step_;
+  if (aside && !done()) {
     saver_->save_aside(root, std::move(now), keep);
-  else
+  } else {
     folder = saver_->save(root, now, keep);
-  record_->saved(step_);
+    record_->saved(step_);
+  }
   lap(Phase::checkpoint);
   step_start_ = mark_;
   return folder;
+}
+
+// What the save in the background came to, which is over now.
+void Session::settle() {
+  try {
+    if (saver_->wait()) record_->saved(saving_);
+  } catch (const Failure& failure) {
+    if (!by_config_) throw;
+    not_saved(failure);
+  }
 }
 
 // A checkpoint that nobody's code asked for was not written: said, counted, and training goes on. But no rank goes on
@@ -152,15 +169,12 @@ void Session::save_if_due(const Agreed& agreed) {
   const bool due = !dir.empty() && (stopped_ || (every > 0 && (step_ % every == 0 || ends)));
   std::exception_ptr untold;
   if (due || agreed.save_failed) try {
-      saver_->wait();
-    } catch (const Failure& failure) {
-      if (by_config_)
-        not_saved(failure);
-      else
-        untold = std::current_exception();
+      settle();
+    } catch (const Failure&) {
+      untold = std::current_exception();
     }
   if (due) try {
-      save(dir, keep, config().boolean("checkpoint.async") && !ends);
+      save(dir, keep, config().boolean("checkpoint.async"));
       by_config_ = true;
     } catch (const Failure& failure) {
       if (ends) throw;  // what the run came to is lost: its exit code says so

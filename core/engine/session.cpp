@@ -175,7 +175,7 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   samples_ += config().integer("train.global_batch");
   if (loss_scale_.gives_up()) give_up(agreed);
   reseed();
-  if (step_ == config().integer("train.steps") || agreed.stop) finish();
+  if (step_ == config().integer("train.steps") || agreed.stop) write_totals();
 }
 
 void Session::give_up(const Agreed& agreed) const {
@@ -206,6 +206,11 @@ void Session::notify_updated() {
 }
 
 void Session::finish() {
+  settle();
+  write_totals();
+}
+
+void Session::write_totals() {
   record_->set_hash(weights_hash());
   WireCount all;
   for (const WireCount& other : all_gather(*comm_, comm_->wire(), "wire count")) {
@@ -231,6 +236,7 @@ void Session::validation(double loss) {
 }
 
 void Session::evaluation(bool begins) {
+  check_complete();
   weight_flow_->set_phase(begins ? ZR_EVAL : ZR_FORWARD);
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),

@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "engine/record.hpp"
 #include "engine/saver.hpp"
 #include "engine/stop_signal.hpp"
+#include "engine/stored.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "plan/plan.hpp"
@@ -51,7 +53,8 @@ struct LoadHow {
 /// Tensors by role and name.
 struct LoadReport {
   std::string folder;
-  std::vector<std::string> missing, unexpected, other_shape, fresh;  // fresh: optimizer states that begin anew
+  std::vector<std::string> missing, unexpected, other_shape;
+  std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
 };
 
 /// Training thread only. Collective methods are called by all ranks alike.
@@ -107,6 +110,7 @@ class Session {
   void begin();
   /// A signal asked for the end (checkpoint.on_signal), and a checkpoint of this step was written.
   bool stopped() const { return stopped_; }
+  bool done() const { return stopped_ || step_ >= config().integer("train.steps"); }
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
@@ -149,17 +153,19 @@ class Session {
     std::vector<Part> parts;
     std::vector<std::string> missing, unexpected, other_shape;
     std::vector<std::string> fresh, dropped;  // states that only this optimizer has, only the saved one had
+    std::set<uint32_t> fresh_params;
   };
   static constexpr uint32_t kNoParam = ~0u;
   const SavedTensor* saved_for(const Checkpoint& from, uint32_t param, const Tensor& tensor,
                                const std::vector<Rename>& renames) const;
-  Match match(const Checkpoint& from, const LoadHow& how) const;
+  Match match(const Checkpoint& from, const LoadHow& how, bool same_optimizer) const;
   void check_match(const Checkpoint& from, const Match& found, const LoadHow& how, bool same_optimizer) const;
   std::vector<std::string> candidates(const std::string& path, bool fallback);
   Checkpoint open(const std::string& path, const LoadHow& how);
   void read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const;
   void read_all(const Checkpoint& from, const Match& found);
-  void take_facts(const Checkpoint& from, bool same_optimizer);
+  void take_facts(const Checkpoint& from, const Match& found, const Facts& facts);
+  void clear_states(uint32_t param);
   void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
   char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
   /// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
@@ -168,10 +174,12 @@ class Session {
   Image image();  // without facts
   void prepare_saving();
   void save_if_due(const Agreed& agreed);
+  void settle();
   void not_saved(const Failure& failure);
   void check_complete() const;
   zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
   void notify_updated();
+  void write_totals();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
@@ -218,6 +226,8 @@ class Session {
   bool incomplete_ = false;  // a load failed when it had begun to write
   bool by_config_ = false;   // the last save was checkpoint.every's, not the program's
   bool stopped_ = false;
+  int64_t saving_ = 0;  // the step of the last save
+  int64_t begun_ = 0;   // the step that this run began behind
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

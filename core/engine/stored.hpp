@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "checkpoint/safetensors.hpp"
+#include "engine/loss_scale.hpp"
 #include "zr/abi/base.h"
 
 namespace zr::host {
@@ -46,5 +48,14 @@ inline std::string from_hex(const std::string& text) {
     bytes.push_back(static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16)));
   return bytes;
 }
+
+/// What a checkpoint holds besides tensors (core/checkpoint/FORMAT.md).
+struct Facts {
+  int64_t updates = 0, samples = 0, seed = 0;
+  std::map<std::string, int64_t> parameter_steps;
+  LossScale::Image loss_scale{};
+  std::string optimizer;
+  std::map<std::string, std::string> globals;  // of the optimizer, as bytes
+};
 
 }  // namespace zr::host

@@ -94,6 +94,11 @@ std::string stored_type(at::ScalarType type) {
     case at::kByte: return "U8";
     case at::kBool: return "BOOL";
     case at::kComplexFloat: return "C64";
+    case at::kUInt16: return "U16";
+    case at::kUInt32: return "U32";
+    case at::kUInt64: return "U64";
+    case at::kFloat8_e5m2: return "F8_E5M2";
+    case at::kFloat8_e4m3fn: return "F8_E4M3";
     default: return c10::toString(type);
   }
 }

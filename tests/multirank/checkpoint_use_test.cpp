@@ -38,6 +38,16 @@ TEST_F(CheckpointUses, WhatDoesNotFitIsRefusedOrListed) {
   ASSERT_EQ(listed.code, 0) << listed.output;
   EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
   EXPECT_NE(listed.output.find("unexpected: weight '"), std::string::npos) << listed.output;
+  ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
+  host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
+  std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
+  for (host::StoredTensor& tensor : header.tensors)
+    if (tensor.name == "twice.weight") tensor.shape = {tensor.shape[0] * tensor.shape[1]};
+  scratch_.write("flat.safetensors", host::write_header(header) + data);
+  const Outcome shape = rank_case("loads_what_fits", "parity.model=everything", "flat.safetensors");
+  EXPECT_NE(shape.output.find("other shape: weight 'twice.weight'\n"), std::string::npos) << shape.output;
 }
 
 TEST_F(CheckpointUses, AnotherOptimizerSaysWhatItStartsFresh) {
@@ -46,7 +56,32 @@ TEST_F(CheckpointUses, AnotherOptimizerSaysWhatItStartsFresh) {
   ASSERT_EQ(done.code, 0) << done.output;
   EXPECT_NE(done.output.find("optimizer 'sgd' starts fresh; with: state.momentum_buffer '"), std::string::npos)
       << done.output;
+  EXPECT_NE(done.output.find("optimizer 'sgd' leaves; unused: state.exp_avg '"), std::string::npos) << done.output;
   EXPECT_NE(done.output.find("step 2 hash " + hash("a")), std::string::npos) << done.output;
+}
+
+// Weights of another program beside the checkpoints are not taken for them, nor written over them.
+TEST_F(CheckpointUses, FilesBesideThemChangeNothing) {
+  save("parity.model=tiny");
+  ASSERT_EQ(shell(zeroth_bin() + "export c c/model.safetensors").code, 0);
+  EXPECT_EQ(says_hash("parity.model=tiny checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
+  for (const std::string to : {"c", "c/step-00000002"}) {
+    const Outcome refused = shell(zeroth_bin() + "export c " + to);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_NE(refused.output.find(to + " holds checkpoints, and stays as it is; name another folder"),
+              std::string::npos)
+        << refused.output;
+  }
+  EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
+}
+
+// A job that is put into the queue once more than it has work.
+TEST_F(CheckpointUses, AFinishedRunThatIsResumedKeepsItsResult) {
+  save("parity.model=tiny");
+  const std::string before = summary("a").dump(), rows = Json(losses("a")).dump();
+  run(2, "job.name=a checkpoint.dir=c checkpoint.resume=true train.steps=2\n", "strategy=zero2 parity.model=tiny");
+  EXPECT_EQ(summary("a").dump(), before);
+  EXPECT_EQ(Json(losses("a")).dump(), rows);
 }
 
 TEST_F(CheckpointUses, TypesChangeOnRequestOnly) {

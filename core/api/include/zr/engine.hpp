@@ -21,14 +21,15 @@ enum class What { value, gradient, state };
 
 /// How a checkpoint is taken, and what of it was not.
 struct Load {
-  bool weights_only = false;  // no optimizer state, no step: training begins with these weights
+  bool weights_only = false;  // optimizer states begin anew, the step stays
   bool strict = true;         // false: what does not fit is listed and left as it is
   bool convert = false;       // weights of another type are rounded from the fp32 master
   bool fallback = false;      // a damaged one is passed over for the one before it, with a warning
 };
 struct Loaded {
   std::string folder;
-  std::vector<std::string> missing, unexpected, other_shape, fresh;  // fresh: optimizer states that begin anew
+  std::vector<std::string> missing, unexpected, other_shape;
+  std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
 };
 
 /// One per model; a process may have several, used in the same order on all ranks. Methods are for the training thread;
@@ -87,8 +88,9 @@ class Engine {
   /// returns when this rank's part is copied, and a failure is thrown by the next step(), save() or load(). Collective.
   std::string save(const std::string& dir);
   /// A checkpoint of any strategy and number of ranks, the newest in `dir`, or safetensors weights of another program.
-  /// Every byte is checked before it is used; a model that was not trained yet may have no weights after a failure, and
-  /// needs another load. Throws where something does not fit, naming it (see Load). Collective.
+  /// Every byte is checked. A failure leaves a model in training as it was; one that was not trained yet may have no
+  /// weights then, refuses to train and needs another load. Throws where something does not fit, naming it (see Load).
+  /// Collective.
   Loaded load(const std::string& dir, const Load& how = {});
   /// Mean over ranks, in rank order. Collective.
   double mean(double value);

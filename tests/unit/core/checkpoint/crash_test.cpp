@@ -1,4 +1,6 @@
 // A save that ends at any place, on any rank, or on a disk that fails: what was committed stays.
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <set>
 
@@ -8,15 +10,17 @@
 namespace zr::test {
 namespace {
 
-const std::vector<std::string> kPlaces{
-    "save.folder_made",   "save.files_made",       "save.chunk_written", "save.before_sync", "save.synced",
-    "save.index_written", "save.manifest_written", "save.before_commit", "save.committed",   "retain.renamed"};
+const std::vector<std::string> kPlaces{"save.folder_made",      "save.files_made",    "save.chunk_written",
+                                       "save.before_sync",      "save.synced",        "save.index_written",
+                                       "save.manifest_written", "save.before_commit", "save.committed",
+                                       "save.root_synced",      "retain.renamed"};
 
 std::string saves(const std::string& root, const Model& model, int64_t step, const Peers& peers, int64_t keep = 0) {
   SaveOptions options = kSmall;
   options.keep = keep;
   const std::unique_ptr<FolderLock> lock = peers.rank == 0 ? std::make_unique<FolderLock>(root) : nullptr;
-  return save(root, image_of(model, step, peers.rank, peers.world, static_cast<unsigned>(step % 3)), peers, options);
+  return save(root, image_of(model, step, peers.rank, peers.world, static_cast<unsigned>(step % 3)), peers, options)
+      .folder;
 }
 
 TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
@@ -85,12 +89,14 @@ TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   for (const std::string& place : kPlaces) {
+    if (place == "retain.renamed") continue;  // nothing is retired here
     const Model before(1), after(2);
     ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, before, 5, peers); })));
-    on_ranks(2, [&](const Peers& peers) {
+    const auto ends = on_ranks(2, [&](const Peers& peers) {
       ::setenv("ZR_FAILPOINT", (place + "=kill").c_str(), 1);
       saves(root, after, 5, peers);
     });
+    EXPECT_TRUE(killed(ends[0])) << place;
     const Checkpoint checkpoint(find_checkpoint(root));
     char seen = 0, old = before.bytes[0][0];
     checkpoint.read(*checkpoint.find("weight", "embedding"), 0, 1, &seen);
@@ -104,7 +110,8 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
   const Model good_one(1);
   ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, good_one, 1, peers); })));
   for (const std::string call : {"open", "resize", "write", "sync", "rename"})
-    for (const std::string error : {"ENOSPC", "EIO"})
+    for (const std::string error : {"ENOSPC", "EIO"}) {
+      int failed = 0;
       for (const int time : {1, 2, 3}) {
         const auto ends = on_ranks(2, [&](const Peers& peers) {
           if (peers.rank == time % 2)
@@ -124,6 +131,7 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
           EXPECT_NE(WEXITSTATUS(end), 1) << call << " " << error << " " << time;
         }
         if (WEXITSTATUS(ends[0]) == 3) {
+          ++failed;
           EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(1)});
           EXPECT_FALSE(std::filesystem::exists(aside_of(root, 2)));
         } else {
@@ -131,6 +139,56 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
         }
         expect_holds(find_checkpoint(root), good_one);
       }
+      EXPECT_GE(failed, 1) << call << " " << error << ": what never fails tests nothing";
+    }
+}
+
+TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
+  const Scratch scratch;
+  for (const int time : {1, 2, 9, 30}) {
+    const auto ends = on_ranks(2, [&](const Peers& peers) {
+      ::setenv("ZR_FAILPOINT", ("write=SHORT@" + std::to_string(time)).c_str(), 1);
+      saves(scratch.path("c"), Model(4), time, peers);
+      if (failpoints_fired() != 1) ::_exit(1);
+    });
+    ASSERT_TRUE(good(ends)) << time;
+    expect_holds(find_checkpoint(scratch.path("c")), Model(4));
+  }
+}
+
+// A run that begins anew, or goes back to an earlier one, in a folder where a later step stands.
+TEST(Checkpoints, JustSavedAreTheNewestAndStay) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const Peers me = alone();
+  for (const int64_t step : {90, 100}) saves(root, Model(1), step, me, 1);
+  const std::string saved = saves(root, Model(2), 10, me, 1);
+  EXPECT_EQ(saved, find_checkpoint(root));
+  EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(10)});
+  expect_holds(find_checkpoint(root), Model(2));
+  expect_holds(root + "/step-00000100.superseded", Model(1));
+  saves(root, Model(3), 100, me, 2);
+  saves(root, Model(4), 20, me, 2);
+  EXPECT_EQ(checkpoints_in(root), (std::vector<std::string>{checkpoint_name(10), checkpoint_name(20)}));
+  expect_holds(root + "/step-00000100.superseded-2", Model(3));
+}
+
+TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
+  const Scratch scratch;
+  const auto ends = on_ranks(1, [&](const Peers&) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{0, RLIM_INFINITY}, all{RLIM_INFINITY, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_FSIZE, &none);
+    try {
+      const FolderLock lock(scratch.path("c"));
+      ::_exit(1);
+    } catch (const Failure& failure) {
+      if (failure.exit() != Exit::environment) ::_exit(2);
+    }
+    ::setrlimit(RLIMIT_FSIZE, &all);
+    const FolderLock lock(scratch.path("c"));
+  });
+  EXPECT_TRUE(good(ends));
 }
 
 TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {

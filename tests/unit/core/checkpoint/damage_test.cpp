@@ -43,7 +43,6 @@ TEST_F(Damaged, ByOneBitAnywhereIsRefused) {
   std::mt19937 random(1);
   int flips = 0;
   for (const std::string& name : files()) {
-    if (name == kIndex) continue;  // for other programs; nothing here reads it
     const std::string whole = read_file(path(name));
     for (int i = 0; i < 40; ++i, ++flips) {
       std::string changed = whole;
@@ -72,7 +71,6 @@ TEST_F(Damaged, InATensorNamesFileTensorAndOffset) {
 
 TEST_F(Damaged, ByTruncationOrLossIsRefused) {
   for (const std::string& name : files()) {
-    if (name == kIndex) continue;
     const std::string whole = read_file(path(name));
     for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, whole.size() - 1}) {
       if (left >= whole.size()) continue;
@@ -92,6 +90,14 @@ TEST_F(Damaged, ByAFileOfAnotherStepIsRefusedNamingBoth) {
   fs::copy_file(fs::path(root_) / checkpoint_name(2) / name, path(name), fs::copy_options::overwrite_existing);
   EXPECT_NE(refusal().find(name + ": is of step 2 of run job, its checkpoint of step 1 of run job"), std::string::npos)
       << refusal();
+  Image other = image_of(model_, 1, 0, 1);
+  other.run = "another";
+  save(scratch_.path("other"), other, alone(), kSmall);
+  fs::copy_file(fs::path(scratch_.path("other")) / checkpoint_name(1) / name, path(name),
+                fs::copy_options::overwrite_existing);
+  EXPECT_NE(refusal().find(name + ": is of step 1 of run another, its checkpoint of step 1 of run job"),
+            std::string::npos)
+      << refusal();
 }
 
 TEST_F(Damaged, ByAHostileManifestIsRefused) {
@@ -107,6 +113,12 @@ TEST_F(Damaged, ByAHostileManifestIsRefused) {
   refused([](Manifest& m) { m.tensors[0].at = m.tensors[1].at; }, "");
   refused([](Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "lies outside");
   refused([](Manifest& m) { m.tensors[0].at = -8; }, "lies outside");
+  refused(
+      [](Manifest& m) {
+        for (SavedTensor& tensor : m.tensors)
+          if (tensor.role == "master" && tensor.name == "block.weight") tensor.shape = {16384};
+      },
+      "master 'block.weight' is not of its weight's shape");
   refused([](Manifest& m) { m.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "no type or shape");
   refused([](Manifest& m) { m.tensors[0].shape = {-1}; }, "no type or shape");
   refused([](Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
@@ -119,6 +131,31 @@ TEST_F(Damaged, ByAHostileManifestIsRefused) {
         m.tensors.back().name = "other";
       },
       "stands where another tensor does");
+}
+
+// With the right hash, so that only what it says can be at fault.
+TEST_F(Damaged, ByAManifestOfStrangeNumbersIsRefused) {
+  const std::string whole = read_file(path(kManifest));
+  const std::size_t begin = whole.find("\"manifest\":") + 11;
+  const std::string body = whole.substr(begin, whole.size() - begin - 2);
+  const auto refused = [&](const std::string& from, const std::string& to, const std::string& why) {
+    std::string changed = body;
+    const std::size_t at = changed.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    changed.replace(at, from.size(), to);
+    std::ofstream(path(kManifest), std::ios::binary)
+        << "{\"xxh3\":\"" << hex(hash_of(changed.data(), static_cast<int64_t>(changed.size())))
+        << "\",\n\"manifest\":" << changed << "}\n";
+    EXPECT_NE(refusal().find(why), std::string::npos) << to.substr(0, 60) << ": " << refusal();
+  };
+  refused("\"facts\":{", "\"facts\":{\"deep\":" + std::string(300000, '[') + std::string(300000, ']') + ",",
+          "stand too deep");
+  refused("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"", "its 'step' is no whole number");
+  refused("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"", "its 'step' is no whole number");
+  refused("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"", "its 'step' is no whole number");
+  refused("\"shape\":[", "\"shape\":[1.5,", "no type or shape");
+  refused("\"data\":", "\"data\":99999999999,\"was\":", "has no room for its header");
+  refused("\"at\":", "\"at\":1e19,\"was\":", "lies outside");
 }
 
 TEST(SafetensorsHeaders, ThatLieAreRefused) {
@@ -145,6 +182,11 @@ TEST(SafetensorsHeaders, ThatLieAreRefused) {
   refused(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "not known here");
   refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 16, "shape of 'a' is none");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 16, "are no two numbers");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[9223372036854775808,0]}})", 16, "are no two numbers");
+  refused(R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", 16,
+          "its tensors end at byte 9223372036854775815");
+  refused(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 16, "the shape of 'a' is none");
+  refused("{\"a\":" + std::string(100000, '['), 16, "no JSON object");
 }
 
 }  // namespace
