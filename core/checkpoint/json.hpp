@@ -13,6 +13,7 @@ namespace zr::host {
 /// Brackets in brackets, at most so many: what walks a value calls itself.
 inline constexpr int kDeepest = 64;
 
+/// No deeper than that.
 inline bool is_shallow(const std::string& text) {
   int depth = 0;
   bool quoted = false;
