@@ -285,7 +285,11 @@ void Launch::broke(const std::string& table) {
 
 // `signal` stops the job, the ranks get `sent`.
 void Launch::stop(int signal, int sent) {
-  if (stopped_by_ || asked_) return send_away(SIGKILL, true);  // asked twice
+  if (stopped_by_ || asked_) {  // asked twice
+    if (!stopped_by_) stopped_by_ = signal;
+    store_->stop_judging();
+    return send_away(SIGKILL, true);
+  }
   if ((signal == SIGTERM || signal == SIGINT) && store_->value(kStopsInOrder) == "yes") {
     asked_ = true;  // they save, then end as they would at their last step, however long that takes
     for (const auto& rank : ranks_)

@@ -36,6 +36,15 @@ void says_hash(Run& run) {
   say(run, "step " + std::to_string(run.engine->step_index()) + " hash " + hash);
 }
 
+// An epoch is two steps long: the third step reads what the first did.
+void trains_epochs(Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.engine->backward(run.model->loss(run.engine->step_index() % 2, run.engine->micro_index()));
+    run.engine->step();
+  }
+}
+
 // A checkpoint becomes another without a step between.
 void resaves(Run& run) {
   run.build(11);
@@ -131,6 +140,7 @@ void touches_no_file(Run& run) {
 }
 
 const std::map<std::string, std::function<void(Run&)>> kCases{{"says_hash", says_hash},
+                                                              {"trains_epochs", trains_epochs},
                                                               {"resaves", resaves},
                                                               {"saves_midway", saves_midway},
                                                               {"loads_what_fits", loads_what_fits},

@@ -84,6 +84,16 @@ TEST_F(Checkpoints, GoOnExactlyWhereGradientsAreReducedLast) {
   EXPECT_EQ(losses("stopped"), losses("whole"));
 }
 
+TEST_F(Checkpoints, GoOnExactlyInASecondEpochOfTheData) {
+  const std::string how = "parity.model=dropout train.steps=";
+  ASSERT_EQ(rank_case("trains_epochs", how + "7 job.name=whole").code, 0);
+  ASSERT_EQ(rank_case("trains_epochs", how + "3 job.name=stopped checkpoint.dir=c checkpoint.every=3").code, 0);
+  const Outcome rest = rank_case("trains_epochs", how + "7 job.name=stopped checkpoint.dir=c checkpoint.resume=true");
+  ASSERT_EQ(rest.code, 0) << rest.output;
+  EXPECT_EQ(hash("stopped"), hash("whole"));
+  EXPECT_EQ(losses("stopped"), losses("whole"));
+}
+
 TEST_F(Checkpoints, StayAsManyAsAreToBeKept) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=2\n", "parity.model=tiny");
   EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000003", "step-00000004"}));
