@@ -127,6 +127,7 @@ Row stall(const std::string& toml, const std::string& folder) {
   std::vector<double> stalls, whole;
   for (int round = -1; round < 5; ++round) {
     step();
+    job.session.finish();  // what is being written is not this save's
     const double save = job.timed([&] { job.session.save(folder + "/c", 1, false); });
     step();
     const double aside = job.timed([&] { job.session.save(folder + "/c", 1, true); });
