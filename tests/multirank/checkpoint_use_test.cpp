@@ -153,38 +153,40 @@ TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
 }
 
 TEST_F(CheckpointUses, PythonsSafetensorsOpensTheWeightsAsTheyAre) {
-  save("parity.model=everything");
-  ASSERT_EQ(shell(zeroth_bin() + "export c whole.safetensors").code, 0);
-  const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python /usr/bin/python3 " ZR_SOURCE_DIR
-                             "/tests/multirank/read_safetensors.py c/step-00000002");
-  ASSERT_EQ(read.code, 0) << read.output;
-  // Every value, in Python's words and in ours.
-  const host::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
-  std::istringstream lines(read.output);
-  std::size_t seen = 0, values = 0;
-  for (std::string line; std::getline(lines, line); ++seen) {
-    std::istringstream words(line);
-    std::string name, dtype, hex;
-    words >> name >> dtype >> hex;
-    const host::SavedTensor* saved = checkpoint.find("weight", name);
-    if (!saved) saved = checkpoint.find("buffer", name);
-    ASSERT_NE(saved, nullptr) << name;
-    std::string bytes(static_cast<std::size_t>(saved->bytes()), '\0');
-    checkpoint.read(*saved, 0, saved->bytes(), bytes.data());
-    std::string own;
-    for (const char c : bytes) {
-      own += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
-      own += "0123456789abcdef"[c & 15];
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    fs::remove_all(scratch_.path("c"));
+    save("parity.model=everything train.dtype=" + dtype);
+    const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python /usr/bin/python3 " ZR_SOURCE_DIR
+                               "/tests/multirank/read_safetensors.py c/step-00000002");
+    ASSERT_EQ(read.code, 0) << read.output;
+    // Every value, in Python's words and in ours.
+    const host::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
+    std::istringstream lines(read.output);
+    std::size_t seen = 0, values = 0;
+    for (std::string line; std::getline(lines, line); ++seen) {
+      std::istringstream words(line);
+      std::string name, type, hex;
+      words >> name >> type >> hex;
+      const host::SavedTensor* saved = checkpoint.find("weight", name);
+      if (!saved) saved = checkpoint.find("buffer", name);
+      ASSERT_NE(saved, nullptr) << name;
+      std::string bytes(static_cast<std::size_t>(saved->bytes()), '\0');
+      checkpoint.read(*saved, 0, saved->bytes(), bytes.data());
+      std::string own;
+      for (const char c : bytes) {
+        own += "0123456789abcdef"[static_cast<unsigned char>(c) >> 4];
+        own += "0123456789abcdef"[c & 15];
+      }
+      EXPECT_EQ(type, saved->dtype == "F32" ? "float32" : saved->dtype == "BF16" ? "bfloat16" : "int64") << name;
+      EXPECT_TRUE(own == hex) << name;
+      values += static_cast<std::size_t>(saved->bytes() / host::stored_size(saved->dtype));
     }
-    EXPECT_EQ(dtype, saved->dtype == "F32" ? "float32" : "int64") << name;
-    EXPECT_TRUE(own == hex) << name;
-    values += own.size() / 8;
+    std::size_t there = 0;
+    for (const host::SavedTensor& tensor : checkpoint.manifest().tensors)
+      there += tensor.role == "weight" || tensor.role == "buffer";
+    EXPECT_EQ(seen, there);
+    EXPECT_GT(values, 40000u);
   }
-  std::size_t there = 0;
-  for (const host::SavedTensor& tensor : checkpoint.manifest().tensors)
-    there += tensor.role == "weight" || tensor.role == "buffer";
-  EXPECT_EQ(seen, there);
-  EXPECT_GT(values, 40000u);
 }
 
 TEST_F(CheckpointUses, TheCommandsSayWhatThereIs) {
