@@ -12,6 +12,7 @@
 
 #include "bench/memory_job.hpp"
 #include "bench/row.hpp"
+#include "bench/two_ranks.hpp"
 
 namespace {
 
@@ -158,10 +159,4 @@ void measure(const std::string& toml, const std::string& rows) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  if (!std::getenv("ZR_WORLD"))
-    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
-            static_cast<char*>(nullptr));
-  return zr::guarded([&] { measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1]); });
-}
+int main(int argc, char** argv) { return zr::bench::on_two_ranks(argc, argv, measure); }

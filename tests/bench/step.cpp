@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bench/row.hpp"
+#include "bench/two_ranks.hpp"
 #include "gpt/model.hpp"
 #include "zr/engine.hpp"
 
@@ -153,11 +154,7 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  if (!std::getenv("ZR_WORLD"))
-    ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", "2", "--", argv[0], argv[1],
-            static_cast<char*>(nullptr));
-  return zr::guarded([&] {
-    for (const Size& size : kSizes) measure(ZR_SOURCE_DIR "/tests/bench/bench.toml", argv[1], size);
+  return zr::bench::on_two_ranks(argc, argv, [](const std::string& toml, const std::string& rows) {
+    for (const Size& size : kSizes) measure(toml, rows, size);
   });
 }

@@ -139,22 +139,15 @@ void touches_no_file(Run& run) {
   require(calls() == start, "nor does waiting for the one before");
 }
 
-const std::map<std::string, std::function<void(Run&)>> kCases{{"says_hash", says_hash},
-                                                              {"trains_epochs", trains_epochs},
-                                                              {"resaves", resaves},
-                                                              {"saves_midway", saves_midway},
-                                                              {"loads_what_fits", loads_what_fits},
-                                                              {"keeps_training", keeps_training},
-                                                              {"hears_of_a_failure", hears_of_a_failure},
-                                                              {"touches_no_file", touches_no_file}};
+const engine_tests::Cases kCases{{"says_hash", says_hash},
+                                 {"trains_epochs", trains_epochs},
+                                 {"resaves", resaves},
+                                 {"saves_midway", saves_midway},
+                                 {"loads_what_fits", loads_what_fits},
+                                 {"keeps_training", keeps_training},
+                                 {"hears_of_a_failure", hears_of_a_failure},
+                                 {"touches_no_file", touches_no_file}};
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 3 || !kCases.count(argv[1])) return 2;
-  const int code = zr::guarded([&] {
-    Run run(argv[2], {argv + 3, argv + argc});
-    kCases.at(argv[1])(run);
-  });
-  return code ? code : engine_tests::wrong;
-}
+int main(int argc, char** argv) { return engine_tests::run_case(argc, argv, kCases); }

@@ -107,6 +107,30 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
   EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"})) << "no debris stays";
 }
 
+// Each strategy and number of ranks that saves with each that goes on, two of these four at a time.
+TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
+  const std::vector<std::string> strategies{"zero0", "zero1", "zero2", "zero3"};
+  const std::vector<int> worlds{1, 2, 3, 4, 8};
+  const std::vector<std::size_t> shift{0, 2, 1, 3, 2};
+  const auto job = [&](const std::string& name, std::size_t strategy, int ranks, const std::string& folder,
+                       std::vector<std::string> more) {
+    more.insert(more.end(), {"strategy=" + strategies[strategy % 4], "job.ranks=" + std::to_string(ranks),
+                             "train.accumulation=" + std::to_string(24 / ranks), "train.micro_batch=1",
+                             "model.width=16", "checkpoint.dir=" + scratch_.path(folder)});
+    const Outcome done = shell(words(train(name, more)));
+    EXPECT_EQ(done.code, 0) << name << "\n" << done.output;
+  };
+  job("whole", 0, 1, "none", {"train.steps=2", "checkpoint.every=0"});
+  for (std::size_t i = 0; i < worlds.size(); ++i)
+    for (std::size_t j = 0; j < worlds.size(); ++j) {
+      const std::string name = std::to_string(i) + std::to_string(j);
+      job("first" + name, i + j, worlds[i], name, {"train.steps=1"});
+      job("rest" + name, shift[i] + j, worlds[j], name, {"train.steps=2", "checkpoint.resume=true"});
+      EXPECT_EQ(hash("rest" + name), hash("whole")) << strategies[(i + j) % 4] << " on " << worlds[i] << ", then "
+                                                    << strategies[(shift[i] + j) % 4] << " on " << worlds[j];
+    }
+}
+
 TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
   for (const int signal : {SIGTERM, SIGINT}) {
     fs::remove_all(scratch_.path("c"));

@@ -14,6 +14,16 @@ class CheckpointUses : public Checkpoints {
   void save(const std::string& overrides = "") {
     run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 train.steps=2\n", "strategy=zero2 " + overrides);
   }
+  // The weights of folder c as another program would have written them.
+  void exported_as(const std::string& file, const std::function<void(host::StoredTensor&)>& change) {
+    ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
+    std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
+    const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
+    for (host::StoredTensor& tensor : header.tensors) change(tensor);
+    scratch_.write(file, host::write_header(header) + data);
+  }
   std::string says_hash(const std::string& overrides) {
     const Outcome done = rank_case("says_hash", overrides);
     EXPECT_EQ(done.code, 0) << done.output;
@@ -38,14 +48,9 @@ TEST_F(CheckpointUses, WhatDoesNotFitIsRefusedOrListed) {
   ASSERT_EQ(listed.code, 0) << listed.output;
   EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
   EXPECT_NE(listed.output.find("unexpected: weight '"), std::string::npos) << listed.output;
-  ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
-  host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
-  std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
-  const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
-  for (host::StoredTensor& tensor : header.tensors)
+  exported_as("flat.safetensors", [](host::StoredTensor& tensor) {
     if (tensor.name == "twice.weight") tensor.shape = {tensor.shape[0] * tensor.shape[1]};
-  scratch_.write("flat.safetensors", host::write_header(header) + data);
+  });
   const Outcome shape = rank_case("loads_what_fits", "parity.model=everything", "flat.safetensors");
   EXPECT_NE(shape.output.find("other shape: weight 'twice.weight'\n"), std::string::npos) << shape.output;
 }
@@ -127,17 +132,11 @@ TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
   save("parity.model=everything");
   ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
   EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=plain.safetensors"), "step 0 hash " + hash("a"));
-  std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
-  host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
-  const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
-  for (host::StoredTensor& tensor : header.tensors) {
+  exported_as("foreign/model.safetensors", [](host::StoredTensor& tensor) {
     const auto dot = tensor.name.find('.');
-    tensor.name = dot == std::string::npos ? "model." + tensor.name
-                                           : "model." + tensor.name.substr(0, dot) + "/" + tensor.name.substr(dot + 1);
-  }
-  const std::string head = host::write_header(header);
-  scratch_.write("foreign/model.safetensors", head + data);
+    if (dot != std::string::npos) tensor.name[dot] = '/';
+    tensor.name = "model." + tensor.name;
+  });
   const Outcome refused = rank_case("says_hash", "parity.model=everything checkpoint.init=foreign");
   EXPECT_EQ(refused.code, 2) << refused.output;
   const std::string rules = " \"checkpoint.rename={'*.*'='model.*/*','*'='model.*'}\"";

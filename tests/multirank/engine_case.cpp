@@ -351,44 +351,37 @@ void follows_torch_adamw(Run& run) {
   require(difference <= 1e-6 * largest, "AdamW differs from torch::optim::AdamW by at most 1e-6 of the largest weight");
 }
 
-const std::map<std::string, std::function<void(Run&)>> kCases{{"trains", trains},
-                                                              {"trains_list", trains_list},
-                                                              {"takes_rank_zero", takes_rank_zero},
-                                                              {"gets_and_sets", gets_and_sets},
-                                                              {"skips_non_finite", skips_non_finite},
-                                                              {"never_finite", never_finite},
-                                                              {"sum_not_finite", sum_not_finite},
-                                                              {"keeps_untouched", keeps_untouched},
-                                                              {"evaluates", evaluates},
-                                                              {"ends_early", ends_early},
-                                                              {"ends_early_first", ends_early_first},
-                                                              {"ends_early_inside", ends_early_inside},
-                                                              {"finishes", finishes},
-                                                              {"fails_alone", fails_alone},
-                                                              {"two_at_once", two_at_once},
-                                                              {"tells_threads", tells_threads},
-                                                              {"tells_losses", tells_losses},
-                                                              {"validates", validates},
-                                                              {"tells_all", tells_all},
-                                                              {"skips_without_trace", skips_without_trace},
-                                                              {"groups", groups},
-                                                              {"backward_in_backward", backward_in_backward},
-                                                              {"backward_outside", backward_outside},
-                                                              {"backward_twice", backward_twice},
-                                                              {"step_without_backward", step_without_backward},
-                                                              {"loss_of_many", loss_of_many},
-                                                              {"no_such_parameter", no_such_parameter},
-                                                              {"no_such_state", no_such_state},
-                                                              {"another_model", another_model},
-                                                              {"follows_torch_adamw", follows_torch_adamw}};
+const engine_tests::Cases kCases{{"trains", trains},
+                                 {"trains_list", trains_list},
+                                 {"takes_rank_zero", takes_rank_zero},
+                                 {"gets_and_sets", gets_and_sets},
+                                 {"skips_non_finite", skips_non_finite},
+                                 {"never_finite", never_finite},
+                                 {"sum_not_finite", sum_not_finite},
+                                 {"keeps_untouched", keeps_untouched},
+                                 {"evaluates", evaluates},
+                                 {"ends_early", ends_early},
+                                 {"ends_early_first", ends_early_first},
+                                 {"ends_early_inside", ends_early_inside},
+                                 {"finishes", finishes},
+                                 {"fails_alone", fails_alone},
+                                 {"two_at_once", two_at_once},
+                                 {"tells_threads", tells_threads},
+                                 {"tells_losses", tells_losses},
+                                 {"validates", validates},
+                                 {"tells_all", tells_all},
+                                 {"skips_without_trace", skips_without_trace},
+                                 {"groups", groups},
+                                 {"backward_in_backward", backward_in_backward},
+                                 {"backward_outside", backward_outside},
+                                 {"backward_twice", backward_twice},
+                                 {"step_without_backward", step_without_backward},
+                                 {"loss_of_many", loss_of_many},
+                                 {"no_such_parameter", no_such_parameter},
+                                 {"no_such_state", no_such_state},
+                                 {"another_model", another_model},
+                                 {"follows_torch_adamw", follows_torch_adamw}};
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 3 || !kCases.count(argv[1])) return 2;
-  const int code = zr::guarded([&] {
-    Run run(argv[2], {argv + 3, argv + argc});
-    kCases.at(argv[1])(run);
-  });
-  return code ? code : engine_tests::wrong;
-}
+int main(int argc, char** argv) { return engine_tests::run_case(argc, argv, kCases); }

@@ -3,8 +3,10 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,5 +52,17 @@ struct Run {
 };
 
 inline bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch::equal(a, b); }
+
+using Cases = std::map<std::string, std::function<void(Run&)>>;
+
+/// PROGRAM CASE TOML [path=value ...]: 0, 1 if something is not so, 2 for another case, else guarded()'s code.
+inline int run_case(int argc, char** argv, const Cases& cases) {
+  if (argc < 3 || !cases.count(argv[1])) return 2;
+  const int code = zr::guarded([&] {
+    Run run(argv[2], {argv + 3, argv + argc});
+    cases.at(argv[1])(run);
+  });
+  return code ? code : wrong;
+}
 
 }  // namespace engine_tests
