@@ -33,11 +33,11 @@ test: build  ## all tests
 matrix: build  ## the parity matrix in full, one table; CELLS="zero3 fp16": cells whose names hold one of the words
 	@build/tests/parity_matrix $(CELLS)
 
-bench:  ## the benchmarks: a table, and build/bench.json
+bench:  ## the benchmarks: a table, and build/bench.json; ARGS="checkpoint step": programs whose names hold one of the words
 	@.ci/setup bench
 	@$(call configure,-DZR_BENCHMARKS=ON)
 	@$(call compile)
-	@.ci/bench
+	@.ci/bench $(ARGS)
 
 peers: build  ## beside PyTorch's DDP and FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
 	@.ci/peers $(ARGS)

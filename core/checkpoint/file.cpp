@@ -56,7 +56,12 @@ File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exch
 void File::resize(int64_t bytes) {
   int error = injected("resize");
   if (error == 0 && again([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
-  if (error == 0 && bytes > 0 && again([&] { return ::fallocate(fd_, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP &&
+  if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
+}
+
+void File::reserve(int64_t at, int64_t bytes) {
+  int error = injected("reserve");
+  if (error == 0 && again([&] { return ::fallocate(fd_, 0, at, bytes); }) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS)
     error = errno;
   if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
@@ -95,6 +100,10 @@ int64_t File::size() const {
   struct stat about {};
   if (::fstat(fd_, &about) != 0) fail(path_, "cannot be examined", errno);
   return about.st_size;
+}
+
+void File::begin_read(int64_t at, int64_t bytes) const {
+  static_cast<void>(::posix_fadvise(fd_, at, bytes, POSIX_FADV_WILLNEED));
 }
 
 void File::begin_sync(int64_t at, int64_t bytes) {

@@ -17,12 +17,16 @@ class File {
   File(File&& other) noexcept;  // the other has no file then
   File& operator=(File&&) = delete;
 
-  /// Gives it that many bytes, on the disk where the file system can promise them.
+  /// Gives it that many bytes, which take no room yet.
   void resize(int64_t bytes);
+  /// The disk keeps room for these bytes, where the file system can promise it.
+  void reserve(int64_t at, int64_t bytes);
   /// All of data[bytes] to byte `at` and behind it.
   void write(int64_t at, const void* data, int64_t bytes);
   void read(int64_t at, void* data, int64_t bytes) const;  // its end before them is a failure
   int64_t size() const;
+  /// These bytes are read soon: the disk may fetch them already; a hint.
+  void begin_read(int64_t at, int64_t bytes) const;
   /// The disk may take these bytes already; a hint.
   void begin_sync(int64_t at, int64_t bytes);
   /// Returns when what was written survives a loss of power.

@@ -25,7 +25,8 @@ bool is_foreign(const std::string& path) {
          (is_there(place / kIndex) || is_there(place / kWhole));
 }
 
-Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), foreign_(is_foreign(folder)) {
+Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& told)
+    : folder_(folder), foreign_(is_foreign(folder)) {
   if (foreign_) {
     open_foreign();
   } else {
@@ -34,7 +35,10 @@ Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), foreign_(is
       fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
     manifest_ = parse_manifest(path, read_file(path));
     check_index();
-    for (uint32_t i = 0; i < manifest_.files.size(); ++i) check_file(i);
+    for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
+      check_file(i);
+      if (told) told(i + 1, static_cast<int64_t>(manifest_.files.size()));
+    }
   }
   for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
     places_.emplace(std::pair(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
@@ -123,6 +127,7 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
   constexpr int64_t kPart = int64_t{256} << 10;
   const File& file = files_[tensor.file];
   Hash hash;
+  file.begin_read(tensor.at + first, 2 * chunk.bytes);  // and the next one, most often, while this one is hashed
   for (int64_t at = 0; at < chunk.bytes; at += kPart) {
     const int64_t n = std::min(kPart, chunk.bytes - at);
     char* part = static_cast<char*>(to) + at;

@@ -134,10 +134,15 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
   std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
   std::vector<Written> written;
   std::map<uint32_t, std::unique_ptr<File>> open;
-  for (const Slab* slab : slabs) {
+  for (const Slab* slab : slabs) {  // a full disk says so before the first byte
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     std::unique_ptr<File>& file = open[tensor.file];
     if (!file) file = std::make_unique<File>(in(folder, layout.manifest.files[tensor.file].name), File::Use::write);
+    if (slab->bytes > 0) file->reserve(tensor.at + slab->first, slab->bytes);
+  }
+  for (const Slab* slab : slabs) {
+    const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
+    const std::unique_ptr<File>& file = open[tensor.file];
     for (int64_t done = 0; done < slab->bytes;) {
       const int64_t n = std::min(chunk_bytes, slab->bytes - done);
       const char* from = static_cast<const char*>(slab->data) + done;

@@ -27,11 +27,15 @@ namespace {
 // A line that tells how far it is, on a terminal only.
 class Progress {
  public:
-  Progress(std::string what, int64_t all) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
+  explicit Progress(std::string what, int64_t all = 1) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
   ~Progress() {
     if (shown_ >= 0) std::fputs("\r\033[K", stderr);
   }
   Progress(const Progress&) = delete;
+  void at(int64_t done, int64_t all) {
+    all_ = std::max<int64_t>(all, 1);
+    at(done);
+  }
   void at(int64_t done) {
     const auto percent = static_cast<int>(done * 100 / all_);
     if (!terminal_ || percent == shown_) return;
@@ -46,6 +50,11 @@ class Progress {
   int shown_ = -1;
   bool terminal_ = ::isatty(STDERR_FILENO) != 0;
 };
+
+Checkpoint opened(const std::string& folder) {
+  Progress progress("opening " + folder);
+  return Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });
+}
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
@@ -64,7 +73,7 @@ int verify_checkpoints(const std::string& folder) {
   }
   int code = 0;
   for (const std::string& one : all) try {
-      const Checkpoint checkpoint(one);
+      const Checkpoint checkpoint = opened(one);
       {
         Progress progress(one, checkpoint.bytes());
         checkpoint.verify([&](int64_t done) { progress.at(done); });
@@ -79,7 +88,7 @@ int verify_checkpoints(const std::string& folder) {
 }
 
 void show_checkpoint(const std::string& folder) {
-  const Checkpoint checkpoint(find_checkpoint(folder));
+  const Checkpoint checkpoint = opened(find_checkpoint(folder));
   const Manifest& manifest = checkpoint.manifest();
   const auto facts = nlohmann::json::parse(manifest.facts);
   std::cout << checkpoint.folder() << ": step " << manifest.step << " of run " << manifest.run << ", "
@@ -101,7 +110,7 @@ void show_checkpoint(const std::string& folder) {
 }
 
 void export_weights(const ExportOptions& options) {
-  const Checkpoint from(find_checkpoint(options.from));
+  const Checkpoint from = opened(find_checkpoint(options.from));
   if (is_there((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
     fail_user("zeroth export: " + options.to + " holds checkpoints, and stays as it is; name another folder");
   const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_named(options.dtype);

@@ -81,7 +81,7 @@ std::vector<Row> saves_and_loads(const std::string& toml, const std::string& fol
   const Scene scene{job.model.count() * 12};
   Plain plain(folder + "/plain-" + std::to_string(comm.rank()), scene.bytes / 2);
   std::vector<double> saves, writes, loads, reads, cold_loads, cold_reads;
-  for (int round = -1; round < 6; ++round) {
+  for (int round = -1; round < 10; ++round) {
     fs::remove(plain.path());
     if (comm.rank() == 0) fs::remove_all(folder + "/c");
     comm.barrier("removed");

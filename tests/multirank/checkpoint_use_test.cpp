@@ -212,6 +212,19 @@ TEST_F(CheckpointUses, TheCommandsSayWhatThereIs) {
       << none.output;
 }
 
+TEST_F(CheckpointUses, EachCommandShowsItsProgressOnATerminalAndOnlyThere) {
+  save();
+  for (const auto& [command, bar] : {std::pair{"show c", "opening c/step-00000002 ["},
+                                     {"verify c", "c/step-00000001 ["},
+                                     {"export c out", "exporting to out ["}}) {
+    const Outcome shown = shell("script -qec '" + zeroth_bin() + command + "' /dev/null");
+    ASSERT_EQ(shown.code, 0) << shown.output;
+    EXPECT_NE(shown.output.find(bar + std::string("#########################] 100 %")), std::string::npos)
+        << shown.output;
+    EXPECT_EQ(shell(zeroth_bin() + command).output.find("100 %"), std::string::npos) << command;
+  }
+}
+
 TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
   save("parity.model=everything train.dtype=bf16");
   ASSERT_EQ(shell(zeroth_bin() + "export c out --dtype fp32 --file-size 8KiB").code, 0);

@@ -109,7 +109,7 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
   const std::string root = scratch.path("c");
   const Model good_one(1);
   ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, good_one, 1, peers); })));
-  for (const std::string call : {"open", "resize", "write", "sync", "rename"})
+  for (const std::string call : {"open", "resize", "reserve", "write", "sync", "rename"})
     for (const std::string error : {"ENOSPC", "EIO"}) {
       int failed = 0;
       for (const int time : {1, 2, 3}) {
