@@ -23,6 +23,7 @@ void done_resolve(zr_done* done, zr_code code, int64_t native, const char* messa
   done->native = native;
   if (message) done->message = message;
   done->code.store(code == ZR_AGAIN ? zr_code{ZR_INTERNAL} : code, std::memory_order_release);
+  done->code.notify_all();
 }
 
 zr_code done_poll(zr_done* done, zr_error* error) {

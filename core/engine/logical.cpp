@@ -23,15 +23,16 @@ uint32_t Session::find(const std::string& parameter) const {
   fail_user("the model has no parameter '" + parameter + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::string& slot) const {
-  if (role == LogicalRole::value) return unit.master.count ? unit.master : unit.weight;
-  if (role == LogicalRole::gradient) return unit.sum;
+// What a role is of a unit: an array of its states, or memory that stands by itself.
+std::optional<std::size_t> Session::array_of(LogicalRole role, const std::string& slot) const {
+  if (role == LogicalRole::value && plan_.has_master) return master_array();
+  if (role != LogicalRole::state) return {};
   std::vector<std::string> names;
   for (std::size_t i = 0; i < plan_.input.slots.size(); ++i) {
     if (slot == plan_.input.slots[i].name) {
       if (plan_.input.slots[i].shape != ZR_SLOT_LIKE_PARAM || plan_.input.slots[i].dtype != ZR_F32)
         fail_user("optimizer state '" + slot + "' is not an fp32 tensor like its parameter");
-      return unit.slots[i];
+      return slot_array(i);
     }
     names.emplace_back(plan_.input.slots[i].name);
   }
@@ -39,6 +40,13 @@ zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::strin
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   fail_user("optimizer '" + std::string(setup_.optimizer.table->id) + "' has no state '" + slot +
             "'; it has: " + (list.empty() ? "none" : list));
+}
+
+void Session::visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
+                    const std::function<void(void*, int64_t, int64_t)>& fn) {
+  const int64_t skip = unit.state - unit.first;
+  states_->visit(array, first + skip, count, use, "states of '" + plan_.input.parameters[unit.param].name + "'",
+                 [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
 namespace {
@@ -60,11 +68,18 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
   check_complete();
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  const auto array = array_of(role, slot);
   for (const Unit& unit : units_) {
     if (unit.param != param) continue;
     const auto [from, n] = common(first, count, unit.first, unit.count);
     if (n == 0) continue;
-    const zr_view view = part_of(state_view(unit, role, slot), from - unit.first, n);
+    if (array) {
+      visit(unit, *array, from, n, States::Use::read, [&](void* memory, int64_t at, int64_t some) {
+        std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
+      });
+      continue;
+    }
+    const zr_view view = part_of(role == LogicalRole::value ? unit.weight : unit.sum, from - unit.first, n);
     widen(view.data, view.dtype, n, out + (from - first));
   }
   if (parameter.frozen)
@@ -107,8 +122,11 @@ void Session::own_weights(uint32_t param, const std::function<void(int64_t first
 
 void Session::store(uint32_t param, const float* values) {
   for (const Unit& unit : units_)
-    if (unit.param == param && unit.master.count)
-      std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+    if (unit.param == param && plan_.has_master)
+      visit(unit, master_array(), unit.first, unit.count, States::Use::write,
+            [&](void* memory, int64_t first, int64_t count) {
+              std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+            });
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     narrow(values + first, count, plan_.input.weight_dtype, memory);
   });
@@ -118,8 +136,7 @@ void Session::store_whole(uint32_t param, const void* whole) {
   const zr_dtype dtype = plan_.input.weight_dtype;
   const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
   for (const Unit& unit : units_)
-    if (unit.param == param && unit.master.count)
-      adopt(at(unit.first), dtype, unit.count, static_cast<float*>(unit.master.data));
+    if (unit.param == param) adopt_master(unit, at(unit.first));
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
   });
@@ -128,8 +145,17 @@ void Session::store_whole(uint32_t param, const void* whole) {
 void Session::take_written() {
   for (const uint32_t param : model_.written())
     for (const Unit& unit : units_)
-      if (unit.param == param && unit.master.count)
-        adopt(unit.weight.data, unit.weight.dtype, unit.count, static_cast<float*>(unit.master.data));
+      if (unit.param == param) adopt_master(unit, unit.weight.data);
+}
+
+void Session::adopt_master(const Unit& unit, const void* weights) {
+  if (!plan_.has_master) return;
+  const zr_dtype dtype = plan_.input.weight_dtype;
+  visit(unit, master_array(), unit.first, unit.count, States::Use::change,
+        [&](void* memory, int64_t first, int64_t count) {
+          adopt(static_cast<const char*>(weights) + (first - unit.first) * size_of(dtype), dtype, count,
+                static_cast<float*>(memory));
+        });
 }
 
 void Session::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
@@ -145,9 +171,12 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     return;
   }
   if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+  const auto array = array_of(role, slot);
   for (const Unit& unit : units_)
     if (unit.param == param)
-      std::memcpy(state_view(unit, role, slot).data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+      visit(unit, *array, unit.first, unit.count, States::Use::write, [&](void* memory, int64_t first, int64_t count) {
+        std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+      });
 }
 
 std::string Session::weights_hash() {

@@ -51,16 +51,22 @@ NormLeaves::~NormLeaves() {
   ledger_.add(Tier::device, Kind::other, kTag, -static_cast<int64_t>(ordered_.size()) * 8);
 }
 
-// A segment lies within one unit of its owner; units ascend as segments do.
+// A segment lies within units of its owner, which ascend as segments do, and meet at a leaf's edge.
 void NormLeaves::provide(uint32_t param, const Segment& segment, const std::vector<Unit>& units, std::size_t& unit) {
-  const auto holds = [&](const Unit& one) {
-    return one.param == param && one.first <= segment.first && segment.first + segment.count <= one.first + one.count;
+  const auto holds = [&](int64_t element) {
+    const Unit& one = units[unit];
+    return one.param == param && one.first <= element && element < one.first + one.count;
   };
-  while (unit < units.size() && !holds(units[unit])) ++unit;
-  if (unit == units.size())
-    fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
-             "' where its plan says so");
-  own_.push_back({part_of(units[unit].sum, segment.first - units[unit].first, segment.count), nullptr});
+  for (int64_t at = segment.first, end = at + segment.count; at < end;) {
+    while (unit < units.size() && !holds(at)) ++unit;
+    if (unit == units.size())
+      fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
+               "' where its plan says so");
+    const Unit& one = units[unit];
+    const int64_t count = std::min(end, one.first + one.count) - at;
+    own_.push_back({part_of(one.sum, at - one.first, count), nullptr});
+    at += count;
+  }
 }
 
 int64_t NormLeaves::sum() {

@@ -1,10 +1,14 @@
 #include "engine/planning.hpp"
 
+#include <algorithm>
+
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "comm/communicator.hpp"
 #include "config/precision.hpp"
 #include "engine/record.hpp"
+#include "comm/communicator.hpp"
+#include "offload/tier.hpp"
 
 namespace zr::host {
 
@@ -56,6 +60,14 @@ bool snapshots(const Config& config) {
   return config.boolean("checkpoint.async") && !config.text("checkpoint.dir").empty();
 }
 
+uint32_t granularity_of(const Instance& optimizer) {
+  zr_optimizer_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
+  return desc.granularity;
+}
+
 PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
@@ -74,6 +86,47 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
   input.hold_gradients = config.text("gradients.reduce") == "last";
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
+}
+
+void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
+                bool elementwise) {
+  const Config& config = job.config;
+  for (const auto& tier : tiers) input.places.push_back(place_of(*tier));
+  const auto index = [&](const char* path) {
+    const std::string& id = config.text(path);
+    if (id == kOnDevice) return 0;
+    if (id == kAutomatic) return kAnyPlace;
+    for (std::size_t i = 0; i < tiers.size(); ++i)
+      if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
+    fail_bug("the tier '" + id + "' was not loaded");
+  };
+  Wanted& wanted = input.wanted;
+  wanted.states = index("offload.optimizer");
+  wanted.sums = index("offload.gradients");
+  wanted.shards = index("offload.parameters");
+  wanted.activations = index("offload.activations");
+  wanted.fraction = config.number("offload.fraction");
+  wanted.elementwise = elementwise;
+  // Of what activations take nobody knows before a run has measured them: a quarter is left to them.
+  if (const int64_t budget = config.integer("memory.device_budget"); budget > 0)
+    wanted.device_room = std::max<int64_t>(budget - measured(config).activations.value_or(budget / 4), 1);
+  if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
+    wanted.host_room = std::max<int64_t>(budget / local, 1);
+}
+
+void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
+  const auto asked = [&](const char* path) {
+    return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
+  };
+  const bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
+                                  [](const Buffer& b) { return b.role == ZR_ROLE_SHARD; });
+  if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
+    fail_user(asked("offload.parameters") + "strategy '" + strategy +
+              "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
+  if (config.number("offload.fraction") > 0 && config.text("offload.optimizer") == kOnDevice)
+    fail_user(config.origin("offload.fraction").text() +
+              ": offload.fraction is the part of states that stays on the device, but all of them do; set "
+              "offload.optimizer to a tier");
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -102,11 +155,21 @@ Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters,
   optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
   if (job.communicator)
     communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
+  offer_async(host_);
+  for (const Component& tier : job.tiers)
+    tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
+  add_places(input_, job, tiers_, world, granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;
+
+Plan Planner::plan(int rank) const {
+  Plan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  check_places(job_.config, plan, job_.strategy.table->id);
+  return plan;
+}
 
 int64_t Planner::most_bytes() const {
   constexpr int kFew = 16;

@@ -104,6 +104,7 @@ bool Session::step() {
   if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
   if (micro_ < accumulation_) return false;
   CallError error;
+  states_->read_ahead(units_);
   const int64_t wire_before = record_wire_;
   if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
     uint32_t grads = ZR_GRADS_REDUCED;
@@ -136,8 +137,7 @@ bool Session::step() {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
       param_steps_[i] += agreed.touched[i] ? 1 : 0;
     }
-    update(*optimizer_, granularity_, pool_, plan_, units_,
-           {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
+    update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
     lap(Phase::optimizer);
     notify_updated();
@@ -152,6 +152,17 @@ bool Session::step() {
   finish_step(agreed, rate, wire_before);
   save_if_due(agreed);
   return true;
+}
+
+// States on disk are on their way while those in memory are worked on.
+void Session::update_weights(const UpdateInput& input) {
+  UpdateInput staged = input;
+  staged.staged = true;
+  update(*optimizer_, granularity_, pool_, plan_, direct_, input);
+  update(*optimizer_, granularity_, pool_, plan_, staged_, staged);
+  states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) {
+    update(*optimizer_, granularity_, pool_, plan_, units, staged);
+  });
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

@@ -27,6 +27,8 @@
 #include "engine/stored.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
+#include "offload/states.hpp"
+#include "offload/tier.hpp"
 #include "plan/plan.hpp"
 #include "plugin/host.hpp"
 #include "shard/update.hpp"
@@ -38,8 +40,6 @@ struct Setup : JudgedJob {
   std::shared_ptr<Control> control;
   Rejudge rejudge;  // the same job with other keys: for what a job over its budget could change
 };
-
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 enum class LogicalRole { value, gradient, state };
 
@@ -134,6 +134,15 @@ class Session {
   void take_rank_zero();
   void release();
   void reseed();
+  void open_tiers();
+  void make_units(const std::vector<zr_view>& views);
+  void update_weights(const UpdateInput& input);
+  /// Of States: fp32 masters, or the optimizer's slot of that index.
+  std::size_t master_array() const { return 0; }
+  std::size_t slot_array(std::size_t slot) const { return slot + (plan_.has_master ? 1 : 0); }
+  /// States::visit() over a unit's elements [first, first + count) of its parameter; fn has them likewise.
+  void visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
@@ -167,7 +176,10 @@ class Session {
   void take_facts(const Checkpoint& from, const Match& found, const Facts& facts);
   void clear_states(uint32_t param);
   void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
-  char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  /// Calls fn over what this rank has of a parameter's tensor of that role, elements [first, first + count).
+  void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
+                   const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   /// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
   void each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const;
   std::string facts();
@@ -177,7 +189,9 @@ class Session {
   void settle();
   void not_saved(const Failure& failure);
   void check_complete() const;
-  zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
+  std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
+  /// The unit's masters become the weights where these are not what they round to.
+  void adopt_master(const Unit& unit, const void* weights);
   void notify_updated();
   void write_totals();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
@@ -200,9 +214,10 @@ class Session {
   std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
   std::vector<void*> buffers_;           // of the plan, memory peers can read
   std::vector<const void*> readers_;     // likewise: where an aliased one is read; else null
-  zr_view master_{};
-  std::vector<zr_view> slots_;
+  Tiers tiers_;
+  std::unique_ptr<States> states_;
   std::vector<Unit> units_;
+  std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
   std::recursive_mutex use_;  // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;

@@ -1,5 +1,8 @@
 #include "plugin/choice.hpp"
 
+#include <algorithm>
+#include <sstream>
+
 #include "base/failure.hpp"
 
 namespace zr::host {
@@ -30,11 +33,41 @@ bool is_given(const Document& document, Role role) {
   return origin.from != Origin::From::standard || document.holds(name + "." + id);
 }
 
+// The tiers that parts of the training state are to stand on, those of offload.tiers first, in its order.
+void load_tiers(const Document& document, const Registry& registry, Choice& choice) {
+  const auto add = [&](const std::string& id, const Origin& origin) {
+    const bool standard = origin.from == Origin::From::standard;
+    const Component tier = registry.load(Role::offload, id, standard ? document.file() + " (default)" : origin.text());
+    for (const Component& there : choice.tiers)
+      if (there.table == tier.table) return;
+    const auto keys = keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
+    choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
+    std::erase(choice.unread["offload"], tier.table->id);
+    choice.tiers.push_back(tier);
+  };
+  std::vector<Entry> named;
+  bool automatic = false;
+  for (const char* path : kPlaced) {
+    named.push_back(document.early(path));
+    automatic |= std::get<std::string>(named.back().value) == kAutomatic;
+  }
+  const auto is_named = [&](const std::string& id) {
+    return std::any_of(named.begin(), named.end(), [&](const Entry& e) { return std::get<std::string>(e.value) == id; });
+  };
+  const Entry order = document.early("offload.tiers");
+  std::istringstream ids(std::get<std::string>(order.value));
+  bool first = true;
+  for (std::string id; ids >> id; first = false)
+    if (is_named(id) || (automatic && (first || document.holds("offload." + id)))) add(id, order.origin);
+  for (const Entry& entry : named)
+    if (const auto& id = std::get<std::string>(entry.value); id != kOnDevice && id != kAutomatic) add(id, entry.origin);
+}
+
 }  // namespace
 
 Choice choose(const Document& document, const Registry& registry, int64_t ranks) {
   Choice choice;
-  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator})
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
     choice.unread[std::string(name_of(role))] = registry.ids(role);
   choice.strategy = load(Role::strategy, document, registry, choice);
   choice.optimizer = load(Role::optimizer, document, registry, choice);
@@ -44,6 +77,7 @@ Choice choose(const Document& document, const Registry& registry, int64_t ranks)
   } else {
     choice.unread["communicator"].push_back(document.chosen("communicator"));
   }
+  load_tiers(document, registry, choice);
   return choice;
 }
 
@@ -52,7 +86,7 @@ JudgedJob judge(const Document& document, const Registry& registry, const std::v
   Choice choice = choose(document, registry, ranks);
   choice.keys.insert(choice.keys.end(), own.begin(), own.end());
   return {document.check(choice.keys, world, choice.unread), choice.strategy, choice.optimizer, choice.communicator,
-          registry.ids(Role::strategy)};
+          registry.ids(Role::strategy), choice.tiers};
 }
 
 }  // namespace zr::host

@@ -1,0 +1,87 @@
+// One tier in use: its slots, transfers to and from them, and how long the host waited for it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "comm/done.hpp"
+#include "plan/placement.hpp"
+#include "plugin/host.hpp"
+#include "zr/abi/offload.h"
+
+namespace zr::host {
+
+/// What a tier's plug-in says of itself, before or after it is open.
+Place place_of(const Instance& tier);
+
+/// A transfer under way. Memory it uses stays until it is over.
+class Transfer {
+ public:
+  Transfer() = default;
+  Transfer(const Instance& tier, zr_done* done, std::string what);
+  ~Transfer();  // waits
+  Transfer(Transfer&& other) noexcept;
+  Transfer& operator=(Transfer&& other) noexcept;
+  /// Returns when it is over. Throws Failure(environment) with what the tier says of it, and whose bytes they are.
+  void wait();
+  bool is_over() const;
+  zr_done* done() const { return done_; }
+
+ private:
+  const Instance* tier_ = nullptr;
+  zr_done* done_ = nullptr;
+  std::string what_;
+};
+
+/// Calls on one thread at a time, but for counts.
+class TierStore {
+ public:
+  /// Opens it. `index`: of the plan's places.
+  TierStore(Host& host, std::unique_ptr<Instance> instance, int index);
+  ~TierStore();
+  TierStore(const TierStore&) = delete;
+
+  const Place& place() const { return place_; }
+  int index() const { return index_; }
+  /// Bytes of its own, counted in the ledger under `kind`. Throws Failure(environment) with what the tier says.
+  uint64_t reserve(int64_t bytes, Kind kind, const std::string& tag);
+  void release(uint64_t slot);
+  /// Memory of a slot, where place().in_memory().
+  void* map(uint64_t slot);
+  /// Starts to move [offset, offset + bytes) of a slot, all multiples of place().align. `what`: whose they are.
+  Transfer read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Transfer write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
+  /// Memory that many transfers will use, until forget().
+  void prepare(void* memory, int64_t bytes);
+  void forget(void* memory, int64_t bytes);
+
+  int64_t read_bytes() const { return read_; }
+  int64_t written_bytes() const { return written_; }
+  const Instance& instance() const { return *instance_; }
+
+ private:
+  struct Slot {
+    uint64_t id;
+    Kind kind;
+    std::string tag;
+    int64_t bytes;
+    bool mapped;
+  };
+  Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Host& host_;
+  std::unique_ptr<Instance> instance_;
+  const zr_offload_api* api_;
+  int index_;
+  Place place_;
+  std::vector<Slot> slots_;
+  std::atomic<int64_t> read_{0}, written_{0};
+};
+
+/// By index of the plan's places; null: the device, or a tier that is not used.
+using Tiers = std::vector<std::unique_ptr<TierStore>>;
+
+}  // namespace zr::host
