@@ -20,8 +20,8 @@ bool is_foreign(const std::string& path);
 /// A committed checkpoint, or such weights, opened. At most one thread at a time.
 class Checkpoint {
  public:
-  /// Reads manifest and headers; `told`, if any, hears how many files of how many were looked into. Throws Failure(user) naming the file that is missing, cut off, or of another step, run
-  /// or content than the manifest says.
+  /// Reads manifest and headers; `told`, if any, hears how many files of how many were looked into. Throws
+  /// Failure(user) naming the file that is missing, cut off, or of another step, run or content than the manifest says.
   explicit Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& told = nullptr);
   /// Every tensor is a weight, and nothing but the headers can be checked.
   bool foreign() const { return foreign_; }
