@@ -106,7 +106,8 @@ Session::Session(Setup setup, Model& model)
   try {
     watch_budget();
     tiers_.resize(1);  // the device
-    for (auto& tier : tiers) tiers_.push_back(std::make_unique<TierStore>(host_, std::move(tier), static_cast<int>(tiers_.size())));
+    for (auto& tier : tiers)
+      tiers_.push_back(std::make_unique<TierStore>(host_, std::move(tier), static_cast<int>(tiers_.size())));
     allocate();
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
@@ -304,14 +305,10 @@ void Session::make_units(const std::vector<zr_view>& views) {
                "' where it has no weights");
     for (const StateRun& run : states_->runs(mine.state_offset[i], sum.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
-      Unit unit{sum.param,
-                first,
-                run.count,
-                part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
-                {},
-                part_of(views[sum.buffer], sum.offset + skip, run.count),
-                {},
-                run.first,
+      Unit unit{sum.param, first,
+                run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
+                {},        run.first,
                 run.place};
       for (std::size_t a = 0; a < arrays; ++a) {
         const zr_view view = states_->view(a, run.first, run.count);

@@ -7,7 +7,6 @@
 #include "comm/communicator.hpp"
 #include "config/precision.hpp"
 #include "engine/record.hpp"
-#include "comm/communicator.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {

@@ -218,7 +218,7 @@ class Session {
   std::unique_ptr<States> states_;
   std::vector<Unit> units_;
   std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
-  std::recursive_mutex use_;  // held around [use] calls of the strategy
+  std::recursive_mutex use_;           // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<Agreement> agreement_;

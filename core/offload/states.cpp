@@ -194,7 +194,8 @@ void States::start_read(std::size_t index) {
   std::memset(room(index), 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
-    const int64_t at = place_in_tile(tile, a), bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).place().align);
+    const int64_t at = place_in_tile(tile, a),
+                  bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).place().align);
     step.read = store_of(tile).read(slot_of_[static_cast<std::size_t>(tile.place)], tile.at + at, room(index) + at,
                                     bytes, step.what);
     step.read.wait();  // in the first pass only
@@ -280,8 +281,8 @@ void States::pass(const std::vector<Unit>& units, const std::vector<char>& touch
     if (i >= started_) start_read(started_++);
     wait(step.read, waits_.read, "wait: read");
     work(units_in(step, i));
-    rooms_[i % rooms_.size()] = store_of(tile).write(slot_of_[static_cast<std::size_t>(tile.place)], tile.at, room(i),
-                                                     tile.bytes, step.what);
+    rooms_[i % rooms_.size()] =
+        store_of(tile).write(slot_of_[static_cast<std::size_t>(tile.place)], tile.at, room(i), tile.bytes, step.what);
     copied_ += tile.bytes;
     std::fill(written_[step.tile].begin(), written_[step.tile].end(), 1);
     if (started_ < steps_.size()) start_read(started_++);

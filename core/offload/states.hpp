@@ -1,5 +1,5 @@
-// Master weights and optimizer states of what a rank updates, each run of them on its place: reached, and updated in one
-// pass.
+// Master weights and optimizer states of what a rank updates, each run of them on its place: reached, and updated in
+// one pass.
 #pragma once
 
 #include <chrono>
@@ -77,7 +77,9 @@ class States {
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Use use, const std::string& what,
                   const std::function<void(void*, int64_t, int64_t)>& fn);
-  char* room(std::size_t index) const { return room_ + static_cast<int64_t>(index % rooms_.size()) * plan_.placement.largest_tile; }
+  char* room(std::size_t index) const {
+    return room_ + static_cast<int64_t>(index % rooms_.size()) * plan_.placement.largest_tile;
+  }
   std::string name_of(const std::vector<Part>& parts) const;
   const TierStore& store_of(const StateTile& tile) const { return *tiers_[static_cast<std::size_t>(tile.place)]; }
   TierStore& store_of(const StateTile& tile) { return *tiers_[static_cast<std::size_t>(tile.place)]; }

@@ -96,8 +96,7 @@ Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memor
   zr_done* done = transfer.done();
   if (!done) fail_environment("no memory for a transfer to " + place_.id);
   CallError error;
-  const zr_code code =
-      (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
+  const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
   if (code != ZR_OK) {
     done_resolve(done, code, 0, error.msg);
     fail_environment(instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg);
@@ -118,8 +117,7 @@ void TierStore::prepare(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, reg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
   CallError error;
-  if (api_->reg(instance_->self(), &view, &error) != ZR_OK)
-    log(ZR_LOG_INFO, instance_->who("reg") + ": " + error.msg);
+  if (api_->reg(instance_->self(), &view, &error) != ZR_OK) log(ZR_LOG_INFO, instance_->who("reg") + ": " + error.msg);
 }
 
 void TierStore::forget(void* memory, int64_t bytes) {

@@ -134,7 +134,9 @@ std::vector<Plan::StateArray> Plan::state_arrays() const {
   return arrays;
 }
 
-int64_t Plan::staging_bytes() const { return std::min(kTilesUnderWay, std::ssize(placement.tiles)) * placement.largest_tile; }
+int64_t Plan::staging_bytes() const {
+  return std::min(kTilesUnderWay, std::ssize(placement.tiles)) * placement.largest_tile;
+}
 
 void place(Plan& plan) {
   Filling filling(plan);

@@ -23,10 +23,10 @@ inline constexpr int kAnyPlace = -1;
 /// What the configuration asks for, as indices of places.
 struct Wanted {
   int states = 0, sums = 0, shards = 0, activations = 0;
-  double fraction = 0;          // of the states that stays on the device
-  int64_t device_room = 0;      // of a rank, for all but activations; 0: no limit. For kAnyPlace only, as host_room
-  int64_t host_room = 0;        // of a rank
-  bool elementwise = true;      // the optimizer lets a run of states be cut anywhere
+  double fraction = 0;      // of the states that stays on the device
+  int64_t device_room = 0;  // of a rank, for all but activations; 0: no limit. For kAnyPlace only, as host_room
+  int64_t host_room = 0;    // of a rank
+  bool elementwise = true;  // the optimizer lets a run of states be cut anywhere
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one place.
@@ -39,8 +39,8 @@ struct StateRun {
 /// the place's alignment.
 struct StateTile {
   int place;
-  int64_t first, count;         // elements
-  int64_t at, bytes;            // in the place's slot
+  int64_t first, count;  // elements
+  int64_t at, bytes;     // in the place's slot
 };
 
 struct Placement {

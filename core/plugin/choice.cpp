@@ -52,7 +52,8 @@ void load_tiers(const Document& document, const Registry& registry, Choice& choi
     automatic |= std::get<std::string>(named.back().value) == kAutomatic;
   }
   const auto is_named = [&](const std::string& id) {
-    return std::any_of(named.begin(), named.end(), [&](const Entry& e) { return std::get<std::string>(e.value) == id; });
+    return std::any_of(named.begin(), named.end(),
+                       [&](const Entry& e) { return std::get<std::string>(e.value) == id; });
   };
   const Entry order = document.early("offload.tiers");
   std::istringstream ids(std::get<std::string>(order.value));
@@ -85,8 +86,12 @@ JudgedJob judge(const Document& document, const Registry& registry, const std::v
   const int64_t ranks = world > 0 ? world : std::get<int64_t>(document.early("job.ranks").value);
   Choice choice = choose(document, registry, ranks);
   choice.keys.insert(choice.keys.end(), own.begin(), own.end());
-  return {document.check(choice.keys, world, choice.unread), choice.strategy, choice.optimizer, choice.communicator,
-          registry.ids(Role::strategy), choice.tiers};
+  return {document.check(choice.keys, world, choice.unread),
+          choice.strategy,
+          choice.optimizer,
+          choice.communicator,
+          registry.ids(Role::strategy),
+          choice.tiers};
 }
 
 }  // namespace zr::host
