@@ -181,7 +181,7 @@ class Nvme : public zr::Offload<Nvme> {
     const auto bytes = static_cast<uint64_t>(one.memory.count), address = reinterpret_cast<uint64_t>(one.memory.data);
     if (one.offset % kAlign || bytes % kAlign || address % kAlign)
       refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
-             (address % kAlign ? ", from an odd address" : "") +
+             (address % kAlign ? ", to or from an odd address" : "") +
              ") is no multiple of 4096 in offset, length and address; round up: slots have room for it");
     const uint64_t room = slot->second->bytes;
     if (one.offset > room || bytes > room - one.offset)

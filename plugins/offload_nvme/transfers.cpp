@@ -106,7 +106,8 @@ uint64_t Transfers::next_bytes(const Piece& piece, int& error) const {
   const uint64_t left = piece.bytes - piece.done;
   error = fault.error;
   if (error) return 0;
-  return fault.cut ? std::max<uint64_t>(left / 2 / kAlign * kAlign, 512) : left;
+  if (!fault.cut || left <= kAlign) return left;
+  return left / 2 / 512 * 512 + 512;  // more than half, and no whole blocks
 }
 
 bool Transfers::advance(Piece& piece, ssize_t result) {
