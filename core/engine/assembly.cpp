@@ -275,7 +275,7 @@ void Session::allocate() {
       buffers_.push_back(writer);
       readers_.push_back(reader);
     } else {
-      const Place& place = plan_.input.places[static_cast<std::size_t>(plan_.place_of(b))];
+      const TierFacts& place = plan_.input.places[static_cast<std::size_t>(plan_.place_of(b))];
       buffers_.push_back(comm_->allocate(bytes, 64, place.tier, kind(b.role), b.tag));
       readers_.push_back(nullptr);
     }

@@ -9,7 +9,7 @@
 
 namespace zr::host {
 
-Place place_of(const Instance& tier) {
+TierFacts place_of(const Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   CallError error;

@@ -16,7 +16,7 @@
 namespace zr::host {
 
 /// What a tier's plug-in says of itself, before or after it is open.
-Place place_of(const Instance& tier);
+TierFacts place_of(const Instance& tier);
 
 /// A transfer under way. Memory it uses stays until it is over.
 class Transfer {
@@ -45,7 +45,7 @@ class TierStore {
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
-  const Place& place() const { return place_; }
+  const TierFacts& place() const { return place_; }
   int index() const { return index_; }
   /// Bytes of its own, counted in the ledger under `kind`. Throws Failure(environment) with what the tier says.
   uint64_t reserve(int64_t bytes, Kind kind, const std::string& tag);
@@ -76,7 +76,7 @@ class TierStore {
   std::unique_ptr<Instance> instance_;
   const zr_offload_api* api_;
   int index_;
-  Place place_;
+  TierFacts place_;
   std::vector<Slot> slots_;
   std::atomic<int64_t> read_{0}, written_{0};
 };

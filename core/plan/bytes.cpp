@@ -22,8 +22,8 @@ Kind kind_of_role(uint32_t role) {
 // Calls fn(place, kind, tag, elements, dtype) for everything a rank holds.
 template <class F>
 void each_holding(const Plan& plan, F&& fn) {
-  const std::vector<Place>& places = plan.input.places;
-  const auto on = [&](int place) -> const Place& { return places[static_cast<std::size_t>(place)]; };
+  const std::vector<TierFacts>& places = plan.input.places;
+  const auto on = [&](int place) -> const TierFacts& { return places[static_cast<std::size_t>(place)]; };
   for (const Buffer& b : plan.mine.buffers) {
     const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
     fn(on(plan.place_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
@@ -39,7 +39,7 @@ void each_holding(const Plan& plan, F&& fn) {
            arrays[a].dtype);
     }
   fn(on(0), Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
-  static const Place staging{"host memory", Tier::host};
+  static const TierFacts staging{"host memory", Tier::host};
   if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
 }
 
@@ -93,7 +93,7 @@ int64_t Plan::snapshot_bytes() const {
 
 std::map<Kind, int64_t> Plan::bytes_by_kind(Tier tier) const {
   std::map<Kind, int64_t> bytes;
-  each_holding(*this, [&](const Place& place, Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
+  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
     if (place.tier == tier) bytes[kind] += elements * size_of(dtype);
   });
   return bytes;
@@ -153,7 +153,7 @@ std::string Plan::text(const std::string& title, const Besides& besides) const {
   out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
          (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
   std::map<std::string, int64_t> elsewhere;  // by place
-  each_holding(*this, [&](const Place& place, Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
     const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
     const bool here = place.tier == Tier::device;
     if (here && elements == 0 && input.places.size() > 1) return;

@@ -42,13 +42,13 @@ class Filling {
   explicit Filling(const Plan& plan) : plan_(plan) {
     const Wanted& wanted = plan.input.wanted;
     const int64_t fixed = plan.bytes_without_placed();
-    for (const Place& place : plan.input.places) {
+    for (const TierFacts& place : plan.input.places) {
       constexpr int64_t kNoLimit = int64_t{1} << 62;
       room_.push_back(place.tier == Tier::device ? (wanted.device_room ? wanted.device_room - fixed : kNoLimit)
                       : place.tier == Tier::host ? (wanted.host_room ? wanted.host_room : kNoLimit)
                                                  : kNoLimit);
     }
-    for (const Place& place : plan.input.places)  // tiles pass through host memory
+    for (const TierFacts& place : plan.input.places)  // tiles pass through host memory
       if (place.tier == Tier::disk)
         for (std::size_t i = 0; i < room_.size(); ++i)
           if (plan.input.places[i].tier == Tier::host) room_[i] -= kTilesUnderWay * place.io_bytes * place.io_depth;
@@ -91,7 +91,7 @@ class Filling {
 
 // Tiles of a run: as many elements as keep the place busy, whole pieces where the optimizer wants them.
 void cut_tiles(const Plan& plan, const StateRun& run, Placement& placement) {
-  const Place& place = plan.input.places[static_cast<std::size_t>(run.place)];
+  const TierFacts& place = plan.input.places[static_cast<std::size_t>(run.place)];
   const std::vector<Plan::StateArray> arrays = plan.state_arrays();
   if (arrays.empty()) return;
   const int64_t wanted =

@@ -10,7 +10,7 @@
 namespace zr::host {
 
 /// Something that can hold a part of the training state; of a plan, 0 is the device.
-struct Place {
+struct TierFacts {
   std::string id = "device";
   Tier tier = Tier::device;
   bool in_memory() const { return tier != Tier::disk; }  // worked on where it stands

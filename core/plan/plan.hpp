@@ -44,7 +44,7 @@ struct PlanInput {
   bool hold_gradients = false;   // gradients.reduce = "last": gradients are added up in their places before they leave
   zr_dtype grad_dtype = ZR_F32;  // of one backward's gradient, as it travels, or of what is held
   zr_dtype sum_dtype = ZR_F32;   // of the sum over micro-batches and ranks
-  std::vector<Place> places{Place{}};
+  std::vector<TierFacts> places{TierFacts{}};
   Wanted wanted;
 };
 
