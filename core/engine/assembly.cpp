@@ -98,6 +98,14 @@ Session::Session(Setup setup, Model& model)
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   compare_ranks();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
+  if (config().boolean("job.trace")) {
+    std::filesystem::create_directories(record_->folder());
+    trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
+    comm_->set_trace(trace_.get());
+  }
+  comm_->on_end([this](const zr_coll& coll) {
+    if (agreement_) agreement_->norm().arrived(coll.dst);
+  });
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
     stop_signal_ = std::make_unique<StopSignal>();
@@ -150,7 +158,8 @@ Session::~Session() {
   if (stop_signal_) control_->put(kStopsInOrder, "no");
   if (!failed && step_ > begun_) {
     try {
-      record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
+      const NormLeaves& norm = agreement_->norm();
+      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early()});
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
@@ -164,6 +173,7 @@ void Session::release() {
   saver_.reset();
   ledger_.on_change(Tier::device, {});
   ledger_.on_change(Tier::host, {});
+  comm_->on_end({});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});
   model_.release();
@@ -282,7 +292,14 @@ void Session::allocate() {
     views.push_back({buffers_.back(), b.elements, b.dtype, 0, {1, 0}});
   }
   for (LiveRuns& live : live_runs(plan_, buffers_)) comm_->set_live(std::move(live));
+  if (trace_)
+    for (const auto& tier : tiers_)
+      if (tier) tier->set_trace(trace_.get());
   states_ = std::make_unique<States>(plan_, tiers_, ledger_);
+  if (trace_)
+    states_->on_wait([this](const char* what, Trace::Time begin) {
+      trace_->span("training", what, begin, Trace::Time::clock::now());
+    });
   make_units(views);
   plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};

@@ -26,6 +26,10 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
                 bool elementwise);
 /// Throws Failure(user) where [offload] asks for what this plan has not got.
 void check_places(const Config& config, const Plan& plan, const std::string& strategy);
+/// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
+int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+/// Throws Failure(user) with the plan if that is more than memory.host_budget.
+void check_host_budget(const Config& config, const Plan& plan, int64_t bytes);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
 /// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.

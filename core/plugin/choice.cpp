@@ -91,7 +91,8 @@ JudgedJob judge(const Document& document, const Registry& registry, const std::v
           choice.optimizer,
           choice.communicator,
           registry.ids(Role::strategy),
-          choice.tiers};
+          choice.tiers,
+          registry.ids(Role::offload)};
 }
 
 }  // namespace zr::host
