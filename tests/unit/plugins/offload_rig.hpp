@@ -172,7 +172,7 @@ int in_child(F&& fn) {
     int code = 1;
     try {
       fn();
-      code = testing::Test::HasFailure() ? 1 : 0;
+      code = ::testing::Test::HasFailure() ? 1 : 0;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "in the child: %s\n", error.what());
     }
