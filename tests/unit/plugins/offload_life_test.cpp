@@ -133,23 +133,20 @@ TEST(NvmeFiles, OfAJobThatRunsAreLeftAlone) {
   const std::string folder = scratch.folder().string();
   int ready[2], go[2];
   ASSERT_TRUE(::pipe(ready) == 0 && ::pipe(go) == 0);
-  std::thread other([&] {
-    EXPECT_EQ(in_child([&] {
-                char byte = 0;
-                ASSERT_TRUE(forbid_unnamed_files());
-                const Tier tier = open_in(folder, "alive");
-                const Pages in = filled(kMiB, 1), out(kMiB);
-                const uint64_t slot = tier.reserve(in.size());
-                EXPECT_GOOD(tier.write({whole(slot, in)}));
-                EXPECT_EQ(::write(ready[1], "x", 1), 1);
-                EXPECT_EQ(::read(go[0], &byte, 1), 1);
-                EXPECT_GOOD(tier.read({whole(slot, out)}));
-                EXPECT_TRUE(in == out);
-                EXPECT_TRUE(fs::exists(scratch.path("zeroth-swap-alive/rank-0")));
-              }),
-              0);
-  });
   char byte = 0;
+  const Child other([&] {
+    ASSERT_TRUE(forbid_unnamed_files());
+    const Tier tier = open_in(folder, "alive");
+    const Pages in = filled(kMiB, 1), out(kMiB);
+    const uint64_t slot = tier.reserve(in.size());
+    EXPECT_GOOD(tier.write({whole(slot, in)}));
+    EXPECT_EQ(::write(ready[1], "x", 1), 1);
+    EXPECT_EQ(::read(go[0], &byte, 1), 1);
+    EXPECT_GOOD(tier.read({whole(slot, out)}));
+    EXPECT_TRUE(in == out);
+    EXPECT_TRUE(fs::exists(scratch.path("zeroth-swap-alive/rank-0")));
+  });
+  ::close(ready[1]);  // its end is heard
   EXPECT_EQ(::read(ready[0], &byte, 1), 1);
   {
     const Tier tier = open_in(folder, "mine");
@@ -157,7 +154,7 @@ TEST(NvmeFiles, OfAJobThatRunsAreLeftAlone) {
     EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-alive"});
   }
   EXPECT_EQ(::write(go[1], "x", 1), 1);
-  other.join();
+  EXPECT_EQ(other.wait(), 0);
   EXPECT_TRUE(names_in(folder).empty());
 }
 
