@@ -74,7 +74,9 @@ Session::Session(Setup setup, Model& model)
     tiers.push_back(std::make_unique<Instance>(host_, tier, config(), table_of(tier)));
 
   PlanInput input = plan_input(config(), *optimizer_, model_.parameters(), world());
-  add_places(input, setup_, tiers, control_->local_world(), granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_places(input, setup_, tiers, control_->local_world(),
+             communicator_bytes(communicator_.get(), world()).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input.alias = control_->local_world() == world() && shares_weights(config(), setup_.communicator, world());
   group_rates_.assign(1, 1.0);
   for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);

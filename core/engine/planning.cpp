@@ -88,7 +88,7 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
 }
 
 void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-                bool elementwise) {
+                int64_t besides, bool elementwise) {
   const Config& config = job.config;
   for (const auto& tier : tiers) input.places.push_back(place_of(*tier));
   const auto index = [&](const char* path) {
@@ -110,7 +110,7 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   if (const int64_t budget = config.integer("memory.device_budget"); budget > 0)
     wanted.device_room = std::max<int64_t>(budget - measured(config).activations.value_or(budget / 4), 1);
   if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
-    wanted.host_room = std::max<int64_t>(budget / local, 1);
+    wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
 }
 
 void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
@@ -178,7 +178,8 @@ Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters,
   for (const Component& tier : job.tiers)
     tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
-  add_places(input_, job, tiers_, world, granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_places(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 

@@ -46,7 +46,7 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
         ledger_.add(Tier::device, kind(a), arrays_[a].name, bytes);
       } else {
         TierStore& tier = *tiers_[static_cast<std::size_t>(at.place)];
-        run.slots.push_back(tier.reserve(bytes, kind(a), arrays_[a].name));
+        run.slots.push_back(tier.reserve(bytes, {{kind(a), arrays_[a].name, bytes}}));
         run.memory.push_back(tier.map(run.slots.back()));
         std::memset(run.memory.back(), 0, static_cast<std::size_t>(bytes));
       }
@@ -56,10 +56,16 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
   if (tiles.empty()) return;
   for (std::size_t place = 1; place < tiers_.size(); ++place) {
-    int64_t bytes = 0;
-    for (const StateTile& tile : tiles)
-      if (tile.place == static_cast<int>(place)) bytes = tile.at + tile.bytes;
-    if (bytes > 0) slot_of_[place] = tiers_[place]->reserve(bytes, Kind::slots, "optimizer states");
+    int64_t bytes = 0, elements = 0;
+    for (const StateTile& tile : tiles) {
+      if (tile.place != static_cast<int>(place)) continue;
+      bytes = tile.at + tile.bytes;
+      elements += tile.count;
+    }
+    std::vector<TierStore::Held> held;
+    for (std::size_t a = 0; a < arrays_.size(); ++a)
+      held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
+    if (bytes > 0) slot_of_[place] = tiers_[place]->reserve(bytes, held);
   }
   rooms_.resize(static_cast<std::size_t>(std::min(kTilesUnderWay, std::ssize(tiles))));
   room_ = static_cast<char*>(zeroed(plan.staging_bytes(), "tiles under way"));

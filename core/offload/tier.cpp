@@ -60,13 +60,13 @@ TierStore::~TierStore() {
   while (!slots_.empty()) release(slots_.back().id);
 }
 
-uint64_t TierStore::reserve(int64_t bytes, Kind kind, const std::string& tag) {
+uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
   uint64_t id = 0;
   CallError error;
-  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), tag.c_str(), &id, &error), error,
+  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
         instance_->who("reserve"));
-  slots_.push_back({id, kind, tag, bytes, false});
-  host_.ledger().add(facts_.tier, kind, tag, bytes);
+  slots_.push_back({id, std::move(held), false});
+  for (const Held& one : slots_.back().held) host_.ledger().add(facts_.tier, one.kind, one.tag, one.bytes);
   return id;
 }
 
@@ -75,7 +75,7 @@ void TierStore::release(uint64_t slot) {
   if (at == slots_.end()) return;
   if (at->mapped) api_->unmap(instance_->self(), slot);
   api_->release(instance_->self(), slot);
-  host_.ledger().add(facts_.tier, at->kind, at->tag, -at->bytes);
+  for (const Held& one : at->held) host_.ledger().add(facts_.tier, one.kind, one.tag, -one.bytes);
   slots_.erase(at);
 }
 

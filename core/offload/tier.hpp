@@ -48,8 +48,14 @@ class TierStore {
 
   const TierFacts& facts() const { return facts_; }
   int index() const { return index_; }
-  /// Bytes of its own, counted in the ledger under `kind`. Throws Failure(environment) with what the tier says.
-  uint64_t reserve(int64_t bytes, Kind kind, const std::string& tag);
+  /// What a slot holds, for the ledger.
+  struct Held {
+    Kind kind;
+    std::string tag;
+    int64_t bytes;
+  };
+  /// A slot of that many bytes. Throws Failure(environment) with what the tier says.
+  uint64_t reserve(int64_t bytes, std::vector<Held> held);
   void release(uint64_t slot);
   /// Memory of a slot, where facts().in_memory().
   void* map(uint64_t slot);
@@ -70,9 +76,7 @@ class TierStore {
  private:
   struct Slot {
     uint64_t id;
-    Kind kind;
-    std::string tag;
-    int64_t bytes;
+    std::vector<Held> held;
     bool mapped;
   };
   Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);

@@ -35,10 +35,11 @@ Choice strategy(const std::string& name, const std::string& with = "") { return 
 const char* const kCopied = " communicator.alias=false";
 const char* const kGathered = " communicator.alias=false strategy.zero3.persistence_threshold=100";
 Choice aliased(const std::string& name) { return {name + "_alias", "strategy=" + name + " communicator.alias=true"}; }
-// What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by whoever
-// starts the ranks.
+// What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by
+// whoever starts the ranks.
 Choice tier(const std::string& name) {
-  const std::string disk = " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
+  const std::string disk =
+      " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
   if (name == "nvme") return {name, "offload.optimizer=nvme" + disk};
   if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
   return {name, "offload.optimizer=nvme offload.fraction=0.5 offload.gradients=cpu" + disk};
