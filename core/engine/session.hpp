@@ -118,6 +118,7 @@ class Session {
   /// Where parameters that are not whole on this rank come from.
   WeightFlow& weights() { return *weight_flow_; }
 
+  const Tiers& tiers() const { return tiers_; }
   const Ledger& ledger() const { return ledger_; }
   Communicator& communicator() { return *comm_; }
 

@@ -126,7 +126,7 @@ TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
                              std::to_string(device + all / 3) + "B";
   const int64_t communicator = number("a", "/memory/host/communicator/peak");
   run(2,
-      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (64 << 10) + all / 3)) + "B" + places +
+      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + places +
           "\n",
       model);
   EXPECT_EQ(hash("a"), plain_hash);
