@@ -145,7 +145,7 @@ class Tier {
     zr_done* done = async_->done_new(host.abi());
     host::CallError error;
     host::check(call(self(), all.data(), static_cast<uint32_t>(all.size()), nullptr, done, &error), error, "begin");
-    std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
+    if (!all.empty()) std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
     return done;
   }
   std::string job_id_;
