@@ -2,6 +2,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,7 +145,7 @@ class Tier {
     zr_done* done = async_->done_new(host.abi());
     host::CallError error;
     host::check(call(self(), all.data(), static_cast<uint32_t>(all.size()), nullptr, done, &error), error, "begin");
-    std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
+    if (!all.empty()) std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
     return done;
   }
   std::string job_id_;
@@ -193,6 +195,12 @@ class Child {
 template <class F>
 int in_child(F&& fn) {
   return Child(fn).wait();
+}
+
+/// A tmpfs at `folder`, for this process alone. False: none is to be had.
+inline bool own_disk(const std::string& folder, const char* size) {
+  return ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("none", folder.c_str(), "tmpfs", 0, size) == 0;
 }
 
 /// Names in a folder.
