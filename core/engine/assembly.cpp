@@ -14,6 +14,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "engine/machine.hpp"
 #include "engine/planning.hpp"
 #include "engine/session.hpp"
 
@@ -69,6 +70,7 @@ Session::Session(Setup setup, Model& model)
     communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(), table_of(*setup_.communicator));
 
   offer_async(host_);
+  offer_machine(host_);
   std::vector<std::unique_ptr<Instance>> tiers;
   for (const Component& tier : setup_.tiers)
     tiers.push_back(std::make_unique<Instance>(host_, tier, config(), table_of(tier)));

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "comm/communicator.hpp"
 #include "config/precision.hpp"
+#include "engine/machine.hpp"
 #include "engine/record.hpp"
 #include "offload/tier.hpp"
 
@@ -175,6 +176,7 @@ Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters,
   if (job.communicator)
     communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
   offer_async(host_);
+  offer_machine(host_);
   for (const Component& tier : job.tiers)
     tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);

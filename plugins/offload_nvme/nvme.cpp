@@ -23,23 +23,28 @@ std::vector<std::string> folders_of(const std::string& paths) {
   return all;
 }
 
+constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
+constexpr uint32_t kDeepest = 256;
+
 class Nvme : public zr::Offload<Nvme> {
  public:
   static constexpr zr_key keys[] = {
       zr::key_text("path", nullptr, nullptr, "folder on the disk, several separated by ':' are striped"),
       zr::key_text("engine", "\"auto\"", "auto|uring|threads", "io_uring, or threads where it is refused"),
       zr::key_bool("checksum", "true", "what is read is compared with what was written"),
-      zr::key_bytes("block_bytes", "\"1MiB\"", kAlign, 1 << 30, "largest transfer, and what one folder gets in a row"),
-      zr::key_int("depth", "8", 1, 256, "transfers under way at a time"),
+      zr::key_bytes("block_bytes", "\"0B\"", 0, kLargestBlock,
+                    "largest transfer, and what one folder gets in a row; 0: as `zeroth tune` found it, else 1MiB"),
+      zr::key_int("depth", "0", 0, kDeepest, "transfers under way at a time; 0: as `zeroth tune` found it, else 8"),
       zr::key_text("direct", "\"auto\"", "auto|true|false", "past the page cache (O_DIRECT)")};
   Nvme(const zr::Config& config, const zr::Host& host)
       : host_(host),
         folders_(folders_of(config.text("path"))),
         engine_name_(config.text("engine")),
         checksum_(config.boolean("checksum")),
-        depth_(static_cast<uint32_t>(config.integer("depth"))),
+        size_(transfers_of(config)),
+        depth_(size_.depth),
         direct_(config.text("direct")),
-        stripes_{static_cast<uint64_t>(config.integer("block_bytes")), static_cast<uint32_t>(folders_.size())} {
+        stripes_{size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
     if (stripes_.block_bytes % kAlign != 0)
       throw zr::Error(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
                                       " is no multiple of 4096; write \"1MiB\"");
@@ -63,6 +68,10 @@ class Nvme : public zr::Offload<Nvme> {
     auto transfers = std::make_unique<nvme::Transfers>(files_, stripes_, checksum_, faults_);
     engine_ = make_engine(*transfers);
     transfers_ = std::move(transfers);
+    if (size_.measured)
+      host_.log(ZR_LOG_INFO, "tier nvme: blocks of " + std::to_string(size_.block_bytes / 1024) + " KiB, " +
+                                 std::to_string(depth_) + " under way, as `zeroth tune` found best for " +
+                                 folders_.front());
   }
 
   zr_offload_caps caps() const {
@@ -118,6 +127,26 @@ class Nvme : public zr::Offload<Nvme> {
   void unreg(const zr_view& memory) noexcept { engine_->unreg(memory); }
 
  private:
+  struct Size {
+    uint64_t block_bytes;
+    uint32_t depth;
+    bool measured = false;
+  };
+  // What a key does not say, the machine's profile does for the first folder, or nobody.
+  Size transfers_of(const zr::Config& config) const {
+    Size size{static_cast<uint64_t>(config.integer("block_bytes")), static_cast<uint32_t>(config.integer("depth"))};
+    if (size.block_bytes && size.depth) return size;
+    uint64_t block_bytes = 0;
+    uint32_t depth = 0;
+    const auto* machine = host_.find<zr_machine_service>();
+    size.measured = machine && machine->disk(host_.abi(), folders_.front().c_str(), &block_bytes, &depth) == ZR_OK &&
+                    block_bytes >= kAlign && block_bytes <= kLargestBlock && block_bytes % kAlign == 0 && depth >= 1 &&
+                    depth <= kDeepest;
+    if (!size.block_bytes) size.block_bytes = size.measured ? block_bytes : 1 << 20;
+    if (!size.depth) size.depth = size.measured ? depth : 8;
+    return size;
+  }
+
   std::unique_ptr<nvme::Engine> make_engine(nvme::Transfers& transfers) {
     if (engine_name_ == "threads") return nvme::make_threads(transfers, files_, depth_);
     try {
@@ -194,6 +223,7 @@ class Nvme : public zr::Offload<Nvme> {
   const std::vector<std::string> folders_;
   const std::string engine_name_;
   const bool checksum_;
+  const Size size_;
   const uint32_t depth_;
   const std::string direct_;
   const nvme::Stripes stripes_;
