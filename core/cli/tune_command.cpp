@@ -79,7 +79,9 @@ void print_table(const DiskTest& test, const DiskSpeed& speed, const FileSystem&
             << "     block  depth    read   write   mixed  GB/s (10^9 bytes; mixed: half each, both counted)\n";
   const DiskPoint& best = speed.best();
   for (const DiskPoint& one : speed.points) {
-    std::cout << format("%6lld KiB  %5lld", static_cast<long long>(one.block_bytes >> 10),
+    const bool large = one.block_bytes >= 1 << 20;
+    std::cout << format(large ? "%6lld MiB  %5lld" : "%6lld KiB  %5lld",
+                        static_cast<long long>(one.block_bytes >> (large ? 20 : 10)),
                         static_cast<long long>(one.depth));
     for (const double rate : {one.read, one.write, one.mixed})
       std::cout << (rate > 0 ? format("  %6.3f", rate * 1e-9) : "       -");
@@ -116,7 +118,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
     fail_user("zeroth tune: --path " + options.path + ": no such folder; name one on the disk that is to be measured");
   if (options.bytes < kLeastBytes)
     fail_user("zeroth tune: --bytes " + bytes_text(options.bytes) + ": at least " + bytes_text(kLeastBytes));
-  const std::string path = std::filesystem::absolute(options.path).lexically_normal().string();
+  const std::string path = std::filesystem::canonical(options.path).string();
   if (options.tier.empty()) options.tier = farthest_tier();
   DiskTest test{tier_of_disk(options.tier), path, {}, options.bytes, static_cast<double>(options.seconds)};
   const std::string table = "offload." + std::string(test.tier.table->id) + ".";

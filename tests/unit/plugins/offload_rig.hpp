@@ -74,9 +74,11 @@ struct Answer {
 class Tier {
  public:
   explicit Tier(const std::string& id, const std::vector<std::string>& values = {},
-                const std::string& folder = kPlugins, const std::string& job = "job-1")
+                const std::string& folder = kPlugins, const std::string& job = "job-1",
+                const zr_machine_service* machine = nullptr)
       : job_id_(job) {
     host::offer_async(host);
+    if (machine) host.offer("zr.host.machine/1", machine);
     job_ = {sizeof job_, 0, 1, 0, 1, 0, job_id_.c_str(), ""};
     host.offer("zr.host.job/1", &job_);
     const host::Component component = host::Registry({folder}).load(host::Role::offload, id, "here");

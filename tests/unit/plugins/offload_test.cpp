@@ -182,6 +182,40 @@ TEST_P(Tiers, UseReleasedRoomAgain) {
   EXPECT_LT(std::abs(moved), int64_t{200} << 20) << "fifty slots of 16 MiB at a time would take 800";
 }
 
+// What a machine's profile says of any path: "/unknown" nothing, "/odd" what cannot be.
+zr_code measured(const zr_host*, const char* path, uint64_t* block_bytes, uint32_t* depth) {
+  const std::string folder = std::filesystem::path(path).filename().string();
+  if (folder == "unknown") return ZR_UNSUPPORTED;
+  *block_bytes = folder == "odd" ? 4097 : 4 << 20;
+  *depth = 16;
+  return ZR_OK;
+}
+
+TEST(NvmeTransfers, AreAsKeysThenTheProfileThenNobodySay) {
+  constexpr zr_machine_service kMachine{sizeof(zr_machine_service), 0, measured};
+  const Scratch scratch;
+  using Size = std::pair<uint64_t, uint64_t>;
+  const auto size = [&](const std::string& folder, const zr_machine_service* machine, std::vector<std::string> keys) {
+    std::filesystem::create_directories(scratch.folder() / folder);
+    keys.push_back("path=\"" + scratch.path(folder) + "\"");
+    testing::internal::CaptureStderr();
+    const zr_offload_caps caps = Tier("nvme", keys, kPlugins, "job-1", machine).caps();
+    const std::string said = testing::internal::GetCapturedStderr();
+    const bool all_given = keys.size() == 3;
+    EXPECT_EQ(said.find("as `zeroth tune` found best for " + scratch.path(folder)) != said.npos,
+              machine && folder == "known" && !all_given)
+        << said;
+    return Size{caps.io_bytes, caps.io_depth};
+  };
+  EXPECT_EQ(size("known", nullptr, {}), Size(1 << 20, 8));
+  EXPECT_EQ(size("unknown", &kMachine, {}), Size(1 << 20, 8));
+  EXPECT_EQ(size("odd", &kMachine, {}), Size(1 << 20, 8));
+  EXPECT_EQ(size("known", &kMachine, {}), Size(4 << 20, 16));
+  EXPECT_EQ(size("known", &kMachine, {"depth=2"}), Size(4 << 20, 2));
+  EXPECT_EQ(size("known", &kMachine, {"block_bytes=64KiB"}), Size(64 << 10, 16));
+  EXPECT_EQ(size("known", &kMachine, {"block_bytes=64KiB", "depth=2"}), Size(64 << 10, 2));
+}
+
 std::string pin_of(const std::string& name) { return name + "=\"false\""; }
 INSTANTIATE_TEST_SUITE_P(
     Of, Tiers,
