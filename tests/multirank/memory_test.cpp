@@ -189,6 +189,34 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
   }
 }
 
+// The budget is the outer proof: an allocation beyond it is refused, whoever makes it.
+TEST_F(Memory, ThatActivationsDoNotTakeOnATierIsFree) {
+  std::filesystem::create_directories(scratch_.path("swap"));
+  const std::string base = "strategy=zero1 model.width=128 model.context=64 model.dropout=0.1 train.accumulation=2",
+                    cpu = base + " offload.activations=cpu",
+                    nvme = base + " offload.activations=nvme offload.nvme.path=" + scratch_.path("swap");
+  const auto first = [](const Json& memory) { return memory["device"]["activations"]["peak"].get<int64_t>(); };
+  ASSERT_EQ(train(base).code, 0);
+  const Json plain = summary();
+  int64_t others = 0;
+  for (const auto& [kind, bytes] : plain["memory"]["device"].items())
+    others += kind == "activations" ? 0 : bytes["peak"].get<int64_t>();
+  const std::string budget = " memory.device_budget=" + std::to_string(others + first(plain["memory"]) * 6 / 10);
+  const auto refused = train(base + budget);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  for (const std::string& how : {cpu, nvme}) {
+    const auto fits = train(how + budget);
+    ASSERT_EQ(fits.code, 0) << how << "\n" << fits.output;
+    const Json ran = summary();
+    EXPECT_EQ(ran["weights_hash"], plain["weights_hash"]) << how;
+    EXPECT_LT(first(ran["memory"]), first(plain["memory"]) * 6 / 10) << how;
+    const Json& tier = ran["memory"][how == cpu ? "host" : "disk"]["activations"];
+    EXPECT_GT(tier["peak"], first(plain["memory"]) / 2) << how;
+    std::cout << how << ": device " << first(plain["memory"]) << " -> " << first(ran["memory"]) << ", tier "
+              << tier["peak"] << "\n";
+  }
+}
+
 // CPU time of the commands that have ended, in seconds.
 double spent() {
   rusage usage{};
