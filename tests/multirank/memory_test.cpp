@@ -278,6 +278,23 @@ TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
     EXPECT_EQ(trained("strategy=" + strategy + " model.recompute=true"), hash) << strategy;
 }
 
+TEST_F(Memory, ActivationsOnATierTrainTheSameBitsUnderEveryStrategy) {
+  std::filesystem::create_directories(scratch_.path("swap"));
+  const auto trained = [&](const std::string& overrides) {
+    const auto done = train(overrides + " model.dropout=0.1 train.accumulation=4 train.steps=2");
+    EXPECT_EQ(done.code, 0) << done.output;
+    const Json ran = summary();
+    return ran["weights_hash"].get<std::string>() + " " + ran["loss"].dump();
+  };
+  const std::string plain = trained("strategy=zero0");
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
+    for (const std::string& tier : {std::string("cpu"), "nvme offload.nvme.path=" + scratch_.path("swap")})
+      EXPECT_EQ(trained("strategy=" + strategy + " offload.activation_bytes=256B offload.activations=" + tier), plain)
+          << strategy << " " << tier;
+  EXPECT_EQ(trained("strategy=zero3 model.recompute=true offload.activation_bytes=256B offload.activations=cpu"),
+            plain);
+}
+
 // An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a
 // parameter there, four ranks: zero3 about 26, the model that the program built included, zero0 about 42.
 TEST_F(Memory, IsBoundedFromOutside) {
