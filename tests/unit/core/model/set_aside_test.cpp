@@ -87,11 +87,9 @@ TEST_F(SavedForBackward, IsPutAgainWhenItWasChangedBetween) {
   expect_same(
       [](const torch::Tensor& x) {
         auto y = x * 3;
-        const auto first = y.clone() * 2;
+        const auto unused = y * y;
         y.add_(1);
-        const auto second = y.exp();
-        const auto third = second * second;
-        return (first.exp() + third).sum();
+        return (y * y).sum();
       },
       2);
 }
@@ -109,10 +107,14 @@ TEST_F(SavedForBackward, IsNotMistakenForWhatHasItsAddressLater) {
 TEST_F(SavedForBackward, IsToldApartWhereTensorsCountTheirChangesApart) {
   Store store;
   const SetAside aside(store.aside(), {});
-  const torch::Tensor one = torch::ones({16}).requires_grad_(), values = torch::full({16}, 3.0f);
-  const torch::Tensor first = one * values;          // saves threes
-  values.data().fill_(5);                            // which nobody notices
-  const torch::Tensor second = one * values.data();  // saves fives
+  const torch::Tensor one = torch::ones({16}).requires_grad_();
+  torch::Tensor first, second;
+  {
+    const torch::Tensor values = torch::full({16}, 3.0f);
+    first = one * values;          // saves threes
+    values.data().fill_(5);        // which nobody notices
+    second = one * values.data();  // saves fives
+  }
   second.sum().backward();
   EXPECT_TRUE(one.grad().eq(5).all().item<bool>());
 }
@@ -234,6 +236,16 @@ TEST_F(SavedForBackward, IsFreedWithAGraphThatNobodyRuns) {
   start().exp().tanh().sum();
   EXPECT_EQ(store.puts, 2);
   EXPECT_TRUE(store.records.empty());
+}
+
+TEST_F(SavedForBackward, IsFreedWithItsGraphWhereItStays) {
+  Store store;
+  const SetAside aside(store.aside(1 << 20), {});
+  const torch::Tensor x = start();
+  const int64_t before = TorchMemory::held();
+  x.exp().tanh().sum();  // exp and tanh keep what they gave out
+  EXPECT_EQ(store.puts, 0);
+  EXPECT_EQ(TorchMemory::held(), before);
 }
 
 TEST_F(SavedForBackward, IsRefusedByNameOnceItsStoreIsGone) {

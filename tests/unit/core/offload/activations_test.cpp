@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -157,6 +158,20 @@ TEST_F(ActivationsOnDisk, PassThroughMemoryOfABoundedSize) {
   const uint64_t record = rig.put(large);
   EXPECT_EQ(rig.ledger.held(Tier::host), 2 * kMiB + rig.ledger.held(Tier::host, Kind::other));
   EXPECT_TRUE(rig.get(record, large.size()) == large);
+}
+
+TEST_F(ActivationsOnDisk, AreNotWaitedForWhereNobodyNeedsThemYet) {
+  using Clock = std::chrono::steady_clock;
+  Rig rig("nvme", values_, "slow=500ms");
+  const auto begin = Clock::now();
+  const std::string data = bytes_of(64 * kKiB, 1);
+  const uint64_t record = rig.put(data);
+  EXPECT_TRUE(rig.get(record, data.size()) == data) << "while it is being written";
+  rig.all->drop(record);
+  EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(400));
+  rig.put(data);
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(500)) << "its slot is not free before";
+  EXPECT_EQ(rig.all->counts().reserved, 1);
 }
 
 TEST_F(ActivationsOnDisk, ThatCannotBeReadAreNamedWithFileAndPlace) {
