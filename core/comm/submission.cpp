@@ -210,10 +210,26 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
   return ZR_OK;
 }
 
+void Submission::ended(const zr_coll& coll, Trace::Time begin) {
+  if (trace_)
+    trace_->span("collectives", std::string(name_of_op(coll.op)) + " " + (coll.label ? coll.label : ""), begin,
+                 Clock::now());
+  if (ended_) ended_(coll);
+}
+
 zr_code Submission::issue(const zr_coll& coll, zr_done* done, bool control, zr_error* error) {
   const bool native = world_ > 1 && is_native(coll), beside = native && done && (caps_.flags & ZR_COMM_ASYNC);
+  const bool told = !control && (trace_ || ended_);
+  const auto begin = Clock::now();
   zr_code code = ZR_OK;
   if (beside) {
+    if (told)
+      done->then = [this, coll, begin, label = std::string(coll.label ? coll.label : "")](zr_code code) {
+        zr_coll own = coll;
+        own.label = label.c_str();
+        own.counts = own.recv_counts = nullptr;
+        if (code == ZR_OK) ended(own, begin);
+      };
     control_->set_activity(activity_);
     code = finish(api_->submit(comm_, &coll, nullptr, done, error), error);
     activity_.what.clear();
@@ -226,6 +242,7 @@ zr_code Submission::issue(const zr_coll& coll, zr_done* done, bool control, zr_e
   }
   if (code != ZR_OK) return code;
   if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
+  if (told && !beside) ended(coll, begin);
   if (done && !beside) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }

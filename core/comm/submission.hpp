@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/failure.hpp"
+#include "base/trace.hpp"
 #include "comm/control.hpp"
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
@@ -43,6 +44,10 @@ class Submission {
   void abort();                       // [any]
   std::exception_ptr take_failure();  // see Communicator
 
+  /// Called with every collective of a plug-in's that ended well, on the thread that found it ended. [use]
+  void on_end(std::function<void(const zr_coll& coll)> ended) { ended_ = std::move(ended); }
+  void set_trace(Trace* trace) { trace_ = trace; }  // outlives every collective; null: none
+
   /// Null if the host's own memory is as good.
   void* mem_alloc(uint64_t bytes, uint64_t align);
   void mem_free(void* memory);  // accepts null
@@ -66,6 +71,7 @@ class Submission {
   zr_code lose(const std::string& mine, zr_error* error);
   zr_code refuse(zr_code code, Exit exit, const std::string& text, zr_error* error);
   void watch(const std::stop_token& stop);
+  void ended(const zr_coll& coll, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
   static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
@@ -83,6 +89,8 @@ class Submission {
 
   Activity activity_;
   WireCounter counter_;
+  std::function<void(const zr_coll&)> ended_;
+  Trace* trace_ = nullptr;
   int64_t submitted_ = 0;
   std::exception_ptr lost_;     // the job's end: every later call fails with it
   std::exception_ptr failure_;  // for take_failure()

@@ -43,6 +43,7 @@ class Agreement {
     int stop = 0;
     bool save_failed = false;
   };
+  NormLeaves& norm() { return norm_; }
   /// Collective. Reads the units' sums, which must be complete.
   Agreed reach(const Mine& mine);
 

@@ -74,7 +74,9 @@ Session::Session(Setup setup, Model& model)
     tiers.push_back(std::make_unique<Instance>(host_, tier, config(), table_of(tier)));
 
   PlanInput input = plan_input(config(), *optimizer_, model_.parameters(), world());
-  add_places(input, setup_, tiers, control_->local_world(), granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_places(input, setup_, tiers, control_->local_world(),
+             communicator_bytes(communicator_.get(), world()).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input.alias = control_->local_world() == world() && shares_weights(config(), setup_.communicator, world());
   group_rates_.assign(1, 1.0);
   for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);
@@ -98,6 +100,14 @@ Session::Session(Setup setup, Model& model)
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   compare_ranks();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
+  if (config().boolean("job.trace")) {
+    std::filesystem::create_directories(record_->folder());
+    trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
+    comm_->set_trace(trace_.get());
+  }
+  comm_->on_end([this](const zr_coll& coll) {
+    if (agreement_) agreement_->norm().arrived(coll.dst);
+  });
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
     stop_signal_ = std::make_unique<StopSignal>();
@@ -151,7 +161,8 @@ Session::~Session() {
   if (stop_signal_) control_->put(kStopsInOrder, "no");
   if (!failed && step_ > begun_) {
     try {
-      record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
+      const NormLeaves& norm = agreement_->norm();
+      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early()});
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
@@ -167,6 +178,7 @@ void Session::release() {
   ledger_.on_change(Tier::host, {});
   model_.keep_activations({});
   activations_.reset();
+  comm_->on_end({});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});
   model_.release();
@@ -298,7 +310,14 @@ void Session::allocate() {
     views.push_back({buffers_.back(), b.elements, b.dtype, 0, {1, 0}});
   }
   for (LiveRuns& live : live_runs(plan_, buffers_)) comm_->set_live(std::move(live));
+  if (trace_)
+    for (const auto& tier : tiers_)
+      if (tier) tier->set_trace(trace_.get());
   states_ = std::make_unique<States>(plan_, tiers_, ledger_);
+  if (trace_)
+    states_->on_wait([this](const char* what, Trace::Time begin) {
+      trace_->span("training", what, begin, Trace::Time::clock::now());
+    });
   make_units(views);
   plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};

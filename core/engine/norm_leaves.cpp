@@ -38,6 +38,9 @@ NormLeaves::NormLeaves(Communicator& comm, Pool& pool, const Plan& plan, const s
     run.out = out;
     out += leaves_of(run.values.count);
   }
+  for (std::size_t i = 0; i < own_.size(); ++i) places_.emplace_back(bytes_of(own_[i].values), i);
+  std::sort(places_.begin(), places_.end());
+  ready_.assign(static_cast<std::size_t>(mine), 0);
   if (leaves_.everywhere) return;
   const int64_t held = std::min(window_, leaves_.total);
   received_ = static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, Kind::other, kTag));
@@ -69,8 +72,49 @@ void NormLeaves::provide(uint32_t param, const Segment& segment, const std::vect
   }
 }
 
+void NormLeaves::expect() {
+  expects_ = true;
+  std::fill(ready_.begin(), ready_.end(), 0);
+}
+
+void NormLeaves::arrived(const zr_view& sums) {
+  if (!expects_ || sums.count == 0 || places_.empty() || sums.dtype != own_.front().values.dtype) return;
+  const int64_t size = size_of(sums.dtype);
+  const char *begin = bytes_of(sums), *end = begin + sums.count * size;
+  auto at = std::upper_bound(places_.begin(), places_.end(), begin,
+                             [](const char* address, const auto& place) { return address < place.first; });
+  if (at != places_.begin()) --at;
+  for (; at != places_.end() && at->first < end; ++at) {
+    const LeafRun& run = own_[at->second];
+    const char* from = at->first;
+    // Whole leaves that lie within what arrived.
+    const int64_t first = begin <= from ? 0 : ((begin - from) / size + kLeaf - 1) / kLeaf;
+    const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
+    const int64_t last = reach == run.values.count ? leaves_of(reach) : reach / kLeaf;
+    if (first >= last) continue;
+    leaf_sums(part_of(run.values, first * kLeaf, std::min(last * kLeaf, run.values.count) - first * kLeaf),
+              run.out + first);
+    std::fill(ready_.begin() + (run.out - mine_) + first, ready_.begin() + (run.out - mine_) + last, 1);
+  }
+}
+
 int64_t NormLeaves::sum() {
-  leaf_sums(pool_, own_);
+  early_ = std::count(ready_.begin(), ready_.end(), 1);
+  std::vector<LeafRun> missing;
+  for (const LeafRun& run : own_) {
+    const char* ready = ready_.data() + (run.out - mine_);
+    for (int64_t leaf = 0, all = leaves_of(run.values.count); leaf < all;) {
+      int64_t next = leaf;
+      while (next < all && !ready[next]) ++next;
+      if (next > leaf)
+        missing.push_back({part_of(run.values, leaf * kLeaf, std::min(next * kLeaf, run.values.count) - leaf * kLeaf),
+                           run.out + leaf});
+      leaf = next + 1;
+    }
+  }
+  leaf_sums(pool_, missing);
+  expects_ = false;
+  std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
   for (const LeafRun& run : own_)
     for (int64_t leaf = 0; leaf < leaves_of(run.values.count); ++leaf)

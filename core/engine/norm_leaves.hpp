@@ -24,8 +24,15 @@ class NormLeaves {
 
   /// Every rank has all leaves: nothing travels.
   bool everywhere() const { return leaves_.everywhere; }
-  /// Sums up this rank's leaves; returns how many of their elements are not finite.
+  /// From now on sums are those of a step's last micro-batch: arrived() takes their leaves.
+  void expect();
+  /// These sums are as they will be: their leaves are added up while they are in the cache. [use]
+  void arrived(const zr_view& sums);
+  /// Sums up what has not arrived of this rank's leaves; returns how many of their elements are not finite.
   int64_t sum();
+  /// Leaves that this rank adds up in a step; of those of the last, how many had arrived before sum().
+  int64_t own() const { return std::ssize(ready_); }
+  int64_t early() const { return early_; }
   /// The sum over all leaves, and the first parameter of the model's order with a leaf that is not finite; -1: none.
   struct Folded {
     double sum_of_squares = 0;
@@ -48,14 +55,18 @@ class NormLeaves {
   Ledger& ledger_;
   const Plan::Leaves leaves_;
   const int64_t window_;
-  std::vector<int64_t> first_leaf_;         // by parameter
-  std::vector<std::vector<Run>> provides_;  // by rank, ascending: leaves it hands to the others
-  std::vector<LeafRun> own_;                // sums behind this rank's, in that order
-  std::vector<std::size_t> at_;             // by rank: the first run that is not gathered
-  int64_t sent_ = 0;                        // of own leaves
-  double* mine_ = nullptr;                  // own leaves: in memory peers can read, as the next
-  double* received_ = nullptr;              // a window, by rank
-  std::vector<double> ordered_;             // the same, in logical order
+  std::vector<int64_t> first_leaf_;                          // by parameter
+  std::vector<std::vector<Run>> provides_;                   // by rank, ascending: leaves it hands to the others
+  std::vector<LeafRun> own_;                                 // sums behind this rank's, in that order
+  std::vector<std::size_t> at_;                              // by rank: the first run that is not gathered
+  std::vector<std::pair<const char*, std::size_t>> places_;  // of own_, by the address of their sums
+  std::vector<char> ready_;                                  // by own leaf: it has been added up
+  int64_t early_ = 0;
+  bool expects_ = false;
+  int64_t sent_ = 0;             // of own leaves
+  double* mine_ = nullptr;       // own leaves: in memory peers can read, as the next
+  double* received_ = nullptr;   // a window, by rank
+  std::vector<double> ordered_;  // the same, in logical order
 };
 
 }  // namespace zr::host

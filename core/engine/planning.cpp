@@ -52,7 +52,7 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world) {
   return world > 1 && config.boolean("communicator.alias") && config.integer("memory.device_budget") == 0 &&
-         communicator && alias_of(*communicator);
+         config.text("offload.parameters") == kOnDevice && communicator && alias_of(*communicator);
 }
 
 bool snapshots(const Config& config) {
@@ -88,7 +88,7 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
 }
 
 void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-                bool elementwise) {
+                int64_t besides, bool elementwise) {
   const Config& config = job.config;
   for (const auto& tier : tiers) input.places.push_back(place_of(*tier));
   const auto index = [&](const char* path) {
@@ -110,7 +110,7 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   if (const int64_t budget = config.integer("memory.device_budget"); budget > 0)
     wanted.device_room = std::max<int64_t>(budget - measured(config).activations.value_or(budget / 4), 1);
   if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
-    wanted.host_room = std::max<int64_t>(budget / local, 1);
+    wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
 }
 
 void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
@@ -118,7 +118,7 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
     return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
   };
   const bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
-                                  [](const Buffer& b) { return b.role == ZR_ROLE_SHARD; });
+                                  [](const Buffer& b) { return b.role == ZR_ROLE_SHARD && b.elements > 0; });
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy +
               "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
@@ -126,6 +126,26 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
     fail_user(config.origin("offload.fraction").text() +
               ": offload.fraction is the part of states that stays on the device, but all of them do; set "
               "offload.optimizer to a tier");
+  const auto on_disk = [&](int place) { return !plan.input.places[static_cast<std::size_t>(place)].in_memory(); };
+  for (const auto& [path, place] :
+       {std::pair{"offload.gradients", plan.placement.sums}, {"offload.parameters", plan.placement.shards}})
+    if (on_disk(place))
+      fail_user(asked(path) +
+                "a tier that is no memory cannot hold them, as other ranks read and add to them where they "
+                "stand; choose a tier of memory");
+}
+
+int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
+  const int64_t each = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
+  return plan.most_host_bytes / plan.input.world * local + each * local;
+}
+
+void check_host_budget(const Config& config, const Plan& plan, int64_t bytes) {
+  const int64_t budget = config.integer("memory.host_budget");
+  if (budget == 0 || bytes <= budget) return;
+  fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
+            "), but the plan takes " + bytes_text(bytes) + " of host memory, all ranks of a host together\n" +
+            plan.text("plan", {}) + "raise it, leave more on the device, or set offload.optimizer to a tier of disk");
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -158,7 +178,8 @@ Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters,
   for (const Component& tier : job.tiers)
     tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
-  add_places(input_, job, tiers_, world, granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_places(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 

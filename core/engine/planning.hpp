@@ -21,11 +21,15 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
 /// ZR_ELEMENTWISE and so on.
 uint32_t granularity_of(const Instance& optimizer);
 /// Where parts of the state may stand, and what [offload] asks for. `tiers`: of the job, not open. `local`: ranks of a
-/// host.
+/// host; `besides`: host memory that each of them takes for other things.
 void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-                bool elementwise);
+                int64_t besides, bool elementwise);
 /// Throws Failure(user) where [offload] asks for what this plan has not got.
 void check_places(const Config& config, const Plan& plan, const std::string& strategy);
+/// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
+int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+/// Throws Failure(user) with the plan if that is more than memory.host_budget.
+void check_host_budget(const Config& config, const Plan& plan, int64_t bytes);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
 /// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.

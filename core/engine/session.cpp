@@ -43,6 +43,7 @@ std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) 
 void Session::lap(Phase phase) {
   const auto now = Clock::now();
   record_->add(phase, std::chrono::duration<double>(now - mark_).count());
+  if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
   mark_ = now;
 }
 
@@ -72,6 +73,7 @@ void Session::begin_backward(double loss, double weight) {
   weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
   weights_.push_back(weight);
+  if (micro_ + 1 == accumulation_) agreement_->norm().expect();
   gradients_->begin(static_cast<uint32_t>(micro_));
 }
 
@@ -140,6 +142,7 @@ bool Session::step() {
     update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
     lap(Phase::optimizer);
+    write_tiers();
     notify_updated();
   }
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
@@ -163,6 +166,16 @@ void Session::update_weights(const UpdateInput& input) {
   states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) {
     update(*optimizer_, granularity_, pool_, plan_, units, staged);
   });
+}
+
+// What training stood still for tiers, and what they moved.
+void Session::write_tiers() {
+  std::vector<TierRow> rows;
+  for (const auto& tier : tiers_)
+    if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
+  const Activations::Counts activations = activations_ ? activations_->counts() : Activations::Counts{};
+  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait,
+                     states_->waits().write + activations.write_wait);
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

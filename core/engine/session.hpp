@@ -12,6 +12,7 @@
 #include "base/failure.hpp"
 #include "base/ledger.hpp"
 #include "base/pool.hpp"
+#include "base/trace.hpp"
 #include "checkpoint/load.hpp"
 #include "comm/communicator.hpp"
 #include "comm/control.hpp"
@@ -118,6 +119,7 @@ class Session {
   /// Where parameters that are not whole on this rank come from.
   WeightFlow& weights() { return *weight_flow_; }
 
+  const Tiers& tiers() const { return tiers_; }
   const Ledger& ledger() const { return ledger_; }
   Communicator& communicator() { return *comm_; }
 
@@ -199,6 +201,7 @@ class Session {
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
 
+  void write_tiers();
   Setup setup_;
   Model& model_;
   std::shared_ptr<Control> control_;
@@ -207,6 +210,7 @@ class Session {
   Ledger ledger_;
   Pool pool_;
   Host host_;
+  std::unique_ptr<Trace> trace_;  // outlives who draws it
   std::unique_ptr<JobServices> services_;
   std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
   std::unique_ptr<Communicator> comm_;

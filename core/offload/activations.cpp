@@ -28,8 +28,8 @@ double since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 Activations::Activations(TierStore& tier, Ledger& ledger, int64_t staging)
-    : tier_(tier), ledger_(ledger), part_room_(up(std::max<int64_t>(tier.place().io_bytes, 1), tier.place().align)) {
-  if (tier_.place().in_memory()) return;
+    : tier_(tier), ledger_(ledger), part_room_(up(std::max<int64_t>(tier.facts().io_bytes, 1), tier.facts().align)) {
+  if (tier_.facts().in_memory()) return;
   parts_.resize(static_cast<std::size_t>(std::max<int64_t>(staging / part_room_, 2)));
   const auto all = static_cast<std::size_t>(part_room_) * parts_.size();
   memory_ = static_cast<char*>(::operator new (all, std::align_val_t{4096}, std::nothrow));
@@ -104,12 +104,12 @@ void Activations::take_slot(Record& record) {
     return;
   }
   try {
-    record.slot = tier_.reserve(record.room, Kind::activations, "activations");
+    record.slot = tier_.reserve(record.room, {{Kind::activations, "activations", record.room}});
   } catch (const Failure& failure) {
     throw Failure(failure.exit(), std::string(failure.what()) + "; it was for " + name_of(record));
   }
   ++counts_.reserved;
-  if (tier_.place().in_memory()) mapped_[record.slot] = static_cast<char*>(tier_.map(record.slot));
+  if (tier_.facts().in_memory()) mapped_[record.slot] = static_cast<char*>(tier_.map(record.slot));
 }
 
 int64_t Activations::part_bytes(const Record& record, int64_t index) const {
@@ -163,12 +163,12 @@ Activations::Part& Activations::make_free(uint64_t number) {
 
 uint64_t Activations::put(const void* data, int64_t bytes) {
   if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
-  Record record{bytes, size_class(bytes, tier_.place().align), 0};
+  Record record{bytes, size_class(bytes, tier_.facts().align), 0};
   take_slot(record);
   const uint64_t number = ++last_;
   records_[number] = record;
   ++counts_.put;
-  if (tier_.place().in_memory()) {
+  if (tier_.facts().in_memory()) {
     std::memcpy(mapped_[record.slot], data, static_cast<std::size_t>(bytes));
     return number;
   }
@@ -177,7 +177,7 @@ uint64_t Activations::put(const void* data, int64_t bytes) {
       Part& part = make_free(std::numeric_limits<uint64_t>::max());
       const int64_t n = part_bytes(record, i);
       std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
-      part.transfer = tier_.write(record.slot, at, part.memory, up(n, tier_.place().align), name_of(record));
+      part.transfer = tier_.write(record.slot, at, part.memory, up(n, tier_.facts().align), name_of(record));
       part.record = number;
       part.index = i;
       part.writes = true;
@@ -191,7 +191,7 @@ uint64_t Activations::put(const void* data, int64_t bytes) {
 
 void Activations::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
   part.transfer = tier_.read(record.slot, index * part_room_, part.memory,
-                             up(part_bytes(record, index), tier_.place().align), name_of(record));
+                             up(part_bytes(record, index), tier_.facts().align), name_of(record));
   part.record = number;
   part.index = index;
   part.writes = false;
@@ -201,7 +201,7 @@ void Activations::get(uint64_t number, void* to) {
   if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
   const Record& record = find(number);
   ++counts_.got;
-  if (tier_.place().in_memory()) {
+  if (tier_.facts().in_memory()) {
     std::memcpy(to, mapped_[record.slot], static_cast<std::size_t>(record.bytes));
     return;
   }
@@ -225,7 +225,7 @@ void Activations::get(uint64_t number, void* to) {
 }
 
 void Activations::ahead(const std::vector<uint64_t>& records) {
-  if (tier_.place().in_memory()) return;
+  if (tier_.facts().in_memory()) return;
   for (const uint64_t number : records) {
     const Record& record = find(number);
     for (int64_t i = 0; i * part_room_ < record.bytes; ++i) {

@@ -46,7 +46,7 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
         ledger_.add(Tier::device, kind(a), arrays_[a].name, bytes);
       } else {
         TierStore& tier = *tiers_[static_cast<std::size_t>(at.place)];
-        run.slots.push_back(tier.reserve(bytes, kind(a), arrays_[a].name));
+        run.slots.push_back(tier.reserve(bytes, {{kind(a), arrays_[a].name, bytes}}));
         run.memory.push_back(tier.map(run.slots.back()));
         std::memset(run.memory.back(), 0, static_cast<std::size_t>(bytes));
       }
@@ -56,16 +56,22 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
   if (tiles.empty()) return;
   for (std::size_t place = 1; place < tiers_.size(); ++place) {
-    int64_t bytes = 0;
-    for (const StateTile& tile : tiles)
-      if (tile.place == static_cast<int>(place)) bytes = tile.at + tile.bytes;
-    if (bytes > 0) slot_of_[place] = tiers_[place]->reserve(bytes, Kind::slots, "optimizer states");
+    int64_t bytes = 0, elements = 0;
+    for (const StateTile& tile : tiles) {
+      if (tile.place != static_cast<int>(place)) continue;
+      bytes = tile.at + tile.bytes;
+      elements += tile.count;
+    }
+    std::vector<TierStore::Held> held;
+    for (std::size_t a = 0; a < arrays_.size(); ++a)
+      held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
+    if (bytes > 0) slot_of_[place] = tiers_[place]->reserve(bytes, held);
   }
   rooms_.resize(static_cast<std::size_t>(std::min(kTilesUnderWay, std::ssize(tiles))));
   room_ = static_cast<char*>(zeroed(plan.staging_bytes(), "tiles under way"));
   ledger_.add(Tier::host, Kind::staging, "tiles under way", plan.staging_bytes());
   for (const auto& tier : tiers_)
-    if (tier && !tier->place().in_memory()) tier->prepare(room_, plan.staging_bytes());
+    if (tier && !tier->facts().in_memory()) tier->prepare(room_, plan.staging_bytes());
 }
 
 States::~States() {
@@ -80,7 +86,7 @@ States::~States() {
       }
   if (!room_) return;
   for (const auto& tier : tiers_)
-    if (tier && !tier->place().in_memory()) tier->forget(room_, plan_.staging_bytes());
+    if (tier && !tier->facts().in_memory()) tier->forget(room_, plan_.staging_bytes());
   ::operator delete (room_, std::align_val_t{kHugePage});
   ledger_.add(Tier::host, Kind::staging, "tiles under way", -plan_.staging_bytes());
 }
@@ -150,7 +156,7 @@ void States::visit_tile(std::size_t index, std::size_t array, int64_t first, int
   for (Transfer& transfer : rooms_) transfer.wait();
   const StateTile& tile = plan_.placement.tiles[index];
   TierStore& store = store_of(tile);
-  const int64_t size = size_of(arrays_[array].dtype), align = store.place().align;
+  const int64_t size = size_of(arrays_[array].dtype), align = store.facts().align;
   const int64_t from = (first - tile.first) * size, to = from + count * size;
   int64_t begin = from / align * align, end = up(to, align);
   const int64_t at = tile.at + place_in_tile(tile, array);
@@ -195,7 +201,7 @@ void States::start_read(std::size_t index) {
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = place_in_tile(tile, a),
-                  bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).place().align);
+                  bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).facts().align);
     step.read = store_of(tile).read(slot_of_[static_cast<std::size_t>(tile.place)], tile.at + at, room(index) + at,
                                     bytes, step.what);
     step.read.wait();  // in the first pass only

@@ -53,20 +53,20 @@ TierStore::TierStore(Host& host, std::unique_ptr<Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
   check(api_->open(instance_->self(), nullptr, &error), error, instance_->who("open"));
-  place_ = place_of(*instance_);
+  facts_ = place_of(*instance_);
 }
 
 TierStore::~TierStore() {
   while (!slots_.empty()) release(slots_.back().id);
 }
 
-uint64_t TierStore::reserve(int64_t bytes, Kind kind, const std::string& tag) {
+uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
   uint64_t id = 0;
   CallError error;
-  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), tag.c_str(), &id, &error), error,
+  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
         instance_->who("reserve"));
-  slots_.push_back({id, kind, tag, bytes, false});
-  host_.ledger().add(place_.tier, kind, tag, bytes);
+  slots_.push_back({id, std::move(held), false});
+  for (const Held& one : slots_.back().held) host_.ledger().add(facts_.tier, one.kind, one.tag, one.bytes);
   return id;
 }
 
@@ -75,13 +75,13 @@ void TierStore::release(uint64_t slot) {
   if (at == slots_.end()) return;
   if (at->mapped) api_->unmap(instance_->self(), slot);
   api_->release(instance_->self(), slot);
-  host_.ledger().add(place_.tier, at->kind, at->tag, -at->bytes);
+  for (const Held& one : at->held) host_.ledger().add(facts_.tier, one.kind, one.tag, -one.bytes);
   slots_.erase(at);
 }
 
 void* TierStore::map(uint64_t slot) {
   const auto at = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& one) { return one.id == slot; });
-  if (at == slots_.end() || !place_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
+  if (at == slots_.end() || !facts_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
   zr_view view{};
   CallError error;
   check(api_->map(instance_->self(), slot, &view, &error), error, instance_->who("map"));
@@ -94,7 +94,12 @@ Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memor
   const zr_transfer one{slot, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
   Transfer transfer(*instance_, done_new(host_.abi()), what);
   zr_done* done = transfer.done();
-  if (!done) fail_environment("no memory for a transfer to " + place_.id);
+  if (!done) fail_environment("no memory for a transfer to " + facts_.id);
+  if (trace_)
+    done->then = [trace = trace_, track = facts_.id, name = (writes ? "write " : "read ") + what,
+                  begin = Trace::Time::clock::now()](zr_code) {
+      trace->span(track, name, begin, Trace::Time::clock::now());
+    };
   CallError error;
   const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
   if (code != ZR_OK) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "base/trace.hpp"
 #include "comm/done.hpp"
 #include "plan/placement.hpp"
 #include "plugin/host.hpp"
@@ -45,19 +46,28 @@ class TierStore {
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
-  const TierFacts& place() const { return place_; }
+  const TierFacts& facts() const { return facts_; }
   int index() const { return index_; }
-  /// Bytes of its own, counted in the ledger under `kind`. Throws Failure(environment) with what the tier says.
-  uint64_t reserve(int64_t bytes, Kind kind, const std::string& tag);
+  /// What a slot holds, for the ledger.
+  struct Held {
+    Kind kind;
+    std::string tag;
+    int64_t bytes;
+  };
+  /// A slot of that many bytes. Throws Failure(environment) with what the tier says.
+  uint64_t reserve(int64_t bytes, std::vector<Held> held);
   void release(uint64_t slot);
-  /// Memory of a slot, where place().in_memory().
+  /// Memory of a slot, where facts().in_memory().
   void* map(uint64_t slot);
-  /// Starts to move [offset, offset + bytes) of a slot, all multiples of place().align. `what`: whose they are.
+  /// Starts to move [offset, offset + bytes) of a slot, all multiples of facts().align. `what`: whose they are.
   Transfer read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
   Transfer write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
   /// Memory that many transfers will use, until forget().
   void prepare(void* memory, int64_t bytes);
   void forget(void* memory, int64_t bytes);
+
+  /// Transfers become spans of it; it outlives them. Null: none.
+  void set_trace(Trace* trace) { trace_ = trace; }
 
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
@@ -66,9 +76,7 @@ class TierStore {
  private:
   struct Slot {
     uint64_t id;
-    Kind kind;
-    std::string tag;
-    int64_t bytes;
+    std::vector<Held> held;
     bool mapped;
   };
   Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
@@ -76,9 +84,10 @@ class TierStore {
   std::unique_ptr<Instance> instance_;
   const zr_offload_api* api_;
   int index_;
-  TierFacts place_;
+  TierFacts facts_;
   std::vector<Slot> slots_;
   std::atomic<int64_t> read_{0}, written_{0};
+  Trace* trace_ = nullptr;
 };
 
 /// By index of the plan's places; null: the device, or a tier that is not used.

@@ -51,7 +51,8 @@ class Filling {
     for (const TierFacts& place : plan.input.places)  // tiles pass through host memory
       if (place.tier == Tier::disk)
         for (std::size_t i = 0; i < room_.size(); ++i)
-          if (plan.input.places[i].tier == Tier::host) room_[i] -= kTilesUnderWay * place.io_bytes * place.io_depth;
+          if (plan.input.places[i].tier == Tier::host)
+            room_[i] -= kTilesUnderWay * std::max(place.io_bytes * place.io_depth, kLeaf * state_bytes(plan));
     if (plan.input.places.size() == 1) room_[0] = int64_t{1} << 62;  // there is nowhere else
   }
   // All of it on `asked`, or on the first place with room.

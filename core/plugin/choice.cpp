@@ -51,15 +51,17 @@ void load_tiers(const Document& document, const Registry& registry, Choice& choi
     named.push_back(document.early(path));
     automatic |= std::get<std::string>(named.back().value) == kAutomatic;
   }
-  const auto is_named = [&](const std::string& id) {
-    return std::any_of(named.begin(), named.end(),
-                       [&](const Entry& e) { return std::get<std::string>(e.value) == id; });
+  const auto naming = [&](const std::string& id) -> const Entry* {
+    for (const Entry& entry : named)
+      if (std::get<std::string>(entry.value) == id) return &entry;
+    return nullptr;
   };
   const Entry order = document.early("offload.tiers");
   std::istringstream ids(std::get<std::string>(order.value));
   bool first = true;
   for (std::string id; ids >> id; first = false)
-    if (is_named(id) || (automatic && (first || document.holds("offload." + id)))) add(id, order.origin);
+    if (const Entry* entry = naming(id); entry || (automatic && (first || document.holds("offload." + id))))
+      add(id, entry ? entry->origin : order.origin);
   for (const Entry& entry : named)
     if (const auto& id = std::get<std::string>(entry.value); id != kOnDevice && id != kAutomatic) add(id, entry.origin);
 }
@@ -91,7 +93,8 @@ JudgedJob judge(const Document& document, const Registry& registry, const std::v
           choice.optimizer,
           choice.communicator,
           registry.ids(Role::strategy),
-          choice.tiers};
+          choice.tiers,
+          registry.ids(Role::offload)};
 }
 
 }  // namespace zr::host

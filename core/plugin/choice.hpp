@@ -36,6 +36,7 @@ struct JudgedJob {
   std::optional<Component> communicator;  // needed from two ranks on
   std::vector<std::string> strategies;    // ids of all that there are
   std::vector<Component> tiers;           // that [offload] names, or lets auto fill, in this order
+  std::vector<std::string> tier_ids;      // ids of all that there are
 };
 /// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
 JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world);

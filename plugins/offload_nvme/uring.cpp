@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <thread>
 
@@ -24,9 +25,9 @@ constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's boun
 class Uring final : public Engine {
  public:
   Uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files, uint32_t depth, Faults& faults)
-      : transfers_(transfers), files_(files), pieces_(depth) {
+      : transfers_(transfers), files_(files), depth_(depth), pieces_(3 * depth), results_(3 * depth) {
     set_up(depth, faults.at("uring").error);
-    for (uint32_t i = 0; i < depth; ++i) idle_.push_back(i);
+    for (uint32_t i = 0; i < pieces_.size(); ++i) idle_.push_back(i);
     transfers_.on_push([this] { static_cast<void>(::eventfd_write(news_, 1)); });
     const NoSignals none;
     thread_ = std::thread([this] { run(); });
@@ -126,32 +127,54 @@ class Uring final : public Engine {
     return data + bytes <= one->first + one->second.bytes ? static_cast<int>(one->second.entry) : -1;
   }
 
+  // The disk comes first: what was read is checked, and what is to be written noted, while it is busy with others.
   void run() {
     listen();
     for (;;) {
-      while (!idle_.empty() && transfers_.take(pieces_[idle_.back()], false)) {
-        const uint32_t i = idle_.back();
-        idle_.pop_back();
-        transfers_.begin(pieces_[i]);
-        issue(i);
+      while (under_way_ < depth_ && (!ahead_.empty() || prepare())) {
+        issue(ahead_.front());
+        ahead_.pop_front();
       }
-      if (idle_.size() == pieces_.size() && transfers_.stopped()) return;
-      const int result = ::io_uring_submit_and_wait(&ring_, 1);
-      if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no memory now
-      unsigned head = 0, n = 0;
-      io_uring_cqe* cqe = nullptr;
-      reaped_.clear();
-      io_uring_for_each_cqe(&ring_, head, cqe) {
-        reaped_.emplace_back(io_uring_cqe_get_data64(cqe), cqe->res);
-        ++n;
+      if (!landed_.empty()) {
+        const uint32_t i = landed_.front();
+        landed_.pop_front();
+        if (transfers_.advance(pieces_[i], results_[i])) {
+          ahead_.push_front(i);
+        } else {
+          idle_.push_back(i);
+        }
+      } else if (ahead_.size() >= depth_ || !prepare()) {
+        if (under_way_ == 0 && transfers_.stopped()) return;
+        const int result = ::io_uring_submit_and_wait(&ring_, 1);
+        if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no memory now
       }
-      io_uring_cq_advance(&ring_, n);
-      // The disk has new work before what it did is checked.
-      for (const auto& [i, res] : reaped_)
-        if (i == kNews) listen();
-      for (const auto& [i, res] : reaped_)
-        if (i != kNews) over(static_cast<uint32_t>(i), res);
+      reap();
     }
+  }
+  bool prepare() {
+    if (idle_.empty() || !transfers_.take(pieces_[idle_.back()], false)) return false;
+    transfers_.begin(pieces_[idle_.back()]);
+    ahead_.push_back(idle_.back());
+    idle_.pop_back();
+    return true;
+  }
+  void reap() {
+    unsigned head = 0, n = 0;
+    bool news = false;
+    io_uring_cqe* cqe = nullptr;
+    io_uring_for_each_cqe(&ring_, head, cqe) {
+      ++n;
+      const uint64_t i = io_uring_cqe_get_data64(cqe);
+      if (i == kNews) {
+        news = true;
+        continue;
+      }
+      results_[i] = cqe->res;
+      landed_.push_back(static_cast<uint32_t>(i));
+      --under_way_;
+    }
+    io_uring_cq_advance(&ring_, n);
+    if (news) listen();
   }
   void listen() {
     eventfd_t count = 0;
@@ -164,7 +187,11 @@ class Uring final : public Engine {
     Piece& piece = pieces_[i];
     int error = 0;
     const uint64_t bytes = transfers_.next_bytes(piece, error);
-    if (error) return over(i, -error);
+    if (error) {
+      results_[i] = -error;
+      landed_.push_back(i);
+      return;
+    }
     char* memory = piece.memory + piece.done;
     const int entry = entry_of(memory, bytes);
     const int fd = fixed_files_ ? static_cast<int>(piece.file) : files_[piece.file]->fd();
@@ -182,10 +209,8 @@ class Uring final : public Engine {
     }
     if (fixed_files_) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data64(sqe, i);
-  }
-  void over(uint32_t i, int result) {
-    if (transfers_.advance(pieces_[i], result)) return issue(i);
-    idle_.push_back(i);
+    ++under_way_;
+    static_cast<void>(::io_uring_submit(&ring_));  // what it does not take now goes with the next call
   }
 
   Transfers& transfers_;
@@ -193,10 +218,13 @@ class Uring final : public Engine {
   io_uring ring_{};
   bool ready_ = false, fixed_files_ = false, can_register_ = false;
   int news_ = -1;
-  std::vector<Piece> pieces_;   // by user_data
-  std::vector<uint32_t> idle_;  // of them
-  std::vector<std::pair<uint64_t, int>> reaped_;
-  std::mutex mutex_;  // of what follows
+  const uint32_t depth_;
+  uint32_t under_way_ = 0;               // in the kernel
+  std::vector<Piece> pieces_;            // by user_data
+  std::vector<int> results_;             // of their last calls
+  std::vector<uint32_t> idle_;           // of them
+  std::deque<uint32_t> ahead_, landed_;  // to be issued next; back, and not looked at yet
+  std::mutex mutex_;                     // of what follows
   std::map<char*, Registered> registered_;
   std::vector<uint32_t> entries_;  // free ones
   std::thread thread_;

@@ -5,14 +5,14 @@
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
-//     void open(const zr_offload_ref* below);                             // [control], once; below may be null; optional:
+//     void open(const zr_offload_ref* below);                             // [control], once, optional; below: or null;
 //                                                                         // without it a tier below is refused
 //     zr_offload_caps caps() const;                                       // [any]
 //     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], the slot
 //     void release(uint64_t slot) noexcept;                               // [step]
 //     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [any]
 //     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [any]
-//     zr_view map(uint64_t slot);                                         // [step], optional: memory of the slot itself
+//     zr_view map(uint64_t slot);                                         // [step], optional: the slot's own memory
 //     void unmap(uint64_t slot) noexcept;                                 // [step], with map
 //     void flush();                                                       // [step], optional
 //     void reg(const zr_view&);                                           // [step], optional

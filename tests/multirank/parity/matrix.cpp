@@ -35,6 +35,15 @@ Choice strategy(const std::string& name, const std::string& with = "") { return 
 const char* const kCopied = " communicator.alias=false";
 const char* const kGathered = " communicator.alias=false strategy.zero3.persistence_threshold=100";
 Choice aliased(const std::string& name) { return {name + "_alias", "strategy=" + name + " communicator.alias=true"}; }
+// What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by
+// whoever starts the ranks.
+Choice tier(const std::string& name) {
+  const std::string disk =
+      " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
+  if (name == "nvme") return {name, "offload.optimizer=nvme" + disk};
+  if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
+  return {name, "offload.optimizer=nvme offload.fraction=0.5 offload.gradients=cpu" + disk};
+}
 // Gradients that travel in another dtype than the weights'.
 Choice wire(const std::string& name) {
   return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
@@ -58,6 +67,7 @@ std::vector<Axis> make_axes() {
       {"strategy",
        {strategy("zero0"), strategy("zero1", kCopied), strategy("zero2", kCopied), strategy("zero3", kGathered),
         aliased("zero1"), aliased("zero2"), aliased("zero3"), only_in_cover(strategy("dealt"))}},
+      {"tier", {{"none", ""}, tier("cpu"), tier("nvme"), only_in_cover(tier("both"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
        {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},

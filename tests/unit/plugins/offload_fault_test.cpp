@@ -1,6 +1,4 @@
 // Disks that fail, lie, dawdle or are full: the tests' own build of the tier, with faults.
-#include <sys/mount.h>
-
 #include <chrono>
 
 #include "unit/plugins/offload_rig.hpp"
@@ -186,9 +184,7 @@ TEST(NvmeTier, RefusesWhatItCannotUse) {
 TEST(NvmeTier, SaysWhenItReservesThatTheDiskIsTooSmall) {
   const Scratch scratch;
   const int code = in_child([&] {
-    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        ::mount("none", scratch.folder().c_str(), "tmpfs", 0, "size=8m") != 0)
-      ::_exit(77);
+    if (!own_disk(scratch.folder().string(), "size=8m")) ::_exit(77);
     const Tier tier("nvme", {"path=\"" + scratch.folder().string() + "\""});
     EXPECT_EQ(tier.caps().capacity, 8 * kMiB);
     const uint64_t slot = tier.reserve(5 * kMiB);

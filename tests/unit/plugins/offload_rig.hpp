@@ -2,6 +2,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -143,7 +145,7 @@ class Tier {
     zr_done* done = async_->done_new(host.abi());
     host::CallError error;
     host::check(call(self(), all.data(), static_cast<uint32_t>(all.size()), nullptr, done, &error), error, "begin");
-    std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
+    if (!all.empty()) std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
     return done;
   }
   std::string job_id_;
@@ -162,26 +164,43 @@ class Tier {
 #define EXPECT_GOOD(answer) \
   if (const Answer said = (answer); said.code != ZR_OK) ADD_FAILURE() << said.code << " " << said.text
 
-/// The exit status of fn in a process of its own, which ends 1 for an exception, printed, or a failed expectation;
-/// 128 and more: a signal.
-template <class F>
-int in_child(F&& fn) {
-  std::fflush(nullptr);
-  const pid_t pid = ::fork();
-  if (pid == 0) {
+/// fn in a process of its own, which ends 1 for an exception, printed, or a failed expectation.
+class Child {
+ public:
+  template <class F>
+  explicit Child(F&& fn) {
+    std::fflush(nullptr);
+    pid_ = ::fork();
+    if (pid_ != 0) return;
     int code = 1;
     try {
       fn();
-      code = testing::Test::HasFailure() ? 1 : 0;
+      code = ::testing::Test::HasFailure() ? 1 : 0;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "in the child: %s\n", error.what());
     }
     std::fflush(nullptr);
     ::_exit(code);
   }
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  /// Its exit status; 128 and more: a signal. Once.
+  int wait() const {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_;
+};
+template <class F>
+int in_child(F&& fn) {
+  return Child(fn).wait();
+}
+
+/// A tmpfs at `folder`, for this process alone. False: none is to be had.
+inline bool own_disk(const std::string& folder, const char* size) {
+  return ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("none", folder.c_str(), "tmpfs", 0, size) == 0;
 }
 
 /// Names in a folder.

@@ -1,0 +1,208 @@
+// Training state on tiers, through the public door: numbers, bytes, faults, and what is left behind.
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "multirank/checkpoint_fixture.hpp"
+
+namespace zr::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Offload : public Checkpoints {
+ protected:
+  Offload() { fs::create_directories(scratch_.path("swap")); }
+  // States a leaf at a time, so that a small model has many tiles.
+  std::string disk() const {
+    return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +
+           " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
+  }
+  static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
+  // Trains on two ranks with the tier that fails on demand.
+  Outcome trains_with_fault(const std::string& fault, const std::string& overrides = "") const {
+    return shell("ZR_TIER_FAULT=" + fault + " " +
+                 launch(2, "engine_case trains",
+                        "strategy=zero2 train.steps=3 " + disk() +
+                            "offload.optimizer=" ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
+                            overrides));
+  }
+  int64_t number(const std::string& job, const std::string& pointer) const {
+    return summary(job).value(Json::json_pointer(pointer), int64_t{0});
+  }
+};
+
+TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
+  const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.fraction=0.4 offload.gradients=cpu"};
+  const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
+  run(2, "job.name=whole\n", model);
+  std::string first, then;
+  for (std::size_t i = 0; i < places.size(); ++i)
+    first += "job.name=a" + std::to_string(i) + " train.steps=2 checkpoint.dir=c" + std::to_string(i) +
+             " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+  run(2, first, model);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    EXPECT_TRUE(contents(scratch_.path("c" + std::to_string(i) + "/step-00000002")) ==
+                contents(scratch_.path("c0/step-00000002")))
+        << places[i] << " saves what the device saves";
+    for (std::size_t j = 0; j < places.size(); ++j)
+      then += "job.name=b" + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true checkpoint.dir=c" +
+              std::to_string(i) + places[j] + "\n";
+  }
+  run(2, then, model);
+  for (std::size_t i = 0; i < places.size(); ++i)
+    for (std::size_t j = 0; j < places.size(); ++j) {
+      const std::string name = "b" + std::to_string(i) + std::to_string(j);
+      EXPECT_EQ(hash(name), hash("whole")) << places[i] << " then " << places[j];
+      EXPECT_EQ(losses(name).at(4), losses("whole").at(4));
+    }
+}
+
+TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
+  run(2, "job.name=plain\njob.name=cpu" + std::string(kMemory) + "\njob.name=nvme" + disk() + "\n",
+      "strategy=zero2 train.dtype=bf16");
+  for (const std::string name : {"cpu", "nvme"}) {
+    const Json memory = summary(name).at("memory");
+    for (const auto& [tier, kinds] : memory.items())
+      for (const auto& [kind, bytes] : kinds.items()) {
+        if (kind == "activations" || kind == "other" || kind == "communicator") continue;
+        EXPECT_EQ(bytes.at("planned"), bytes.at("peak")) << name << ": " << kind << " on " << tier;
+      }
+  }
+  const int64_t master = number("plain", "/memory/device/master/peak"),
+                slots = number("plain", "/memory/device/slots/peak");
+  EXPECT_EQ(number("cpu", "/memory/host/master/peak"), master);
+  EXPECT_EQ(number("cpu", "/memory/host/slots/peak"), slots);
+  EXPECT_EQ(number("cpu", "/memory/host/gradients/peak") + number("cpu", "/memory/device/gradients/peak"),
+            number("plain", "/memory/device/gradients/peak"));
+  EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("slots"));
+  EXPECT_EQ(number("nvme", "/memory/disk/master/peak"), master);
+  EXPECT_EQ(number("nvme", "/memory/disk/slots/peak"), slots);
+  EXPECT_FALSE(summary("nvme").at("memory").at("device").contains("master"));
+}
+
+TEST_F(Offload, OfATierOfMemoryIsWorkedOnInPlace) {
+  run(2, "job.name=a" + std::string(kMemory), "strategy=zero1");
+  EXPECT_EQ(number("a", "/tiers/cpu/read_bytes"), 0);
+  EXPECT_EQ(number("a", "/tiers/cpu/written_bytes"), 0);
+}
+
+// Of a step, every byte of the states is read once and written once, and nothing else is.
+TEST_F(Offload, OnDiskMovesEveryStateOnceAStepEachWay) {
+  std::string jobs;
+  for (const std::string steps : {"2", "3", "4"})
+    jobs += "job.name=s" + steps + " train.steps=" + steps + disk() + "parity.model=large\n";
+  run(2, jobs, "strategy=zero2 train.dtype=bf16");
+  const int64_t disk_bytes = number("s3", "/memory/disk/slots/planned") + number("s3", "/memory/disk/master/planned");
+  for (const char* way : {"/tiers/nvme/read_bytes", "/tiers/nvme/written_bytes"}) {
+    EXPECT_EQ(number("s3", way) - number("s2", way), disk_bytes) << way;
+    EXPECT_EQ(number("s4", way) - number("s3", way), disk_bytes) << way;
+  }
+}
+
+TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
+  std::string jobs;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    jobs += "job.name=" + strategy + " strategy=" + strategy + disk() + "\n";
+  run(3, jobs);
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"}) {
+    EXPECT_GT(number(strategy, "/overlap/norm_leaves"), 0);
+    EXPECT_EQ(number(strategy, "/overlap/norm_leaves_early"), number(strategy, "/overlap/norm_leaves")) << strategy;
+  }
+}
+
+TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
+  const std::string model = "strategy=zero2 parity.model=large communicator.alias=false";
+  run(2, "job.name=a\n", model);  // measures the activations
+  const std::string plain_hash = hash("a");
+  const Json plain = summary("a").at("memory").at("device");
+  int64_t device = 16 << 10;
+  for (const auto& [kind, bytes] : plain.items())
+    if (kind != "slots") device += bytes.at("peak").get<int64_t>();
+  const int64_t all = plain.at("slots").at("peak");
+  const std::string places = " offload.nvme.path=" + scratch_.path("swap") +
+                             " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
+                             "memory.device_budget=" +
+                             std::to_string(device + all / 3) + "B";
+  const int64_t communicator = number("a", "/memory/host/communicator/peak");
+  run(2,
+      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + places +
+          "\n",
+      model);
+  EXPECT_EQ(hash("a"), plain_hash);
+  for (const char* tier : {"device", "host", "disk"}) {
+    const int64_t part = number("a", "/memory/" + std::string(tier) + "/slots/peak");
+    EXPECT_GT(part, all / 8) << tier;
+    EXPECT_LT(part, all * 2 / 3) << tier;
+  }
+}
+
+TEST_F(Offload, TellsWhereAndWhoseAFaultIs) {
+  for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
+    const Outcome failed = trains_with_fault(fault);
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(scratch_.path("swap"))) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(fault.find("ENOSPC") == fault.npos ? "Input/output error" : "No space left"))
+        << fault;
+  }
+  const Outcome flipped = trains_with_fault("flip@9");
+  EXPECT_EQ(flipped.code, 3) << flipped.output;
+  EXPECT_THAT(flipped.output, HasSubstr("states of '"));
+  EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
+}
+
+TEST_F(Offload, FinishesShortTransfersAndBearsASlowDisk) {
+  run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
+  for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
+    const Outcome done = trains_with_fault(fault, "job.name=f train.accumulation=12");
+    ASSERT_EQ(done.code, 0) << fault << done.output;
+    EXPECT_EQ(hash("f"), hash("plain")) << fault;
+    if (fault == "slow=2ms") {
+      const double waited = summary("f").at("waits_ms").at("disk_read").get<double>() +
+                            summary("f").at("waits_ms").at("disk_write").get<double>();
+      EXPECT_GT(waited, 20) << "the stall is the disk's";
+    }
+  }
+}
+
+TEST_F(Offload, ThatIsKilledLeavesNothingOnTheDisk) {
+  const Outcome killed = shell("(" + launch(2, "engine_case trains", "strategy=zero2 train.steps=100000" + disk()) +
+                               ") & sleep 4; pkill -KILL -P $(pgrep -n -f 'zeroth launch -n 2.*" +
+                               scratch_.folder().filename().string() + "') ; wait");
+  EXPECT_EQ(names_in("swap"), std::vector<std::string>{}) << killed.output;
+}
+
+TEST_F(Offload, DrawsWhatOverlapsForPerfetto) {
+  run(2, "job.name=t job.trace=true" + disk() + "\n", "strategy=zero2");
+  for (const std::string rank : {"0", "1"}) {
+    const Json trace = Json::parse(std::ifstream(scratch_.path("runs/t/trace-" + rank + ".json")));
+    std::map<int, std::string> tracks;
+    std::set<std::string> training, transfers;
+    double optimizer_begin = 0, optimizer_end = 0;
+    int within = 0;
+    for (const Json& event : trace)
+      if (event.at("name") == "thread_name") tracks[event.at("tid")] = event.at("args").at("name");
+    for (const Json& event : trace) {
+      if (event.at("ph") != "X") continue;
+      const std::string name = event.at("name"), track = tracks.at(event.at("tid"));
+      if (track == "training") training.insert(name);
+      if (track == "nvme") transfers.insert(name.substr(0, name.find(' ')));
+      if (name == "optimizer") {
+        optimizer_begin = event.at("ts");
+        optimizer_end = optimizer_begin + event.at("dur").get<double>();
+      }
+    }
+    for (const Json& event : trace)  // of the last step: behind its phases come its transfers' ends
+      if (event.at("ph") == "X" && tracks.at(event.at("tid")) == "nvme")
+        within += event.at("ts") >= optimizer_begin && event.at("ts") <= optimizer_end;
+    EXPECT_EQ(transfers, (std::set<std::string>{"read", "write"}));
+    for (const char* phase : {"forward", "backward", "reduce", "optimizer", "wait: read"})
+      EXPECT_EQ(training.count(phase), 1u) << phase;
+    EXPECT_GT(within, 2) << "transfers begin while the optimizer works";
+  }
+}
+
+}  // namespace
+}  // namespace zr::test
