@@ -100,6 +100,8 @@ const std::vector<Row> kTrained{
     {"fp16.min_loss_scale", "4.0", "8.0", scales,
      "train.dtype=fp16 parity.overflows=true fp16.hysteresis=1 fp16.initial_scale_power=4"},
     {"gradients.overlap", "true", "false", overlap},
+    {"offload.activations", "device", "cpu", memory, "offload.activation_bytes=1KiB"},
+    {"offload.activation_bytes", "1KiB", "16KiB", memory, "offload.activations=cpu"},
     {"gradients.reduce", "each", "last", wire, "train.accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
