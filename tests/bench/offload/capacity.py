@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What fits under a budget, found by training it.
 
-capacity.py batch [FOLDER_ON_DISK]    largest micro-batch of one model under one memory.device_budget, by strategy and tier
-capacity.py model [FOLDER_ON_DISK]    largest model under device_budget = 1 GiB and host_budget = 4 GiB, three steps each
+capacity.py batch [FOLDER_ON_DISK]    largest micro-batch of one model under one memory.device_budget
+capacity.py model [FOLDER_ON_DISK]    largest model under device_budget = 1 GiB, host_budget = 4 GiB, three steps each
 Every row is a run that ended well; the next larger one did not. Two ranks, bf16, AdamW.
 """
 import json
@@ -53,12 +53,12 @@ def batch():
     # 38 M parameters; the budget holds zero0's 18 bytes of each and little more: states dominate.
     model = ["model.width=512", "model.layers=12", "model.heads=8", "model.context=32", "train.steps=2"]
     budget = "memory.device_budget=858000000B"
+    beside = ["offload.gradients=cpu", "offload.parameters=cpu"]
     rows = [("zero0", ["strategy=zero0"]),
             ("zero2", ["strategy=zero2"]),
             ("zero2 + cpu", ["strategy=zero2", "offload.optimizer=cpu"]),
-            ("zero3 + cpu", ["strategy=zero3", "offload.optimizer=cpu", "offload.gradients=cpu", "offload.parameters=cpu"]),
-            ("zero3 + nvme", ["strategy=zero3", "offload.optimizer=nvme", "offload.gradients=cpu", "offload.parameters=cpu",
-                              ON_DISK])]
+            ("zero3 + cpu", ["strategy=zero3", "offload.optimizer=cpu", *beside]),
+            ("zero3 + nvme", ["strategy=zero3", "offload.optimizer=nvme", *beside, ON_DISK])]
     print(f"largest micro-batch of a rank: {' '.join(model)} {budget}")
     first = None
     for name, overrides in rows:
