@@ -17,6 +17,7 @@ class Trace {
   Trace(const std::string& path, int rank);
   ~Trace();  // closes the list
   Trace(const Trace&) = delete;
+  /// From begin to end; the track is made at its first span.
   void span(const std::string& track, const std::string& name, Time begin, Time end);
 
  private:

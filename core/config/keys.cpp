@@ -99,6 +99,9 @@ void add_offload(std::vector<Key>& keys) {
   keys.push_back(text("offload", "gradients", "\"device\"", "where a step's sums of gradients stand" + where));
   keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights stand between uses" + where));
   keys.push_back(text("offload", "activations", "\"device\"", "where what forward keeps for backward stands" + where));
+  Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
+  least.min = 1;
+  keys.push_back(least);
   keys.push_back(real("offload", "fraction", "0.0", 0, 1, "part of the optimizer's states that stays on the device"));
   keys.push_back(text("offload", "tiers", "\"" ZR_DEFAULT_TIERS "\"",
                       "what auto fills behind the device, in order; behind the first only those with a table here"));

@@ -144,6 +144,7 @@ Session::Session(Setup setup, Model& model)
   try {
     prepare_saving();
     begin();
+    keep_activations();
   } catch (...) {
     release();
     throw;
@@ -177,6 +178,8 @@ void Session::release() {
   saver_.reset();
   ledger_.on_change(Tier::device, {});
   ledger_.on_change(Tier::host, {});
+  model_.keep_activations({});
+  activations_.reset();
   comm_->on_end({});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});
@@ -186,6 +189,19 @@ void Session::release() {
   agreement_.reset();
   states_.reset();
   for (void* buffer : buffers_) comm_->free(buffer);
+}
+
+void Session::keep_activations() {
+  const int place = plan_.placement.activations;
+  if (place == 0) return;
+  activations_ = std::make_unique<Activations>(*tiers_[static_cast<std::size_t>(place)], ledger_,
+                                               plan_.activation_staging_bytes());
+  Activations& tier = *activations_;
+  model_.keep_activations({config().integer("offload.activation_bytes"),
+                           [&tier](const void* data, int64_t bytes) { return tier.put(data, bytes); },
+                           [&tier](uint64_t record, void* to) { tier.get(record, to); },
+                           [&tier](const std::vector<uint64_t>& records) { tier.ahead(records); },
+                           [&tier](uint64_t record) { tier.drop(record); }});
 }
 
 // Parameters that are not whole must be gathered before use.

@@ -21,7 +21,7 @@ std::set<std::string> that_matter(std::istream& toml) {
     if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
-    const bool stands_elsewhere = table.rfind("offload]", 0) == 0 && line.rfind("activations ", 0) == 0;
+    const bool stands_elsewhere = table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
     if (line.find(" = ") == line.npos || (host.count(root) && !stands_elsewhere) || (root == "train" && !decides))
       continue;
     lines.insert(table + line.substr(0, line.find(" #")));

@@ -173,7 +173,9 @@ void Session::write_tiers() {
   std::vector<TierRow> rows;
   for (const auto& tier : tiers_)
     if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
-  record_->set_tiers(std::move(rows), states_->waits().read, states_->waits().write);
+  const Activations::Counts activations = activations_ ? activations_->counts() : Activations::Counts{};
+  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait,
+                     states_->waits().write + activations.write_wait);
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

@@ -28,6 +28,7 @@
 #include "engine/stored.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
+#include "offload/activations.hpp"
 #include "offload/states.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
@@ -136,7 +137,7 @@ class Session {
   void take_rank_zero();
   void release();
   void reseed();
-  void open_tiers();
+  void keep_activations();
   void make_units(const std::vector<zr_view>& views);
   void update_weights(const UpdateInput& input);
   /// Of States: fp32 masters, or the optimizer's slot of that index.
@@ -220,6 +221,7 @@ class Session {
   std::vector<const void*> readers_;     // likewise: where an aliased one is read; else null
   Tiers tiers_;
   std::unique_ptr<States> states_;
+  std::unique_ptr<Activations> activations_;  // null: on the device
   std::vector<Unit> units_;
   std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
   std::recursive_mutex use_;           // held around [use] calls of the strategy

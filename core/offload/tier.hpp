@@ -23,8 +23,10 @@ TierFacts place_of(const Instance& tier);
 class Transfer {
  public:
   Transfer() = default;
+  /// Takes over the reference to `done`. `what`: whose bytes they are, for errors.
   Transfer(const Instance& tier, zr_done* done, std::string what);
   ~Transfer();  // waits
+  /// The other is none then, or this one's.
   Transfer(Transfer&& other) noexcept;
   Transfer& operator=(Transfer&& other) noexcept;
   /// Returns when it is over. Throws Failure(environment) with what the tier says of it, and whose bytes they are.

@@ -41,6 +41,8 @@ void each_holding(const Plan& plan, F&& fn) {
   fn(on(0), Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
   static const TierFacts staging{"host memory", Tier::host};
   if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
+  if (const int64_t bytes = plan.activation_staging_bytes())
+    fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {

@@ -139,6 +139,11 @@ int64_t Plan::staging_bytes() const {
   return std::min(kTilesUnderWay, std::ssize(placement.tiles)) * placement.largest_tile;
 }
 
+int64_t Plan::activation_staging_bytes() const {
+  const TierFacts& place = input.places[static_cast<std::size_t>(placement.activations)];
+  return place.tier == Tier::disk ? 2 * place.io_bytes * place.io_depth : 0;  // what is on its way, and what waits
+}
+
 void place(Plan& plan) {
   Filling filling(plan);
   const Wanted& wanted = plan.input.wanted;

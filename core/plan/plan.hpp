@@ -128,6 +128,8 @@ struct Plan {
   int64_t bytes_without_placed() const;
   /// Host memory that tiles of states on disk go through.
   int64_t staging_bytes() const;
+  /// And that activations on their way to a disk and back do.
+  int64_t activation_staging_bytes() const;
   /// Of device memory, the most that any rank holds; this rank's, if it alone was planned.
   int64_t most_bytes = 0;
   int64_t most_host_bytes = 0;  // on tiers of host memory, all ranks together

@@ -137,6 +137,47 @@ TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
   }
 }
 
+TEST_F(Offload, FillsTiersInTheOrderAskedFor) {
+  const std::string budget =
+      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(2 << 20) +
+      "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
+  run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
+  EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
+  EXPECT_EQ(number("a", "/memory/disk/slots/peak"), 0);
+  EXPECT_EQ(number("b", "/memory/host/slots/peak"), 0);
+  EXPECT_GT(number("b", "/memory/disk/slots/peak"), 0);
+  EXPECT_EQ(hash("a"), hash("b"));
+}
+
+TEST_F(Offload, OverTheHostsBudgetIsRefusedWithThePlan) {
+  const Outcome refused =
+      shell(launch(2, "engine_case trains", "strategy=zero2 offload.optimizer=cpu memory.host_budget=64KiB"));
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
+  EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
+  EXPECT_THAT(refused.output,
+              HasSubstr("raise it, leave more on the device, or set offload.optimizer to a tier of disk"));
+}
+
+TEST_F(Offload, ThatCannotBeIsRefusedByName) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"strategy=zero2 offload.parameters=cpu",
+       "offload.parameters = \"cpu\" (command line): strategy 'zero2' keeps weights whole on the device, where they "
+       "are "
+       "used; choose a strategy that shards them"},
+      {"offload.fraction=0.5",
+       "offload.fraction is the part of states that stays on the device, but all of them do; set "
+       "offload.optimizer to a tier"},
+      {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},
+      {"offload.optimizer=nvme", "missing key 'offload.nvme.path'"},
+      {"offload.optimizer=nvme offload.nvme.path=" + scratch_.path("none"), scratch_.path("none")}};
+  for (const auto& [overrides, text] : cases) {
+    const Outcome refused = shell(launch(2, "engine_case trains", overrides));
+    EXPECT_NE(refused.code, 0) << overrides;
+    EXPECT_THAT(refused.output, HasSubstr(text)) << overrides;
+  }
+}
+
 TEST_F(Offload, TellsWhereAndWhoseAFaultIs) {
   for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
     const Outcome failed = trains_with_fault(fault);

@@ -4,7 +4,7 @@
 #   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=4
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-swap=${1:-build/runs/swap} steps=${STEPS:-4} size=${SIZE:-2.8B}
+swap=${1:-build/runs/swap} steps=${STEPS:-6} size=${SIZE:-2.8B}
 case $size in
   2.8B) model="model.width=2560 model.layers=36 model.heads=20" disk=40 memory=19 ;;
   350M) model="model.width=1024 model.layers=28 model.heads=16" disk=6 memory=4 ;;
@@ -20,7 +20,7 @@ if ((there < memory)); then
   echo "headline: error: $there GiB of memory are free, $memory are needed; remedy: end other programs" >&2; exit 3
 fi
 common="train.dtype=bf16 train.micro_batch=1 model.recompute=true model.context=64 train.steps=$steps eval.every=0
-  sample.length=0 schedule.use=constant optimizer.lr=1e-4 job.name=headline job.runs=build/runs"
+  sample.length=0 schedule.use=constant optimizer.lr=1e-5 job.name=headline job.runs=build/runs"
 echo "headline: $size, $free GiB of disk and $there GiB of memory free"
 # The most that the ranks hold, as the kernel counts it: shared memory once.
 (
