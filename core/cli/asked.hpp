@@ -29,8 +29,9 @@ class Asked {
   /// Finds out the parameters; returns an exit code, 0 if there they are. Throws Failure.
   int gather(const std::filesystem::path& bin);
 
-  /// The job with more overrides laid over it; for `world` ranks, 0: job.ranks.
+  /// The job with more overrides laid over it.
   Document document(const std::vector<std::string>& more) const;
+  /// The same judged, for `world` ranks; 0: job.ranks.
   JudgedJob judged(const std::vector<std::string>& more, int world) const;
   int ranks() const { return options_.ranks; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
