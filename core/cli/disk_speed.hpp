@@ -14,7 +14,7 @@ struct DiskTest {
   Component tier;                      // with the keys path, block_bytes and depth
   std::string path;                    // a folder
   std::vector<std::string> overrides;  // of its other keys
-  int64_t bytes = 0;                   // of the file
+  int64_t bytes = 0;                   // of the file, a multiple of 32 MiB
   double seconds = 0;                  // about so long in all
 };
 
@@ -26,14 +26,15 @@ struct DiskPoint {
 
 struct DiskSpeed {
   std::vector<DiskPoint> points;  // by block, then depth
-  int64_t used = 0;               // bytes of the file that were read and written, at least
+  int64_t used = 0;               // bytes of the file that were read and written
   int64_t written = 0;            // bytes, in all
   /// Of the points within 5 % of the fastest mixed, the one with the least under way.
   const DiskPoint& best() const;
 };
 
-/// Through the tier as a job would use it, in a file that is written once before; the file is gone afterwards. `at` is
-/// told how far it is. Throws Failure with what the tier says, and where there is too little room.
+/// Through the tier as a job would use it, in a file (one part for each depth) that is written once before and is gone
+/// afterwards; medians of rounds. `at` is told how far it is. Throws Failure with what the tier says, and where there
+/// is too little room.
 DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at);
 
 }  // namespace zr::host

@@ -120,7 +120,11 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
     fail_user("zeroth tune: --bytes " + bytes_text(options.bytes) + ": at least " + bytes_text(kLeastBytes));
   const std::string path = std::filesystem::canonical(options.path).string();
   if (options.tier.empty()) options.tier = farthest_tier();
-  DiskTest test{tier_of_disk(options.tier), path, {}, options.bytes, static_cast<double>(options.seconds)};
+  DiskTest test{tier_of_disk(options.tier),
+                path,
+                {},
+                options.bytes / kLeastBytes * kLeastBytes,
+                static_cast<double>(options.seconds)};
   const std::string table = "offload." + std::string(test.tier.table->id) + ".";
   for (const std::string& one : options.model.overrides)
     if (one.rfind(table, 0) == 0) test.overrides.push_back(one);
