@@ -139,7 +139,7 @@ TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
 
 TEST_F(Offload, FillsTiersInTheOrderAskedFor) {
   const std::string budget =
-      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(2 << 20) +
+      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
       "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
   run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
   EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
@@ -243,6 +243,24 @@ TEST_F(Offload, DrawsWhatOverlapsForPerfetto) {
       EXPECT_EQ(training.count(phase), 1u) << phase;
     EXPECT_GT(within, 2) << "transfers begin while the optimizer works";
   }
+}
+
+// The headline's model (tests/bench/offload) at an eighth of its size, on an eighth of its memory.
+TEST_F(Offload, TrainsThreeHundredFiftyMillionParametersInThreeGigabytes) {
+  const std::string job = zeroth_bin() +
+                          "train " ZR_SOURCE_DIR
+                          "/examples/gpt/gpt.toml strategy=zero3 train.dtype=bf16 model.width=1024 model.layers=28 "
+                          "model.heads=16 model.context=32 model.recompute=true train.micro_batch=1 train.steps=2 "
+                          "eval.every=0 sample.length=0 job.name=large memory.device_budget=1300MiB "
+                          "memory.host_budget=200MiB ";
+  const Outcome refused = shell(job);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("memory.device_budget is 1.27 GiB"));
+  const Outcome done = shell(job + "offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(number("large", "/steps"), 2);
+  EXPECT_LT(summary("large").at("loss").get<double>(), 12);
+  EXPECT_EQ(number("large", "/memory/disk/slots/peak") / 8, 353089536 / 2);
 }
 
 }  // namespace
