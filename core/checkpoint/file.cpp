@@ -102,10 +102,6 @@ int64_t File::size() const {
   return about.st_size;
 }
 
-void File::begin_read(int64_t at, int64_t bytes) const {
-  static_cast<void>(::posix_fadvise(fd_, at, bytes, POSIX_FADV_WILLNEED));
-}
-
 void File::begin_sync(int64_t at, int64_t bytes) {
   // Where there is no such call, sync() does all of it.
   static_cast<void>(::sync_file_range(fd_, at, bytes, SYNC_FILE_RANGE_WRITE));

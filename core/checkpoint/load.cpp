@@ -127,7 +127,6 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
   constexpr int64_t kPart = int64_t{256} << 10;
   const File& file = files_[tensor.file];
   Hash hash;
-  file.begin_read(tensor.at + first, 2 * chunk.bytes);  // and the next one, most often, while this one is hashed
   for (int64_t at = 0; at < chunk.bytes; at += kPart) {
     const int64_t n = std::min(kPart, chunk.bytes - at);
     char* part = static_cast<char*>(to) + at;
