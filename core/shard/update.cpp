@@ -12,6 +12,7 @@ namespace zr::host {
 namespace {
 constexpr int64_t kTile = 64 * kLeaf;
 constexpr int64_t kCopiedTile = 16 * kLeaf;  // the copies stay in a core's cache
+constexpr int64_t kStagedTile = 4 * kLeaf;   // three copies of it stay in the innermost one
 
 struct Tile {
   const Unit* unit;
@@ -23,7 +24,7 @@ std::vector<Tile> cut(const std::vector<Unit>& units, const UpdateInput& input, 
   for (const Unit& unit : units) {
     if (!(*input.touched)[unit.param]) continue;
     const bool copied = input.staged || unit.sum.dtype != ZR_F32;
-    const int64_t size = !elementwise ? unit.count : copied ? kCopiedTile : kTile;
+    const int64_t size = !elementwise ? unit.count : input.staged ? kStagedTile : copied ? kCopiedTile : kTile;
     for (int64_t begin = 0; begin < unit.count; begin += size)
       tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
   }
