@@ -237,7 +237,7 @@ TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
 
 TEST_F(Offload, FillsTiersInTheOrderAskedFor) {
   const std::string budget =
-      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(2 << 20) +
+      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
       "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
   run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
   EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
