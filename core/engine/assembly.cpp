@@ -107,8 +107,8 @@ Session::Session(Setup setup, Model& model)
     trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
     comm_->set_trace(trace_.get());
   }
-  comm_->on_end([this](const zr_coll& coll) {
-    if (agreement_) agreement_->norm().arrived(coll.dst);
+  comm_->on_end([this](const zr_coll& coll, const void* dst) {
+    if (agreement_) agreement_->norm().arrived(coll.dst, dst);
   });
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
@@ -129,9 +129,9 @@ Session::Session(Setup setup, Model& model)
         [this](uint32_t param, const void* whole) { store_whole(param, whole); },
         [this] { comm_->barrier("shared weights"); });
     take_rank_zero();
-    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
+    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_, pages_.get());
     gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
-                                                config().boolean("gradients.overlap"), use_, check_call);
+                                                config().boolean("gradients.overlap"), use_, check_call, pages_.get());
     gradients_->watch(loss_scale_.watches());
   } catch (...) {
     release();
@@ -164,7 +164,8 @@ Session::~Session() {
   if (!failed && step_ > begun_) {
     try {
       const NormLeaves& norm = agreement_->norm();
-      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early()});
+      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early(),
+                                pages_ ? pages_->reads() : 0, pages_ ? pages_->reads_ahead() : 0});
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
@@ -188,6 +189,8 @@ void Session::release() {
   weight_flow_.reset();
   agreement_.reset();
   states_.reset();
+  comm_->set_paged(nullptr);
+  pages_.reset();
   for (void* buffer : buffers_) comm_->free(buffer);
 }
 
@@ -296,10 +299,17 @@ void Session::allocate() {
            : role == ZR_ROLE_WINDOW                        ? Kind::window
                                                            : Kind::gradients;
   };
+  if (paging_of(plan_).any) {
+    pages_ = std::make_unique<Pages>(plan_, tiers_, *comm_, ledger_);
+    comm_->set_paged(pages_.get());
+  }
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
     const int64_t bytes = b.elements * size_of(b.dtype);
-    if (b.alias) {
+    if (void* paged = pages_ ? pages_->base(views.size()) : nullptr) {
+      buffers_.push_back(paged);
+      readers_.push_back(nullptr);
+    } else if (b.alias) {
       const auto [writer, reader] =
           comm_->allocate_alias(bytes, b.bytes(rank(), world()), Tier::device, kind(b.role), b.tag);
       buffers_.push_back(writer);

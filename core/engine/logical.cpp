@@ -80,15 +80,20 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
       continue;
     }
     const zr_view view = part_of(role == LogicalRole::value ? unit.weight : unit.sum, from - unit.first, n);
-    widen(view.data, view.dtype, n, out + (from - first));
+    reach(view, States::Use::read, param, [&](const void* memory, int64_t at, int64_t some) {
+      widen(memory, view.dtype, some, out + (from - first) + at);
+    });
   }
   if (parameter.frozen)
     for (const Piece& piece : plan_.mine.weights) {
       const auto [from, n] = common(first, count, piece.first, piece.count);
       const zr_dtype dtype = plan_.input.weight_dtype;
-      if (piece.param == param && n > 0)
-        widen(static_cast<const char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype),
-              dtype, n, out + (from - first));
+      if (piece.param != param || n == 0) continue;
+      char* const memory =
+          static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype);
+      reach({memory, n, dtype, 0, {1, 0}}, States::Use::read, param, [&](const void* values, int64_t at, int64_t some) {
+        widen(values, dtype, some, out + (from - first) + at);
+      });
     }
   for (const Segment& segment : plan_.segments[param]) {
     const auto [from, n] = common(first, count, segment.first, segment.count);
@@ -104,13 +109,20 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
     for (int64_t i = 0; i < count; ++i) out[i] *= grad_mul_;
 }
 
+void Session::reach(const zr_view& view, States::Use use, uint32_t param,
+                    const std::function<void(void*, int64_t, int64_t)>& fn) {
+  if (!pages_ || !pages_->holds(view.data)) return fn(view.data, 0, view.count);
+  pages_->visit(view, use, "weights or sums of '" + plan_.input.parameters[param].name + "'", fn);
+}
+
 void Session::own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   const int64_t size = size_of(plan_.input.weight_dtype);
   for (const Piece& piece : plan_.mine.weights) {
     if (piece.param != param) continue;
     char* memory = static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size;
     if (!readers_[piece.buffer]) {
-      fn(piece.first, piece.count, memory);
+      reach({memory, piece.count, plan_.input.weight_dtype, 0, {1, 0}}, States::Use::write, param,
+            [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (plan_.input.parameters[param].frozen) {
       if (rank() == 0) fn(piece.first, piece.count, memory);
     } else {

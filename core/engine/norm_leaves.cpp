@@ -13,8 +13,8 @@ constexpr const char* kTag = "norm leaves";
 }  // namespace
 
 NormLeaves::NormLeaves(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger,
-                       int64_t window)
-    : comm_(comm), pool_(pool), plan_(plan), ledger_(ledger), leaves_(plan.leaves), window_(window) {
+                       Pages* pages, int64_t window)
+    : comm_(comm), pool_(pool), plan_(plan), ledger_(ledger), pages_(pages), leaves_(plan.leaves), window_(window) {
   provides_.resize(leaves_.provided.size());
   int64_t first = 0;
   std::size_t unit = 0;
@@ -77,7 +77,7 @@ void NormLeaves::expect() {
   std::fill(ready_.begin(), ready_.end(), 0);
 }
 
-void NormLeaves::arrived(const zr_view& sums) {
+void NormLeaves::arrived(const zr_view& sums, const void* values) {
   if (!expects_ || sums.count == 0 || places_.empty() || sums.dtype != own_.front().values.dtype) return;
   const int64_t size = size_of(sums.dtype);
   const char *begin = bytes_of(sums), *end = begin + sums.count * size;
@@ -92,8 +92,9 @@ void NormLeaves::arrived(const zr_view& sums) {
     const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
     const int64_t last = reach == run.values.count ? leaves_of(reach) : reach / kLeaf;
     if (first >= last) continue;
-    leaf_sums(part_of(run.values, first * kLeaf, std::min(last * kLeaf, run.values.count) - first * kLeaf),
-              run.out + first);
+    zr_view leaves = part_of(run.values, first * kLeaf, std::min(last * kLeaf, run.values.count) - first * kLeaf);
+    leaves.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(leaves) - begin);
+    leaf_sums(leaves, run.out + first);
     std::fill(ready_.begin() + (run.out - mine_) + first, ready_.begin() + (run.out - mine_) + last, 1);
   }
 }
@@ -112,6 +113,13 @@ int64_t NormLeaves::sum() {
       leaf = next + 1;
     }
   }
+  std::erase_if(missing, [&](const LeafRun& run) {
+    if (!pages_ || !pages_->holds(run.values.data)) return false;
+    pages_->visit(run.values, States::Use::read, "gradient sums", [&](void* memory, int64_t first, int64_t count) {
+      leaf_sums(pool_, {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / kLeaf}});
+    });
+    return true;
+  });
   leaf_sums(pool_, missing);
   expects_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
@@ -120,8 +128,17 @@ int64_t NormLeaves::sum() {
     for (int64_t leaf = 0; leaf < leaves_of(run.values.count); ++leaf)
       if (!std::isfinite(run.out[leaf]))
         non_finite +=
-            count_non_finite(part_of(run.values, leaf * kLeaf, std::min(kLeaf, run.values.count - leaf * kLeaf)));
+            non_finite_of(part_of(run.values, leaf * kLeaf, std::min(kLeaf, run.values.count - leaf * kLeaf)));
   return non_finite;
+}
+
+int64_t NormLeaves::non_finite_of(const zr_view& leaf) const {
+  if (!pages_ || !pages_->holds(leaf.data)) return count_non_finite(leaf);
+  int64_t n = 0;
+  pages_->visit(leaf, States::Use::read, "gradient sums", [&](void* memory, int64_t, int64_t count) {
+    n += count_non_finite({memory, count, leaf.dtype, 0, {1, 0}});
+  });
+  return n;
 }
 
 void NormLeaves::take(const double* leaves, int64_t first, int64_t count, Folded& folded) const {

@@ -118,8 +118,12 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
   const auto asked = [&](const char* path) {
     return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
   };
-  const bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
-                                  [](const Buffer& b) { return b.role == ZR_ROLE_SHARD && b.elements > 0; });
+  bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
+                            [](const Buffer& b) { return b.role == ZR_ROLE_SHARD && b.elements > 0; });
+  std::vector<int64_t> whole(plan.input.parameters.size(), 0);  // a rank's part of all that is cut may be nothing
+  for (const Piece& piece : plan.mine.weights)
+    if (!piece.shard) whole[piece.param] = std::max(whole[piece.param], piece.count);
+  for (std::size_t i = 0; i < whole.size(); ++i) shards |= whole[i] < plan.input.parameters[i].count;
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy +
               "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
@@ -127,13 +131,23 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
     fail_user(config.origin("offload.fraction").text() +
               ": offload.fraction is the part of states that stays on the device, but all of them do; set "
               "offload.optimizer to a tier");
+  // On a disk, only what collectives alone read and write.
   const auto on_disk = [&](int place) { return !plan.input.places[static_cast<std::size_t>(place)].in_memory(); };
-  for (const auto& [path, place] :
-       {std::pair{"offload.gradients", plan.placement.sums}, {"offload.parameters", plan.placement.shards}})
-    if (on_disk(place))
-      fail_user(asked(path) +
-                "a tier that is no memory cannot hold them, as other ranks read and add to them where they "
-                "stand; choose a tier of memory");
+  const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
+  if (on_disk(plan.placement.sums) && config.text("offload.gradients") != kAutomatic)
+    for (const Piece& piece : plan.mine.sums)
+      if (role_of(piece) != ZR_ROLE_SUM)
+        fail_user(asked("offload.gradients") + "strategy '" + strategy +
+                  "' adds gradients up in the places they are given, here in '" + plan.mine.buffers[piece.buffer].tag +
+                  "', and a tier that is no memory cannot be such a place; choose a strategy whose sums stand apart, "
+                  "gradients.reduce = \"each\", or a tier of memory");
+  if (on_disk(plan.placement.shards))
+    for (const Piece& piece : plan.mine.weights)
+      if (role_of(piece) == ZR_ROLE_SHARD && !piece.shard)
+        fail_user(asked("offload.parameters") + "strategy '" + strategy + "' keeps '" +
+                  plan.input.parameters[piece.param].name +
+                  "' whole where operators use it, and a tier that is no memory cannot be such a place; train on more "
+                  "ranks, or choose a tier of memory");
 }
 
 int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {

@@ -230,7 +230,9 @@ void Record::finish(const Ledger& ledger, const Overlap& overlap) {
       {"overlap", object({{"collectives", number(overlap.collectives)},
                           {"early", number(overlap.early)},
                           {"norm_leaves", number(overlap.leaves)},
-                          {"norm_leaves_early", number(overlap.leaves_early)}})},
+                          {"norm_leaves_early", number(overlap.leaves_early)},
+                          {"paged_reads", number(overlap.paged_reads)},
+                          {"paged_reads_ahead", number(overlap.paged_reads_ahead)}})},
       {"tiers", object(moved)},
       {"waits_ms", object(waited)},
       {"time_ms", object(time)}};

@@ -44,9 +44,9 @@ struct TierRow {
 };
 
 /// Collectives of backward, of them those submitted before its last gradient arrived; leaves of the norm on this rank,
-/// of them those added up before backward had ended.
+/// of them those added up before backward had ended; what collectives read of a disk, of it what was read ahead.
 struct Overlap {
-  int64_t collectives, early, leaves, leaves_early;
+  int64_t collectives, early, leaves, leaves_early, paged_reads, paged_reads_ahead;
 };
 
 class Record {

@@ -23,7 +23,8 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
     if (unit.param != param || at >= end || at < unit.first || at >= unit.first + unit.count) continue;
     const int64_t n = std::min(end, unit.first + unit.count) - at;
     if (role == "weight") {
-      fn(bytes_of(unit.weight) + (at - unit.first) * size_of(unit.weight.dtype), at, n);
+      reach(part_of(unit.weight, at - unit.first, n), use, param,
+            [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
     } else {
       std::size_t array = master_array();
       for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
@@ -35,9 +36,11 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
   for (const Piece& piece : plan_.mine.weights) {
     if (piece.param != param || at >= end || at < piece.first || at >= piece.first + piece.count) continue;
     const int64_t n = std::min(end, piece.first + piece.count) - at;
-    fn(static_cast<char*>(buffers_[piece.buffer]) +
-           (piece.offset + at - piece.first) * size_of(plan_.input.weight_dtype),
-       at, n);
+    const zr_dtype dtype = plan_.input.weight_dtype;
+    char* const memory =
+        static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + at - piece.first) * size_of(dtype);
+    reach({memory, n, dtype, 0, {1, 0}}, use, param,
+          [&](void* values, int64_t first_of, int64_t some) { fn(values, at + first_of, some); });
     at += n;
   }
   if (at < end)
@@ -50,6 +53,8 @@ const char* Session::memory_of(uint32_t param, const std::string& role, int64_t 
   const char* all = nullptr;
   bool one = true;
   for (const Unit& unit : units_) one &= unit.param != param || states_->in_memory(unit.place) || role == "weight";
+  if (pages_ && role == "weight")
+    for (const Piece& piece : plan_.mine.weights) one &= piece.param != param || !pages_->holds(buffers_[piece.buffer]);
   if (!one) return nullptr;
   each_memory(param, role, first, count, States::Use::read, [&](void* memory, int64_t, int64_t n) {
     one = n == count;

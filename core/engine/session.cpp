@@ -132,6 +132,7 @@ bool Session::step() {
 
   model_.check_scopes();
   take_written();
+  if (pages_) pages_->step_end();
   const bool finite = agreed.non_finite == 0;
   if (finite) {
     std::vector<double> rates(agreed.touched.size());
@@ -161,11 +162,15 @@ bool Session::step() {
 void Session::update_weights(const UpdateInput& input) {
   UpdateInput staged = input;
   staged.staged = true;
-  update(*optimizer_, granularity_, pool_, plan_, direct_, input);
-  update(*optimizer_, granularity_, pool_, plan_, staged_, staged);
-  states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) {
-    update(*optimizer_, granularity_, pool_, plan_, units, staged);
-  });
+  const auto work = [&](const std::vector<Unit>& all, const UpdateInput& how) {
+    const auto in_memory = [&](const std::vector<Unit>& units) {
+      update(*optimizer_, granularity_, pool_, plan_, units, how);
+    };
+    pages_ ? pages_->update(all, *input.touched, in_memory) : in_memory(all);
+  };
+  work(direct_, input);
+  work(staged_, staged);
+  states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) { work(units, staged); });
 }
 
 // What training stood still for tiers, and what they moved.
@@ -174,8 +179,9 @@ void Session::write_tiers() {
   for (const auto& tier : tiers_)
     if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
   const Activations::Counts activations = activations_ ? activations_->counts() : Activations::Counts{};
-  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait,
-                     states_->waits().write + activations.write_wait);
+  const TierWaits pages = pages_ ? pages_->waits() : TierWaits{};
+  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait + pages.read,
+                     states_->waits().write + activations.write_wait + pages.write);
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

@@ -29,6 +29,7 @@
 #include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "offload/activations.hpp"
+#include "offload/pages.hpp"
 #include "offload/states.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
@@ -146,10 +147,13 @@ class Session {
   /// States::visit() over a unit's elements [first, first + count) of its parameter; fn has them likewise.
   void visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
+  /// Calls fn over the elements of a view of this rank's weights or sums, wherever they stand.
+  void reach(const zr_view& view, States::Use use, uint32_t param,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights.
+  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights, part by part.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
   /// The same as store() from a whole parameter in the weights' dtype.
   void store_whole(uint32_t param, const void* whole);
@@ -217,9 +221,10 @@ class Session {
   uint32_t granularity_ = 0;
   Plan plan_;
   std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
-  std::vector<void*> buffers_;           // of the plan, memory peers can read
+  std::vector<void*> buffers_;           // of the plan, memory peers can read; or addresses of pages_
   std::vector<const void*> readers_;     // likewise: where an aliased one is read; else null
   Tiers tiers_;
+  std::unique_ptr<Pages> pages_;  // null: sums and shards are in memory
   std::unique_ptr<States> states_;
   std::unique_ptr<Activations> activations_;  // null: on the device
   std::vector<Unit> units_;

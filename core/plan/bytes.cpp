@@ -3,6 +3,7 @@
 
 #include "base/dtype.hpp"
 #include "base/text.hpp"
+#include "plan/paging.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -43,6 +44,7 @@ void each_holding(const Plan& plan, F&& fn) {
   if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
+  if (const Paging paging = paging_of(plan); paging.any) fn(staging, Kind::staging, "pages", paging.bytes(), ZR_U8);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {

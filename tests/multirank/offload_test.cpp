@@ -1,6 +1,7 @@
 // Training state on tiers, through the public door: numbers, bytes, faults, and what is left behind.
 #include <gmock/gmock.h>
 
+#include <array>
 #include <set>
 
 #include "multirank/checkpoint_fixture.hpp"
@@ -19,6 +20,8 @@ class Offload : public Checkpoints {
            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
   }
   static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
+  static constexpr const char* kPages = "offload.gradients=nvme offload.parameters=nvme ";
+  const std::string kGathered = "strategy=zero3 communicator.alias=false strategy.zero3.persistence_threshold=100 ";
   // Trains on two ranks with the tier that fails on demand.
   Outcome trains_with_fault(const std::string& fault, const std::string& overrides = "") const {
     return shell("ZR_TIER_FAULT=" + fault + " " +
@@ -56,6 +59,101 @@ TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
       EXPECT_EQ(hash(name), hash("whole")) << places[i] << " then " << places[j];
       EXPECT_EQ(losses(name).at(4), losses("whole").at(4));
     }
+}
+
+TEST_F(Offload, GoesOnFromACheckpointWithWeightsAndGradientsOnDisk) {
+  const std::vector<std::string> places{" ", disk() + kPages, disk() + kPages + "offload.optimizer=device",
+                                        disk() + "offload.parameters=cpu offload.gradients=nvme"};
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype, whole = "whole" + dtype;
+    run(2, "job.name=" + whole + "\n", model);
+    std::string first, then;
+    for (std::size_t i = 0; i < places.size(); ++i)
+      first += "job.name=a" + dtype + std::to_string(i) + " train.steps=2 checkpoint.dir=" + dtype + std::to_string(i) +
+               " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+    run(2, first, model);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      EXPECT_TRUE(contents(scratch_.path(dtype + std::to_string(i) + "/step-00000002")) ==
+                  contents(scratch_.path(dtype + "0/step-00000002")))
+          << places[i] << " saves what the device saves";
+      for (const std::size_t j : {i, (i + 1) % places.size()})
+        then += "job.name=b" + dtype + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true" +
+                " checkpoint.dir=" + dtype + std::to_string(i) + places[j] + "\n";
+    }
+    run(2, then, model);
+    for (std::size_t i = 0; i < places.size(); ++i)
+      for (const std::size_t j : {i, (i + 1) % places.size()}) {
+        const std::string name = "b" + dtype + std::to_string(i) + std::to_string(j);
+        EXPECT_EQ(hash(name), hash(whole)) << places[i] << " then " << places[j];
+        EXPECT_EQ(losses(name).at(4), losses(whole).at(4));
+      }
+  }
+}
+
+TEST_F(Offload, HoldsWhatThePlanSaidOfPages) {
+  run(2, "job.name=plain\njob.name=pages" + disk() + kPages + "\n",
+      kGathered + "train.dtype=bf16 parity.model=large strategy.zero3.bucket_bytes=64KiB");
+  const Json memory = summary("pages").at("memory");
+  for (const auto& [tier, kinds] : memory.items())
+    for (const auto& [kind, bytes] : kinds.items()) {
+      if (kind == "activations" || kind == "other" || kind == "communicator") continue;
+      EXPECT_EQ(bytes.at("planned"), bytes.at("peak")) << kind << " on " << tier;
+    }
+  for (const std::string kind : {"weights", "gradients"}) {
+    const std::string peak = "/" + kind + "/peak";
+    EXPECT_GT(number("pages", "/memory/disk" + peak), 0) << kind;
+    EXPECT_EQ(number("pages", "/memory/disk" + peak) + number("pages", "/memory/device" + peak),
+              number("plain", "/memory/device" + peak))
+        << kind;
+  }
+}
+
+// Sums are read to be added to in every micro-step but the first, and once by the optimizer; written in every
+// micro-step. What stays in memory is a block wherever two ranges meet.
+TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
+  std::string jobs;
+  for (const std::string steps : {"2", "3"})
+    for (const std::string micro_steps : {"1", "2", "5"})
+      jobs += "job.name=s" + steps + "a" + micro_steps + " train.steps=" + steps +
+              " train.accumulation=" + micro_steps + disk() + "offload.optimizer=device offload.gradients=nvme\n";
+  run(2, jobs, "strategy=zero2 strategy.zero2.bucket_bytes=64KiB parity.model=large");
+  const auto moved = [&](const std::string& micro_steps, const std::string& way) {
+    const std::string bytes = "/tiers/nvme/" + way + "_bytes";
+    return number("s3a" + micro_steps, bytes) - number("s2a" + micro_steps, bytes);
+  };
+  const int64_t once = moved("1", "written"), planned = number("s2a1", "/memory/disk/gradients/planned");
+  EXPECT_LE(once, planned);
+  EXPECT_GT(once, planned * 3 / 4);
+  for (const int64_t micro_steps : {1, 2, 5})
+    for (const char* way : {"read", "written"})
+      EXPECT_EQ(moved(std::to_string(micro_steps), way), micro_steps * once) << micro_steps << way;
+}
+
+TEST_F(Offload, ReadsWhatIsGatheredNextAhead) {
+  run(2, "job.name=a" + disk() + "offload.optimizer=device offload.parameters=nvme\n",
+      kGathered + "parity.model=large strategy.zero3.prefetch_bytes=0 strategy.zero3.max_reuse_bytes=0 train.steps=6");
+  const int64_t reads = number("a", "/overlap/paged_reads"), ahead = number("a", "/overlap/paged_reads_ahead");
+  EXPECT_GT(reads, 0);
+  EXPECT_GT(ahead, reads / 2) << "of " << reads;
+}
+
+TEST_F(Offload, TellsWhoseTheFaultOfAPageIs) {
+  for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
+           {"write=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@2", "offload.optimizer=device train.accumulation=1", "gradient sums of '"},
+           {"flip@2", "offload.optimizer=device train.accumulation=1", "is not what was written"}}) {
+    const Outcome failed =
+        shell("ZR_TIER_FAULT=" + fault + " " +
+              launch(2, "engine_case trains",
+                     "strategy=zero2 train.steps=3 train.accumulation=2 parity.model=large "
+                     "strategy.zero2.bucket_bytes=64KiB" +
+                         disk() + "offload.gradients=" + ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
+                         overrides));
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(text)) << fault << " " << overrides;
+  }
 }
 
 TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
@@ -168,6 +266,12 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
       {"offload.fraction=0.5",
        "offload.fraction is the part of states that stays on the device, but all of them do; set "
        "offload.optimizer to a tier"},
+      {"strategy=zero1 offload.gradients=nvme train.accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
+       "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "
+       "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
+       "stand apart, gradients.reduce = \"each\", or a tier of memory"},
+      {"strategy=zero2 offload.parameters=nvme offload.nvme.path=" + scratch_.path("swap"),
+       "strategy 'zero2' keeps weights whole on the device"},
       {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},
       {"offload.optimizer=nvme", "missing key 'offload.nvme.path'"},
       {"offload.optimizer=nvme offload.nvme.path=" + scratch_.path("none"), scratch_.path("none")}};
