@@ -2,3 +2,5 @@
 set(ZR_DEFAULT_STRATEGY zero0)
 set(ZR_DEFAULT_OPTIMIZER adamw)
 set(ZR_DEFAULT_COMMUNICATOR shm)
+# What `auto` fills behind the device, in this order.
+set(ZR_DEFAULT_TIERS "cpu nvme")

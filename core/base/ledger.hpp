@@ -13,10 +13,23 @@
 namespace zr::host {
 
 enum class Tier { device, host, disk };
-enum class Kind { weights, gradients, master, slots, buckets, window, communicator, snapshot, other, activations };
+enum class Kind {
+  weights,
+  gradients,
+  master,
+  slots,
+  buckets,
+  window,
+  communicator,
+  snapshot,
+  staging,
+  other,
+  activations
+};
 inline constexpr std::array<std::string_view, 3> kTierNames{"device", "host", "disk"};
-inline constexpr std::array<std::string_view, 10> kKindNames{
-    "weights", "gradients", "master", "slots", "buckets", "window", "communicator", "snapshot", "other", "activations"};
+inline constexpr std::array<std::string_view, 11> kKindNames{"weights", "gradients", "master",       "slots",
+                                                             "buckets", "window",    "communicator", "snapshot",
+                                                             "staging", "other",     "activations"};
 
 /// Thread-safe. Bytes are counted as allocated, alignment padding included.
 class Ledger {

@@ -133,6 +133,7 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
   };
   std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
   std::vector<Written> written;
+  std::vector<char> room;
   std::map<uint32_t, std::unique_ptr<File>> open;
   for (const Slab* slab : slabs) {  // a full disk says so before the first byte
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
@@ -146,6 +147,11 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
     for (int64_t done = 0; done < slab->bytes;) {
       const int64_t n = std::min(chunk_bytes, slab->bytes - done);
       const char* from = static_cast<const char*>(slab->data) + done;
+      if (!slab->data) {
+        room.resize(static_cast<std::size_t>(chunk_bytes));
+        slab->read(done, n, room.data());
+        from = room.data();
+      }
       written.push_back({slab->tensor, slab->first + done, n, hash_of(from, n)});
       file->write(tensor.at + slab->first + done, from, n);
       file->begin_sync(tensor.at + slab->first + done, n);

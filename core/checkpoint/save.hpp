@@ -16,6 +16,9 @@ struct Slab {
   uint32_t tensor;  // of Image::tensors
   int64_t first, bytes;
   const void* data;
+  /// Where there is no such memory: copies bytes [from, from + bytes) of the slab to `to`, a chunk at a time. Not where
+  /// the save is in the background.
+  std::function<void(int64_t from, int64_t bytes, void* to)> read{};
 };
 
 /// What one rank knows of a checkpoint to be.

@@ -1,7 +1,5 @@
 #include "cli/checkpoint_commands.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +14,7 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "cli/progress.hpp"
 #include "engine/stored.hpp"
 #include "shard/rounding.hpp"
 
@@ -24,33 +23,6 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-// A line that tells how far it is, on a terminal only.
-class Progress {
- public:
-  explicit Progress(std::string what, int64_t all = 1) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
-  ~Progress() {
-    if (shown_ >= 0) std::fputs("\r\033[K", stderr);
-  }
-  Progress(const Progress&) = delete;
-  void at(int64_t done, int64_t all) {
-    all_ = std::max<int64_t>(all, 1);
-    at(done);
-  }
-  void at(int64_t done) {
-    const auto percent = static_cast<int>(done * 100 / all_);
-    if (!terminal_ || percent == shown_) return;
-    shown_ = percent;
-    const std::string bar(static_cast<std::size_t>(percent / 4), '#');
-    std::fprintf(stderr, "\r%s [%-25s] %d %%", what_.c_str(), bar.c_str(), percent);
-  }
-
- private:
-  std::string what_;
-  int64_t all_;
-  int shown_ = -1;
-  bool terminal_ = ::isatty(STDERR_FILENO) != 0;
-};
-
 Checkpoint opened(const std::string& folder) {
   Progress progress("opening " + folder);
   return Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });

@@ -16,6 +16,7 @@
 #include "cli/launch.hpp"
 #include "cli/plan_command.hpp"
 #include "cli/trainer.hpp"
+#include "cli/tune_command.hpp"
 
 namespace zr::host {
 
@@ -95,34 +96,34 @@ int explain_file(const Command& command, const Arguments& arguments) {
 }
 
 // "7.5e9" is a whole number of parameters.
-int64_t whole_number(const po::variables_map& values, const char* name, double most) {
+int64_t whole_number(const Command& command, const po::variables_map& values, const char* name, double most) {
   if (!values.count(name)) return 0;
   const std::string text = values[name].as<std::string>();
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end || !(value >= 1) || value > most || value != std::floor(value))
-    fail_user(std::string("zeroth plan: --") + name + " " + text + ": must be a whole number from 1 to " +
-              shortest(most) + ", such as 7.5e9");
+    fail_user(std::string("zeroth ") + command.name + ": --" + name + " " + text +
+              ": must be a whole number from 1 to " + shortest(most) + ", such as 7.5e9");
   return static_cast<int64_t>(value);
 }
 
-int plan(const Command& command, const Arguments& arguments) {
-  po::options_description all("options");
-  all.add_options()("ranks,n", po::value<std::string>(), "for so many ranks, whatever job.ranks is")(
-      "compare", "all strategies side by side")("dtype", po::value<std::string>(), "short for train.dtype=...")(
-      "grad-dtype", po::value<std::string>(), "short for gradients.dtype=...")(
+// A job and a model, for commands that plan.
+void add_asked(po::options_description& options) {
+  options.add_options()("ranks,n", po::value<std::string>(), "for so many ranks, whatever job.ranks is")(
+      "dtype", po::value<std::string>(), "short for train.dtype=...")("grad-dtype", po::value<std::string>(),
+                                                                      "short for gradients.dtype=...")(
       "safetensors", po::value<Arguments>()->composing(), "of the tensors in this file, or in several")(
       "params", po::value<std::string>(), "of a GPT with so many parameters, such as 7.5e9")(
       "layers", po::value<std::string>(), "with so many layers")("hidden", po::value<std::string>(), "of this width");
-  const Parsed parsed = parse(command, arguments, all);
-  if (parsed.helped) return 0;
-  PlanOptions options;
+}
+AskedOptions asked_of(const Command& command, const Parsed& parsed) {
+  AskedOptions options;
   for (const std::string& word : parsed.words) {
     if (word.find('=') != word.npos) {
       options.overrides.push_back(word);
     } else if (!options.file.empty()) {
-      fail_user("zeroth plan: one file at a time, not " + options.file + " and " + word + "; usage: zeroth " +
-                command.usage);
+      fail_user(std::string("zeroth ") + command.name + ": one file at a time, not " + options.file + " and " + word +
+                "; usage: zeroth " + command.usage);
     } else {
       options.file = word;
     }
@@ -131,11 +132,49 @@ int plan(const Command& command, const Arguments& arguments) {
     if (parsed.values.count(name))
       options.overrides.push_back(std::string(path) + "=" + parsed.values[name].as<std::string>());
   if (parsed.values.count("safetensors")) options.tensors = parsed.values["safetensors"].as<Arguments>();
-  options.sizes = {whole_number(parsed.values, "params", 1e15), whole_number(parsed.values, "layers", 1e5),
-                   whole_number(parsed.values, "hidden", 1e6)};
-  options.ranks = static_cast<int>(whole_number(parsed.values, "ranks", 1e6));
-  options.compare = parsed.values.count("compare") > 0;
-  return print_plan(options, bin_folder());
+  options.sizes = {whole_number(command, parsed.values, "params", 1e15),
+                   whole_number(command, parsed.values, "layers", 1e5),
+                   whole_number(command, parsed.values, "hidden", 1e6)};
+  options.ranks = static_cast<int>(whole_number(command, parsed.values, "ranks", 1e6));
+  return options;
+}
+
+int plan(const Command& command, const Arguments& arguments) {
+  po::options_description all("options");
+  all.add_options()("compare", "all strategies side by side");
+  add_asked(all);
+  const Parsed parsed = parse(command, arguments, all);
+  return parsed.helped ? 0 : print_plan(asked_of(command, parsed), parsed.values.count("compare") > 0, bin_folder());
+}
+
+int64_t size_of_option(const Command& command, const char* name, const std::string& text) {
+  const std::optional<int64_t> bytes = parse_bytes(text);
+  if (!bytes || *bytes <= 0)
+    fail_user(std::string("zeroth ") + command.name + ": --" + name + " " + text + ": must be a size, such as 4GiB");
+  return *bytes;
+}
+
+int tune_disk(const Command& command, const Arguments& arguments) {
+  TuneOptions options;
+  std::string size;
+  po::options_description how("options");
+  how.add_options()("path", po::value(&options.path), "the folder on the disk that is measured")(
+      "tier", po::value(&options.tier), "through this tier; else the last of offload.tiers")(
+      "seconds", po::value(&options.seconds)->default_value(60), "for so long")(
+      "bytes", po::value(&size)->default_value("1GiB"), "with a file of this size");
+  po::options_description model("what a step of a model would take, from the measured");
+  add_asked(model);
+  how.add(model);
+  Parsed parsed = parse(command, arguments, how);
+  if (parsed.helped) return 0;
+  po::notify(parsed.values);
+  if (options.path.empty())
+    fail_user(std::string("zeroth tune: which disk? --path FOLDER; usage: zeroth ") + command.usage);
+  if (options.seconds < 1 || options.seconds > 3600)
+    fail_user("zeroth tune: --seconds " + std::to_string(options.seconds) + ": must be from 1 to 3600");
+  options.bytes = size_of_option(command, "bytes", size);
+  options.model = asked_of(command, parsed);
+  return tune(options, bin_folder());
 }
 
 std::string only_folder(const Command& command, const Arguments& words) {
@@ -187,11 +226,9 @@ int export_model(const Command& command, const Arguments& arguments) {
     fail_user(std::string("zeroth export: from where, to where? usage: zeroth ") + command.usage);
   if (!options.dtype.empty() && float_named(options.dtype) == ZR_NONE)
     fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
-  const std::optional<int64_t> bytes = parse_bytes(size);
-  if (!bytes || *bytes <= 0) fail_user("zeroth export: --file-size " + size + ": must be a size, such as 4GiB");
   options.from = parsed.words[0];
   options.to = parsed.words[1];
-  options.file_bytes = *bytes;
+  options.file_bytes = size_of_option(command, "file-size", size);
   export_weights(options);
   return 0;
 }
@@ -219,6 +256,9 @@ constexpr Command kCommands[] = {
      "Judges the file, then starts its program on job.ranks ranks.", train},
     {"plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Prints who will own which bytes, before anything is trained, for any number of ranks.", plan},
+    {"tune", "tune --path FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
+     "Measures a disk for a minute, keeps what suits it best, and says what a step of a model would take there.",
+     tune_disk},
     {"explain", "explain FILE.toml [table.key=value ...]",
      "Prints every effective value, where it comes from and what it means.", explain_file},
     {"plugins", "plugins [FILE.so]",

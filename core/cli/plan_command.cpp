@@ -6,7 +6,6 @@
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/text.hpp"
-#include "cli/trainer.hpp"
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
 
@@ -14,76 +13,15 @@ namespace zr::host {
 
 namespace {
 
-// What is planned: the job, with or without a file, and the parameters.
-struct Asked {
-  std::string file;
-  std::vector<std::string> overrides;
-  std::vector<Key> own;  // the program's keys
-  Registry registry;
-  std::vector<Parameter> parameters;
-  std::string model;  // what they are, if it must be told
-  int ranks = 0;
-
-  Document document(const std::vector<std::string>& more) const {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), more.begin(), more.end());
-    return file.empty() ? Document::parse("", "zeroth plan", all) : Document::load(file, all);
-  }
-  JudgedJob judged(const std::vector<std::string>& more, int world) const {
-    return judge(document(more), registry, own, world);
-  }
-};
-
-// The program a file names tells which keys it reads, and what it would train if nobody else does.
-int ask_program(Asked& asked, const std::filesystem::path& bin, bool for_parameters) {
-  const Entry program = asked.document({}).early("job.program");
-  if (std::get<std::string>(program.value).empty() && !for_parameters) return 0;
-  const std::filesystem::path trainer = find_trainer(program, asked.file, bin);
-  asked.own = ask_keys(trainer, asked.file);
-  if (!for_parameters) return 0;
-  asked.judged({}, asked.ranks);  // what is wrong with the file is told before the model is made
-  std::vector<std::string> argv{trainer.string(), asked.file};
-  argv.insert(argv.end(), asked.overrides.begin(), asked.overrides.end());
-  Answer answer = ask_parameters(argv);
-  std::cerr << answer.said;
-  asked.parameters = std::move(answer.parameters);
-  return answer.code;
-}
-
-int gather(Asked& asked, const PlanOptions& options, const std::filesystem::path& bin) {
-  asked.file = options.file;
-  asked.overrides = options.overrides;
-  asked.ranks = options.ranks;
-  const bool sized = options.sizes.parameters || options.sizes.layers || options.sizes.width;
-  if (!options.tensors.empty() && sized)
-    fail_user("zeroth plan: --safetensors says what the model is: leave --params, --layers and --hidden out");
-  const bool of_program = options.tensors.empty() && !sized;
-  if (options.file.empty() && of_program)
-    fail_user("zeroth plan: of which model? name a job's FILE.toml, --safetensors FILE, or --params N");
-  if (!options.file.empty())
-    if (const int code = ask_program(asked, bin, of_program)) return code;
-  if (!options.tensors.empty()) {
-    TensorFile file = read_safetensors(options.tensors);
-    asked.parameters = std::move(file.parameters);
-    // Weights stay what they are, unless someone says otherwise.
-    Origin said;
-    if (file.dtype != ZR_NONE && !asked.judged({}, asked.ranks).config.given("train.dtype"))
-      asked.overrides.push_back("train.dtype=" + std::string(name_of(file.dtype)));
-  } else if (sized) {
-    const Sizes sizes = complete(options.sizes);
-    asked.parameters = parameters_of(sizes);
-    asked.model = "a GPT of " + std::to_string(sizes.layers) + (sizes.layers == 1 ? " layer" : " layers") +
-                  " of width " + std::to_string(sizes.width) + "\n";
-  }
-  return 0;
-}
-
 void check_budget(const Asked& asked, const JudgedJob& job, const Planner& planner, int ranks) {
+  const Besides besides = planner.besides();
+  const Plan plan = planner.plan(0);
+  check_host_budget(job.config, plan, host_bytes(plan, ranks, besides.communicator, besides.snapshot));
   const int64_t budget = job.config.integer("memory.device_budget"), most = planner.most_bytes();
   if (budget == 0 || most <= budget) return;
   const Need need = [&](const Edit& edit) -> std::optional<int64_t> {
     try {
-      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters, edit.ranks, asked.ranks == 0)
+      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters(), edit.ranks, asked.ranks() == 0)
           .most_bytes();
     } catch (const Failure&) {
       return {};
@@ -137,10 +75,10 @@ void print_comparison(const Asked& asked, const std::vector<std::pair<std::strin
     most = std::max(most, plan.bytes());
     widest = std::max(widest, id.size());
   }
-  for (const Parameter& p : asked.parameters) elements += p.count;
+  for (const Parameter& p : asked.parameters()) elements += p.count;
   const bool large = most >= 1'000'000'000;
   const PlanInput& input = plans.front().second.input;
-  std::cout << asked.model << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
+  std::cout << asked.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
             << name_of(input.sum_dtype) << ", " << job.optimizer.table->id << ", " << input.world
             << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
             << " of rank 0\n  " << left("", widest);
@@ -167,21 +105,22 @@ void print_comparison(const Asked& asked, const std::vector<std::pair<std::strin
 
 }  // namespace
 
-int print_plan(const PlanOptions& options, const std::filesystem::path& bin) {
-  Asked asked;
-  if (const int code = gather(asked, options, bin)) return code;
-  const JudgedJob job = asked.judged({}, asked.ranks);
-  const int ranks = asked.ranks > 0 ? asked.ranks : static_cast<int>(job.config.integer("job.ranks"));
-  const Planner chosen(job, asked.parameters, ranks, asked.ranks == 0);
-  if (!options.compare) {
+int print_plan(const AskedOptions& options, bool compare, const std::filesystem::path& bin) {
+  Asked asked("zeroth plan", options);
+  if (const int code = asked.gather(bin)) return code;
+  const JudgedJob job = asked.judged({}, asked.ranks());
+  const int ranks = asked.ranks() > 0 ? asked.ranks() : static_cast<int>(job.config.integer("job.ranks"));
+  const Planner chosen(job, asked.parameters(), ranks, asked.ranks() == 0);
+  if (!compare) {
     check_budget(asked, job, chosen, ranks);
-    std::cout << asked.model << chosen.plan(0).text(chosen.title(), chosen.besides());
+    std::cout << asked.model() << chosen.plan(0).text(chosen.title(), chosen.besides());
     return 0;
   }
   std::vector<std::pair<std::string, Plan>> plans;
   for (const std::string& id : job.strategies)
     plans.emplace_back(
-        id, Planner(asked.judged({"strategy=" + id}, asked.ranks), asked.parameters, ranks, asked.ranks == 0).plan(0));
+        id, Planner(asked.judged({"strategy=" + id}, asked.ranks()), asked.parameters(), ranks, asked.ranks() == 0)
+                .plan(0));
   print_comparison(asked, plans, job, chosen.besides());
   check_budget(asked, job, chosen, ranks);
   return 0;

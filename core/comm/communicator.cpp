@@ -172,6 +172,11 @@ void Communicator::set_live(LiveRuns live) { state_->submission.counter().set_li
 WireCount Communicator::wire() const { return state_->submission.counter().count(); }
 void Communicator::note_step(int64_t step) { state_->submission.note_step(step); }
 int64_t Communicator::submitted() const { return state_->submission.submitted(); }
+void Communicator::on_end(std::function<void(const zr_coll&, const void*)> ended) {
+  state_->submission.on_end(std::move(ended));
+}
+void Communicator::set_paged(Paged* paged) { state_->submission.set_paged(paged); }
+void Communicator::set_trace(Trace* trace) { state_->submission.set_trace(trace); }
 void Communicator::abort() { state_->submission.abort(); }
 std::exception_ptr Communicator::take_failure() { return state_->submission.take_failure(); }
 zr_code Communicator::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {

@@ -4,12 +4,15 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "base/trace.hpp"
 #include "comm/control.hpp"
+#include "comm/paged.hpp"
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
 #include "zr/abi/communicator.h"
@@ -63,6 +66,13 @@ class Communicator {
   void note_step(int64_t step);
   /// Collectives submitted so far with a done: what runs beside the caller, whether or not it had resolved at submit.
   int64_t submitted() const;
+  /// Called with every collective of a plug-in's that ended well, on the thread that found it ended. `dst`: where its
+  /// destination is in memory. Replaces the one before; empty: none. [use]
+  void on_end(std::function<void(const zr_coll& coll, const void* dst)> ended);
+  /// Collectives may be given addresses that stand for something else; it outlives them. Null: none are. [use]
+  void set_paged(Paged* paged);
+  /// Collectives of plug-ins become spans of it; it outlives them. Null: none.
+  void set_trace(Trace* trace);
   /// Unblocks every waiting call. [any]
   void abort();
   /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "zr/abi/host.h"
@@ -13,6 +14,7 @@ struct zr_done_s {
   int64_t native = 0;
   std::string message;
   const zr_host* host = nullptr;
+  std::function<void(zr_code)> then;  // called once by who resolves it, before anyone sees that it is
   // Of the collective it was submitted with, for reports; written before submit returns.
   uint64_t sequence = 0, fingerprint = 0;
   std::string what;

@@ -93,6 +93,7 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
 }
 
 void Submission::close() {
+  for (; !entered_.empty(); entered_.pop_front()) done_release(entered_.front());
   if (!comm_) return;
   control_->on_broken(this, {});
   watch_ = {};
@@ -210,22 +211,74 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
   return ZR_OK;
 }
 
-zr_code Submission::issue(const zr_coll& coll, zr_done* done, bool control, zr_error* error) {
+void Submission::ended(const zr_coll& coll, const void* dst, Trace::Time begin) {
+  if (trace_)
+    trace_->span("collectives", std::string(name_of_op(coll.op)) + " " + (coll.label ? coll.label : ""), begin,
+                 Clock::now());
+  if (ended_) ended_(coll, dst);
+}
+
+// Rooms come free in the order of submission, and all ranks submit in one: who waits for one keeps nobody waiting.
+zr_code Submission::enter(Views& views, zr_error* error) {
+  if (!paged_) return ZR_OK;
+  while (!entered_.empty() && entered_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
+    done_release(entered_.front());
+    entered_.pop_front();
+  }
+  while ((views.number = paged_->enter(views.coll)) == Paged::kNoRoom) {
+    if (entered_.empty()) fail_bug("a collective finds no room for what it reads of a tier, though none is under way");
+    zr_done* first = entered_.front();
+    entered_.pop_front();
+    const zr_code code = wait(first, -1, error);
+    done_release(first);
+    if (code != ZR_OK) return code;
+  }
+  return ZR_OK;
+}
+
+void Submission::leave(uint64_t number, bool well) noexcept {
+  if (number != Paged::kNothing && paged_) paged_->leave(number, well);
+}
+
+// `coll` is what was asked for, by which it is counted and told; `views` is what is done.
+zr_code Submission::issue(const zr_coll& coll, const Views& views, zr_done* done, bool control, zr_error* error) {
   const bool native = world_ > 1 && is_native(coll), beside = native && done && (caps_.flags & ZR_COMM_ASYNC);
+  const bool told = !control && (trace_ || ended_);
+  const uint64_t number = views.number;
+  const auto begin = Clock::now();
   zr_code code = ZR_OK;
   if (beside) {
+    if (told || number)
+      done->then = [this, coll, begin, told, number, dst = views.coll.dst.data,
+                    label = std::string(coll.label ? coll.label : "")](zr_code code) {
+        zr_coll own = coll;
+        own.label = label.c_str();
+        own.counts = own.recv_counts = nullptr;
+        if (code == ZR_OK && told) ended(own, dst, begin);
+        leave(number, code == ZR_OK);
+      };
     control_->set_activity(activity_);
-    code = finish(api_->submit(comm_, &coll, nullptr, done, error), error);
+    code = finish(api_->submit(comm_, &views.coll, nullptr, done, error), error);
+    if (code == ZR_OK && number) {
+      done->references.fetch_add(1, std::memory_order_relaxed);
+      entered_.push_back(done);
+    }
     activity_.what.clear();
     control_->set_activity(activity_);
   } else if (world_ == 1) {
-    alone(coll);
+    alone(views.coll);
   } else {
     const Waiting waiting(*this);
-    code = finish(native ? api_->submit(comm_, &coll, nullptr, nullptr, error) : composed(coll, control, error), error);
+    const zr_coll& own = views.coll;
+    code = finish(native ? api_->submit(comm_, &own, nullptr, nullptr, error) : composed(own, control, error), error);
   }
-  if (code != ZR_OK) return code;
+  if (code != ZR_OK) {
+    if (!beside) leave(number, false);
+    return code;
+  }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
+  if (told && !beside) ended(coll, views.coll.dst.data, begin);
+  if (!beside) leave(number, true);
   if (done && !beside) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
@@ -239,6 +292,8 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
     return refuse(ZR_INVALID, Exit::user,
                   std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
+  Views views{coll, Paged::kNothing};
+  if (const zr_code code = enter(views, error); code != ZR_OK) return code;
   if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
@@ -251,7 +306,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
     done->fingerprint = activity_.fingerprint;
     done->what = activity_.what;
   }
-  return issue(coll, done, control, error);
+  return issue(coll, views, done, control, error);
 }
 
 void Submission::run(const zr_coll& coll, bool control) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -13,7 +14,9 @@
 #include <thread>
 
 #include "base/failure.hpp"
+#include "base/trace.hpp"
 #include "comm/control.hpp"
+#include "comm/paged.hpp"
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"
 #include "zr/abi/communicator.h"
@@ -43,6 +46,13 @@ class Submission {
   void abort();                       // [any]
   std::exception_ptr take_failure();  // see Communicator
 
+  /// Called with every collective of a plug-in's that ended well, on the thread that found it ended. [use]
+  /// `dst`: where it was written, which is not where the caller asked for if that is paged.
+  using Ended = std::function<void(const zr_coll& coll, const void* dst)>;
+  void on_end(Ended ended) { ended_ = std::move(ended); }
+  void set_paged(Paged* paged) { paged_ = paged; }  // outlives every collective; null: none
+  void set_trace(Trace* trace) { trace_ = trace; }  // outlives every collective; null: none
+
   /// Null if the host's own memory is as good.
   void* mem_alloc(uint64_t bytes, uint64_t align);
   void mem_free(void* memory);  // accepts null
@@ -58,7 +68,13 @@ class Submission {
  private:
   struct Waiting;
   zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
-  zr_code issue(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
+  struct Views {  // of a collective: memory for what it was given
+    zr_coll coll;
+    uint64_t number;
+  };
+  zr_code enter(Views& views, zr_error* error);
+  void leave(uint64_t number, bool well) noexcept;
+  zr_code issue(const zr_coll& coll, const Views& views, zr_done* done, bool control, zr_error* error);
   zr_code composed(const zr_coll& coll, bool control, zr_error* error);
   void alone(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;
@@ -66,6 +82,7 @@ class Submission {
   zr_code lose(const std::string& mine, zr_error* error);
   zr_code refuse(zr_code code, Exit exit, const std::string& text, zr_error* error);
   void watch(const std::stop_token& stop);
+  void ended(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
   static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
@@ -83,6 +100,10 @@ class Submission {
 
   Activity activity_;
   WireCounter counter_;
+  Ended ended_;
+  Paged* paged_ = nullptr;
+  std::deque<zr_done*> entered_;  // of collectives that may not have left yet, in order
+  Trace* trace_ = nullptr;
   int64_t submitted_ = 0;
   std::exception_ptr lost_;     // the job's end: every later call fails with it
   std::exception_ptr failure_;  // for take_failure()

@@ -93,6 +93,20 @@ void add_checkpoint(std::vector<Key>& keys) {
       flag("checkpoint", "convert", "false", "round weights of another type, from the fp32 masters if they are there"));
 }
 
+void add_offload(std::vector<Key>& keys) {
+  const std::string where = ": device, auto (what the budgets have no room for, along offload.tiers), or a tier";
+  keys.push_back(text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states stand" + where));
+  keys.push_back(text("offload", "gradients", "\"device\"", "where a step's sums of gradients stand" + where));
+  keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights stand between uses" + where));
+  keys.push_back(text("offload", "activations", "\"device\"", "where what forward keeps for backward stands" + where));
+  Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
+  least.min = 1;
+  keys.push_back(least);
+  keys.push_back(real("offload", "fraction", "0.0", 0, 1, "part of the optimizer's states that stays on the device"));
+  keys.push_back(text("offload", "tiers", "\"" ZR_DEFAULT_TIERS "\"",
+                      "what auto fills behind the device, in order; behind the first only those with a table here"));
+}
+
 std::vector<Key> make_host_keys() {
   std::vector<Key> keys;
   keys.push_back(
@@ -104,6 +118,7 @@ std::vector<Key> make_host_keys() {
   keys.push_back(whole("job", "ranks", "1", 1, kMostRanks, "processes that share the work"));
   keys.push_back(whole("job", "threads", "0", 0, 1024, "threads of a rank; 0: the cores shared evenly"));
   keys.push_back(text("job", "name", "\"\"", "folder of the run below job.runs; empty: this file's name"));
+  keys.push_back(flag("job", "trace", "false", "what each rank did when, in its run folder, for Perfetto"));
   keys.push_back(text("job", "runs", "\"runs\"", "folder that keeps the runs, from where the job is started"));
   keys.push_back(whole("train", "steps", "100", 0, kMost, "updates of the weights"));
   keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
@@ -132,12 +147,16 @@ std::vector<Key> make_host_keys() {
              "the most a rank may hold, activations included; 0: no limit"};
   budget.min = 0;
   keys.push_back(budget);
+  budget.name = "host_budget";
+  budget.meaning = "the most a host's ranks may hold on tiers of host memory, together; 0: no limit";
+  keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "alias", "true",
                       "ranks of one host have one copy of the weights, where strategy and communicator can"));
   add_checkpoint(keys);
+  add_offload(keys);
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
               "a rank that waits longer for its peers reports a hang"};
   timeout.min = 0.001;

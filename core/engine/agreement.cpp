@@ -6,8 +6,9 @@
 
 namespace zr::host {
 
-Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger)
-    : comm_(comm), norm_(comm, pool, plan, units, ledger) {}
+Agreement::Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger,
+                     Pages* pages)
+    : comm_(comm), norm_(comm, pool, plan, units, ledger, pages) {}
 
 namespace {
 // One rank's words, as bytes: the same length on all ranks.

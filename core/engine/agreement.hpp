@@ -31,8 +31,9 @@ struct Agreed {
 
 class Agreement {
  public:
-  /// References outlive the agreement; `units` are this rank's.
-  Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger);
+  /// References outlive the agreement; `units` are this rank's; pages: see NormLeaves.
+  Agreement(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger,
+            Pages* pages);
   Agreement(const Agreement&) = delete;
 
   struct Mine {
@@ -43,6 +44,7 @@ class Agreement {
     int stop = 0;
     bool save_failed = false;
   };
+  NormLeaves& norm() { return norm_; }
   /// Collective. Reads the units' sums, which must be complete.
   Agreed reach(const Mine& mine);
 

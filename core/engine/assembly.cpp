@@ -1,6 +1,5 @@
 // Session's start: from a configuration and a model to bound memory that equals rank 0's.
 #include <sched.h>
-#include <sys/mman.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -9,13 +8,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <new>
 #include <sstream>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "engine/machine.hpp"
 #include "engine/planning.hpp"
 #include "engine/session.hpp"
 
@@ -70,13 +69,23 @@ Session::Session(Setup setup, Model& model)
   if (setup_.communicator)
     communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(), table_of(*setup_.communicator));
 
+  offer_async(host_);
+  offer_machine(host_);
+  std::vector<std::unique_ptr<Instance>> tiers;
+  for (const Component& tier : setup_.tiers)
+    tiers.push_back(std::make_unique<Instance>(host_, tier, config(), table_of(tier)));
+
   PlanInput input = plan_input(config(), *optimizer_, model_.parameters(), world());
+  add_places(input, setup_, tiers, control_->local_world(),
+             communicator_bytes(communicator_.get(), world()).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input.alias = control_->local_world() == world() && shares_weights(config(), setup_.communicator, world());
   group_rates_.assign(1, 1.0);
   for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);
   plan_ = make_plan(input, rank(), strategy_plan(*strategy_));
   check_strategy();
   check_optimizer();
+  check_places(config(), plan_, setup_.strategy.table->id);
   check_budget();
   plan_.enter(ledger_);
   if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
@@ -91,9 +100,16 @@ Session::Session(Setup setup, Model& model)
   Communicator::Options options;
   options.timeout = timeout;
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
-  offer_async(host_);
   compare_ranks();
   record_ = std::make_unique<Record>(config(), world(), rank() == 0);
+  if (config().boolean("job.trace")) {
+    std::filesystem::create_directories(record_->folder());
+    trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
+    comm_->set_trace(trace_.get());
+  }
+  comm_->on_end([this](const zr_coll& coll, const void* dst) {
+    if (agreement_) agreement_->norm().arrived(coll.dst, dst);
+  });
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
     stop_signal_ = std::make_unique<StopSignal>();
@@ -101,6 +117,9 @@ Session::Session(Setup setup, Model& model)
   }
   try {
     watch_budget();
+    tiers_.resize(1);  // the device
+    for (auto& tier : tiers)
+      tiers_.push_back(std::make_unique<TierStore>(host_, std::move(tier), static_cast<int>(tiers_.size())));
     allocate();
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
@@ -110,9 +129,9 @@ Session::Session(Setup setup, Model& model)
         [this](uint32_t param, const void* whole) { store_whole(param, whole); },
         [this] { comm_->barrier("shared weights"); });
     take_rank_zero();
-    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_);
+    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_, pages_.get());
     gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
-                                                config().boolean("gradients.overlap"), use_, check_call);
+                                                config().boolean("gradients.overlap"), use_, check_call, pages_.get());
     gradients_->watch(loss_scale_.watches());
   } catch (...) {
     release();
@@ -125,6 +144,7 @@ Session::Session(Setup setup, Model& model)
   try {
     prepare_saving();
     begin();
+    keep_activations();
   } catch (...) {
     release();
     throw;
@@ -143,7 +163,9 @@ Session::~Session() {
   if (stop_signal_) control_->put(kStopsInOrder, "no");
   if (!failed && step_ > begun_) {
     try {
-      record_->finish(ledger_, gradients_->collectives(), gradients_->collectives_early());
+      const NormLeaves& norm = agreement_->norm();
+      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early(),
+                                pages_ ? pages_->reads() : 0, pages_ ? pages_->reads_ahead() : 0});
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
@@ -156,15 +178,33 @@ Session::~Session() {
 void Session::release() {
   saver_.reset();
   ledger_.on_change(Tier::device, {});
+  ledger_.on_change(Tier::host, {});
+  model_.keep_activations({});
+  activations_.reset();
+  comm_->on_end({});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});
   model_.release();
   gradients_.reset();
   weight_flow_.reset();
   agreement_.reset();
-  for (const zr_view& view : slots_) ::operator delete (view.data, std::align_val_t{kHugePage});
-  ::operator delete (master_.data, std::align_val_t{kHugePage});
+  states_.reset();
+  comm_->set_paged(nullptr);
+  pages_.reset();
   for (void* buffer : buffers_) comm_->free(buffer);
+}
+
+void Session::keep_activations() {
+  const int place = plan_.placement.activations;
+  if (place == 0) return;
+  activations_ = std::make_unique<Activations>(*tiers_[static_cast<std::size_t>(place)], ledger_,
+                                               plan_.activation_staging_bytes());
+  Activations& tier = *activations_;
+  model_.keep_activations({config().integer("offload.activation_bytes"),
+                           [&tier](const void* data, int64_t bytes) { return tier.put(data, bytes); },
+                           [&tier](uint64_t record, void* to) { tier.get(record, to); },
+                           [&tier](const std::vector<uint64_t>& records) { tier.ahead(records); },
+                           [&tier](uint64_t record) { tier.drop(record); }});
 }
 
 // Parameters that are not whole must be gathered before use.
@@ -259,37 +299,49 @@ void Session::allocate() {
            : role == ZR_ROLE_WINDOW                        ? Kind::window
                                                            : Kind::gradients;
   };
+  if (paging_of(plan_).any) {
+    pages_ = std::make_unique<Pages>(plan_, tiers_, *comm_, ledger_);
+    comm_->set_paged(pages_.get());
+  }
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
     const int64_t bytes = b.elements * size_of(b.dtype);
-    if (b.alias) {
+    if (void* paged = pages_ ? pages_->base(views.size()) : nullptr) {
+      buffers_.push_back(paged);
+      readers_.push_back(nullptr);
+    } else if (b.alias) {
       const auto [writer, reader] =
           comm_->allocate_alias(bytes, b.bytes(rank(), world()), Tier::device, kind(b.role), b.tag);
       buffers_.push_back(writer);
       readers_.push_back(reader);
     } else {
-      buffers_.push_back(comm_->allocate(bytes, 64, Tier::device, kind(b.role), b.tag));
+      const TierFacts& place = plan_.input.places[static_cast<std::size_t>(plan_.place_of(b))];
+      buffers_.push_back(comm_->allocate(bytes, 64, place.tier, kind(b.role), b.tag));
       readers_.push_back(nullptr);
     }
     views.push_back({buffers_.back(), b.elements, b.dtype, 0, {1, 0}});
   }
   for (LiveRuns& live : live_runs(plan_, buffers_)) comm_->set_live(std::move(live));
-  const auto own = [&](int64_t elements, zr_dtype dtype, Kind k, const std::string& tag) {
-    const auto bytes = static_cast<std::size_t>(elements * size_of(dtype));
-    void* memory = ::operator new (std::max<std::size_t>(bytes, 64), std::align_val_t{kHugePage}, std::nothrow);
-    if (!memory)
-      fail_environment("no memory for " + tag + ": " + bytes_text(static_cast<int64_t>(bytes)) +
-                       " are needed on each rank; use more ranks, or a strategy that shards them");
-    ::madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // the rest in small ones: no byte more is held
-    std::memset(memory, 0, bytes);
-    ledger_.add(Tier::device, k, tag, static_cast<int64_t>(bytes));
-    return zr_view{memory, elements, dtype, 0, {1, 0}};
-  };
-  const RankPlan& mine = plan_.mine;
-  if (plan_.has_master) master_ = own(mine.state_elements, ZR_F32, Kind::master, "fp32 master weights");
-  for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
-    slots_.push_back(own(mine.state_elements, plan_.input.slots[i].dtype, Kind::slots, plan_.input.slots[i].name));
+  if (trace_)
+    for (const auto& tier : tiers_)
+      if (tier) tier->set_trace(trace_.get());
+  states_ = std::make_unique<States>(plan_, tiers_, ledger_);
+  if (trace_)
+    states_->on_wait([this](const char* what, Trace::Time begin) {
+      trace_->span("training", what, begin, Trace::Time::clock::now());
+    });
+  make_units(views);
+  plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
+  const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};
+  CallError error;
+  call(strategy_->api<zr_strategy_api>()->bind(strategy_->self(), &plan_view_->in(), &bind, &error), error,
+       strategy_->who("bind"));
+}
 
+// One for each piece of sums, or each part of it whose states stand on one place.
+void Session::make_units(const std::vector<zr_view>& views) {
+  const RankPlan& mine = plan_.mine;
+  const std::size_t arrays = plan_.state_arrays().size();
   for (std::size_t i = 0; i < mine.sums.size(); ++i) {
     const Piece& sum = mine.sums[i];
     const auto weight = std::find_if(mine.weights.begin(), mine.weights.end(), [&](const Piece& w) {
@@ -298,19 +350,24 @@ void Session::allocate() {
     if (weight == mine.weights.end())
       fail_bug(strategy_->who("plan") + " updates '" + plan_.input.parameters[sum.param].name +
                "' where it has no weights");
-    Unit unit{sum.param, sum.first,
-              sum.count, part_of(views[weight->buffer], weight->offset + sum.first - weight->first, sum.count),
-              {},        part_of(views[sum.buffer], sum.offset, sum.count),
-              {}};
-    if (plan_.has_master) unit.master = part_of(master_, mine.state_offset[i], sum.count);
-    for (const zr_view& slot : slots_) unit.slots.push_back(part_of(slot, mine.state_offset[i], sum.count));
-    units_.push_back(std::move(unit));
+    for (const StateRun& run : states_->runs(mine.state_offset[i], sum.count)) {
+      const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
+      Unit unit{sum.param, first,
+                run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
+                {},        run.first,
+                run.place};
+      for (std::size_t a = 0; a < arrays; ++a) {
+        const zr_view view = states_->view(a, run.first, run.count);
+        if (plan_.has_master && a == 0)
+          unit.master = view;
+        else
+          unit.slots.push_back(view);
+      }
+      if (states_->in_memory(run.place)) (run.place == 0 ? direct_ : staged_).push_back(unit);
+      units_.push_back(std::move(unit));
+    }
   }
-  plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
-  const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};
-  CallError error;
-  call(strategy_->api<zr_strategy_api>()->bind(strategy_->self(), &plan_view_->in(), &bind, &error), error,
-       strategy_->who("bind"));
 }
 
 void Session::take_rank_zero() {

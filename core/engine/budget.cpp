@@ -52,6 +52,14 @@ std::vector<Edit> other_strategies(const JudgedJob& job) {
   return edits;
 }
 
+// What [offload] leaves on the device, on a tier.
+std::vector<Edit> on_tiers(const JudgedJob& job, const std::string& path) {
+  std::vector<Edit> edits;
+  if (job.config.text(path) == kOnDevice)
+    for (const std::string& id : job.tier_ids) edits.push_back(set(path, id));
+  return edits;
+}
+
 // More ranks for the same samples a step.
 std::vector<Edit> more_ranks(const Config& config, int ranks) {
   std::vector<Edit> edits;
@@ -103,6 +111,8 @@ Kinds all_edits(const JudgedJob& job, int ranks, bool activations) {
   if (activations) kinds.push_back(smaller_micro_batches(job.config));
   if (job.config.text("gradients.dtype") == "fp32") kinds.push_back({set("gradients.dtype", "bf16")});
   kinds.push_back(smaller_sizes(job));
+  kinds.push_back(on_tiers(job, "offload.optimizer"));
+  kinds.push_back(on_tiers(job, "offload.gradients"));
   return kinds;
 }
 }  // namespace

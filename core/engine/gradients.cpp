@@ -10,12 +10,13 @@
 namespace zr::host {
 
 GradientFlow::GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm,
-                           bool overlap, std::recursive_mutex& lock, CallCheck check)
+                           bool overlap, std::recursive_mutex& lock, CallCheck check, const Pages* pages)
     : model_(model),
       strategy_(strategy),
       api_(strategy.api<zr_strategy_api>()),
       plan_(plan),
       comm_(comm),
+      pages_(pages),
       overlap_(overlap),
       hold_(plan.input.hold_gradients),
       last_(static_cast<uint32_t>(plan.input.accumulation) - 1),
@@ -87,6 +88,10 @@ bool GradientFlow::place(uint32_t param) {
         dst.dtype != plan_.input.grad_dtype)
       fail_bug(strategy_.who("grad_place") + " gave '" + parameter.name + "' a place of " + std::to_string(dst.count) +
                " elements from " + std::to_string(first));
+    if (pages_ && pages_->holds(dst.data))
+      fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
+                "' wants gradients placed into its sums, which are on a tier that is no memory; choose a strategy "
+                "whose sums stand apart, or a tier of memory");
     write(param, first, dst);
     if (!hold_ || micro_ == last_)
       check_(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.hpp"
 #include "model/model.hpp"
+#include "offload/pages.hpp"
 #include "plan/plan.hpp"
 #include "plugin/host.hpp"
 
@@ -18,9 +19,9 @@ using CallCheck = std::function<void(zr_code, const zr_error&, const std::string
 class GradientFlow {
  public:
   /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended. `lock` is held
-  /// around every [use] call of the strategy.
+  /// around every [use] call of the strategy. pages: where no gradient can be placed; or null.
   GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap,
-               std::recursive_mutex& lock, CallCheck check);
+               std::recursive_mutex& lock, CallCheck check, const Pages* pages);
 
   /// A micro-step begins; 0 is the first of a step.
   void begin(uint32_t micro);
@@ -52,6 +53,7 @@ class GradientFlow {
   const zr_strategy_api* api_;
   const Plan& plan_;
   const Communicator& comm_;
+  const Pages* pages_;
   bool overlap_;
   bool hold_;      // gradients stay in their places until the last micro-step of a step
   uint32_t last_;  // that micro-step

@@ -157,8 +157,8 @@ void Session::read_all(const Checkpoint& from, const Match& found) {
     } else {
       for (const Unit& unit : units_)
         if (unit.param == part.param)
-          read_part(from, part, unit.first, unit.count,
-                    memory_of(part.param, part.tensor.role, unit.first, unit.count));
+          each_memory(part.param, part.tensor.role, unit.first, unit.count, States::Use::write,
+                      [&](void* memory, int64_t first, int64_t n) { read_part(from, part, first, n, memory); });
     }
   }
 }
@@ -188,8 +188,10 @@ Facts facts_of(const Checkpoint& from) try {
 void Session::clear_states(uint32_t param) {
   for (const Unit& unit : units_)
     if (unit.param == param)
-      for (const zr_view& slot : unit.slots)
-        std::memset(slot.data, 0, static_cast<std::size_t>(slot.count * size_of(slot.dtype)));
+      for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
+        visit(unit, slot_array(i), unit.first, unit.count, States::Use::write, [&](void* memory, int64_t, int64_t n) {
+          std::memset(memory, 0, static_cast<std::size_t>(n * size_of(plan_.input.slots[i].dtype)));
+        });
   param_steps_[param] = 0;
 }
 

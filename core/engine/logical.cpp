@@ -23,15 +23,16 @@ uint32_t Session::find(const std::string& parameter) const {
   fail_user("the model has no parameter '" + parameter + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::string& slot) const {
-  if (role == LogicalRole::value) return unit.master.count ? unit.master : unit.weight;
-  if (role == LogicalRole::gradient) return unit.sum;
+// What a role is of a unit: an array of its states, or memory that stands by itself.
+std::optional<std::size_t> Session::array_of(LogicalRole role, const std::string& slot) const {
+  if (role == LogicalRole::value && plan_.has_master) return master_array();
+  if (role != LogicalRole::state) return {};
   std::vector<std::string> names;
   for (std::size_t i = 0; i < plan_.input.slots.size(); ++i) {
     if (slot == plan_.input.slots[i].name) {
       if (plan_.input.slots[i].shape != ZR_SLOT_LIKE_PARAM || plan_.input.slots[i].dtype != ZR_F32)
         fail_user("optimizer state '" + slot + "' is not an fp32 tensor like its parameter");
-      return unit.slots[i];
+      return slot_array(i);
     }
     names.emplace_back(plan_.input.slots[i].name);
   }
@@ -39,6 +40,13 @@ zr_view Session::state_view(const Unit& unit, LogicalRole role, const std::strin
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   fail_user("optimizer '" + std::string(setup_.optimizer.table->id) + "' has no state '" + slot +
             "'; it has: " + (list.empty() ? "none" : list));
+}
+
+void Session::visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
+                    const std::function<void(void*, int64_t, int64_t)>& fn) {
+  const int64_t skip = unit.state - unit.first;
+  states_->visit(array, first + skip, count, use, "states of '" + plan_.input.parameters[unit.param].name + "'",
+                 [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
 namespace {
@@ -60,20 +68,32 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
   check_complete();
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  const auto array = array_of(role, slot);
   for (const Unit& unit : units_) {
     if (unit.param != param) continue;
     const auto [from, n] = common(first, count, unit.first, unit.count);
     if (n == 0) continue;
-    const zr_view view = part_of(state_view(unit, role, slot), from - unit.first, n);
-    widen(view.data, view.dtype, n, out + (from - first));
+    if (array) {
+      visit(unit, *array, from, n, States::Use::read, [&](void* memory, int64_t at, int64_t some) {
+        std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
+      });
+      continue;
+    }
+    const zr_view view = part_of(role == LogicalRole::value ? unit.weight : unit.sum, from - unit.first, n);
+    reach(view, States::Use::read, param, [&](const void* memory, int64_t at, int64_t some) {
+      widen(memory, view.dtype, some, out + (from - first) + at);
+    });
   }
   if (parameter.frozen)
     for (const Piece& piece : plan_.mine.weights) {
       const auto [from, n] = common(first, count, piece.first, piece.count);
       const zr_dtype dtype = plan_.input.weight_dtype;
-      if (piece.param == param && n > 0)
-        widen(static_cast<const char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype),
-              dtype, n, out + (from - first));
+      if (piece.param != param || n == 0) continue;
+      char* const memory =
+          static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype);
+      reach({memory, n, dtype, 0, {1, 0}}, States::Use::read, param, [&](const void* values, int64_t at, int64_t some) {
+        widen(values, dtype, some, out + (from - first) + at);
+      });
     }
   for (const Segment& segment : plan_.segments[param]) {
     const auto [from, n] = common(first, count, segment.first, segment.count);
@@ -89,13 +109,20 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
     for (int64_t i = 0; i < count; ++i) out[i] *= grad_mul_;
 }
 
+void Session::reach(const zr_view& view, States::Use use, uint32_t param,
+                    const std::function<void(void*, int64_t, int64_t)>& fn) {
+  if (!pages_ || !pages_->holds(view.data)) return fn(view.data, 0, view.count);
+  pages_->visit(view, use, "weights or sums of '" + plan_.input.parameters[param].name + "'", fn);
+}
+
 void Session::own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   const int64_t size = size_of(plan_.input.weight_dtype);
   for (const Piece& piece : plan_.mine.weights) {
     if (piece.param != param) continue;
     char* memory = static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size;
     if (!readers_[piece.buffer]) {
-      fn(piece.first, piece.count, memory);
+      reach({memory, piece.count, plan_.input.weight_dtype, 0, {1, 0}}, States::Use::write, param,
+            [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (plan_.input.parameters[param].frozen) {
       if (rank() == 0) fn(piece.first, piece.count, memory);
     } else {
@@ -107,8 +134,11 @@ void Session::own_weights(uint32_t param, const std::function<void(int64_t first
 
 void Session::store(uint32_t param, const float* values) {
   for (const Unit& unit : units_)
-    if (unit.param == param && unit.master.count)
-      std::memcpy(unit.master.data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+    if (unit.param == param && plan_.has_master)
+      visit(unit, master_array(), unit.first, unit.count, States::Use::write,
+            [&](void* memory, int64_t first, int64_t count) {
+              std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+            });
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     narrow(values + first, count, plan_.input.weight_dtype, memory);
   });
@@ -118,8 +148,7 @@ void Session::store_whole(uint32_t param, const void* whole) {
   const zr_dtype dtype = plan_.input.weight_dtype;
   const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
   for (const Unit& unit : units_)
-    if (unit.param == param && unit.master.count)
-      adopt(at(unit.first), dtype, unit.count, static_cast<float*>(unit.master.data));
+    if (unit.param == param) adopt_master(unit, at(unit.first));
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
   });
@@ -128,8 +157,17 @@ void Session::store_whole(uint32_t param, const void* whole) {
 void Session::take_written() {
   for (const uint32_t param : model_.written())
     for (const Unit& unit : units_)
-      if (unit.param == param && unit.master.count)
-        adopt(unit.weight.data, unit.weight.dtype, unit.count, static_cast<float*>(unit.master.data));
+      if (unit.param == param) adopt_master(unit, unit.weight.data);
+}
+
+void Session::adopt_master(const Unit& unit, const void* weights) {
+  if (!plan_.has_master) return;
+  const zr_dtype dtype = plan_.input.weight_dtype;
+  visit(unit, master_array(), unit.first, unit.count, States::Use::change,
+        [&](void* memory, int64_t first, int64_t count) {
+          adopt(static_cast<const char*>(weights) + (first - unit.first) * size_of(dtype), dtype, count,
+                static_cast<float*>(memory));
+        });
 }
 
 void Session::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
@@ -145,9 +183,12 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     return;
   }
   if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+  const auto array = array_of(role, slot);
   for (const Unit& unit : units_)
     if (unit.param == param)
-      std::memcpy(state_view(unit, role, slot).data, values + unit.first, static_cast<std::size_t>(unit.count) * 4);
+      visit(unit, *array, unit.first, unit.count, States::Use::write, [&](void* memory, int64_t first, int64_t count) {
+        std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+      });
 }
 
 std::string Session::weights_hash() {

@@ -12,8 +12,8 @@ namespace zr::host {
 namespace {
 // The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch.
 std::set<std::string> that_matter(std::istream& toml) {
-  static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",   "gradients",
-                                          "fp16",     "schedule",  "eval",         "memory"};
+  static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
+                                          "schedule", "eval",      "memory",       "checkpoint", "offload"};
   std::set<std::string> lines;
   std::string table;
   for (std::string line; std::getline(toml, line);) {
@@ -21,7 +21,9 @@ std::set<std::string> that_matter(std::istream& toml) {
     if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
-    if (line.find(" = ") == line.npos || host.count(root) || (root == "train" && !decides)) continue;
+    const bool stands_elsewhere = table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
+    if (line.find(" = ") == line.npos || (host.count(root) && !stands_elsewhere) || (root == "train" && !decides))
+      continue;
     lines.insert(table + line.substr(0, line.find(" #")));
   }
   return lines;

@@ -13,8 +13,8 @@ constexpr const char* kTag = "norm leaves";
 }  // namespace
 
 NormLeaves::NormLeaves(Communicator& comm, Pool& pool, const Plan& plan, const std::vector<Unit>& units, Ledger& ledger,
-                       int64_t window)
-    : comm_(comm), pool_(pool), plan_(plan), ledger_(ledger), leaves_(plan.leaves), window_(window) {
+                       Pages* pages, int64_t window)
+    : comm_(comm), pool_(pool), plan_(plan), ledger_(ledger), pages_(pages), leaves_(plan.leaves), window_(window) {
   provides_.resize(leaves_.provided.size());
   int64_t first = 0;
   std::size_t unit = 0;
@@ -38,6 +38,9 @@ NormLeaves::NormLeaves(Communicator& comm, Pool& pool, const Plan& plan, const s
     run.out = out;
     out += leaves_of(run.values.count);
   }
+  for (std::size_t i = 0; i < own_.size(); ++i) places_.emplace_back(bytes_of(own_[i].values), i);
+  std::sort(places_.begin(), places_.end());
+  ready_.assign(static_cast<std::size_t>(mine), 0);
   if (leaves_.everywhere) return;
   const int64_t held = std::min(window_, leaves_.total);
   received_ = static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, Kind::other, kTag));
@@ -51,27 +54,91 @@ NormLeaves::~NormLeaves() {
   ledger_.add(Tier::device, Kind::other, kTag, -static_cast<int64_t>(ordered_.size()) * 8);
 }
 
-// A segment lies within one unit of its owner; units ascend as segments do.
+// A segment lies within units of its owner, which ascend as segments do, and meet at a leaf's edge.
 void NormLeaves::provide(uint32_t param, const Segment& segment, const std::vector<Unit>& units, std::size_t& unit) {
-  const auto holds = [&](const Unit& one) {
-    return one.param == param && one.first <= segment.first && segment.first + segment.count <= one.first + one.count;
+  const auto holds = [&](int64_t element) {
+    const Unit& one = units[unit];
+    return one.param == param && one.first <= element && element < one.first + one.count;
   };
-  while (unit < units.size() && !holds(units[unit])) ++unit;
-  if (unit == units.size())
-    fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
-             "' where its plan says so");
-  own_.push_back({part_of(units[unit].sum, segment.first - units[unit].first, segment.count), nullptr});
+  for (int64_t at = segment.first, end = at + segment.count; at < end;) {
+    while (unit < units.size() && !holds(at)) ++unit;
+    if (unit == units.size())
+      fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
+               "' where its plan says so");
+    const Unit& one = units[unit];
+    const int64_t count = std::min(end, one.first + one.count) - at;
+    own_.push_back({part_of(one.sum, at - one.first, count), nullptr});
+    at += count;
+  }
+}
+
+void NormLeaves::expect() {
+  expects_ = true;
+  std::fill(ready_.begin(), ready_.end(), 0);
+}
+
+void NormLeaves::arrived(const zr_view& sums, const void* values) {
+  if (!expects_ || sums.count == 0 || places_.empty() || sums.dtype != own_.front().values.dtype) return;
+  const int64_t size = size_of(sums.dtype);
+  const char *begin = bytes_of(sums), *end = begin + sums.count * size;
+  auto at = std::upper_bound(places_.begin(), places_.end(), begin,
+                             [](const char* address, const auto& place) { return address < place.first; });
+  if (at != places_.begin()) --at;
+  for (; at != places_.end() && at->first < end; ++at) {
+    const LeafRun& run = own_[at->second];
+    const char* from = at->first;
+    // Whole leaves that lie within what arrived.
+    const int64_t first = begin <= from ? 0 : ((begin - from) / size + kLeaf - 1) / kLeaf;
+    const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
+    const int64_t last = reach == run.values.count ? leaves_of(reach) : reach / kLeaf;
+    if (first >= last) continue;
+    zr_view leaves = part_of(run.values, first * kLeaf, std::min(last * kLeaf, run.values.count) - first * kLeaf);
+    leaves.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(leaves) - begin);
+    leaf_sums(leaves, run.out + first);
+    std::fill(ready_.begin() + (run.out - mine_) + first, ready_.begin() + (run.out - mine_) + last, 1);
+  }
 }
 
 int64_t NormLeaves::sum() {
-  leaf_sums(pool_, own_);
+  early_ = std::count(ready_.begin(), ready_.end(), 1);
+  std::vector<LeafRun> missing;
+  for (const LeafRun& run : own_) {
+    const char* ready = ready_.data() + (run.out - mine_);
+    for (int64_t leaf = 0, all = leaves_of(run.values.count); leaf < all;) {
+      int64_t next = leaf;
+      while (next < all && !ready[next]) ++next;
+      if (next > leaf)
+        missing.push_back({part_of(run.values, leaf * kLeaf, std::min(next * kLeaf, run.values.count) - leaf * kLeaf),
+                           run.out + leaf});
+      leaf = next + 1;
+    }
+  }
+  std::erase_if(missing, [&](const LeafRun& run) {
+    if (!pages_ || !pages_->holds(run.values.data)) return false;
+    pages_->visit(run.values, States::Use::read, "gradient sums", [&](void* memory, int64_t first, int64_t count) {
+      leaf_sums(pool_, {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / kLeaf}});
+    });
+    return true;
+  });
+  leaf_sums(pool_, missing);
+  expects_ = false;
+  std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
   for (const LeafRun& run : own_)
     for (int64_t leaf = 0; leaf < leaves_of(run.values.count); ++leaf)
       if (!std::isfinite(run.out[leaf]))
         non_finite +=
-            count_non_finite(part_of(run.values, leaf * kLeaf, std::min(kLeaf, run.values.count - leaf * kLeaf)));
+            non_finite_of(part_of(run.values, leaf * kLeaf, std::min(kLeaf, run.values.count - leaf * kLeaf)));
   return non_finite;
+}
+
+int64_t NormLeaves::non_finite_of(const zr_view& leaf) const {
+  if (!pages_ || !pages_->holds(leaf.data)) return count_non_finite(leaf);
+  int64_t n = 0;
+  pages_->visit(leaf, States::Use::read, "gradient sums", [&](void* memory, int64_t, int64_t count) {
+    n += count_non_finite({memory, count, leaf.dtype, 0, {1, 0}});
+  });
+  return n;
 }
 
 void NormLeaves::take(const double* leaves, int64_t first, int64_t count, Folded& folded) const {

@@ -20,6 +20,9 @@ std::vector<Edit> Session::edits(const Overdraft& over) const {
 }
 
 void Session::check_budget() const {
+  check_host_budget(config(), plan_,
+                    host_bytes(plan_, control_->local_world(), communicator_bytes(communicator_.get(), world()),
+                               snapshots(config())));
   const int64_t budget = config().integer("memory.device_budget");
   if (budget == 0 || plan_.most_bytes <= budget) return;
   const Planner planner(setup_, model_.parameters(), world());
@@ -28,6 +31,19 @@ void Session::check_budget() const {
 }
 
 void Session::watch_budget() {
+  if (const int64_t budget = config().integer("memory.host_budget"); budget > 0) {
+    // What the other ranks of the host do not plan to take.
+    const int local = control_->local_world();
+    const int64_t mine = plan_.bytes(Tier::host), all = plan_.most_host_bytes / world() * local;
+    const int64_t share = std::max(budget / local, budget - (all - mine) / local * local);
+    ledger_.on_change(Tier::host, [this, share, budget](int64_t held) {
+      if (held > share)
+        fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config().origin("memory.host_budget").text() +
+                  "): rank " + std::to_string(rank()) + " holds " + bytes_text(held) +
+                  " of host memory, its share is " + bytes_text(share) +
+                  "; raise it, leave more on the device, or use a tier of disk");
+    });
+  }
   const int64_t budget = config().integer("memory.device_budget");
   if (budget == 0) return;
   // What the ledger takes, libtorch has no longer.

@@ -1,10 +1,14 @@
 #include "engine/planning.hpp"
 
+#include <algorithm>
+
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "comm/communicator.hpp"
 #include "config/precision.hpp"
+#include "engine/machine.hpp"
 #include "engine/record.hpp"
+#include "offload/tier.hpp"
 
 namespace zr::host {
 
@@ -49,11 +53,19 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world) {
   return world > 1 && config.boolean("communicator.alias") && config.integer("memory.device_budget") == 0 &&
-         communicator && alias_of(*communicator);
+         config.text("offload.parameters") == kOnDevice && communicator && alias_of(*communicator);
 }
 
 bool snapshots(const Config& config) {
   return config.boolean("checkpoint.async") && !config.text("checkpoint.dir").empty();
+}
+
+uint32_t granularity_of(const Instance& optimizer) {
+  zr_optimizer_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
+  return desc.granularity;
 }
 
 PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
@@ -74,6 +86,81 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
   input.hold_gradients = config.text("gradients.reduce") == "last";
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
+}
+
+void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
+                int64_t besides, bool elementwise) {
+  const Config& config = job.config;
+  for (const auto& tier : tiers) input.places.push_back(place_of(*tier));
+  const auto index = [&](const char* path) {
+    const std::string& id = config.text(path);
+    if (id == kOnDevice) return 0;
+    if (id == kAutomatic) return kAnyPlace;
+    for (std::size_t i = 0; i < tiers.size(); ++i)
+      if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
+    fail_bug("the tier '" + id + "' was not loaded");
+  };
+  Wanted& wanted = input.wanted;
+  wanted.states = index("offload.optimizer");
+  wanted.sums = index("offload.gradients");
+  wanted.shards = index("offload.parameters");
+  wanted.activations = index("offload.activations");
+  wanted.fraction = config.number("offload.fraction");
+  wanted.elementwise = elementwise;
+  // Of what activations take nobody knows before a run has measured them: a quarter is left to them.
+  if (const int64_t budget = config.integer("memory.device_budget"); budget > 0)
+    wanted.device_room = std::max<int64_t>(budget - measured(config).activations.value_or(budget / 4), 1);
+  if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
+    wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
+}
+
+void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
+  const auto asked = [&](const char* path) {
+    return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
+  };
+  bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
+                            [](const Buffer& b) { return b.role == ZR_ROLE_SHARD && b.elements > 0; });
+  std::vector<int64_t> whole(plan.input.parameters.size(), 0);  // a rank's part of all that is cut may be nothing
+  for (const Piece& piece : plan.mine.weights)
+    if (!piece.shard) whole[piece.param] = std::max(whole[piece.param], piece.count);
+  for (std::size_t i = 0; i < whole.size(); ++i) shards |= whole[i] < plan.input.parameters[i].count;
+  if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
+    fail_user(asked("offload.parameters") + "strategy '" + strategy +
+              "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
+  if (config.number("offload.fraction") > 0 && config.text("offload.optimizer") == kOnDevice)
+    fail_user(config.origin("offload.fraction").text() +
+              ": offload.fraction is the part of states that stays on the device, but all of them do; set "
+              "offload.optimizer to a tier");
+  // On a disk, only what collectives alone read and write.
+  const auto on_disk = [&](int place) { return !plan.input.places[static_cast<std::size_t>(place)].in_memory(); };
+  const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
+  if (on_disk(plan.placement.sums) && config.text("offload.gradients") != kAutomatic)
+    for (const Piece& piece : plan.mine.sums)
+      if (role_of(piece) != ZR_ROLE_SUM)
+        fail_user(asked("offload.gradients") + "strategy '" + strategy +
+                  "' adds gradients up in the places they are given, here in '" + plan.mine.buffers[piece.buffer].tag +
+                  "', and a tier that is no memory cannot be such a place; choose a strategy whose sums stand apart, "
+                  "gradients.reduce = \"each\", or a tier of memory");
+  if (on_disk(plan.placement.shards))
+    for (const Piece& piece : plan.mine.weights)
+      if (role_of(piece) == ZR_ROLE_SHARD && !piece.shard)
+        fail_user(asked("offload.parameters") + "strategy '" + strategy + "' keeps '" +
+                  plan.input.parameters[piece.param].name +
+                  "' whole where operators use it, and a tier that is no memory cannot be such a place; train on more "
+                  "ranks, or choose a tier of memory");
+}
+
+int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
+  const int64_t each = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
+  return plan.most_host_bytes / plan.input.world * local + each * local;
+}
+
+void check_host_budget(const Config& config, const Plan& plan, int64_t bytes) {
+  const int64_t budget = config.integer("memory.host_budget");
+  if (budget == 0 || bytes <= budget) return;
+  fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
+            "), but the plan takes " + bytes_text(bytes) + " of host memory, all ranks of a host together\n" +
+            plan.text("plan", {}) + "raise it, leave more on the device, or set offload.optimizer to a tier of disk");
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -102,11 +189,23 @@ Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters,
   optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
   if (job.communicator)
     communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
+  offer_async(host_);
+  offer_machine(host_);
+  for (const Component& tier : job.tiers)
+    tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
+  add_places(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
+             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;
+
+Plan Planner::plan(int rank) const {
+  Plan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  check_places(job_.config, plan, job_.strategy.table->id);
+  return plan;
+}
 
 int64_t Planner::most_bytes() const {
   constexpr int kFew = 16;

@@ -18,6 +18,18 @@ std::string table_of(const Component& component);
 /// What a strategy is asked: parameters with their optimizer groups, types, states. Tells `optimizer` its groups, so
 /// once an instance. Throws Failure(user) for a group that matches no parameter.
 PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
+/// ZR_ELEMENTWISE and so on.
+uint32_t granularity_of(const Instance& optimizer);
+/// Where parts of the state may stand, and what [offload] asks for. `tiers`: of the job, not open. `local`: ranks of a
+/// host; `besides`: host memory that each of them takes for other things.
+void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
+                int64_t besides, bool elementwise);
+/// Throws Failure(user) where [offload] asks for what this plan has not got.
+void check_places(const Config& config, const Plan& plan, const std::string& strategy);
+/// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
+int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+/// Throws Failure(user) with the plan if that is more than memory.host_budget.
+void check_host_budget(const Config& config, const Plan& plan, int64_t bytes);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
 /// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.
@@ -33,7 +45,7 @@ class Planner {
   /// `one_host`: its ranks are known to be on one, as those that `zeroth train` starts.
   Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
   ~Planner();
-  Plan plan(int rank) const { return plan_of_rank(input_, rank, strategy_plan(*strategy_)); }  // that rank alone
+  Plan plan(int rank) const;  // that rank alone
   /// The most that any rank holds; of large worlds, rank 0: their ranks differ by less than a leaf a bucket.
   int64_t most_bytes() const;
   /// What is known beside the plan: activations, if an earlier run of this job measured them.
@@ -46,6 +58,7 @@ class Planner {
   Pool pool_{1};
   Host host_;
   std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
+  std::vector<std::unique_ptr<Instance>> tiers_;
   PlanInput input_;
 };
 

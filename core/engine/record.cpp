@@ -146,10 +146,23 @@ void Record::show(const StepRow& row, int64_t memory_bytes) {
   const double left = elapsed / static_cast<double>(row.step - first_step_) * static_cast<double>(steps_ - row.step);
   std::string skipped = row.skipped ? "  (skipped: gradients not finite" : "";
   if (row.skipped) skipped += row.loss_scale != 0 ? ", loss scale " + shortest(row.loss_scale) + ")" : ")";
-  char line[240];
-  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s",
+  std::string waited;
+  if (!tiers_.empty()) {
+    double all = 0;
+    for (const auto& [cause, seconds] : waits()) all += seconds;
+    for (const auto& [cause, seconds] : waits()) {
+      char share[40];
+      std::snprintf(share, sizeof share, "%s%s %.0f %%", waited.empty() ? "  waits: " : ", ",
+                    std::string(cause).c_str(), all > 0 ? 100 * seconds / all : 0);
+      waited += share;
+    }
+    for (const TierRow& tier : tiers_)
+      if (tier.tier == Tier::disk) waited += "  written " + bytes_text(tier.written_bytes);
+  }
+  char line[400];
+  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s%s",
                 static_cast<long long>(row.step), static_cast<long long>(steps_), row.loss, row.lr, recent_rate_,
-                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(), skipped.c_str());
+                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(), waited.c_str(), skipped.c_str());
   std::printf(progress_ == Progress::terminal ? "\r\033[K%s" : "%s\n", line);
   std::fflush(stdout);
 }
@@ -165,7 +178,23 @@ void Record::validation(int64_t step, double loss) {
   std::fflush(stdout);
 }
 
-void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
+void Record::set_tiers(std::vector<TierRow> tiers, double read_wait, double write_wait) {
+  tiers_ = std::move(tiers);
+  read_wait_ = read_wait;
+  write_wait_ = write_wait;
+}
+
+// Seconds by what training waited for.
+std::vector<std::pair<std::string_view, double>> Record::waits() const {
+  const auto of = [&](Phase phase) { return seconds_[static_cast<std::size_t>(phase)]; };
+  return {{"compute", of(Phase::forward) + of(Phase::backward)},
+          {"link", of(Phase::reduce) + of(Phase::agree) + of(Phase::gather)},
+          {"disk_read", read_wait_},
+          {"disk_write", write_wait_},
+          {"optimizer", of(Phase::optimizer) - read_wait_ - write_wait_}};
+}
+
+void Record::finish(const Ledger& ledger, const Overlap& overlap) {
   if (!writes_) return;
   std::map<std::string_view, Fields> tiers;
   for (const Ledger::Row& row : ledger.rows())
@@ -173,7 +202,11 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
         kKindNames[static_cast<std::size_t>(row.kind)],
         object(
             {{"planned", row.kind == Kind::activations ? "null" : number(row.planned)}, {"peak", number(row.peak)}}));
-  Fields memory, wire, time;
+  Fields memory, wire, time, moved, waited;
+  for (const TierRow& tier : tiers_)
+    moved.emplace_back(
+        tier.id, object({{"read_bytes", number(tier.read_bytes)}, {"written_bytes", number(tier.written_bytes)}}));
+  for (const auto& [cause, seconds] : waits()) waited.emplace_back(cause, number(seconds * 1e3));
   for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
   for (std::size_t i = 1; i < kOperations.size(); ++i)
     if (wire_.calls[i]) wire.emplace_back(kOperations[i], number(wire_.bytes[i]));
@@ -194,7 +227,14 @@ void Record::finish(const Ledger& ledger, int64_t collectives, int64_t early) {
        object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
       {"memory", object(memory)},
       {"wire_bytes", object(wire)},
-      {"overlap", object({{"collectives", number(collectives)}, {"early", number(early)}})},
+      {"overlap", object({{"collectives", number(overlap.collectives)},
+                          {"early", number(overlap.early)},
+                          {"norm_leaves", number(overlap.leaves)},
+                          {"norm_leaves_early", number(overlap.leaves_early)},
+                          {"paged_reads", number(overlap.paged_reads)},
+                          {"paged_reads_ahead", number(overlap.paged_reads_ahead)}})},
+      {"tiers", object(moved)},
+      {"waits_ms", object(waited)},
       {"time_ms", object(time)}};
   write_file(folder_ + "/summary.json", object(fields, true) + "\n");
 }

@@ -36,6 +36,19 @@ struct StepRow {
   double loss_scale;   // what the losses were multiplied by; 0: nothing to tell
 };
 
+/// A tier in use: bytes moved since the start.
+struct TierRow {
+  std::string id;
+  Tier tier;
+  int64_t read_bytes, written_bytes;
+};
+
+/// Collectives of backward, of them those submitted before its last gradient arrived; leaves of the norm on this rank,
+/// of them those added up before backward had ended; what collectives read of a disk, of it what was read ahead.
+struct Overlap {
+  int64_t collectives, early, leaves, leaves_early, paged_reads, paged_reads_ahead;
+};
+
 class Record {
  public:
   /// Makes runs/<name>/ (job.runs, job.name) and writes config.toml. `writes` false: keeps numbers only (ranks above
@@ -53,15 +66,17 @@ class Record {
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
-  /// Writes summary.json aside and renames it. `collectives` of backward, of them `early`: submitted before its last
-  /// gradient arrived.
-  void finish(const Ledger& ledger, int64_t collectives, int64_t early);
+  /// Tiers in use, and seconds that training stood still for reads from them and writes to them, since the start.
+  void set_tiers(std::vector<TierRow> tiers, double read_wait, double write_wait);
+  /// Writes summary.json aside and renames it.
+  void finish(const Ledger& ledger, const Overlap& overlap);
   const std::string& folder() const { return folder_; }
 
  private:
   void row(const std::string& text);
   void check_metrics() const;
   void show(const StepRow& row, int64_t memory_bytes);
+  std::vector<std::pair<std::string_view, double>> waits() const;
 
   std::string folder_;
   int ranks_;
@@ -82,6 +97,8 @@ class Record {
   bool has_val_ = false;
   std::string hash_;
   WireCount wire_;
+  std::vector<TierRow> tiers_;
+  double read_wait_ = 0, write_wait_ = 0;
   std::chrono::steady_clock::time_point start_, shown_;
 };
 

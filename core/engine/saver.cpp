@@ -143,7 +143,10 @@ void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
   if (room_bytes_ == 0) agree(talk(), [&] { reserve_for(image); });  // the same on all ranks: their first
   int64_t at = 0;
   for (Slab& slab : image.slabs) {
-    std::memcpy(room_ + at, slab.data, static_cast<std::size_t>(slab.bytes));
+    if (slab.data)
+      std::memcpy(room_ + at, slab.data, static_cast<std::size_t>(slab.bytes));
+    else
+      slab.read(0, slab.bytes, room_ + at);
     slab.data = room_ + at;
     at += aligned(slab.bytes);
   }

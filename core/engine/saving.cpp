@@ -15,22 +15,52 @@ namespace zr::host {
 
 using Json = nlohmann::json;
 
-// This rank's memory of elements [first, first + count), which it holds.
-char* Session::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
-  const auto within = [&](int64_t from, int64_t n) { return from <= first && first + count <= from + n; };
+void Session::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
+                          const std::function<void(void*, int64_t, int64_t)>& fn) {
+  int64_t at = first;
+  const int64_t end = first + count;
   for (const Unit& unit : units_) {
-    if (unit.param != param || !within(unit.first, unit.count)) continue;
-    zr_view view = role == "weight" ? unit.weight : unit.master;
-    for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
-      if (role == std::string("state.") + plan_.input.slots[i].name) view = unit.slots[i];
-    return static_cast<char*>(view.data) + (first - unit.first) * size_of(view.dtype);
+    if (unit.param != param || at >= end || at < unit.first || at >= unit.first + unit.count) continue;
+    const int64_t n = std::min(end, unit.first + unit.count) - at;
+    if (role == "weight") {
+      reach(part_of(unit.weight, at - unit.first, n), use, param,
+            [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
+    } else {
+      std::size_t array = master_array();
+      for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
+        if (role == std::string("state.") + plan_.input.slots[i].name) array = slot_array(i);
+      visit(unit, array, at, n, use, fn);
+    }
+    at += n;
   }
-  for (const Piece& piece : plan_.mine.weights)
-    if (piece.param == param && within(piece.first, piece.count))
-      return static_cast<char*>(buffers_[piece.buffer]) +
-             (piece.offset + first - piece.first) * size_of(plan_.input.weight_dtype);
-  fail_bug("rank " + std::to_string(rank()) + " has no memory of '" + plan_.input.parameters[param].name +
-           "' where its plan says so");
+  for (const Piece& piece : plan_.mine.weights) {
+    if (piece.param != param || at >= end || at < piece.first || at >= piece.first + piece.count) continue;
+    const int64_t n = std::min(end, piece.first + piece.count) - at;
+    const zr_dtype dtype = plan_.input.weight_dtype;
+    char* const memory =
+        static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + at - piece.first) * size_of(dtype);
+    reach({memory, n, dtype, 0, {1, 0}}, use, param,
+          [&](void* values, int64_t first_of, int64_t some) { fn(values, at + first_of, some); });
+    at += n;
+  }
+  if (at < end)
+    fail_bug("rank " + std::to_string(rank()) + " has no memory of '" + plan_.input.parameters[param].name +
+             "' where its plan says so");
+}
+
+// This rank's memory of those elements; null: they are read from a tier when they are wanted.
+const char* Session::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
+  const char* all = nullptr;
+  bool one = true;
+  for (const Unit& unit : units_) one &= unit.param != param || states_->in_memory(unit.place) || role == "weight";
+  if (pages_ && role == "weight")
+    for (const Piece& piece : plan_.mine.weights) one &= piece.param != param || !pages_->holds(buffers_[piece.buffer]);
+  if (!one) return nullptr;
+  each_memory(param, role, first, count, States::Use::read, [&](void* memory, int64_t, int64_t n) {
+    one = n == count;
+    all = static_cast<const char*>(memory);
+  });
+  return one ? all : nullptr;
 }
 
 void Session::each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const {
@@ -85,8 +115,18 @@ Image Session::image() {
   each_tensor([&](uint32_t param, Tensor tensor) {
     const auto index = static_cast<uint32_t>(image.tensors.size());
     const int64_t size = stored_size(tensor.dtype);
-    for (const auto& [first, count] : plan_.saved_runs(param))
-      image.slabs.push_back({index, first * size, count * size, memory_of(param, tensor.role, first, count)});
+    for (const auto& [first, count] : plan_.saved_runs(param)) {
+      Slab slab{index, first * size, count * size, memory_of(param, tensor.role, first, count), {}};
+      if (!slab.data)
+        slab.read = [this, param, role = tensor.role, size, start = first](int64_t from, int64_t bytes, void* to) {
+          each_memory(param, role, start + from / size, bytes / size, States::Use::read,
+                      [&](const void* memory, int64_t at, int64_t n) {
+                        std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
+                                    static_cast<std::size_t>(n * size));
+                      });
+        };
+      image.slabs.push_back(std::move(slab));
+    }
     image.tensors.push_back(std::move(tensor));
   });
   for (const ModelBuffer& buffer : model_.buffers()) {
@@ -94,7 +134,7 @@ Image Session::image() {
       fail_user("buffer '" + buffer.name + "' has the type " + buffer.dtype +
                 ", which safetensors files do not have; convert it, or keep it out of the module's buffers");
     if (rank() == 0 && buffer.bytes > 0)
-      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, buffer.bytes, buffer.data});
+      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, buffer.bytes, buffer.data, {}});
     image.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   }
   return image;

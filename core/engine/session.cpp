@@ -43,6 +43,7 @@ std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) 
 void Session::lap(Phase phase) {
   const auto now = Clock::now();
   record_->add(phase, std::chrono::duration<double>(now - mark_).count());
+  if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
   mark_ = now;
 }
 
@@ -72,6 +73,7 @@ void Session::begin_backward(double loss, double weight) {
   weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
   weights_.push_back(weight);
+  if (micro_ + 1 == accumulation_) agreement_->norm().expect();
   gradients_->begin(static_cast<uint32_t>(micro_));
 }
 
@@ -104,6 +106,7 @@ bool Session::step() {
   if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
   if (micro_ < accumulation_) return false;
   CallError error;
+  states_->read_ahead(units_);
   const int64_t wire_before = record_wire_;
   if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
     uint32_t grads = ZR_GRADS_REDUCED;
@@ -129,6 +132,7 @@ bool Session::step() {
 
   model_.check_scopes();
   take_written();
+  if (pages_) pages_->step_end();
   const bool finite = agreed.non_finite == 0;
   if (finite) {
     std::vector<double> rates(agreed.touched.size());
@@ -136,10 +140,10 @@ bool Session::step() {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
       param_steps_[i] += agreed.touched[i] ? 1 : 0;
     }
-    update(*optimizer_, granularity_, pool_, plan_, units_,
-           {grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
+    update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
     lap(Phase::optimizer);
+    write_tiers();
     notify_updated();
   }
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
@@ -152,6 +156,32 @@ bool Session::step() {
   finish_step(agreed, rate, wire_before);
   save_if_due(agreed);
   return true;
+}
+
+// States on disk are on their way while those in memory are worked on.
+void Session::update_weights(const UpdateInput& input) {
+  UpdateInput staged = input;
+  staged.staged = true;
+  const auto work = [&](const std::vector<Unit>& all, const UpdateInput& how) {
+    const auto in_memory = [&](const std::vector<Unit>& units) {
+      update(*optimizer_, granularity_, pool_, plan_, units, how);
+    };
+    pages_ ? pages_->update(all, *input.touched, in_memory) : in_memory(all);
+  };
+  work(direct_, input);
+  work(staged_, staged);
+  states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) { work(units, staged); });
+}
+
+// What training stood still for tiers, and what they moved.
+void Session::write_tiers() {
+  std::vector<TierRow> rows;
+  for (const auto& tier : tiers_)
+    if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
+  const Activations::Counts activations = activations_ ? activations_->counts() : Activations::Counts{};
+  const TierWaits pages = pages_ ? pages_->waits() : TierWaits{};
+  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait + pages.read,
+                     states_->waits().write + activations.write_wait + pages.write);
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

@@ -12,6 +12,7 @@
 #include "base/failure.hpp"
 #include "base/ledger.hpp"
 #include "base/pool.hpp"
+#include "base/trace.hpp"
 #include "checkpoint/load.hpp"
 #include "comm/communicator.hpp"
 #include "comm/control.hpp"
@@ -27,6 +28,10 @@
 #include "engine/stored.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
+#include "offload/activations.hpp"
+#include "offload/pages.hpp"
+#include "offload/states.hpp"
+#include "offload/tier.hpp"
 #include "plan/plan.hpp"
 #include "plugin/host.hpp"
 #include "shard/update.hpp"
@@ -38,8 +43,6 @@ struct Setup : JudgedJob {
   std::shared_ptr<Control> control;
   Rejudge rejudge;  // the same job with other keys: for what a job over its budget could change
 };
-
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 enum class LogicalRole { value, gradient, state };
 
@@ -117,6 +120,7 @@ class Session {
   /// Where parameters that are not whole on this rank come from.
   WeightFlow& weights() { return *weight_flow_; }
 
+  const Tiers& tiers() const { return tiers_; }
   const Ledger& ledger() const { return ledger_; }
   Communicator& communicator() { return *comm_; }
 
@@ -134,10 +138,22 @@ class Session {
   void take_rank_zero();
   void release();
   void reseed();
+  void keep_activations();
+  void make_units(const std::vector<zr_view>& views);
+  void update_weights(const UpdateInput& input);
+  /// Of States: fp32 masters, or the optimizer's slot of that index.
+  std::size_t master_array() const { return 0; }
+  std::size_t slot_array(std::size_t slot) const { return slot + (plan_.has_master ? 1 : 0); }
+  /// States::visit() over a unit's elements [first, first + count) of its parameter; fn has them likewise.
+  void visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
+  /// Calls fn over the elements of a view of this rank's weights or sums, wherever they stand.
+  void reach(const zr_view& view, States::Use use, uint32_t param,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   void call(zr_code code, const zr_error& error, const std::string& who);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights.
+  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights, part by part.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
   /// The same as store() from a whole parameter in the weights' dtype.
   void store_whole(uint32_t param, const void* whole);
@@ -167,7 +183,10 @@ class Session {
   void take_facts(const Checkpoint& from, const Match& found, const Facts& facts);
   void clear_states(uint32_t param);
   void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
-  char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  /// Calls fn over what this rank has of a parameter's tensor of that role, elements [first, first + count).
+  void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
+                   const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   /// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
   void each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const;
   std::string facts();
@@ -177,13 +196,16 @@ class Session {
   void settle();
   void not_saved(const Failure& failure);
   void check_complete() const;
-  zr_view state_view(const Unit& unit, LogicalRole role, const std::string& slot) const;
+  std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
+  /// The unit's masters become the weights where these are not what they round to.
+  void adopt_master(const Unit& unit, const void* weights);
   void notify_updated();
   void write_totals();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
 
+  void write_tiers();
   Setup setup_;
   Model& model_;
   std::shared_ptr<Control> control_;
@@ -192,18 +214,22 @@ class Session {
   Ledger ledger_;
   Pool pool_;
   Host host_;
+  std::unique_ptr<Trace> trace_;  // outlives who draws it
   std::unique_ptr<JobServices> services_;
   std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
   std::unique_ptr<Communicator> comm_;
   uint32_t granularity_ = 0;
   Plan plan_;
   std::unique_ptr<PlanView> plan_view_;  // what the strategy was bound with
-  std::vector<void*> buffers_;           // of the plan, memory peers can read
+  std::vector<void*> buffers_;           // of the plan, memory peers can read; or addresses of pages_
   std::vector<const void*> readers_;     // likewise: where an aliased one is read; else null
-  zr_view master_{};
-  std::vector<zr_view> slots_;
+  Tiers tiers_;
+  std::unique_ptr<Pages> pages_;  // null: sums and shards are in memory
+  std::unique_ptr<States> states_;
+  std::unique_ptr<Activations> activations_;  // null: on the device
   std::vector<Unit> units_;
-  std::recursive_mutex use_;  // held around [use] calls of the strategy
+  std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
+  std::recursive_mutex use_;           // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<Agreement> agreement_;

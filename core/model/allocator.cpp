@@ -73,6 +73,8 @@ void TorchMemory::count() {
   (void)allocator;
 }
 
+bool TorchMemory::counts(const at::DataPtr& memory) { return memory.get_deleter() == &give_back; }
+
 int64_t TorchMemory::held() { return held_bytes.load(std::memory_order_relaxed); }
 int64_t TorchMemory::peak() { return std::max(peak_bytes.load(std::memory_order_relaxed), held()); }
 void TorchMemory::forget_peak() { peak_bytes.store(held(), std::memory_order_relaxed); }

@@ -1,6 +1,8 @@
 // Libtorch's CPU memory, counted: activations, gradients under way, temporaries, batches. One per process.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <cstdint>
 #include <functional>
 
@@ -12,6 +14,8 @@ class TorchMemory {
   /// From now on libtorch's allocations are counted as they are made and freed; what was allocated before never is.
   /// Again: no effect.
   static void count();
+  /// It is memory that is counted, and that freeing it gives back.
+  static bool counts(const at::DataPtr& memory);
   /// Bytes that are allocated now, as the C library rounds them; the most since the last forget_peak().
   static int64_t held();
   static int64_t peak();      // as above

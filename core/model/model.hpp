@@ -92,6 +92,19 @@ class Model {
   /// they are given. Replaces the limit before; empty: none.
   virtual void limit_temporaries(int64_t, const std::function<void(int64_t asked)>&) {}
 
+  /// Keeps what autograd saves in forward for backward, as records of bytes. One call at a time, any thread.
+  struct Aside {
+    int64_t least_bytes = 0;                                          // of a storage; smaller ones stay where they are
+    std::function<uint64_t(const void* data, int64_t bytes)> put;     // copied when it returns: the record's number
+    std::function<void(uint64_t record, void* to)> get;               // as often as wanted
+    std::function<void(const std::vector<uint64_t>& records)> ahead;  // will be wanted next, in this order
+    std::function<void(uint64_t record)> drop;                        // never wanted again; throws nothing
+  };
+  /// From now on, what operators of this thread save is put aside, and their memory is free once nobody else uses it.
+  /// The same bits come back. Replaces the one before; without put(): autograd keeps all itself, and graphs that were
+  /// made before can no longer be used.
+  virtual void keep_activations(Aside) {}
+
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;
 };

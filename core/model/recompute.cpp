@@ -8,18 +8,10 @@
 #include <algorithm>
 
 #include "base/failure.hpp"
-#include "model/placeholder.hpp"
 
 namespace zr::host {
 
 namespace {
-// Parameters, and views of sharded ones, cost nothing to keep.
-bool stays(const torch::Tensor& tensor) {
-  return (tensor.is_leaf() && tensor.requires_grad()) || Placeholder::behind(tensor) != nullptr;
-}
-
-int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
-
 // The random state and autocast mode of the block's first run, while the block runs again.
 class Restored {
  public:

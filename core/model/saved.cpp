@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include "model/placeholder.hpp"
+
 namespace zr::host {
 
 namespace {
@@ -17,12 +19,23 @@ class SavingEngine final : public torch::autograd::Engine {
 };
 }  // namespace
 
+bool stays(const torch::Tensor& tensor) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || Placeholder::behind(tensor) != nullptr;
+}
+
+int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
 SavedScope::SavedScope(Make make) : make_(std::move(make)), outer_(innermost) {
   static const bool installed = (torch::autograd::set_default_engine_stub(&SavingEngine::get), true);
   (void)installed;
   innermost = this;
 }
-SavedScope::~SavedScope() { innermost = outer_; }
+
+SavedScope::~SavedScope() {
+  SavedScope** at = &innermost;  // or the one inside that began later
+  while (*at && *at != this) at = &(*at)->outer_;
+  if (*at) *at = outer_;
+}
 
 std::unique_ptr<SavedHooks> SavedScope::hooks() { return innermost ? innermost->make_() : nullptr; }
 

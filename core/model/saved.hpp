@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>
@@ -10,9 +11,15 @@ namespace zr::host {
 
 using SavedHooks = torch::autograd::SavedVariableHooks;
 
+/// Parameters, and views of sharded ones, cost nothing to keep.
+bool stays(const torch::Tensor& tensor);
+/// How often it was changed in place.
+int64_t version_of(const torch::Tensor& tensor);
+
 /// While one lives, every tensor that an operator of this thread saves for backward is packed into what make() returns,
-/// and comes back from it. Scopes nest; the innermost counts. The first in a process replaces libtorch's default
-/// autograd engine by one that differs in this alone, so no backward may run on another thread then.
+/// and comes back from it. Scopes nest, and may end in another order; the innermost counts. The first in a process
+/// replaces libtorch's default autograd engine by one that differs in this alone, so no backward may run on another
+/// thread then.
 class SavedScope {
  public:
   using Make = std::function<std::unique_ptr<SavedHooks>()>;

@@ -37,8 +37,6 @@ class Hook final : public torch::autograd::FunctionPostHook {
   std::function<void()> fired_;
 };
 
-int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
-
 }  // namespace
 
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
@@ -308,6 +306,11 @@ Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held()
 void TorchModel::forget_peak() { TorchMemory::forget_peak(); }
 void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t asked)>& over) {
   TorchMemory::limit(bytes, over);
+}
+
+void TorchModel::keep_activations(Aside aside) {
+  state_->aside.reset();
+  if (aside.put) state_->aside = std::make_unique<SetAside>(std::move(aside), state_->buffers);
 }
 
 void TorchModel::seed(uint64_t seed) {

@@ -39,6 +39,7 @@ class TorchModel final : public Model {
   Temporaries temporaries() const override;
   void forget_peak() override;
   void limit_temporaries(int64_t bytes, const std::function<void(int64_t asked)>& over) override;
+  void keep_activations(Aside aside) override;
   void seed(uint64_t seed) override;
 
   /// Real memory for parameters, each named once, until let_go(), which takes over what was written to it, or not.

@@ -13,6 +13,8 @@
 
 #include "model/deferred.hpp"
 #include "model/placeholder.hpp"
+#include "model/saved.hpp"
+#include "model/set_aside.hpp"
 #include "model/torch_model.hpp"
 #include "model/trained.hpp"
 
@@ -48,6 +50,7 @@ struct TorchModel::State final : Keeper {
   at::ScalarType buffer_type;                  // of floating-point buffers
   Arrived arrived;
   Uses uses;
+  std::unique_ptr<SetAside> aside;
   std::mutex mutex, sharing;
 
   ~State() override {

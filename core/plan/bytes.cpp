@@ -3,6 +3,7 @@
 
 #include "base/dtype.hpp"
 #include "base/text.hpp"
+#include "plan/paging.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -19,16 +20,31 @@ Kind kind_of_role(uint32_t role) {
   }
 }
 
-// Calls fn(kind, tag, elements, dtype) for everything a rank holds.
+// Calls fn(place, kind, tag, elements, dtype) for everything a rank holds.
 template <class F>
 void each_holding(const Plan& plan, F&& fn) {
+  const std::vector<TierFacts>& places = plan.input.places;
+  const auto on = [&](int place) -> const TierFacts& { return places[static_cast<std::size_t>(place)]; };
   for (const Buffer& b : plan.mine.buffers) {
     const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
-    fn(kind_of_role(b.role), b.tag, elements, b.dtype);
+    fn(on(plan.place_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
   }
-  if (plan.has_master) fn(Kind::master, "fp32 master weights", plan.mine.state_elements, ZR_F32);
-  for (const zr_slot& slot : plan.input.slots) fn(Kind::slots, slot.name, plan.mine.state_elements, slot.dtype);
-  fn(Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
+  const std::vector<Plan::StateArray> arrays = plan.state_arrays();
+  for (std::size_t a = 0; a < arrays.size(); ++a)
+    for (std::size_t place = 0; place < places.size(); ++place) {
+      int64_t elements = 0;
+      for (const StateRun& run : plan.placement.states)
+        if (run.place == static_cast<int>(place)) elements += run.count;
+      if (elements > 0 || place == 0)
+        fn(places[place], plan.has_master && a == 0 ? Kind::master : Kind::slots, arrays[a].name, elements,
+           arrays[a].dtype);
+    }
+  fn(on(0), Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
+  static const TierFacts staging{"host memory", Tier::host};
+  if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
+  if (const int64_t bytes = plan.activation_staging_bytes())
+    fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
+  if (const Paging paging = paging_of(plan); paging.any) fn(staging, Kind::staging, "pages", paging.bytes(), ZR_U8);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {
@@ -79,22 +95,23 @@ int64_t Plan::snapshot_bytes() const {
   return bytes;
 }
 
-std::map<Kind, int64_t> Plan::bytes_by_kind() const {
+std::map<Kind, int64_t> Plan::bytes_by_kind(Tier tier) const {
   std::map<Kind, int64_t> bytes;
-  each_holding(*this, [&](Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
-    bytes[kind] += elements * size_of(dtype);
+  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
+    if (place.tier == tier) bytes[kind] += elements * size_of(dtype);
   });
   return bytes;
 }
 
-int64_t Plan::bytes() const {
+int64_t Plan::bytes(Tier tier) const {
   int64_t bytes = 0;
-  for (const auto& [kind, of_kind] : bytes_by_kind()) bytes += of_kind;
+  for (const auto& [kind, of_kind] : bytes_by_kind(tier)) bytes += of_kind;
   return bytes;
 }
 
 void Plan::enter(Ledger& ledger) const {
-  for (const auto& [kind, bytes] : bytes_by_kind()) ledger.plan(Tier::device, kind, bytes);
+  for (const Tier tier : {Tier::device, Tier::host, Tier::disk})
+    for (const auto& [kind, bytes] : bytes_by_kind(tier)) ledger.plan(tier, kind, bytes);
 }
 
 Traffic Plan::traffic() const {
@@ -139,11 +156,17 @@ std::string Plan::text(const std::string& title, const Besides& besides) const {
   if (frozen) out += " and " + std::to_string(frozen) + " frozen";
   out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
          (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
-  each_holding(*this, [&](Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+  std::map<std::string, int64_t> elsewhere;  // by place
+  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
     const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
-    out += row(std::string(kKindNames[static_cast<std::size_t>(kind)]), tag, each, elements * size_of(dtype));
+    const bool here = place.tier == Tier::device;
+    if (here && elements == 0 && input.places.size() > 1) return;
+    out += row(std::string(kKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + place.id), each,
+               elements * size_of(dtype));
+    if (!here) elsewhere[place.id] += elements * size_of(dtype);
   });
   out += row("in all", "without activations", "", bytes());
+  for (const auto& [id, bytes] : elsewhere) out += row("in all", "on " + id, "", bytes);
   out += besides.activations ? row("activations", "measured: " + besides.measured_by, "", *besides.activations)
                              : "  activations  unknown until a run has measured them\n";
   if (besides.communicator) out += row("host memory", "communicator", "", *besides.communicator);

@@ -181,11 +181,14 @@ Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   plan.leaves = leaves_of_all(plan);
   for (plan.rank = 0; plan.rank < input.world; ++plan.rank) {
     plan.mine = std::move(ranks[static_cast<std::size_t>(plan.rank)]);
+    place(plan);
+    plan.most_host_bytes += plan.bytes(Tier::host);
     plan.most_bytes = std::max(plan.most_bytes, plan.bytes());
     ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.mine);
   }
   plan.rank = rank;
   plan.mine = std::move(ranks[static_cast<std::size_t>(rank)]);
+  place(plan);
   return plan;
 }
 
@@ -198,7 +201,9 @@ Plan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy
   Plan plan = empty_plan(input, rank);
   plan.mine = ask(input, rank, strategy);
   plan.leaves = leaves_of_rank(plan);
+  place(plan);
   plan.most_bytes = plan.bytes();
+  plan.most_host_bytes = plan.bytes(Tier::host) * input.world;
   return plan;
 }
 

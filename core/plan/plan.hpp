@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "plan/placement.hpp"
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
 
@@ -43,6 +44,8 @@ struct PlanInput {
   bool hold_gradients = false;   // gradients.reduce = "last": gradients are added up in their places before they leave
   zr_dtype grad_dtype = ZR_F32;  // of one backward's gradient, as it travels, or of what is held
   zr_dtype sum_dtype = ZR_F32;   // of the sum over micro-batches and ranks
+  std::vector<TierFacts> places{TierFacts{}};
+  Wanted wanted;
 };
 
 struct Buffer {
@@ -113,8 +116,23 @@ struct Plan {
     int64_t bytes(int rank) const;  // that a rank holds for them
   };
   Leaves leaves;
+  Placement placement;
+  /// Master weights, if there are any, then the optimizer's slots: arrays over the state space.
+  struct StateArray {
+    std::string name;
+    zr_dtype dtype;
+  };
+  std::vector<StateArray> state_arrays() const;
+  int place_of(const Buffer& buffer) const;  // of input.places
+  /// Device memory of what always stands there, activations apart.
+  int64_t bytes_without_placed() const;
+  /// Host memory that tiles of states on disk go through.
+  int64_t staging_bytes() const;
+  /// And that activations on their way to a disk and back do.
+  int64_t activation_staging_bytes() const;
   /// Of device memory, the most that any rank holds; this rank's, if it alone was planned.
   int64_t most_bytes = 0;
+  int64_t most_host_bytes = 0;  // on tiers of host memory, all ranks together
   /// What this rank holds besides what grows with the model: rank 0's parameters on their way at the start, then the
   /// leaves of the norm.
   int64_t working_bytes() const;
@@ -122,9 +140,9 @@ struct Plan {
   std::vector<std::pair<int64_t, int64_t>> saved_runs(uint32_t param) const;
   /// Host memory for a copy of what this rank saves of weights, masters and states.
   int64_t snapshot_bytes() const;
-  /// Device memory of this rank by kind, in the ledger's order, and in all: without activations.
-  std::map<Kind, int64_t> bytes_by_kind() const;
-  int64_t bytes() const;
+  /// Memory of this rank by kind, in the ledger's order, and in all: without activations.
+  std::map<Kind, int64_t> bytes_by_kind(Tier tier = Tier::device) const;
+  int64_t bytes(Tier tier = Tier::device) const;
   /// Notes every byte this rank will hold.
   void enter(Ledger& ledger) const;
   Traffic traffic() const;
@@ -135,12 +153,18 @@ struct Plan {
 /// The strategy's plan() of one rank; throws Failure if the plug-in fails.
 using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink& sink)>;
 
+/// Tiles that are under way at a time: two are read ahead, one is worked on, one is written behind.
+inline constexpr int64_t kTilesUnderWay = 4;
+
 /// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) naming parameter and rule if a
 /// piece is cut inside a leaf, misaligned, out of its buffer, overlapping, or if a trainable element has no owner.
 Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);
 /// The same for people: asks the strategy for this rank alone, so that a world of any size costs no more than one rank.
 /// Segments stay empty, and rules that hold between ranks are not checked.
 Plan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy);
+
+/// Decides where a plan's states, sums and shards stand. Throws Failure(user) where what was asked for cannot be.
+void place(Plan& plan);
 
 /// PlanInput and rank in the ABI's words; valid while both live.
 class PlanView {

@@ -1,5 +1,8 @@
 #include "plugin/choice.hpp"
 
+#include <algorithm>
+#include <sstream>
+
 #include "base/failure.hpp"
 
 namespace zr::host {
@@ -30,11 +33,44 @@ bool is_given(const Document& document, Role role) {
   return origin.from != Origin::From::standard || document.holds(name + "." + id);
 }
 
+// The tiers that parts of the training state are to stand on, those of offload.tiers first, in its order.
+void load_tiers(const Document& document, const Registry& registry, Choice& choice) {
+  const auto add = [&](const std::string& id, const Origin& origin) {
+    const bool standard = origin.from == Origin::From::standard;
+    const Component tier = registry.load(Role::offload, id, standard ? document.file() + " (default)" : origin.text());
+    for (const Component& there : choice.tiers)
+      if (there.table == tier.table) return;
+    const auto keys = keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
+    choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
+    std::erase(choice.unread["offload"], tier.table->id);
+    choice.tiers.push_back(tier);
+  };
+  std::vector<Entry> named;
+  bool automatic = false;
+  for (const char* path : kPlaced) {
+    named.push_back(document.early(path));
+    automatic |= std::get<std::string>(named.back().value) == kAutomatic;
+  }
+  const auto naming = [&](const std::string& id) -> const Entry* {
+    for (const Entry& entry : named)
+      if (std::get<std::string>(entry.value) == id) return &entry;
+    return nullptr;
+  };
+  const Entry order = document.early("offload.tiers");
+  std::istringstream ids(std::get<std::string>(order.value));
+  bool first = true;
+  for (std::string id; ids >> id; first = false)
+    if (const Entry* entry = naming(id); entry || (automatic && (first || document.holds("offload." + id))))
+      add(id, entry ? entry->origin : order.origin);
+  for (const Entry& entry : named)
+    if (const auto& id = std::get<std::string>(entry.value); id != kOnDevice && id != kAutomatic) add(id, entry.origin);
+}
+
 }  // namespace
 
 Choice choose(const Document& document, const Registry& registry, int64_t ranks) {
   Choice choice;
-  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator})
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
     choice.unread[std::string(name_of(role))] = registry.ids(role);
   choice.strategy = load(Role::strategy, document, registry, choice);
   choice.optimizer = load(Role::optimizer, document, registry, choice);
@@ -44,6 +80,7 @@ Choice choose(const Document& document, const Registry& registry, int64_t ranks)
   } else {
     choice.unread["communicator"].push_back(document.chosen("communicator"));
   }
+  load_tiers(document, registry, choice);
   return choice;
 }
 
@@ -51,8 +88,13 @@ JudgedJob judge(const Document& document, const Registry& registry, const std::v
   const int64_t ranks = world > 0 ? world : std::get<int64_t>(document.early("job.ranks").value);
   Choice choice = choose(document, registry, ranks);
   choice.keys.insert(choice.keys.end(), own.begin(), own.end());
-  return {document.check(choice.keys, world, choice.unread), choice.strategy, choice.optimizer, choice.communicator,
-          registry.ids(Role::strategy)};
+  return {document.check(choice.keys, world, choice.unread),
+          choice.strategy,
+          choice.optimizer,
+          choice.communicator,
+          registry.ids(Role::strategy),
+          choice.tiers,
+          registry.ids(Role::offload)};
 }
 
 }  // namespace zr::host

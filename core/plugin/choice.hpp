@@ -1,6 +1,7 @@
 // The plug-ins a file chooses, loaded, and with them the keys the file may hold.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <string>
@@ -11,9 +12,15 @@
 
 namespace zr::host {
 
+/// The keys that name a place for a part of the training state, and their values that are no tier.
+inline constexpr std::array<const char*, 4> kPlaced{"offload.optimizer", "offload.gradients", "offload.parameters",
+                                                    "offload.activations"};
+inline constexpr const char *kOnDevice = "device", *kAutomatic = "auto";
+
 struct Choice {
   Component strategy, optimizer;
   std::optional<Component> communicator;  // from two ranks on
+  std::vector<Component> tiers;           // that [offload] names
   std::vector<Key> keys;                  // of the loaded plug-ins
   PluginIds unread;                       // plug-ins that were not loaded
 };
@@ -28,6 +35,8 @@ struct JudgedJob {
   Component strategy, optimizer;
   std::optional<Component> communicator;  // needed from two ranks on
   std::vector<std::string> strategies;    // ids of all that there are
+  std::vector<Component> tiers;           // that [offload] names, or lets auto fill, in this order
+  std::vector<std::string> tier_ids;      // ids of all that there are
 };
 /// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
 JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world);

@@ -32,7 +32,9 @@ Kind kind_of_tag(const std::string& tag, Kind fallback) {
 
 // What grows with the model stands where its weights do; the rest is the host's.
 Tier tier_of(Kind kind) {
-  return kind == Kind::other || kind == Kind::communicator || kind == Kind::snapshot ? Tier::host : Tier::device;
+  return kind == Kind::other || kind == Kind::communicator || kind == Kind::snapshot || kind == Kind::staging
+             ? Tier::host
+             : Tier::device;
 }
 
 // Large blocks come as huge pages straight from the kernel, which zeroes them at first touch.

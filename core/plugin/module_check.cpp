@@ -39,8 +39,7 @@ const Shape& shape_of(Role role) {
       {SLOT(zr_optimizer_api, describe), SLOT(zr_optimizer_api, add_group), SLOT(zr_optimizer_api, step)}};
   static const Shape offload{sizeof(zr_offload_api),
                              {SLOT(zr_offload_api, open), SLOT(zr_offload_api, caps), SLOT(zr_offload_api, reserve),
-                              SLOT(zr_offload_api, release), SLOT(zr_offload_api, write), SLOT(zr_offload_api, read),
-                              SLOT(zr_offload_api, flush)}};
+                              SLOT(zr_offload_api, release), SLOT(zr_offload_api, write), SLOT(zr_offload_api, read)}};
   switch (role) {
     case Role::strategy: return strategy;
     case Role::communicator: return communicator;

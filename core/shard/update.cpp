@@ -1,6 +1,7 @@
 #include "shard/update.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -10,34 +11,57 @@ namespace zr::host {
 
 namespace {
 constexpr int64_t kTile = 64 * kLeaf;
-constexpr int64_t kWidenedTile = 16 * kLeaf;  // its fp32 copy stays in a core's cache
+constexpr int64_t kCopiedTile = 16 * kLeaf;  // the copies stay in a core's cache
+constexpr int64_t kStagedTile = 4 * kLeaf;   // three copies of it stay in the innermost one
 
 struct Tile {
   const Unit* unit;
   int64_t begin, count;
 };
 
-std::vector<Tile> cut(const std::vector<Unit>& units, const std::vector<char>& touched, bool elementwise) {
+std::vector<Tile> cut(const std::vector<Unit>& units, const UpdateInput& input, bool elementwise) {
   std::vector<Tile> tiles;
   for (const Unit& unit : units) {
-    if (!touched[unit.param]) continue;
-    const int64_t size = !elementwise ? unit.count : unit.sum.dtype == ZR_F32 ? kTile : kWidenedTile;
+    if (!(*input.touched)[unit.param]) continue;
+    const bool copied = input.staged || unit.sum.dtype != ZR_F32;
+    const int64_t size = !elementwise ? unit.count : input.staged ? kStagedTile : copied ? kCopiedTile : kTile;
     for (int64_t begin = 0; begin < unit.count; begin += size)
       tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
   }
   return tiles;
 }
 
-// The tile's sums as the optimizer reads them; `wide` holds them until the next call.
-zr_view fp32_sums(const Tile& tile, std::vector<float>& wide) {
-  const zr_view sums = part_of(tile.unit->sum, tile.begin, tile.count);
-  if (sums.dtype == ZR_F32) return sums;
-  wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
-  widen(sums.data, sums.dtype, sums.count, wide.data());
-  return {wide.data(), sums.count, ZR_F32, 0, sums.device};
-}
+// The tile's sums and weights as the optimizer reads and writes them; copies, where need be, until the next call.
+class Operands {
+ public:
+  Operands(const Tile& tile, bool staged, std::vector<float>& wide, std::vector<char>& narrow)
+      : sums(part_of(tile.unit->sum, tile.begin, tile.count)),
+        weights(part_of(tile.unit->weight, tile.begin, tile.count)),
+        own_(weights),
+        staged_(staged) {
+    if (staged || sums.dtype != ZR_F32) {
+      wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
+      widen(sums.data, sums.dtype, sums.count, wide.data());
+      sums = {wide.data(), sums.count, ZR_F32, 0, sums.device};
+    }
+    if (!staged) return;
+    narrow.resize(std::max(narrow.size(), bytes()));
+    weights.data = narrow.data();
+    if (!tile.unit->master.count) std::memcpy(weights.data, own_.data, bytes());  // fp32 weights are their own master
+  }
+  // New weights to where they stand.
+  void give_back() const {
+    if (staged_) std::memcpy(own_.data, weights.data, bytes());
+  }
+  zr_view sums, weights;
 
-zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, const zr_view& sums,
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(own_.count * size_of(own_.dtype)); }
+  zr_view own_;
+  bool staged_;
+};
+
+zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, const Operands& operands,
                      zr_view* slots) {
   const Unit& unit = *tile.unit;
   const Parameter& parameter = plan.input.parameters[unit.param];
@@ -54,27 +78,30 @@ zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& inpu
           tile.count,
           (*input.steps)[unit.param],
           (*input.rates)[unit.param],
-          part_of(unit.weight, tile.begin, tile.count),
+          operands.weights,
           unit.master.count ? part_of(unit.master, tile.begin, tile.count) : unit.master,
-          sums,
+          operands.sums,
           slots};
 }
 }  // namespace
 
 void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
             const std::vector<Unit>& units, const UpdateInput& input) {
-  const std::vector<Tile> tiles = cut(units, *input.touched, granularity == ZR_ELEMENTWISE);
+  const std::vector<Tile> tiles = cut(units, input, granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   const auto* api = optimizer.api<zr_optimizer_api>();
   pool.parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<zr_view> slots(plan.input.slots.size());
     std::vector<float> wide;
+    std::vector<char> narrow;
     for (int64_t i = begin; i < end; ++i) {
       const Tile& tile = tiles[static_cast<std::size_t>(i)];
-      const zr_opt_unit unit = describe(tile, plan, input, fp32_sums(tile, wide), slots.data());
+      const Operands operands(tile, input.staged, wide, narrow);
+      const zr_opt_unit unit = describe(tile, plan, input, operands, slots.data());
       const zr_opt_unit* pointer = &unit;
       CallError error;
       check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error, optimizer.who("step"));
+      operands.give_back();
     }
   });
 }

@@ -20,6 +20,8 @@ struct Unit {
   zr_view master;  // count 0: the weight is its own
   zr_view sum;     // fp32, or narrower: the optimizer is then given a widened copy
   std::vector<zr_view> slots;
+  int64_t state = 0;  // its first element in the plan's state space
+  int place = 0;      // of the plan, where master and slots stand; those on disk have no data here
 };
 
 /// What a step's units have in common, and what differs by parameter.
@@ -30,10 +32,11 @@ struct UpdateInput {
   const std::vector<int64_t>* steps;  // by parameter: the number of this update, 1 at the first
   const std::vector<double>* rates;   // by parameter: learning rate
   const std::vector<char>* touched;   // by parameter: 0 is left alone
+  bool staged = false;  // states are off the device: sums and weights come to them, and weights go back, in copies
 };
 
 /// Calls the optimizer over all touched units. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where
-/// sums are narrow), several threads at once; others whole units. Throws Failure if the plug-in does.
+/// sums or weights are copied), several threads at once; others whole units. Throws Failure if the plug-in does.
 void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
             const std::vector<Unit>& units, const UpdateInput& input);
 

@@ -31,6 +31,8 @@ find_package(nlohmann_json REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
+find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # inside, not beside, where it can be
 
 # A room of core/: one static library zr_<room>, which sees the rooms named after DEPENDS and nothing else of core/.
 function(zr_room name)
@@ -74,5 +76,6 @@ function(zr_test name)
     zr_share_headers(zr_test_headers ${name})
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}"
+    ENVIRONMENT "ZR_MACHINE_PROFILE=${CMAKE_BINARY_DIR}/tests/no-machine.json")  # whatever was measured here
 endfunction()

@@ -44,6 +44,13 @@ TEST_F(Planted, APluginsNameInCoreIsSeen) {
                           "core/plan/CMakeLists.txt:1: add_dependencies(zr_plan zr_zero1)"));
 }
 
+TEST_F(Planted, APluginCalledAsTheProcessorIsSeenWhereItIsQuoted) {
+  plant("plugins/offload_cpu/CMakeLists.txt", "zr_add_plugin(zr_offload_cpu ROLE offload ID cpu SOURCES cpu.cpp)\n");
+  plant("core/engine/a.cpp", "cpu_set_t set;  // of this CPU's cores\nif (id == \"cpu\") {}\nlink(zr_offload_cpu);\n");
+  EXPECT_THAT(found(plugin_names_in_core),
+              ElementsAre("core/engine/a.cpp:2: if (id == \"cpu\") {}", "core/engine/a.cpp:3: link(zr_offload_cpu);"));
+}
+
 TEST_F(Planted, AQuestionForTheStageIsSeen) {
   plant("core/engine/step.cpp",
         "if (stage == 2) gather();\n"

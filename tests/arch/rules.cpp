@@ -112,7 +112,8 @@ Found plugin_names_in_core(const fs::path& root) {
   }
   if (names.empty()) return {};
   std::string pattern;
-  for (const std::string& name : names) pattern += (pattern.empty() ? "" : "|") + name;
+  for (const std::string& name : names)  // the processor's own name stands for a plug-in only where it is quoted
+    pattern += (pattern.empty() ? "" : "|") + (name == "cpu" ? "(?=cpu\")" + name : name);
   return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase));
 }
 

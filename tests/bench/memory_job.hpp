@@ -58,7 +58,10 @@ class Memory final : public zr::host::Model {
   void release() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
-    std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
+    if (dst.dtype == ZR_BF16)
+      std::fill_n(static_cast<uint16_t*>(dst.data), dst.count, uint16_t{0x3a83});
+    else
+      std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
   }
   void add_gradient(uint32_t, int64_t, const zr_view&) override {}
   void drop_gradient(uint32_t) override {}

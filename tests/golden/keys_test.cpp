@@ -75,7 +75,8 @@ struct Row {
   }
 };
 
-const std::string kCopied = "strategy=zero3 communicator.alias=false";
+const std::string kCopied = "strategy=zero3 communicator.alias=false",
+                  kDisk = "offload.optimizer=nvme offload.nvme.path=.";
 
 // Trained by engine_case on two ranks: six steps of a model with some dropout.
 const std::vector<Row> kTrained{
@@ -99,6 +100,8 @@ const std::vector<Row> kTrained{
     {"fp16.min_loss_scale", "4.0", "8.0", scales,
      "train.dtype=fp16 parity.overflows=true fp16.hysteresis=1 fp16.initial_scale_power=4"},
     {"gradients.overlap", "true", "false", overlap},
+    {"offload.activations", "device", "cpu", memory, "offload.activation_bytes=1KiB"},
+    {"offload.activation_bytes", "1KiB", "16KiB", memory, "offload.activations=cpu"},
     {"gradients.reduce", "each", "last", wire, "train.accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
@@ -154,6 +157,13 @@ const std::vector<Row> kTrained{
     {"optimizer.sgd.weight_decay", "0.0", "0.1", weights, "optimizer=sgd"},
     {"checkpoint.every", "2", "3", checkpoints, "checkpoint.dir=every"},
     {"checkpoint.async", "false", "true", memory, "checkpoint.dir=async checkpoint.every=2"},
+    {"offload.optimizer", "device", "cpu", memory},
+    {"offload.gradients", "device", "cpu", memory, "strategy=zero2"},
+    {"offload.parameters", "device", "cpu", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"offload.fraction", "0.25", "0.75", memory, "offload.optimizer=cpu"},
+    {"offload.nvme.checksum", "true", "false", memory, kDisk},
+    {"offload.nvme.block_bytes", "4KiB", "32KiB", memory, kDisk + " offload.nvme.depth=1"},
+    {"offload.nvme.depth", "1", "4", memory, kDisk + " offload.nvme.block_bytes=8KiB"},
 };
 
 // Trained by the gpt example on one rank.
@@ -173,6 +183,9 @@ const std::vector<Row> kGpt{
 // Each has a test of its own below.
 const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skips",
                                    "communicator.timeout", "memory.device_budget",
+                                   // Those in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
+                                   "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
+                                   "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",
                                    // Those in tests/multirank/checkpoint_*_test.cpp.
                                    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
                                    "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",

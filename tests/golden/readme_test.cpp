@@ -116,6 +116,8 @@ const std::map<std::string, Try> kTries{
     {"zeroth plan FILE", {"{bin}/zeroth plan" + kQuick, "plan: zero1 \\+ adamw: .* bytes of rank 0"}},
     {"zeroth plan --params 7.5e9 --ranks 64 --compare",
      {"{bin}/zeroth plan --params 7.5e9 --ranks 64 --compare", "zero3 [^]*activations unknown"}},
+    {"zeroth tune --path FOLDER",
+     {"ZR_MACHINE_PROFILE=machine.json {bin}/zeroth tune --path . --seconds 1 --bytes 32MiB", "chosen[^]*stored in"}},
     {"zeroth explain FILE", {"{bin}/zeroth explain" + kQuick, "steps +500 .*quickstart\\.toml:\\d+.*updates"}},
     {"zeroth plugins [FILE.so]",
      {"{bin}/zeroth plugins && {bin}/zeroth plugins {bin}/../plugins/zr_strategy_zero1.so",

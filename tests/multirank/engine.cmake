@@ -12,7 +12,8 @@ if(ZR_TORCH)
     target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_libraries(${program} PRIVATE Zeroth::zeroth)
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-    add_dependencies(${program} zeroth zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
+    add_dependencies(${program} zeroth zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks
+                     zr_offload_cpu zr_offload_nvme)
     zr_share_headers(zr_torch_headers ${program})
   endforeach()
   target_sources(engine_case PRIVATE engine_case.cpp)
@@ -28,6 +29,9 @@ if(ZR_TORCH)
           LABELS multirank TIMEOUT 300)
   zr_test(checkpoint_test SOURCES checkpoint_test.cpp checkpoint_use_test.cpp
           LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
+  zr_test(offload_test SOURCES offload_test.cpp
+          LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
+  add_dependencies(offload_test engine_case zr_offload_cpu zr_offload_nvme zr_offload_nvme_failing)
   zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   if(ZR_EXAMPLES)

@@ -367,4 +367,27 @@ INSTANTIATE_TEST_SUITE_P(
                 "unused [7 3 ]'"}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST_F(Engine, NamesTheActivationThatADiskDoesNotGiveBack) {
+  fs::create_directories(folder_ / "swap");
+  const auto trained = [&](const std::string& fault) {
+    return shell("ZR_TIER_FAULT=" + fault + " " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +
+                 program(2, "trains",
+                         "job.threads=1 strategy=zero1 offload.activation_bytes=1B offload.nvme.depth=1 "
+                         "offload.activations=" ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so "
+                         "offload.nvme.path=" +
+                             (folder_ / "swap").string()));
+  };
+  const Result whole = trained("none");
+  ASSERT_EQ(whole.code, 0) << whole.output;
+  const Result read = trained("read=EIO@9"), write = trained("write=EIO@9");
+  for (const auto& [result, what] : {std::pair{&read, "reading"}, std::pair{&write, "writing"}}) {
+    EXPECT_EQ(result->code, 3) << result->output;
+    for (const std::string& part :
+         {std::string("offload 'nvme' ("), std::string("an activation of "), std::string(" (offload.activations): "),
+          "tier nvme: " + (folder_ / "swap").string() + " (unnamed file): " + what + " ",
+          std::string(" failed: Input/output error; the disk fails")})
+      EXPECT_NE(result->output.find(part), std::string::npos) << part << "\n" << result->output;
+  }
+}
+
 }  // namespace

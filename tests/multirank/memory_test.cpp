@@ -189,6 +189,34 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
   }
 }
 
+// The budget is the outer proof: an allocation beyond it is refused, whoever makes it.
+TEST_F(Memory, ThatActivationsDoNotTakeOnATierIsFree) {
+  std::filesystem::create_directories(scratch_.path("swap"));
+  const std::string base = "strategy=zero1 model.width=128 model.context=64 model.dropout=0.1 train.accumulation=2",
+                    cpu = base + " offload.activations=cpu",
+                    nvme = base + " offload.activations=nvme offload.nvme.path=" + scratch_.path("swap");
+  const auto first = [](const Json& memory) { return memory["device"]["activations"]["peak"].get<int64_t>(); };
+  ASSERT_EQ(train(base).code, 0);
+  const Json plain = summary();
+  int64_t others = 0;
+  for (const auto& [kind, bytes] : plain["memory"]["device"].items())
+    others += kind == "activations" ? 0 : bytes["peak"].get<int64_t>();
+  const std::string budget = " memory.device_budget=" + std::to_string(others + first(plain["memory"]) * 6 / 10);
+  const auto refused = train(base + budget);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  for (const std::string& how : {cpu, nvme}) {
+    const auto fits = train(how + budget);
+    ASSERT_EQ(fits.code, 0) << how << "\n" << fits.output;
+    const Json ran = summary();
+    EXPECT_EQ(ran["weights_hash"], plain["weights_hash"]) << how;
+    EXPECT_LT(first(ran["memory"]), first(plain["memory"]) * 6 / 10) << how;
+    const Json& tier = ran["memory"][how == cpu ? "host" : "disk"]["activations"];
+    EXPECT_GT(tier["peak"], first(plain["memory"]) / 2) << how;
+    std::cout << how << ": device " << first(plain["memory"]) << " -> " << first(ran["memory"]) << ", tier "
+              << tier["peak"] << "\n";
+  }
+}
+
 // CPU time of the commands that have ended, in seconds.
 double spent() {
   rusage usage{};
@@ -248,6 +276,23 @@ TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
   const std::string hash = trained("strategy=zero0");
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
     EXPECT_EQ(trained("strategy=" + strategy + " model.recompute=true"), hash) << strategy;
+}
+
+TEST_F(Memory, ActivationsOnATierTrainTheSameBitsUnderEveryStrategy) {
+  std::filesystem::create_directories(scratch_.path("swap"));
+  const auto trained = [&](const std::string& overrides) {
+    const auto done = train(overrides + " model.dropout=0.1 train.accumulation=4 train.steps=2");
+    EXPECT_EQ(done.code, 0) << done.output;
+    const Json ran = summary();
+    return ran["weights_hash"].get<std::string>() + " " + ran["loss"].dump();
+  };
+  const std::string plain = trained("strategy=zero0");
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
+    for (const std::string& tier : {std::string("cpu"), "nvme offload.nvme.path=" + scratch_.path("swap")})
+      EXPECT_EQ(trained("strategy=" + strategy + " offload.activation_bytes=256B offload.activations=" + tier), plain)
+          << strategy << " " << tier;
+  EXPECT_EQ(trained("strategy=zero3 model.recompute=true offload.activation_bytes=256B offload.activations=cpu"),
+            plain);
 }
 
 // An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a

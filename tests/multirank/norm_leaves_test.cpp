@@ -97,7 +97,7 @@ TEST_P(Leaves, FoldToTheSameBitsWhateverTheWindow) {
         }
         const int64_t before = rig.ledger().held(Tier::device, Kind::other);
         {
-          NormLeaves leaves(*comm, pool, plan, units, rig.ledger(), window);
+          NormLeaves leaves(*comm, pool, plan, units, rig.ledger(), nullptr, window);
           for (int twice = 0; twice < 2; ++twice) {
             EXPECT_EQ(leaves.sum(), 0);
             const NormLeaves::Folded folded = leaves.fold();

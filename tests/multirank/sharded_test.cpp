@@ -85,6 +85,24 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(1, 2, 4)),
     [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
 
+class OperatorsWithATier : public Sharded, public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
+
+TEST_P(OperatorsWithATier, SeeTheSameThoughAllTheySaveGoesThere) {
+  const auto& [strategy, tier] = GetParam();
+  const Result result = launch(2, "operators_trainer", "operators.toml",
+                               "strategy.use=" + strategy + " offload.activation_bytes=1B offload.activations=" + tier +
+                                   (tier == "nvme" ? " offload.nvme.path=" + folder_.string() : ""));
+  EXPECT_EQ(result.code, 0) << result.output;
+  EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
+  int right = 0;
+  std::istringstream lines(result.output);
+  for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
+  EXPECT_EQ(right, 71) << "cases of one rank";
+}
+INSTANTIATE_TEST_SUITE_P(On, OperatorsWithATier,
+                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values("cpu", "nvme")),
+                         [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); });
+
 TEST_F(Sharded, RawReadsSayWhichParameterAndWhatToDo) {
   for (const std::string name : {"reads_pointer", "reads_accessor", "saves_module", "aliases_storage"})
     refuses(name, kSharded);

@@ -99,6 +99,8 @@ template <>
 inline constexpr const char* service_id<zr_store_service> = "zr.host.store/1";
 template <>
 inline constexpr const char* service_id<zr_job_service> = "zr.host.job/1";
+template <>
+inline constexpr const char* service_id<zr_machine_service> = "zr.host.machine/1";
 
 /// Copyable; the host lives as long as the process. [any]
 class Host {

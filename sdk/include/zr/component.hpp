@@ -91,8 +91,8 @@ struct Keys {
   static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
 };
 
-/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D> or zr::Communicator<D, Wire>.
-/// D::Layer comes from that base: the object behind `self`, its kind and its api.
+/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D>, zr::Offload<D> or
+/// zr::Communicator<D, Wire>. D::Layer comes from that base: the object behind `self`, its kind and its api.
 template <class D>
 constexpr zr_component component(const char* id, const char* version) {
   using Layer = typename D::Layer;

@@ -35,6 +35,17 @@ Choice strategy(const std::string& name, const std::string& with = "") { return 
 const char* const kCopied = " communicator.alias=false";
 const char* const kGathered = " communicator.alias=false strategy.zero3.persistence_threshold=100";
 Choice aliased(const std::string& name) { return {name + "_alias", "strategy=" + name + " communicator.alias=true"}; }
+// What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by
+// whoever starts the ranks.
+Choice tier(const std::string& name) {
+  const std::string disk =
+      " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
+  if (name == "nvme") return {name, "offload.optimizer=nvme" + disk};
+  if (name == "nvme_sums") return {name, "offload.gradients=nvme" + disk};
+  if (name == "nvme_all") return {name, "offload.optimizer=nvme offload.gradients=nvme offload.parameters=nvme" + disk};
+  if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
+  return {name, "offload.optimizer=nvme offload.fraction=0.5 offload.gradients=cpu" + disk};
+}
 // Gradients that travel in another dtype than the weights'.
 Choice wire(const std::string& name) {
   return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
@@ -58,6 +69,13 @@ std::vector<Axis> make_axes() {
       {"strategy",
        {strategy("zero0"), strategy("zero1", kCopied), strategy("zero2", kCopied), strategy("zero3", kGathered),
         aliased("zero1"), aliased("zero2"), aliased("zero3"), only_in_cover(strategy("dealt"))}},
+      {"tier",
+       {{"none", ""},
+        tier("cpu"),
+        tier("nvme"),
+        only_in_cover(tier("both")),
+        only_in_cover(tier("nvme_sums")),
+        only_in_cover(tier("nvme_all"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
        {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},
@@ -102,11 +120,18 @@ Cell make_cell(const std::vector<std::size_t>& at) {
 }
 
 // What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these; memory of all ranks
-// needs two.
+// needs two. On disk are only sums that stand apart from gradients, and weights that are cut over ranks.
 bool sensible(const std::vector<std::size_t>& at) {
   const auto chosen = [&](const char* name) { return axes()[axis(name)].choices[at[axis(name)]].name; };
   const auto is = [&](const char* name, const std::string& choice) { return chosen(name) == choice; };
   if (is("ranks", "n1") && chosen("strategy").find("_alias") != std::string::npos) return false;
+  const std::string strategy = chosen("strategy");
+  const bool in_place =
+      (is("reduce", "last") && strategy != "dealt") || (strategy.starts_with("zero1") && is("accumulation", "a1"));
+  if (in_place && (is("tier", "nvme_sums") || is("tier", "nvme_all"))) return false;
+  const bool cut =
+      strategy == "zero3" && !is("ranks", "n1") && !is("model", "empty_shard");  // which has small ones only
+  if (is("tier", "nvme_all") && !cut) return false;
   if (is("step", "overflowing") && !is("dtype", "fp16")) return false;
   return is("reduce", "each") || is("sums", "fp32_sums") || is("sums", "bf16_sums");
 }

@@ -60,6 +60,23 @@ TEST_F(Parity, HoldsWhereRanksUseDifferentParameters) {
   expect_exact(cells);
 }
 
+// All that autograd saves goes to a tier and back, however small.
+TEST_F(Parity, HoldsWithActivationsOnATier) {
+  std::filesystem::create_directories(folder_ + "/swap");
+  const std::string nvme = "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap",
+                    least = " offload.activation_bytes=1B";
+  std::vector<Cell> cells;
+  for (const std::string model : {"with_dropout", "recomputed", "lstm", "torchscript", "everything"})
+    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3_alias"}) {
+      const Cell one = cell({strategy, model, "n2", "a4"});
+      cells.push_back(with(one, "cpu", "offload.activations=cpu" + least));
+      cells.push_back(with(one, "nvme", nvme + least));
+    }
+  for (const std::string dtype : {"bf16", "fp16"})
+    cells.push_back(with(cell({"zero2", dtype, "everything", "n2", "last"}), "nvme", nvme + least));
+  expect_exact(cells);
+}
+
 TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
   std::vector<Cell> cells;
   for (const std::string& strategy : kStrategies)

@@ -63,4 +63,10 @@ typedef struct zr_job_service { /* "zr.host.job/1": constants of this process */
   const char *job_id;     /* unique per launch */
   const char *run_folder; /* absolute; "" if the run keeps none */
 } zr_job_service;
+
+typedef struct zr_machine_service { /* "zr.host.machine/1": what was measured on this machine, once for all jobs */
+  uint32_t size, rsv;
+  /* [control] Transfers with which the file system of `path` moved most; ZR_UNSUPPORTED: nobody has measured it. */
+  zr_code (*disk)(const zr_host *, const char *path, uint64_t *block_bytes, uint32_t *depth);
+} zr_machine_service;
 #endif

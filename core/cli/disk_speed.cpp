@@ -1,0 +1,178 @@
+#include "cli/disk_speed.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "comm/communicator.hpp"
+#include "offload/tier.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kBlocks[] = {256 << 10, 1 << 20, 4 << 20, 8 << 20}, kLargest = 8 << 20;
+constexpr int64_t kDepths[] = {1, 4, 8, 16}, kDeepest = 16;
+enum class Way { read, write, mixed };
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// What is handed to the tier at a time: a little more than it has under way, so that it never waits for its caller.
+int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); }
+
+// What transfers go from and to: nothing that a disk could make smaller.
+struct Memory {
+  explicit Memory(int64_t size)
+      : data(static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(size))), &std::free) {
+    if (!data) fail_environment("zeroth tune: no memory for transfers: " + bytes_text(size) + " are needed");
+    std::mt19937_64 random(1);
+    for (int64_t i = 0; i < size; i += 8) {
+      const uint64_t word = random();
+      std::memcpy(data.get() + i, &word, 8);
+    }
+  }
+  std::unique_ptr<char, decltype(&std::free)> data;
+};
+
+// The tier at one depth, and its part of the file.
+class Bench {
+ public:
+  Bench(const DiskTest& test, int64_t depth, const Memory& memory)
+      : depth_(depth),
+        room_(handed(depth) * kLargest),
+        bytes_(test.bytes / std::ssize(kDepths)),
+        memory_(memory.data.get()) {
+    offer_async(host_);
+    const std::string table = "offload." + std::string(test.tier.table->id);
+    std::vector<std::string> all = test.overrides;
+    for (const std::string& key :
+         {"path=" + toml_text(test.path), "block_bytes=" + std::to_string(kLargest), "depth=" + std::to_string(depth)})
+      all.push_back(table + "." + key);
+    const Config config = Document::parse("", "zeroth tune", all)
+                              .check(keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
+    store_ = std::make_unique<TierStore>(host_, std::make_unique<Instance>(host_, test.tier, config, table), 1);
+    check_room(test);
+    slot_ = store_->reserve(bytes_, {{Kind::other, "measured", bytes_}});
+    store_->prepare(memory_, room_);
+  }
+  ~Bench() { store_->forget(memory_, room_); }
+  Bench(const Bench&) = delete;
+
+  // Writes the file for the first time, as far as `seconds` reach, but as much as it takes to measure anything.
+  void fill(double seconds) {
+    const Clock::time_point begin = Clock::now();
+    std::vector<Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
+    const int64_t least = std::min(bytes_, 2 * room_);
+    for (int64_t i = 0; (i + 1) * kLargest <= bytes_; ++i) {
+      Transfer& one = under_way[static_cast<std::size_t>(i) % under_way.size()];
+      one.wait();
+      if (used_ >= least && seconds_since(begin) > seconds) break;
+      one = move(true, i * kLargest, i % std::ssize(under_way), kLargest);
+      used_ += kLargest;
+    }
+    for (Transfer& one : under_way) one.wait();
+  }
+
+  // Bytes per second; reads and writes go through the file in turns, far from one another.
+  double speed(Way way, int64_t block, double seconds) {
+    const int64_t blocks = used_ / block, most = std::min(handed(depth_), blocks / 2);
+    if (most < depth_) return 0;
+    std::vector<Transfer> under_way(static_cast<std::size_t>(most));
+    const Clock::time_point begin = Clock::now();
+    int64_t i = 0;
+    for (; i < most || seconds_since(begin) < seconds; ++i) {
+      Transfer& one = under_way[static_cast<std::size_t>(i % most)];
+      one.wait();
+      const bool writes = way == Way::write || (way == Way::mixed && i % 2 == 1);
+      const int64_t at = way == Way::mixed ? i / 2 + (writes ? blocks / 2 : 0) : i;
+      one = move(writes, at % blocks * block, i % most, block);
+    }
+    for (Transfer& one : under_way) one.wait();
+    return static_cast<double>(i * block) / seconds_since(begin);
+  }
+
+  int64_t used() const { return used_; }
+  int64_t written() const { return store_->written_bytes(); }
+
+ private:
+  void check_room(const DiskTest& test) const {
+    if (store_->facts().in_memory())
+      fail_user("zeroth tune: tier '" + store_->facts().id + "' is memory; name a tier of disk with --tier");
+    zr_offload_caps caps{};
+    caps.size = sizeof caps;
+    CallError error;
+    const Instance& tier = store_->instance();
+    check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
+    if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
+      fail_environment("zeroth tune: --bytes " + bytes_text(test.bytes) + ": " + test.path + " has " +
+                       bytes_text(static_cast<int64_t>(caps.capacity)) + " free; name fewer, or another --path");
+  }
+  Transfer move(bool writes, int64_t offset, int64_t place, int64_t bytes) {
+    char* memory = memory_ + place * bytes;
+    return writes ? store_->write(slot_, offset, memory, bytes, "a block")
+                  : store_->read(slot_, offset, memory, bytes, "a block");
+  }
+
+  const int64_t depth_, room_, bytes_;  // room: of the memory that it uses
+  char* const memory_;
+  Ledger ledger_;
+  Pool pool_{1};
+  Host host_{ledger_, pool_};
+  std::unique_ptr<TierStore> store_;
+  uint64_t slot_ = 0;
+  int64_t used_ = 0;
+};
+}  // namespace
+
+const DiskPoint& DiskSpeed::best() const {
+  const DiskPoint* best = &points.front();
+  for (const DiskPoint& one : points)
+    if (one.mixed > best->mixed) best = &one;
+  const double enough = 0.95 * best->mixed;
+  for (const DiskPoint& one : points)
+    if (one.mixed >= enough && one.block_bytes * one.depth < best->block_bytes * best->depth) best = &one;
+  return *best;
+}
+
+DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at) {
+  const Clock::time_point begin = Clock::now();
+  constexpr Way kWays[] = {Way::write, Way::read, Way::mixed};
+  constexpr auto kPoints = std::size(kBlocks) * std::size(kDepths);
+  // Through all points again and again: what else the disk does changes with time.
+  const int rounds = std::clamp(static_cast<int>(test.seconds / 10), 1, 6);
+  const int all = rounds * static_cast<int>(kPoints * std::size(kWays));
+  const Memory memory(handed(kDeepest) * kLargest);
+  std::vector<std::unique_ptr<Bench>> benches;
+  DiskSpeed speed;
+  for (const int64_t depth : kDepths) {
+    benches.push_back(std::make_unique<Bench>(test, depth, memory));
+    benches.back()->fill(test.seconds / 16);
+    speed.used += benches.back()->used();
+  }
+  std::vector<double> rates[kPoints][3];
+  int done = 0;
+  for (int round = 0; round < rounds; ++round)
+    for (std::size_t p = 0; p < kPoints; ++p)
+      for (const Way way : kWays) {
+        const double seconds = std::max(test.seconds - seconds_since(begin), 0.0) / (all - done);
+        const int64_t block = kBlocks[p / std::size(kDepths)];
+        rates[p][static_cast<int>(way)].push_back(benches[p % std::size(kDepths)]->speed(way, block, seconds));
+        at(++done, all);
+      }
+  const auto median = [](std::vector<double>& of) {
+    std::sort(of.begin(), of.end());
+    return (of[of.size() / 2] + of[(of.size() - 1) / 2]) / 2;
+  };
+  for (std::size_t p = 0; p < kPoints; ++p)
+    speed.points.push_back({kBlocks[p / std::size(kDepths)], kDepths[p % std::size(kDepths)], median(rates[p][0]),
+                            median(rates[p][1]), median(rates[p][2])});
+  for (const auto& bench : benches) speed.written += bench->written();
+  return speed;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,245 @@
+#include "offload/activations.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Sizes in steps of an eighth of their power of two, so that records of nearly one size share their slots.
+int64_t size_class(int64_t bytes, int64_t align) {
+  int64_t step = align;
+  while (step * 16 <= bytes) step *= 2;
+  return up(bytes, step);
+}
+
+double since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+}  // namespace
+
+Activations::Activations(TierStore& tier, Ledger& ledger, int64_t staging)
+    : tier_(tier), ledger_(ledger), part_room_(up(std::max<int64_t>(tier.facts().io_bytes, 1), tier.facts().align)) {
+  if (tier_.facts().in_memory()) return;
+  parts_.resize(static_cast<std::size_t>(std::max<int64_t>(staging / part_room_, 2)));
+  const auto all = static_cast<std::size_t>(part_room_) * parts_.size();
+  memory_ = static_cast<char*>(::operator new (all, std::align_val_t{4096}, std::nothrow));
+  if (!memory_) fail_environment("no memory for activations under way: " + bytes_text(static_cast<int64_t>(all)));
+  std::memset(memory_, 0, all);
+  for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].memory = memory_ + static_cast<int64_t>(i) * part_room_;
+  ledger_.add(Tier::host, Kind::staging, "activations under way", static_cast<int64_t>(all));
+  tier_.prepare(memory_, static_cast<int64_t>(all));
+}
+
+Activations::~Activations() {
+  const int64_t all = part_room_ * std::ssize(parts_);
+  parts_.clear();  // waits
+  for (const auto& [number, record] : records_) tier_.release(record.slot);
+  for (const auto& [room, slots] : free_)
+    for (const uint64_t slot : slots) tier_.release(slot);
+  if (!memory_) return;
+  tier_.forget(memory_, all);
+  ::operator delete (memory_, std::align_val_t{4096});
+  ledger_.add(Tier::host, Kind::staging, "activations under way", -all);
+}
+
+std::string Activations::name_of(const Record& record) const {
+  return "an activation of " + bytes_text(record.bytes) + " (offload.activations)";
+}
+
+Activations::Record& Activations::find(uint64_t record) {
+  const auto at = records_.find(record);
+  if (at == records_.end()) fail_bug("activation " + std::to_string(record) + " is asked for, which is none");
+  return at->second;
+}
+
+bool Activations::is_under_way(uint64_t record) const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [&](const Part& part) { return part.record == record && !part.transfer.is_over(); });
+}
+
+// Its slot is another's from now on, so nothing of it may be under way.
+void Activations::retire(uint64_t number) {
+  for (Part& part : parts_) {
+    if (part.record != number) continue;
+    try {
+      wait(part);
+    } catch (const std::exception& failure) {
+      if (part.writes) failed_ = failure.what();
+    }
+    part.record = 0;
+  }
+  const auto at = records_.find(number);
+  free_[at->second.room].push_back(at->second.slot);
+  records_.erase(at);
+}
+
+void Activations::take_slot(Record& record) {
+  std::erase_if(leaving_, [&](uint64_t number) {
+    const bool over = !is_under_way(number);
+    if (over) retire(number);
+    return over;
+  });
+  std::vector<uint64_t>& slots = free_[record.room];
+  if (slots.empty()) {
+    const auto same = std::find_if(leaving_.begin(), leaving_.end(),
+                                   [&](uint64_t number) { return records_.at(number).room == record.room; });
+    if (same != leaving_.end()) {
+      retire(*same);
+      leaving_.erase(same);
+    }
+  }
+  if (!slots.empty()) {
+    record.slot = slots.back();
+    slots.pop_back();
+    return;
+  }
+  try {
+    record.slot = tier_.reserve(record.room, {{Kind::activations, "activations", record.room}});
+  } catch (const Failure& failure) {
+    throw Failure(failure.exit(), std::string(failure.what()) + "; it was for " + name_of(record));
+  }
+  ++counts_.reserved;
+  if (tier_.facts().in_memory()) mapped_[record.slot] = static_cast<char*>(tier_.map(record.slot));
+}
+
+int64_t Activations::part_bytes(const Record& record, int64_t index) const {
+  return std::min(part_room_, record.bytes - index * part_room_);
+}
+
+Activations::Part* Activations::part_of(uint64_t record, int64_t index) {
+  for (Part& part : parts_)
+    if (part.record == record && part.index == index) return &part;
+  return nullptr;
+}
+
+void Activations::wait(Part& part) {
+  if (!part.transfer.done()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    part.transfer.wait();
+  } catch (...) {
+    part.record = 0;
+    throw;
+  }
+  (part.writes ? counts_.write_wait : counts_.read_wait) += since(begin);
+}
+
+// One that holds nothing, or what stands on the disk already, of the oldest record and only one before `before`: it is
+// wanted after that.
+Activations::Part* Activations::free_part(uint64_t before) {
+  Part* oldest = nullptr;
+  for (Part& part : parts_) {
+    if (part.record == 0) return &part;
+    if (part.writes && part.transfer.is_over() && part.record < before && (!oldest || part.record < oldest->record))
+      oldest = &part;
+  }
+  if (!oldest) return nullptr;
+  wait(*oldest);
+  oldest->record = 0;
+  return oldest;
+}
+
+// The same if it takes waiting, or what was read for another record.
+Activations::Part& Activations::make_free(uint64_t number) {
+  if (Part* part = free_part(number)) return *part;
+  Part* oldest = nullptr;
+  for (Part& part : parts_)
+    if (part.record != number && (!oldest || part.record < oldest->record)) oldest = &part;
+  if (!oldest) oldest = &parts_.front();  // all hold this record
+  wait(*oldest);
+  oldest->record = 0;
+  return *oldest;
+}
+
+uint64_t Activations::put(const void* data, int64_t bytes) {
+  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
+  Record record{bytes, size_class(bytes, tier_.facts().align), 0};
+  take_slot(record);
+  const uint64_t number = ++last_;
+  records_[number] = record;
+  ++counts_.put;
+  if (tier_.facts().in_memory()) {
+    std::memcpy(mapped_[record.slot], data, static_cast<std::size_t>(bytes));
+    return number;
+  }
+  try {
+    for (int64_t i = 0, at = 0; at < bytes; ++i, at += part_room_) {
+      Part& part = make_free(std::numeric_limits<uint64_t>::max());
+      const int64_t n = part_bytes(record, i);
+      std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
+      part.transfer = tier_.write(record.slot, at, part.memory, up(n, tier_.facts().align), name_of(record));
+      part.record = number;
+      part.index = i;
+      part.writes = true;
+    }
+  } catch (...) {
+    drop(number);
+    throw;
+  }
+  return number;
+}
+
+void Activations::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
+  part.transfer = tier_.read(record.slot, index * part_room_, part.memory,
+                             up(part_bytes(record, index), tier_.facts().align), name_of(record));
+  part.record = number;
+  part.index = index;
+  part.writes = false;
+}
+
+void Activations::get(uint64_t number, void* to) {
+  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
+  const Record& record = find(number);
+  ++counts_.got;
+  if (tier_.facts().in_memory()) {
+    std::memcpy(to, mapped_[record.slot], static_cast<std::size_t>(record.bytes));
+    return;
+  }
+  const int64_t n = (record.bytes + part_room_ - 1) / part_room_;
+  bool ready = true;
+  for (int64_t i = 0, started = 0; i < n; ++i) {
+    for (; started < n; ++started) {  // as far as there is room, and this one in any case
+      if (part_of(number, started)) continue;
+      Part* part = started == i ? &make_free(number) : free_part(number);
+      if (!part) break;
+      start_read(*part, number, record, started);
+      ready = false;
+    }
+    Part* part = part_of(number, i);
+    ready &= part->writes || part->transfer.is_over();
+    if (!part->writes) wait(*part);  // what is being written is whole in memory
+    std::memcpy(static_cast<char*>(to) + i * part_room_, part->memory, static_cast<std::size_t>(part_bytes(record, i)));
+    if (!part->writes) part->record = 0;
+  }
+  counts_.ready += ready;
+}
+
+void Activations::ahead(const std::vector<uint64_t>& records) {
+  if (tier_.facts().in_memory()) return;
+  for (const uint64_t number : records) {
+    const Record& record = find(number);
+    for (int64_t i = 0; i * part_room_ < record.bytes; ++i) {
+      if (part_of(number, i)) continue;
+      Part* part = free_part(number);
+      if (!part) return;
+      start_read(*part, number, record, i);
+    }
+  }
+}
+
+void Activations::drop(uint64_t number) noexcept {
+  if (!records_.count(number)) return;
+  is_under_way(number) ? leaving_.push_back(number) : retire(number);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,54 @@
+// Memory that ranges of paged buffers pass through, cut to their sizes: the first place that fits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+namespace zr::host {
+
+class PageRooms {
+ public:
+  /// Null: nothing fits.
+  char* take(int64_t bytes) {
+    for (Area& area : areas_) {
+      int64_t at = 0;
+      for (const auto& [begin, end] : area.taken) {
+        if (begin - at >= bytes) break;
+        at = end;
+      }
+      if (area.bytes - at < bytes) continue;
+      area.taken.emplace(at, at + bytes);
+      return area.memory + at;
+    }
+    return nullptr;
+  }
+  /// Takes it back.
+  void give(const char* room) {
+    for (Area& area : areas_)
+      if (area.memory <= room && room < area.memory + area.bytes) area.taken.erase(room - area.memory);
+  }
+  /// More memory for rooms; the caller keeps it.
+  void add(char* memory, int64_t bytes) { areas_.push_back({memory, bytes, {}}); }
+  /// Some room of that size would fit if none were taken.
+  bool could_hold(int64_t bytes) const {
+    for (const Area& area : areas_)
+      if (area.bytes >= bytes) return true;
+    return false;
+  }
+  /// Calls fn(memory, bytes) for all there is.
+  void each(const std::function<void(char*, int64_t)>& fn) const {
+    for (const Area& area : areas_) fn(area.memory, area.bytes);
+  }
+
+ private:
+  struct Area {
+    char* memory;
+    int64_t bytes;
+    std::map<int64_t, int64_t> taken;  // begin, end
+  };
+  std::vector<Area> areas_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,148 @@
+#include "offload/paged_buffer.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr const char* kEdges = "blocks of pages in memory";
+int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+}  // namespace
+
+PagedBuffer::PagedBuffer(TierStore& tier, int64_t bytes, TierStore::Held held, const std::vector<int64_t>& edges,
+                         Ledger& ledger)
+    : tier_(tier),
+      ledger_(ledger),
+      tag_(held.tag),
+      block_(tier.facts().align),
+      size_(up(bytes, tier.facts().align)),
+      written_(static_cast<std::size_t>(up(bytes, tier.facts().align) / tier.facts().align), false) {
+  void* space =
+      ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED)
+    fail_environment("no addresses for " + tag_ + ": " + bytes_text(bytes) +
+                     " are needed; raise the limit on them (ulimit -v)");
+  base_ = static_cast<char*>(space);
+  try {
+    slot_ = tier_.reserve(size_, {std::move(held)});
+    for (const int64_t block : edges) keep(block, "");
+  } catch (...) {
+    ::munmap(base_, static_cast<std::size_t>(size_));
+    throw;
+  }
+}
+
+PagedBuffer::~PagedBuffer() {
+  moves_.clear();  // waits
+  for (const auto& [block, memory] : kept_)
+    ::operator delete(memory, std::align_val_t(static_cast<std::size_t>(block_)));
+  ledger_.add(Tier::host, Kind::staging, kEdges, -std::ssize(kept_) * block_);
+  tier_.release(slot_);
+  ::munmap(base_, static_cast<std::size_t>(size_));
+}
+
+template <class F>
+void PagedBuffer::each_run(int64_t from, int64_t to, bool by_written, F&& fn) const {
+  const int64_t end = hi(to) / block_;
+  auto kept = kept_.lower_bound(from / block_);
+  for (int64_t block = from / block_; block < end;) {
+    if (kept != kept_.end() && kept->first == block) {
+      fn(block, block + 1, kept->second, true);
+      ++block;
+      ++kept;
+      continue;
+    }
+    const int64_t limit = kept == kept_.end() ? end : std::min(end, kept->first);
+    int64_t next = block + 1;
+    const bool written = written_[static_cast<std::size_t>(block)];
+    while (next < limit && (!by_written || written_[static_cast<std::size_t>(next)] == written)) ++next;
+    fn(block, next, static_cast<char*>(nullptr), written);
+    block = next;
+  }
+}
+
+void PagedBuffer::wait_for(int64_t from, int64_t to, bool writes_only) {
+  for (Move& move : moves_)
+    if (move.from < to && from < move.to && (move.writes || !writes_only)) move.transfer.wait();
+}
+
+uint64_t PagedBuffer::read(int64_t from, int64_t to, char* room, const std::string& what) {
+  wait_for(lo(from), hi(to), true);
+  const uint64_t number = ++last_;
+  each_run(from, to, true, [&](int64_t first, int64_t end, const char* kept, bool written) {
+    char* const at = room + first * block_ - lo(from);
+    const auto bytes = static_cast<std::size_t>((end - first) * block_);
+    if (kept)
+      std::memcpy(at, kept, bytes);
+    else if (!written)
+      std::memset(at, 0, bytes);
+    else
+      moves_.push_back({number, first * block_, end * block_, false,
+                        tier_.read(slot_, first * block_, at, static_cast<int64_t>(bytes), what)});
+  });
+  return number;
+}
+
+void PagedBuffer::prepare_write(int64_t from, int64_t to, const std::string& what) {
+  for (const int64_t edge : {from, to})
+    if (edge % block_ != 0 && !kept_.count(edge / block_)) {
+      ledger_.plan(Tier::host, Kind::staging, block_);
+      keep(edge / block_, what);
+    }
+}
+
+uint64_t PagedBuffer::write(int64_t from, int64_t to, const char* room, const std::string& what) {
+  wait_for(lo(from), hi(to), false);
+  const uint64_t number = ++last_;
+  each_run(from, to, false, [&](int64_t first, int64_t end, char* kept, bool) {
+    const int64_t begin = std::max(from, first * block_), stop = std::min(to, end * block_);
+    const char* const at = room + begin - lo(from);
+    if (kept) {
+      std::memcpy(kept + (begin - first * block_), at, static_cast<std::size_t>(stop - begin));
+      return;
+    }
+    if (begin != first * block_ || stop != end * block_) fail_bug("a block of " + tag_ + " is written in part");
+    moves_.push_back({number, begin, stop, true, tier_.write(slot_, begin, at, stop - begin, what)});
+    std::fill(written_.begin() + first, written_.begin() + end, true);
+  });
+  return number;
+}
+
+// What was on disk of it comes along; nothing is on disk of those that are kept from the start.
+void PagedBuffer::keep(int64_t block, const std::string& what) {
+  char* const memory = static_cast<char*>(::operator new(
+      static_cast<std::size_t>(block_), std::align_val_t(static_cast<std::size_t>(block_)), std::nothrow));
+  if (!memory) fail_environment("no memory for " + tag_ + ": " + bytes_text(block_) + " are needed");
+  ledger_.add(Tier::host, Kind::staging, kEdges, block_);
+  std::memset(memory, 0, static_cast<std::size_t>(block_));
+  kept_.emplace(block, memory);
+  if (!written_[static_cast<std::size_t>(block)]) return;
+  wait_for(block * block_, (block + 1) * block_, true);
+  tier_.read(slot_, block * block_, memory, block_, what).wait();
+}
+
+void PagedBuffer::wait(uint64_t number) {
+  for (Move& move : moves_)
+    if (move.number == number) move.transfer.wait();
+  std::erase_if(moves_, [&](const Move& move) { return move.number == number; });
+}
+
+bool PagedBuffer::is_over(uint64_t number) const {
+  return std::all_of(moves_.begin(), moves_.end(),
+                     [&](const Move& move) { return move.number != number || move.transfer.is_over(); });
+}
+
+bool PagedBuffer::is_written(int64_t from, int64_t to) const {
+  return std::any_of(moves_.begin(), moves_.end(), [&](const Move& move) {
+    return move.writes && move.from < hi(to) && lo(from) < move.to && !move.transfer.is_over();
+  });
+}
+
+}  // namespace zr::host

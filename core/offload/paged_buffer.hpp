@@ -1,0 +1,74 @@
+// One buffer of the plan that stands on a disk: addresses without memory, a slot, and ranges of it on their way.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "offload/tier.hpp"
+
+namespace zr::host {
+
+/// Ranges are bytes [from, to). A room is memory for a range's whole blocks: lo(from) to hi(to). One call at a time.
+class PagedBuffer {
+ public:
+  /// `edges`: blocks that stay in memory (Paging).
+  PagedBuffer(TierStore& tier, int64_t bytes, TierStore::Held held, const std::vector<int64_t>& edges, Ledger& ledger);
+  ~PagedBuffer();
+  PagedBuffer(const PagedBuffer&) = delete;
+
+  /// Its first address.
+  char* base() const { return base_; }
+  /// The address is one of its own.
+  bool holds(const void* at) const {
+    const char* const address = static_cast<const char*>(at);
+    return base_ <= address && address < base_ + size_;
+  }
+  /// The edges of blocks at or before and at or behind a byte.
+  int64_t lo(int64_t at) const { return at / block_ * block_; }
+  int64_t hi(int64_t at) const { return (at + block_ - 1) / block_ * block_; }
+  int64_t block() const { return block_; }         // bytes
+  const std::string& tag() const { return tag_; }  // of the plan's buffer
+
+  /// Begins to bring a range into its room. Waits for a write of it that is under way. Returns what to wait() for.
+  uint64_t read(int64_t from, int64_t to, char* room, const std::string& what);
+  /// Begins to write a range from its room, and waits for what is under way with it. Bytes of the room outside the
+  /// range are not used.
+  uint64_t write(int64_t from, int64_t to, const char* room, const std::string& what);
+  /// Before a range is written: reads what is needed besides, where its ends are not planned edges.
+  void prepare_write(int64_t from, int64_t to, const std::string& what);
+  /// Throws Failure(environment) as Transfer does. A number that is over is nothing.
+  void wait(uint64_t number);
+  /// wait() returns at once.
+  bool is_over(uint64_t number) const;
+  /// A write of some of it is under way.
+  bool is_written(int64_t from, int64_t to) const;
+
+ private:
+  struct Move {
+    uint64_t number;
+    int64_t from, to;
+    bool writes;
+    Transfer transfer;
+  };
+  // Calls fn(first, end, kept) over runs of a range's blocks: one that stays in memory, or many on disk, all of them
+  // written before (true) or none.
+  template <class F>
+  void each_run(int64_t from, int64_t to, bool by_written, F&& fn) const;
+  void wait_for(int64_t from, int64_t to, bool writes_only);
+  void keep(int64_t block, const std::string& what);
+
+  TierStore& tier_;
+  Ledger& ledger_;
+  const std::string tag_;
+  const int64_t block_, size_;  // size_: of the slot
+  char* base_ = nullptr;
+  uint64_t slot_ = 0;
+  std::map<int64_t, char*> kept_;  // by block
+  std::vector<bool> written_;      // likewise: it has been; else zeros
+  std::vector<Move> moves_;        // under way, or nobody waited for them yet
+  uint64_t last_ = 0;
+};
+
+}  // namespace zr::host

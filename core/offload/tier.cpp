@@ -1,0 +1,134 @@
+#include "offload/tier.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+TierFacts place_of(const Instance& tier) {
+  zr_offload_caps caps{};
+  caps.size = sizeof caps;
+  CallError error;
+  check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
+  const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
+  return {tier.component().table->id, mappable ? Tier::host : Tier::disk, std::max<int64_t>(caps.io_bytes, 4096),
+          std::max<int64_t>(caps.io_depth, 1), std::max<int64_t>(caps.io_align, 64)};
+}
+
+Transfer::Transfer(const Instance& tier, zr_done* done, std::string what)
+    : tier_(&tier), done_(done), what_(std::move(what)) {}
+
+Transfer::~Transfer() {
+  if (!done_) return;
+  done_->code.wait(ZR_AGAIN);
+  done_release(done_);
+}
+
+Transfer::Transfer(Transfer&& other) noexcept
+    : tier_(other.tier_), done_(std::exchange(other.done_, nullptr)), what_(std::move(other.what_)) {}
+
+Transfer& Transfer::operator=(Transfer&& other) noexcept {
+  std::swap(tier_, other.tier_);
+  std::swap(done_, other.done_);
+  std::swap(what_, other.what_);
+  return *this;
+}
+
+bool Transfer::is_over() const { return !done_ || done_->code.load(std::memory_order_acquire) != ZR_AGAIN; }
+
+void Transfer::wait() {
+  if (!done_) return;
+  done_->code.wait(ZR_AGAIN);
+  CallError error;
+  const zr_code code = done_poll(done_, &error);
+  done_release(std::exchange(done_, nullptr));
+  if (code != ZR_OK) fail_environment(tier_->who("transfer") + ": " + what_ + ": " + error.msg);
+}
+
+TierStore::TierStore(Host& host, std::unique_ptr<Instance> instance, int index)
+    : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
+  CallError error;
+  check(api_->open(instance_->self(), nullptr, &error), error, instance_->who("open"));
+  facts_ = place_of(*instance_);
+}
+
+TierStore::~TierStore() {
+  while (!slots_.empty()) release(slots_.back().id);
+}
+
+uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
+  uint64_t id = 0;
+  CallError error;
+  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
+        instance_->who("reserve"));
+  slots_.push_back({id, std::move(held), false});
+  for (const Held& one : slots_.back().held) host_.ledger().add(facts_.tier, one.kind, one.tag, one.bytes);
+  return id;
+}
+
+void TierStore::release(uint64_t slot) {
+  const auto at = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& one) { return one.id == slot; });
+  if (at == slots_.end()) return;
+  if (at->mapped) api_->unmap(instance_->self(), slot);
+  api_->release(instance_->self(), slot);
+  for (const Held& one : at->held) host_.ledger().add(facts_.tier, one.kind, one.tag, -one.bytes);
+  slots_.erase(at);
+}
+
+void* TierStore::map(uint64_t slot) {
+  const auto at = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& one) { return one.id == slot; });
+  if (at == slots_.end() || !facts_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
+  zr_view view{};
+  CallError error;
+  check(api_->map(instance_->self(), slot, &view, &error), error, instance_->who("map"));
+  at->mapped = true;
+  return view.data;
+}
+
+Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes,
+                         const std::string& what) {
+  const zr_transfer one{slot, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
+  Transfer transfer(*instance_, done_new(host_.abi()), what);
+  zr_done* done = transfer.done();
+  if (!done) fail_environment("no memory for a transfer to " + facts_.id);
+  if (trace_)
+    done->then = [trace = trace_, track = facts_.id, name = (writes ? "write " : "read ") + what,
+                  begin = Trace::Time::clock::now()](zr_code) {
+      trace->span(track, name, begin, Trace::Time::clock::now());
+    };
+  CallError error;
+  const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
+  if (code != ZR_OK) {
+    done_resolve(done, code, 0, error.msg);
+    fail_environment(instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg);
+  }
+  (writes ? written_ : read_) += bytes;
+  return transfer;
+}
+
+Transfer TierStore::read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what) {
+  return move(false, slot, offset, memory, bytes, what);
+}
+
+Transfer TierStore::write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what) {
+  return move(true, slot, offset, const_cast<void*>(memory), bytes, what);
+}
+
+void TierStore::prepare(void* memory, int64_t bytes) {
+  if (!ZR_HAS(api_, zr_offload_api, reg)) return;
+  const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
+  CallError error;
+  if (api_->reg(instance_->self(), &view, &error) != ZR_OK) log(ZR_LOG_INFO, instance_->who("reg") + ": " + error.msg);
+}
+
+void TierStore::forget(void* memory, int64_t bytes) {
+  if (!ZR_HAS(api_, zr_offload_api, unreg)) return;
+  const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
+  api_->unreg(instance_->self(), &view);
+}
+
+}  // namespace zr::host

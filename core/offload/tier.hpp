@@ -1,0 +1,98 @@
+// One tier in use: its slots, transfers to and from them, and how long the host waited for it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "base/trace.hpp"
+#include "comm/done.hpp"
+#include "plan/placement.hpp"
+#include "plugin/host.hpp"
+#include "zr/abi/offload.h"
+
+namespace zr::host {
+
+/// What a tier's plug-in says of itself, before or after it is open.
+TierFacts place_of(const Instance& tier);
+
+/// A transfer under way. Memory it uses stays until it is over.
+class Transfer {
+ public:
+  Transfer() = default;
+  /// Takes over the reference to `done`. `what`: whose bytes they are, for errors.
+  Transfer(const Instance& tier, zr_done* done, std::string what);
+  ~Transfer();  // waits
+  /// The other is none then, or this one's.
+  Transfer(Transfer&& other) noexcept;
+  Transfer& operator=(Transfer&& other) noexcept;
+  /// Returns when it is over. Throws Failure(environment) with what the tier says of it, and whose bytes they are.
+  void wait();
+  bool is_over() const;
+  zr_done* done() const { return done_; }
+
+ private:
+  const Instance* tier_ = nullptr;
+  zr_done* done_ = nullptr;
+  std::string what_;
+};
+
+/// Calls on one thread at a time, but for counts.
+class TierStore {
+ public:
+  /// Opens it. `index`: of the plan's places.
+  TierStore(Host& host, std::unique_ptr<Instance> instance, int index);
+  ~TierStore();
+  TierStore(const TierStore&) = delete;
+
+  const TierFacts& facts() const { return facts_; }
+  int index() const { return index_; }
+  /// What a slot holds, for the ledger.
+  struct Held {
+    Kind kind;
+    std::string tag;
+    int64_t bytes;
+  };
+  /// A slot of that many bytes. Throws Failure(environment) with what the tier says.
+  uint64_t reserve(int64_t bytes, std::vector<Held> held);
+  void release(uint64_t slot);
+  /// Memory of a slot, where facts().in_memory().
+  void* map(uint64_t slot);
+  /// Starts to move [offset, offset + bytes) of a slot, all multiples of facts().align. `what`: whose they are.
+  Transfer read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Transfer write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
+  /// Memory that many transfers will use, until forget().
+  void prepare(void* memory, int64_t bytes);
+  void forget(void* memory, int64_t bytes);
+
+  /// Transfers become spans of it; it outlives them. Null: none.
+  void set_trace(Trace* trace) { trace_ = trace; }
+
+  int64_t read_bytes() const { return read_; }
+  int64_t written_bytes() const { return written_; }
+  const Instance& instance() const { return *instance_; }
+
+ private:
+  struct Slot {
+    uint64_t id;
+    std::vector<Held> held;
+    bool mapped;
+  };
+  Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Host& host_;
+  std::unique_ptr<Instance> instance_;
+  const zr_offload_api* api_;
+  int index_;
+  TierFacts facts_;
+  std::vector<Slot> slots_;
+  std::atomic<int64_t> read_{0}, written_{0};
+  Trace* trace_ = nullptr;
+};
+
+/// By index of the plan's places; null: the device, or a tier that is not used.
+using Tiers = std::vector<std::unique_ptr<TierStore>>;
+
+}  // namespace zr::host

@@ -1,0 +1,74 @@
+#include "pin.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+namespace cpu {
+
+namespace {
+constexpr const char* kDevice = "/dev/nvidia0";
+constexpr const char* kNames[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
+constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: for every device's context
+
+// What libtorch has loaded, if it has: two runtimes would do, but take memory twice.
+void* runtime() {
+  for (const int how : {RTLD_NOLOAD, 0})
+    for (const char* name : kNames)
+      if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | how)) return library;
+  return nullptr;
+}
+
+template <class F>
+bool find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(::dlsym(library, name));
+  return function != nullptr;
+}
+}  // namespace
+
+Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), must_(pin == "true") {
+  if (pin == "false") return;
+  if (::access(kDevice, F_OK) == 0) {
+    load();
+  } else if (must_) {
+    throw zr::Error(ZR_UNSUPPORTED, std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") +
+                                        kDevice + " is not there); give \"auto\" or \"false\"");
+  }
+}
+
+void Pin::load() {
+  void* library = runtime();
+  if (library && find(library, "cudaHostRegister", register_) && find(library, "cudaHostUnregister", unregister_) &&
+      find(library, "cudaGetLastError", last_error_) && find(library, "cudaGetErrorString", error_text_))
+    return;
+  register_ = nullptr;
+  const std::string text = "there is a CUDA device, but no CUDA runtime (libcudart.so.12) to lock memory for it";
+  if (must_)
+    throw zr::Error(ZR_UNSUPPORTED, "offload.cpu.pin = \"true\": " + text +
+                                        "; put its folder into LD_LIBRARY_PATH, or give \"auto\" or \"false\"");
+  host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
+}
+
+std::string Pin::text_of(int error) const {
+  const char* text = error_text_(error);
+  last_error_();  // libtorch would take it for its own
+  return text ? text : "error " + std::to_string(error);
+}
+
+bool Pin::lock(void* data, uint64_t bytes) {
+  if (!register_) return false;
+  const int error = register_(data, bytes, kPortable);
+  if (error == 0) return true;
+  const std::string text = std::to_string(bytes) + " bytes could not be locked for the CUDA device: " + text_of(error);
+  if (must_)
+    throw zr::Error(ZR_NOMEM, "tier cpu: " + text + "; offload less, or give offload.cpu.pin = \"auto\"", error);
+  if (!told_) host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
+  told_ = true;
+  return false;
+}
+
+void Pin::unlock(void* data) const {
+  if (const int error = unregister_(data))
+    host_.log(ZR_LOG_WARN, "tier cpu: unlocking memory failed: " + text_of(error));
+}
+
+}  // namespace cpu

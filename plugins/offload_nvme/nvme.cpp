@@ -1,0 +1,242 @@
+// The tier "nvme": slots are ranges of one unnamed file per folder.
+#include <filesystem>
+#include <sstream>
+#include <unordered_map>
+
+#include "engine.hpp"
+#include "zr/offload.hpp"
+
+namespace {
+
+using nvme::kAlign;
+
+// "/a:/b", absolute from here on.
+std::vector<std::string> folders_of(const std::string& paths) {
+  std::vector<std::string> all;
+  std::istringstream in(paths);
+  for (std::string one; std::getline(in, one, ':');) {
+    if (one.empty())
+      throw zr::Error(ZR_INVALID, "offload.nvme.path = \"" + paths + "\" has an empty folder; write \"/a:/b\"");
+    all.push_back(std::filesystem::absolute(one).lexically_normal().string());
+  }
+  if (all.empty()) throw zr::Error(ZR_INVALID, "offload.nvme.path is empty; name a folder on a disk, or \"/a:/b\"");
+  return all;
+}
+
+constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
+constexpr uint32_t kDeepest = 256;
+
+class Nvme : public zr::Offload<Nvme> {
+ public:
+  static constexpr zr_key keys[] = {
+      zr::key_text("path", nullptr, nullptr, "folder on the disk, several separated by ':' are striped"),
+      zr::key_text("engine", "\"auto\"", "auto|uring|threads", "io_uring, or threads where it is refused"),
+      zr::key_bool("checksum", "true", "what is read is compared with what was written"),
+      zr::key_bytes("block_bytes", "\"0B\"", 0, kLargestBlock,
+                    "largest transfer, and what one folder gets in a row; 0: as `zeroth tune` found it, else 1MiB"),
+      zr::key_int("depth", "0", 0, kDeepest, "transfers under way at a time; 0: as `zeroth tune` found it, else 8"),
+      zr::key_text("direct", "\"auto\"", "auto|true|false", "past the page cache (O_DIRECT)")};
+  Nvme(const zr::Config& config, const zr::Host& host)
+      : host_(host),
+        folders_(folders_of(config.text("path"))),
+        engine_name_(config.text("engine")),
+        checksum_(config.boolean("checksum")),
+        size_(transfers_of(config)),
+        depth_(size_.depth),
+        direct_(config.text("direct")),
+        stripes_{size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
+    if (stripes_.block_bytes % kAlign != 0)
+      throw zr::Error(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
+                                      " is no multiple of 4096; write \"1MiB\"");
+  }
+  ~Nvme() {
+    engine_.reset();
+    for (const auto& [id, slot] : slots_) account(-sums_bytes(*slot));
+  }
+
+  void open(const zr_offload_ref* below) {
+    if (below) throw zr::Error(ZR_UNSUPPORTED, "tier nvme stores bytes itself and takes no tier below");
+    if (transfers_) throw zr::Error(ZR_STATE, "tier nvme is open already");
+    const auto how = direct_ == "auto"   ? nvme::Direct::automatic
+                     : direct_ == "true" ? nvme::Direct::yes
+                                         : nvme::Direct::no;
+    std::vector<std::unique_ptr<nvme::File>> files;
+    for (const std::string& folder : folders_)
+      files.push_back(std::make_unique<nvme::File>(host_, folder, how, faults_));
+    files_ = std::move(files);
+    ranges_.resize(files_.size());
+    auto transfers = std::make_unique<nvme::Transfers>(files_, stripes_, checksum_, faults_);
+    engine_ = make_engine(*transfers);
+    transfers_ = std::move(transfers);
+    if (size_.measured)
+      host_.log(ZR_LOG_INFO, "tier nvme: blocks of " + std::to_string(size_.block_bytes / 1024) + " KiB, " +
+                                 std::to_string(depth_) + " under way, as `zeroth tune` found best for " +
+                                 folders_.front());
+  }
+
+  zr_offload_caps caps() const {
+    zr_offload_caps caps{};
+    caps.flags = ZR_TIER_ASYNC;
+    caps.capacity = capacity();
+    caps.io_align = kAlign;
+    caps.io_bytes = stripes_.block_bytes;
+    caps.io_depth = depth_;
+    caps.device_types = uint64_t{1} << 1;
+    return caps;
+  }
+
+  uint64_t reserve(uint64_t bytes, const char*) {
+    if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
+    if (bytes > uint64_t{1} << 56) throw zr::Error(ZR_IO, std::to_string(bytes) + " bytes are on no disk");
+    bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+    auto slot = std::make_unique<nvme::Slot>(bytes, checksum_ ? bytes / kAlign : 0);
+    const std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < files_.size(); ++i) {
+      const uint64_t part = stripes_.bytes_in(i, bytes), end = ranges_[i].end();
+      slot->at.push_back(ranges_[i].take(part));
+      if (ranges_[i].end() == end) continue;
+      try {
+        files_[i]->extend(end, ranges_[i].end() - end);
+      } catch (...) {
+        give_back(*slot);
+        ranges_[i].cut(end);
+        throw;
+      }
+    }
+    account(sums_bytes(*slot));
+    slots_[++last_] = std::move(slot);
+    return last_;
+  }
+  void release(uint64_t id) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto one = slots_.find(id);
+    if (one == slots_.end()) return host_.log(ZR_LOG_ERROR, "tier nvme: a slot was released that is none");
+    account(-sums_bytes(*one->second));
+    give_back(*one->second);
+    slots_.erase(one);
+  }
+
+  void write(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
+    start(all, n, stream, done, true);
+  }
+  void read(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
+    start(all, n, stream, done, false);
+  }
+
+  void reg(const zr_view& memory) { engine_->reg(memory); }
+  void unreg(const zr_view& memory) noexcept { engine_->unreg(memory); }
+
+ private:
+  struct Size {
+    uint64_t block_bytes;
+    uint32_t depth;
+    bool measured = false;
+  };
+  // What a key does not say, the machine's profile does for the first folder, or nobody.
+  Size transfers_of(const zr::Config& config) const {
+    Size size{static_cast<uint64_t>(config.integer("block_bytes")), static_cast<uint32_t>(config.integer("depth"))};
+    if (size.block_bytes && size.depth) return size;
+    uint64_t block_bytes = 0;
+    uint32_t depth = 0;
+    const auto* machine = host_.find<zr_machine_service>();
+    size.measured = machine && machine->disk(host_.abi(), folders_.front().c_str(), &block_bytes, &depth) == ZR_OK &&
+                    block_bytes >= kAlign && block_bytes <= kLargestBlock && block_bytes % kAlign == 0 && depth >= 1 &&
+                    depth <= kDeepest;
+    if (!size.block_bytes) size.block_bytes = size.measured ? block_bytes : 1 << 20;
+    if (!size.depth) size.depth = size.measured ? depth : 8;
+    return size;
+  }
+
+  std::unique_ptr<nvme::Engine> make_engine(nvme::Transfers& transfers) {
+    if (engine_name_ == "threads") return nvme::make_threads(transfers, files_, depth_);
+    try {
+      return nvme::make_uring(transfers, files_, depth_, faults_);
+    } catch (const zr::Error& refused) {
+      if (engine_name_ == "uring") throw;
+      host_.log(ZR_LOG_INFO, std::string("tier nvme: ") + refused.what() + "; threads read and write instead");
+    }
+    return nvme::make_threads(transfers, files_, depth_);
+  }
+
+  // A disk that holds k of the n folders gets k of n bytes.
+  uint64_t capacity() const {
+    const std::lock_guard lock(mutex_);
+    struct Disk {
+      uint64_t bytes = 0, folders = 0;
+    };
+    std::unordered_map<uint64_t, Disk> disks;
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      Disk& disk = disks[files_[i]->device()];
+      if (disk.folders++ == 0) disk.bytes = files_[i]->free_bytes();
+      disk.bytes += ranges_[i].end();
+    }
+    uint64_t least = ~uint64_t{0};
+    for (const auto& [id, disk] : disks) least = std::min(least, disk.bytes / disk.folders * files_.size());
+    return files_.empty() ? 0 : least / kAlign * kAlign;
+  }
+
+  void give_back(const nvme::Slot& slot) {
+    for (uint32_t i = 0; i < slot.at.size(); ++i) ranges_[i].give(slot.at[i], stripes_.bytes_in(i, slot.bytes));
+  }
+  static int64_t sums_bytes(const nvme::Slot& slot) {
+    return static_cast<int64_t>(slot.sums.size() * sizeof(uint32_t));
+  }
+  void account(int64_t bytes) const {
+    const auto* memory = host_.find<zr_memory_service>();
+    if (memory && bytes != 0) memory->account(host_.abi(), "other: checksums of nvme", bytes);
+  }
+
+  void start(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, bool writes) {
+    if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
+    if (stream) throw zr::Error(ZR_UNSUPPORTED, "tier nvme knows no streams: wait for them, and give none");
+    auto request = std::make_shared<nvme::Request>();
+    request->writes = writes;
+    request->all.assign(all, all + n);
+    {
+      const std::lock_guard lock(mutex_);
+      for (uint32_t i = 0; i < n; ++i) request->slots.push_back(checked(all[i], i));
+    }
+    request->done = zr::Done::retained(host_, done);
+    transfers_->push(request);
+  }
+  // The slot of a transfer, which must be whole blocks of it.
+  nvme::Slot* checked(const zr_transfer& one, uint32_t index) const {
+    const auto refuse = [&](const std::string& what) {
+      throw zr::Error(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
+    };
+    const auto slot = slots_.find(one.slot);
+    if (slot == slots_.end()) refuse("is of slot " + std::to_string(one.slot) + ", which is not reserved");
+    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) refuse("is not of bytes in the CPU's memory");
+    const auto bytes = static_cast<uint64_t>(one.memory.count), address = reinterpret_cast<uint64_t>(one.memory.data);
+    if (one.offset % kAlign || bytes % kAlign || address % kAlign)
+      refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+             (address % kAlign ? ", to or from an odd address" : "") +
+             ") is no multiple of 4096 in offset, length and address; round up: slots have room for it");
+    const uint64_t room = slot->second->bytes;
+    if (one.offset > room || bytes > room - one.offset)
+      refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+             ") goes beyond its slot of " + std::to_string(room) + " bytes");
+    return slot->second.get();
+  }
+
+  const zr::Host host_;
+  const std::vector<std::string> folders_;
+  const std::string engine_name_;
+  const bool checksum_;
+  const Size size_;
+  const uint32_t depth_;
+  const std::string direct_;
+  const nvme::Stripes stripes_;
+  nvme::Faults faults_;
+  std::vector<std::unique_ptr<nvme::File>> files_;
+  std::unique_ptr<nvme::Transfers> transfers_;
+  std::unique_ptr<nvme::Engine> engine_;  // goes before what it refers to
+  mutable std::mutex mutex_;              // of what follows
+  std::vector<nvme::Ranges> ranges_;      // by file
+  std::unordered_map<uint64_t, std::unique_ptr<nvme::Slot>> slots_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace
+
+ZR_OFFLOAD(Nvme, "nvme", "zeroth", "1.0.0");

@@ -1,0 +1,110 @@
+#include "swap_folder.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "zr/base.hpp"
+
+namespace nvme {
+
+namespace {
+constexpr const char* kStart = "zeroth-swap-";
+constexpr const char* kLock = "/lock";
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw zr::Error(ZR_IO,
+                  what + ": " + std::strerror(error) + "; see that this user may write there, or name another folder",
+                  error);
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  std::vector<std::string> names;
+  DIR* folder = ::opendir(path.c_str());
+  if (!folder) return names;
+  while (const dirent* entry = ::readdir(folder)) names.emplace_back(entry->d_name);
+  ::closedir(folder);
+  return names;
+}
+
+// Under its lock, held alone. The lock goes last: whoever waits for it then finds that it is no longer there.
+void remove_folder(const std::string& folder) {
+  for (const std::string& name : names_in(folder))
+    if (name != "." && name != ".." && "/" + name != kLock) ::unlink((folder + "/" + name).c_str());
+  ::unlink((folder + kLock).c_str());
+  ::rmdir(folder.c_str());
+}
+
+bool lock(int fd, int how) {
+  int result;
+  do result = ::flock(fd, how);
+  while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+}  // namespace
+
+SwapFolder::SwapFolder(const std::string& path, const std::string& job) : folder_(path + "/" + kStart) {
+  for (const char c : job) folder_ += c == '/' ? '_' : c;
+  for (int round = 0; round < 1000; ++round) {  // another job may be removing it, or a rank that ends
+    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail(folder_ + " cannot be made", errno);
+    const int fd = ::open((folder_ + kLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == ENOENT) continue;
+    if (fd < 0 || !lock(fd, LOCK_SH)) {
+      const int error = errno;
+      if (fd >= 0) ::close(fd);
+      fail(folder_ + kLock + " cannot be locked", error);
+    }
+    struct stat held {
+    }, there{};
+    if (::fstat(fd, &held) == 0 && ::stat((folder_ + kLock).c_str(), &there) == 0 && held.st_ino == there.st_ino) {
+      lock_ = fd;
+      return;
+    }
+    ::close(fd);
+  }
+  fail(folder_ + " is removed as often as it is made", EBUSY);
+}
+
+SwapFolder::~SwapFolder() {
+  if (lock(lock_, LOCK_EX | LOCK_NB)) remove_folder(folder_);
+  ::close(lock_);
+}
+
+int SwapFolder::create(int rank, std::string& name) {
+  const std::string start = folder_ + "/rank-" + std::to_string(rank);
+  for (int i = 0;; ++i) {
+    name = i == 0 ? start : start + "." + std::to_string(i);
+    const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) return fd;
+    if (errno != EEXIST) fail(name + " cannot be made", errno);
+  }
+}
+
+void SwapFolder::remove(const std::string& name) const { ::unlink(name.c_str()); }
+
+void remove_abandoned(const std::string& path, const std::function<void(const std::string&)>& removed) {
+  for (const std::string& name : names_in(path)) {
+    if (name.compare(0, std::strlen(kStart), kStart) != 0) continue;
+    const std::string folder = path + "/" + name;
+    struct stat about {};
+    if (::lstat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid()) continue;
+    const int fd = ::open((folder + kLock).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+      ::rmdir(folder.c_str());  // made and never locked; goes only if it is empty
+      continue;
+    }
+    if (lock(fd, LOCK_EX | LOCK_NB)) {
+      remove_folder(folder);
+      removed(folder);
+    }
+    ::close(fd);
+  }
+}
+
+}  // namespace nvme

@@ -1,0 +1,240 @@
+// io_uring: one thread takes pieces, checks them and hands them to the kernel, with files and memory registered.
+#include <liburing.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <thread>
+
+#include "engine.hpp"
+
+namespace nvme {
+
+namespace {
+
+constexpr uint64_t kNews = ~uint64_t{0};                    // user_data of the event that tells of a push
+constexpr uint32_t kMostRegistered = 4096;                  // entries of the kernel's table
+constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's bound for one
+
+class Uring final : public Engine {
+ public:
+  Uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files, uint32_t depth, Faults& faults)
+      : transfers_(transfers), files_(files), depth_(depth), pieces_(3 * depth), results_(3 * depth) {
+    set_up(depth, faults.at("uring").error);
+    for (uint32_t i = 0; i < pieces_.size(); ++i) idle_.push_back(i);
+    transfers_.on_push([this] { static_cast<void>(::eventfd_write(news_, 1)); });
+    const NoSignals none;
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Uring() override {
+    transfers_.stop();
+    thread_.join();
+    close();
+  }
+
+  void reg(const zr_view& memory) override {
+    const std::lock_guard lock(mutex_);
+    const auto count = static_cast<uint64_t>(memory.count);
+    if (!can_register_) throw zr::Error(ZR_UNSUPPORTED, "this kernel registers no memory one by one");
+    for (uint64_t at = 0; at < count; at += kLargestRegistered) {
+      const uint64_t bytes = std::min(kLargestRegistered, count - at);
+      char* data = static_cast<char*>(memory.data) + at;
+      const int error = registered_.count(data) ? EEXIST : add(data, bytes);
+      if (!error) continue;
+      drop(memory.data, at);
+      throw zr::Error(ZR_NOMEM,
+                      "tier nvme: " + std::to_string(count) + " bytes could not be registered with the kernel: " +
+                          std::strerror(error) + "; transfers from there cost more (ulimit -l bounds what is locked)",
+                      error);
+    }
+  }
+  void unreg(const zr_view& memory) override {
+    const std::lock_guard lock(mutex_);
+    drop(memory.data, static_cast<uint64_t>(memory.count));
+  }
+
+ private:
+  struct Registered {
+    uint64_t bytes;
+    uint32_t entry;
+  };
+
+  [[noreturn]] void refuse(int error) {
+    close();
+    throw zr::Error(ZR_UNSUPPORTED,
+                    std::string("io_uring is refused here: ") + std::strerror(error) +
+                        "; allow it (kernel.io_uring_disabled, the container's seccomp profile, memory), or give "
+                        "offload.nvme.engine = \"threads\"",
+                    error);
+  }
+  void close() {
+    if (ready_) ::io_uring_queue_exit(&ring_);
+    if (news_ >= 0) ::close(news_);
+    ready_ = false;
+    news_ = -1;
+  }
+  // A sandbox may allow the one call and not the other: a first entry goes through all of them.
+  void set_up(uint32_t depth, int injected) {
+    if (injected) refuse(injected);
+    if (const int result = ::io_uring_queue_init(depth + 2, &ring_, 0); result < 0) refuse(-result);
+    ready_ = true;
+    news_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (news_ < 0) refuse(errno);
+    io_uring_prep_nop(::io_uring_get_sqe(&ring_));
+    io_uring_cqe* cqe = nullptr;
+    if (const int result = ::io_uring_submit_and_wait(&ring_, 1); result < 0) refuse(-result);
+    if (const int result = io_uring_wait_cqe(&ring_, &cqe); result < 0) refuse(-result);
+    io_uring_cqe_seen(&ring_, cqe);
+    std::vector<int> fds;
+    for (const auto& file : files_) fds.push_back(file->fd());
+    fixed_files_ = ::io_uring_register_files(&ring_, fds.data(), static_cast<unsigned>(fds.size())) == 0;
+    can_register_ = ::io_uring_register_buffers_sparse(&ring_, kMostRegistered) == 0;
+    for (uint32_t i = kMostRegistered; i > 0; --i) entries_.push_back(i - 1);
+  }
+
+  int add(char* data, uint64_t bytes) {
+    if (entries_.empty()) return ENOMEM;
+    const iovec memory{data, bytes};
+    const __u64 tag = 0;
+    const int result = ::io_uring_register_buffers_update_tag(&ring_, entries_.back(), &memory, &tag, 1);
+    if (result < 0) return -result;
+    registered_[data] = {bytes, entries_.back()};
+    entries_.pop_back();
+    return 0;
+  }
+  void drop(void* begin, uint64_t bytes) {
+    char* data = static_cast<char*>(begin);
+    for (auto one = registered_.lower_bound(data); one != registered_.end() && one->first < data + bytes;) {
+      const iovec none{nullptr, 0};
+      const __u64 tag = 0;
+      ::io_uring_register_buffers_update_tag(&ring_, one->second.entry, &none, &tag, 1);
+      entries_.push_back(one->second.entry);
+      one = registered_.erase(one);
+    }
+  }
+  // The entry that holds all of these bytes, or -1.
+  int entry_of(char* data, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto one = registered_.upper_bound(data);
+    if (one == registered_.begin()) return -1;
+    --one;
+    return data + bytes <= one->first + one->second.bytes ? static_cast<int>(one->second.entry) : -1;
+  }
+
+  // The disk comes first: what was read is checked, and what is to be written noted, while it is busy with others.
+  void run() {
+    listen();
+    for (;;) {
+      while (under_way_ < depth_ && (!ahead_.empty() || prepare())) {
+        issue(ahead_.front());
+        ahead_.pop_front();
+      }
+      if (!landed_.empty()) {
+        const uint32_t i = landed_.front();
+        landed_.pop_front();
+        if (transfers_.advance(pieces_[i], results_[i])) {
+          ahead_.push_front(i);
+        } else {
+          idle_.push_back(i);
+        }
+      } else if (ahead_.size() >= depth_ || !prepare()) {
+        if (under_way_ == 0 && transfers_.stopped()) return;
+        const int result = ::io_uring_submit_and_wait(&ring_, 1);
+        if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no memory now
+      }
+      reap();
+    }
+  }
+  bool prepare() {
+    if (idle_.empty() || !transfers_.take(pieces_[idle_.back()], false)) return false;
+    transfers_.begin(pieces_[idle_.back()]);
+    ahead_.push_back(idle_.back());
+    idle_.pop_back();
+    return true;
+  }
+  void reap() {
+    unsigned head = 0, n = 0;
+    bool news = false;
+    io_uring_cqe* cqe = nullptr;
+    io_uring_for_each_cqe(&ring_, head, cqe) {
+      ++n;
+      const uint64_t i = io_uring_cqe_get_data64(cqe);
+      if (i == kNews) {
+        news = true;
+        continue;
+      }
+      results_[i] = cqe->res;
+      landed_.push_back(static_cast<uint32_t>(i));
+      --under_way_;
+    }
+    io_uring_cq_advance(&ring_, n);
+    if (news) listen();
+  }
+  void listen() {
+    eventfd_t count = 0;
+    static_cast<void>(::eventfd_read(news_, &count));
+    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+    io_uring_prep_poll_add(sqe, news_, POLLIN);
+    io_uring_sqe_set_data64(sqe, kNews);
+  }
+  void issue(uint32_t i) {
+    Piece& piece = pieces_[i];
+    int error = 0;
+    const uint64_t bytes = transfers_.next_bytes(piece, error);
+    if (error) {
+      results_[i] = -error;
+      landed_.push_back(i);
+      return;
+    }
+    char* memory = piece.memory + piece.done;
+    const int entry = entry_of(memory, bytes);
+    const int fd = fixed_files_ ? static_cast<int>(piece.file) : files_[piece.file]->fd();
+    const uint64_t at = piece.at + piece.done;
+    const auto n = static_cast<unsigned>(bytes);
+    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+    if (entry >= 0 && piece.request->writes) {
+      io_uring_prep_write_fixed(sqe, fd, memory, n, at, entry);
+    } else if (entry >= 0) {
+      io_uring_prep_read_fixed(sqe, fd, memory, n, at, entry);
+    } else if (piece.request->writes) {
+      io_uring_prep_write(sqe, fd, memory, n, at);
+    } else {
+      io_uring_prep_read(sqe, fd, memory, n, at);
+    }
+    if (fixed_files_) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+    io_uring_sqe_set_data64(sqe, i);
+    ++under_way_;
+    static_cast<void>(::io_uring_submit(&ring_));  // what it does not take now goes with the next call
+  }
+
+  Transfers& transfers_;
+  const std::vector<std::unique_ptr<File>>& files_;
+  io_uring ring_{};
+  bool ready_ = false, fixed_files_ = false, can_register_ = false;
+  int news_ = -1;
+  const uint32_t depth_;
+  uint32_t under_way_ = 0;               // in the kernel
+  std::vector<Piece> pieces_;            // by user_data
+  std::vector<int> results_;             // of their last calls
+  std::vector<uint32_t> idle_;           // of them
+  std::deque<uint32_t> ahead_, landed_;  // to be issued next; back, and not looked at yet
+  std::mutex mutex_;                     // of what follows
+  std::map<char*, Registered> registered_;
+  std::vector<uint32_t> entries_;  // free ones
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
+                                   uint32_t depth, Faults& faults) {
+  return std::make_unique<Uring>(transfers, files, depth, faults);
+}
+
+}  // namespace nvme

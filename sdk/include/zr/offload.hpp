@@ -1,0 +1,134 @@
+// Tiers in C++: memory or disk that stores bytes in slots.
+//
+// clang-format off
+//   class Mine : public zr::Offload<Mine> {
+//    public:
+//     static constexpr zr_key keys[] = {...};                             // optional
+//     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
+//     void open(const zr_offload_ref* below);                             // [control], once, optional; below: or null;
+//                                                                         // without it a tier below is refused
+//     zr_offload_caps caps() const;                                       // [any]
+//     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], the slot
+//     void release(uint64_t slot) noexcept;                               // [step]
+//     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [any]
+//     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [any]
+//     zr_view map(uint64_t slot);                                         // [step], optional: the slot's own memory
+//     void unmap(uint64_t slot) noexcept;                                 // [step], with map
+//     void flush();                                                       // [step], optional
+//     void reg(const zr_view&);                                           // [step], optional
+//     void unreg(const zr_view&) noexcept;                                // [step], with reg
+//   };
+//   ZR_OFFLOAD(Mine, "mine", "example", "1.0.0");
+// clang-format on
+//
+// write and read with a null done: complete on return. With one: start, and return; the list of transfers goes when the
+// call returns, so copy it, and keep the completion as zr::Done::retained(host, done), to be resolved once, when all n
+// are over. A call that throws must not resolve it. ZR_TIER_MAPPABLE is set where there is a map.
+#pragma once
+
+#include <memory>
+
+#include "zr/abi/offload.h"
+#include "zr/component.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+ZR_DETECT(has_open, open);
+ZR_DETECT(has_map, map);
+ZR_DETECT(has_unmap, unmap);
+ZR_DETECT(has_flush, flush);
+ZR_DETECT(has_reg, reg);
+ZR_DETECT(has_unreg, unreg);
+
+template <class D>
+class OffloadLayer {
+ public:
+  static constexpr const char* kind = "zr.offload/1";
+  OffloadLayer(const Config& config, const Host& host)
+      : own_(with_arguments<D>(config, host,
+                               [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
+
+  static zr_code open(void* self, const zr_offload_ref* below, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_open<D>) {
+        of(self).open(below);
+      } else if (below) {
+        throw Error(ZR_UNSUPPORTED, "this tier stores bytes itself and takes no tier below");
+      }
+    });
+  }
+  static zr_code caps(void* self, zr_offload_caps* out, zr_error* error) noexcept {
+    return guard(error, [&] {
+      zr_offload_caps all = of(self).caps();
+      if constexpr (has_map<D>) all.flags |= ZR_TIER_MAPPABLE;
+      answer(out, all);
+    });
+  }
+  static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* slot, zr_error* error) noexcept {
+    return guard(error, [&] { *slot = of(self).reserve(bytes, tag); });
+  }
+  static void release(void* self, uint64_t slot) noexcept { of(self).release(slot); }
+  static zr_code write(void* self, const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done,
+                       zr_error* error) noexcept {
+    return guard(error, [&] { of(self).write(all, n, stream, done); });
+  }
+  static zr_code read(void* self, const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done,
+                      zr_error* error) noexcept {
+    return guard(error, [&] { of(self).read(all, n, stream, done); });
+  }
+  static zr_code map(void* self, uint64_t slot, zr_view* out, zr_error* error) noexcept {
+    return guard(error, [&] { *out = of(self).map(slot); });
+  }
+  static void unmap(void* self, uint64_t slot) noexcept { of(self).unmap(slot); }
+  static zr_code flush(void* self, zr_error* error) noexcept {
+    return guard(error, [&] { of(self).flush(); });
+  }
+  static zr_code reg(void* self, const zr_view* memory, zr_error* error) noexcept {
+    return guard(error, [&] { of(self).reg(*memory); });
+  }
+  static void unreg(void* self, const zr_view* memory) noexcept { of(self).unreg(*memory); }
+
+  static constexpr zr_offload_api table() {
+    static_assert(has_map<D> == has_unmap<D>, "a tier has both map and unmap, or neither");
+    static_assert(has_reg<D> == has_unreg<D>, "a tier has both reg and unreg, or neither");
+    zr_offload_api t{};
+    t.size = sizeof t;
+    t.open = open;
+    t.caps = caps;
+    t.reserve = reserve;
+    t.release = release;
+    t.write = write;
+    t.read = read;
+    if constexpr (has_map<D>) {
+      t.map = map;
+      t.unmap = unmap;
+    }
+    if constexpr (has_flush<D>) t.flush = flush;
+    if constexpr (has_reg<D>) {
+      t.reg = reg;
+      t.unreg = unreg;
+    }
+    return t;
+  }
+  static constexpr zr_offload_api api = table();
+
+ private:
+  static D& of(void* self) { return *static_cast<OffloadLayer*>(self)->own_; }
+  std::unique_ptr<D> own_;
+};
+
+/// Base of an author's class.
+template <class D>
+struct Offload {
+  using Layer = OffloadLayer<D>;
+};
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop
+
+#define ZR_OFFLOAD(CLASS, ID, VENDOR, VERSION) \
+  ZR_TAG(kind_offload);                        \
+  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

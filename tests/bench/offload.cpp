@@ -1,0 +1,183 @@
+// Everything between the end of backward and new weights, 85 M parameters under zero2 on two ranks, with optimizer
+// states on tiers: in host memory beside the same on the device and beside its copies or its arithmetic alone; on disk
+// beside the disk alone moving the same bytes. `bench_offload ROWS.json` starts its two ranks itself; OFFLOAD_BENCH
+// names the folder on disk, else build/runs.
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "bench/memory_job.hpp"
+#include "bench/row.hpp"
+#include "bench/two_ranks.hpp"
+#include "offload/tier.hpp"
+
+namespace {
+
+using zr::bench::Job;
+using zr::bench::Row;
+
+void backward(Job& job) {
+  job.session.begin_backward(1.0, 1.0);
+  job.model.backward();
+  job.session.end_backward();
+}
+
+// Memory that a rank streams, all of it there.
+struct Arrays {
+  explicit Arrays(std::size_t n) : p(n, 1e-3f), g(n, 1e-3f), m(n, 1e-3f), s(n, 1e-3f) {}
+  std::vector<float> p, g, m, s;
+};
+
+__attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float* p, const float* g, float* m, float* s,
+                                                                          std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float t = g[i] * 1e-9f;
+    p[i] += t;
+    m[i] += t;
+    s[i] += t;
+  }
+}
+
+std::vector<Row> in_memory(const std::string& toml) {
+  const std::vector<std::string> common{"strategy=zero2"};
+  Job device(toml, "offload_device", common);
+  Job host(toml, "offload_cpu", {"strategy=zero2", "offload.optimizer=cpu"});
+  const auto half = static_cast<std::size_t>(device.model.count() / 2);
+  Arrays arrays(half);
+  std::vector<double> ours, theirs, floor;
+  for (int round = -2; round < 15; ++round) {
+    double there = 0, here = 0;
+    for (const bool ours_now : {round % 2 == 0, round % 2 != 0}) {
+      Job& job = ours_now ? host : device;
+      backward(job);
+      (ours_now ? here : there) = job.timed([&] { job.session.step(); });
+    }
+    const double arithmetic =
+        device.timed([&] { streams(arrays.p.data(), arrays.g.data(), arrays.m.data(), arrays.s.data(), half); });
+    const double copies = device.timed([&] {  // gradients and weights there, weights back
+      std::memcpy(arrays.m.data(), arrays.g.data(), half * 4);
+      std::memcpy(arrays.s.data(), arrays.p.data(), half * 4);
+      std::memcpy(arrays.p.data(), arrays.s.data(), half * 4);
+    });
+    if (round < 0) continue;
+    ours.push_back(here);
+    theirs.push_back(there);
+    floor.push_back(std::max(arithmetic, copies));
+  }
+  return {zr::bench::compare("offload_step_cpu", "ms", ours, "states on the device", theirs, 0.8),
+          zr::bench::compare("offload_step_cpu_floor", "ms", ours, "copies or streams alone", floor, 0.9)};
+}
+
+// As many tiles of as many bytes, there and back, and nothing done with them.
+class DiskAlone {
+ public:
+  DiskAlone(Job& job, const zr::host::Placement& placement, int64_t rooms)
+      : rooms_(rooms), placement_(placement), ledger_(), pool_(1), host_(ledger_, pool_) {
+    const auto& setup = job.program.state()->setup();
+    zr::host::offer_async(host_);
+    tier_ = std::make_unique<zr::host::TierStore>(
+        host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
+    const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
+    slot_ = tier_->reserve(bytes, {{zr::host::Kind::slots, "as many bytes", bytes}});
+    room_.reset(
+        static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(rooms_ * placement.largest_tile))));
+    std::memset(room_.get(), 1, static_cast<std::size_t>(rooms_ * placement.largest_tile));
+    tier_->prepare(room_.get(), rooms_ * placement.largest_tile);
+    behind_.resize(static_cast<std::size_t>(rooms_));
+    for (std::size_t i = 0; i < placement.tiles.size(); ++i) write(i);
+  }
+  ~DiskAlone() {
+    behind_.clear();
+    tier_->forget(room_.get(), rooms_ * placement_.largest_tile);
+  }
+  void run() {
+    for (auto& one : behind_) one.wait();
+    std::vector<zr::host::Transfer> ahead(placement_.tiles.size());
+    std::size_t started = 0;
+    const auto read = [&] {
+      const auto& tile = placement_.tiles[started];
+      behind_[started % static_cast<std::size_t>(rooms_)].wait();
+      ahead[started] = tier_->read(slot_, tile.at, room(started), tile.bytes, "as many bytes");
+      ++started;
+    };
+    while (started < std::min(static_cast<std::size_t>(rooms_) - 1, ahead.size())) read();
+    for (std::size_t i = 0; i < ahead.size(); ++i) {
+      ahead[i].wait();
+      write(i);
+      if (started < ahead.size()) read();
+    }
+  }
+
+ private:
+  char* room(std::size_t i) { return room_.get() + static_cast<int64_t>(i) % rooms_ * placement_.largest_tile; }
+  void write(std::size_t i) {
+    const auto& tile = placement_.tiles[i];
+    behind_[i % static_cast<std::size_t>(rooms_)] = tier_->write(slot_, tile.at, room(i), tile.bytes, "as many bytes");
+  }
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  const int64_t rooms_;
+  const zr::host::Placement& placement_;
+  zr::host::Ledger ledger_;
+  zr::host::Pool pool_;
+  zr::host::Host host_;
+  std::unique_ptr<zr::host::TierStore> tier_;
+  uint64_t slot_ = 0;
+  std::unique_ptr<char, Free> room_;
+  std::vector<zr::host::Transfer> behind_;
+};
+
+int64_t moved(const Job& job) {
+  int64_t bytes = 0;
+  for (const auto& tier : job.session.tiers())
+    if (tier) bytes += tier->read_bytes() + tier->written_bytes();
+  return bytes;
+}
+
+std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
+  Job job(toml, "offload_nvme",
+          {"strategy=zero2", "train.dtype=bf16", "offload.optimizer=nvme", "offload.nvme.path=" + folder});
+  const zr::host::Placement& placement = job.session.plan().placement;
+  // With as much under way as here, and with four times as much: what is faster counts.
+  DiskAlone disk(job, placement, zr::host::kTilesUnderWay), deep(job, placement, 4 * zr::host::kTilesUnderWay);
+  int64_t each_way = 0;
+  for (const auto& tile : placement.tiles) each_way += tile.bytes;
+  std::vector<double> ours, alone, bytes, formula;
+  for (int round = -2; round < 8; ++round) {
+    double step = 0, probe = 0;
+    const int64_t before = moved(job);
+    for (const bool ours_now : {round % 2 == 0, round % 2 != 0}) {
+      if (!ours_now) {
+        probe = std::min(job.timed([&] { disk.run(); }), job.timed([&] { deep.run(); }));
+        continue;
+      }
+      backward(job);
+      step = job.timed([&] { job.session.step(); });
+    }
+    if (round < 0) continue;
+    ours.push_back(step);
+    alone.push_back(probe);
+    const auto elements = static_cast<double>(job.session.plan().mine.state_elements);
+    bytes.push_back(static_cast<double>(moved(job) - before) / elements);
+    formula.push_back(static_cast<double>(2 * each_way) / elements);  // master and two states, 4 bytes each, both ways
+  }
+  return {zr::bench::compare("offload_step_nvme", "ms", ours, "the disk alone", alone, 0.85),
+          zr::bench::compare("swap_bytes_per_param", "B", bytes, "formula", formula, 1.0)};
+}
+
+void measure(const std::string& toml, const std::string& rows) {
+  const char* named = std::getenv("OFFLOAD_BENCH");
+  const std::string folder = named ? named : ZR_BUILD_DIR "/runs/swap";
+  std::filesystem::create_directories(folder);
+  std::vector<Row> table = in_memory(toml);
+  for (Row& row : on_disk(toml, folder)) table.push_back(std::move(row));
+  if (std::string(std::getenv("ZR_RANK") ? std::getenv("ZR_RANK") : "0") != "0") return;
+  for (const Row& row : table) zr::bench::print(row);
+  zr::bench::append(rows, table);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return zr::bench::on_two_ranks(argc, argv, measure); }

@@ -1,0 +1,372 @@
+// Training state on tiers, through the public door: numbers, bytes, faults, and what is left behind.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <set>
+
+#include "multirank/checkpoint_fixture.hpp"
+
+namespace zr::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Offload : public Checkpoints {
+ protected:
+  Offload() { fs::create_directories(scratch_.path("swap")); }
+  // States a leaf at a time, so that a small model has many tiles.
+  std::string disk() const {
+    return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +
+           " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
+  }
+  static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
+  static constexpr const char* kPages = "offload.gradients=nvme offload.parameters=nvme ";
+  const std::string kGathered = "strategy=zero3 communicator.alias=false strategy.zero3.persistence_threshold=100 ";
+  // Trains on two ranks with the tier that fails on demand.
+  Outcome trains_with_fault(const std::string& fault, const std::string& overrides = "") const {
+    return shell("ZR_TIER_FAULT=" + fault + " " +
+                 launch(2, "engine_case trains",
+                        "strategy=zero2 train.steps=3 " + disk() +
+                            "offload.optimizer=" ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
+                            overrides));
+  }
+  int64_t number(const std::string& job, const std::string& pointer) const {
+    return summary(job).value(Json::json_pointer(pointer), int64_t{0});
+  }
+};
+
+TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
+  const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.fraction=0.4 offload.gradients=cpu"};
+  const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
+  run(2, "job.name=whole\n", model);
+  std::string first, then;
+  for (std::size_t i = 0; i < places.size(); ++i)
+    first += "job.name=a" + std::to_string(i) + " train.steps=2 checkpoint.dir=c" + std::to_string(i) +
+             " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+  run(2, first, model);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    EXPECT_TRUE(contents(scratch_.path("c" + std::to_string(i) + "/step-00000002")) ==
+                contents(scratch_.path("c0/step-00000002")))
+        << places[i] << " saves what the device saves";
+    for (std::size_t j = 0; j < places.size(); ++j)
+      then += "job.name=b" + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true checkpoint.dir=c" +
+              std::to_string(i) + places[j] + "\n";
+  }
+  run(2, then, model);
+  for (std::size_t i = 0; i < places.size(); ++i)
+    for (std::size_t j = 0; j < places.size(); ++j) {
+      const std::string name = "b" + std::to_string(i) + std::to_string(j);
+      EXPECT_EQ(hash(name), hash("whole")) << places[i] << " then " << places[j];
+      EXPECT_EQ(losses(name).at(4), losses("whole").at(4));
+    }
+}
+
+TEST_F(Offload, GoesOnFromACheckpointWithWeightsAndGradientsOnDisk) {
+  const std::vector<std::string> places{" ", disk() + kPages, disk() + kPages + "offload.optimizer=device",
+                                        disk() + "offload.parameters=cpu offload.gradients=nvme"};
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype, whole = "whole" + dtype;
+    run(2, "job.name=" + whole + "\n", model);
+    std::string first, then;
+    for (std::size_t i = 0; i < places.size(); ++i)
+      first += "job.name=a" + dtype + std::to_string(i) + " train.steps=2 checkpoint.dir=" + dtype + std::to_string(i) +
+               " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+    run(2, first, model);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      EXPECT_TRUE(contents(scratch_.path(dtype + std::to_string(i) + "/step-00000002")) ==
+                  contents(scratch_.path(dtype + "0/step-00000002")))
+          << places[i] << " saves what the device saves";
+      for (const std::size_t j : {i, (i + 1) % places.size()})
+        then += "job.name=b" + dtype + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true" +
+                " checkpoint.dir=" + dtype + std::to_string(i) + places[j] + "\n";
+    }
+    run(2, then, model);
+    for (std::size_t i = 0; i < places.size(); ++i)
+      for (const std::size_t j : {i, (i + 1) % places.size()}) {
+        const std::string name = "b" + dtype + std::to_string(i) + std::to_string(j);
+        EXPECT_EQ(hash(name), hash(whole)) << places[i] << " then " << places[j];
+        EXPECT_EQ(losses(name).at(4), losses(whole).at(4));
+      }
+  }
+}
+
+TEST_F(Offload, HoldsWhatThePlanSaidOfPages) {
+  run(2, "job.name=plain\njob.name=pages" + disk() + kPages + "\n",
+      kGathered + "train.dtype=bf16 parity.model=large strategy.zero3.bucket_bytes=64KiB");
+  const Json memory = summary("pages").at("memory");
+  for (const auto& [tier, kinds] : memory.items())
+    for (const auto& [kind, bytes] : kinds.items()) {
+      if (kind == "activations" || kind == "other" || kind == "communicator") continue;
+      EXPECT_EQ(bytes.at("planned"), bytes.at("peak")) << kind << " on " << tier;
+    }
+  for (const std::string kind : {"weights", "gradients"}) {
+    const std::string peak = "/" + kind + "/peak";
+    EXPECT_GT(number("pages", "/memory/disk" + peak), 0) << kind;
+    EXPECT_EQ(number("pages", "/memory/disk" + peak) + number("pages", "/memory/device" + peak),
+              number("plain", "/memory/device" + peak))
+        << kind;
+  }
+}
+
+// Sums are read to be added to in every micro-step but the first, and once by the optimizer; written in every
+// micro-step. What stays in memory is a block wherever two ranges meet.
+TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
+  std::string jobs;
+  for (const std::string steps : {"2", "3"})
+    for (const std::string micro_steps : {"1", "2", "5"})
+      jobs += "job.name=s" + steps + "a" + micro_steps + " train.steps=" + steps +
+              " train.accumulation=" + micro_steps + disk() + "offload.optimizer=device offload.gradients=nvme\n";
+  run(2, jobs, "strategy=zero2 strategy.zero2.bucket_bytes=64KiB parity.model=large");
+  const auto moved = [&](const std::string& micro_steps, const std::string& way) {
+    const std::string bytes = "/tiers/nvme/" + way + "_bytes";
+    return number("s3a" + micro_steps, bytes) - number("s2a" + micro_steps, bytes);
+  };
+  const int64_t once = moved("1", "written"), planned = number("s2a1", "/memory/disk/gradients/planned");
+  EXPECT_LE(once, planned);
+  EXPECT_GT(once, planned * 3 / 4);
+  for (const int64_t micro_steps : {1, 2, 5})
+    for (const char* way : {"read", "written"})
+      EXPECT_EQ(moved(std::to_string(micro_steps), way), micro_steps * once) << micro_steps << way;
+}
+
+TEST_F(Offload, ReadsWhatIsGatheredNextAhead) {
+  run(2, "job.name=a" + disk() + "offload.optimizer=device offload.parameters=nvme\n",
+      kGathered + "parity.model=large strategy.zero3.prefetch_bytes=0 strategy.zero3.max_reuse_bytes=0 train.steps=6");
+  const int64_t reads = number("a", "/overlap/paged_reads"), ahead = number("a", "/overlap/paged_reads_ahead");
+  EXPECT_GT(reads, 0);
+  EXPECT_GT(ahead, reads / 2) << "of " << reads;
+}
+
+TEST_F(Offload, TellsWhoseTheFaultOfAPageIs) {
+  for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
+           {"write=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@2", "offload.optimizer=device train.accumulation=1", "gradient sums of '"},
+           {"flip@2", "offload.optimizer=device train.accumulation=1", "is not what was written"}}) {
+    const Outcome failed =
+        shell("ZR_TIER_FAULT=" + fault + " " +
+              launch(2, "engine_case trains",
+                     "strategy=zero2 train.steps=3 train.accumulation=2 parity.model=large "
+                     "strategy.zero2.bucket_bytes=64KiB" +
+                         disk() + "offload.gradients=" + ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
+                         overrides));
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(text)) << fault << " " << overrides;
+  }
+}
+
+TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
+  run(2, "job.name=plain\njob.name=cpu" + std::string(kMemory) + "\njob.name=nvme" + disk() + "\n",
+      "strategy=zero2 train.dtype=bf16");
+  for (const std::string name : {"cpu", "nvme"}) {
+    const Json memory = summary(name).at("memory");
+    for (const auto& [tier, kinds] : memory.items())
+      for (const auto& [kind, bytes] : kinds.items()) {
+        if (kind == "activations" || kind == "other" || kind == "communicator") continue;
+        EXPECT_EQ(bytes.at("planned"), bytes.at("peak")) << name << ": " << kind << " on " << tier;
+      }
+  }
+  const int64_t master = number("plain", "/memory/device/master/peak"),
+                slots = number("plain", "/memory/device/slots/peak");
+  EXPECT_EQ(number("cpu", "/memory/host/master/peak"), master);
+  EXPECT_EQ(number("cpu", "/memory/host/slots/peak"), slots);
+  EXPECT_EQ(number("cpu", "/memory/host/gradients/peak") + number("cpu", "/memory/device/gradients/peak"),
+            number("plain", "/memory/device/gradients/peak"));
+  EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("slots"));
+  EXPECT_EQ(number("nvme", "/memory/disk/master/peak"), master);
+  EXPECT_EQ(number("nvme", "/memory/disk/slots/peak"), slots);
+  EXPECT_FALSE(summary("nvme").at("memory").at("device").contains("master"));
+}
+
+TEST_F(Offload, OfATierOfMemoryIsWorkedOnInPlace) {
+  run(2, "job.name=a" + std::string(kMemory), "strategy=zero1");
+  EXPECT_EQ(number("a", "/tiers/cpu/read_bytes"), 0);
+  EXPECT_EQ(number("a", "/tiers/cpu/written_bytes"), 0);
+}
+
+// Of a step, every byte of the states is read once and written once, and nothing else is.
+TEST_F(Offload, OnDiskMovesEveryStateOnceAStepEachWay) {
+  std::string jobs;
+  for (const std::string steps : {"2", "3", "4"})
+    jobs += "job.name=s" + steps + " train.steps=" + steps + disk() + "parity.model=large\n";
+  run(2, jobs, "strategy=zero2 train.dtype=bf16");
+  const int64_t disk_bytes = number("s3", "/memory/disk/slots/planned") + number("s3", "/memory/disk/master/planned");
+  for (const char* way : {"/tiers/nvme/read_bytes", "/tiers/nvme/written_bytes"}) {
+    EXPECT_EQ(number("s3", way) - number("s2", way), disk_bytes) << way;
+    EXPECT_EQ(number("s4", way) - number("s3", way), disk_bytes) << way;
+  }
+}
+
+TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
+  std::string jobs;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    jobs += "job.name=" + strategy + " strategy=" + strategy + disk() + "\n";
+  run(3, jobs);
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"}) {
+    EXPECT_GT(number(strategy, "/overlap/norm_leaves"), 0);
+    EXPECT_EQ(number(strategy, "/overlap/norm_leaves_early"), number(strategy, "/overlap/norm_leaves")) << strategy;
+  }
+}
+
+TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
+  const std::string model = "strategy=zero2 parity.model=large communicator.alias=false";
+  run(2, "job.name=a\n", model);  // measures the activations
+  const std::string plain_hash = hash("a");
+  const Json plain = summary("a").at("memory").at("device");
+  int64_t device = 16 << 10;
+  for (const auto& [kind, bytes] : plain.items())
+    if (kind != "slots") device += bytes.at("peak").get<int64_t>();
+  const int64_t all = plain.at("slots").at("peak");
+  const std::string places = " offload.nvme.path=" + scratch_.path("swap") +
+                             " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
+                             "memory.device_budget=" +
+                             std::to_string(device + all / 3) + "B";
+  const int64_t communicator = number("a", "/memory/host/communicator/peak");
+  run(2,
+      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + places +
+          "\n",
+      model);
+  EXPECT_EQ(hash("a"), plain_hash);
+  for (const char* tier : {"device", "host", "disk"}) {
+    const int64_t part = number("a", "/memory/" + std::string(tier) + "/slots/peak");
+    EXPECT_GT(part, all / 8) << tier;
+    EXPECT_LT(part, all * 2 / 3) << tier;
+  }
+}
+
+TEST_F(Offload, FillsTiersInTheOrderAskedFor) {
+  const std::string budget =
+      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
+      "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
+  run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
+  EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
+  EXPECT_EQ(number("a", "/memory/disk/slots/peak"), 0);
+  EXPECT_EQ(number("b", "/memory/host/slots/peak"), 0);
+  EXPECT_GT(number("b", "/memory/disk/slots/peak"), 0);
+  EXPECT_EQ(hash("a"), hash("b"));
+}
+
+TEST_F(Offload, OverTheHostsBudgetIsRefusedWithThePlan) {
+  const Outcome refused =
+      shell(launch(2, "engine_case trains", "strategy=zero2 offload.optimizer=cpu memory.host_budget=64KiB"));
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
+  EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
+  EXPECT_THAT(refused.output,
+              HasSubstr("raise it, leave more on the device, or set offload.optimizer to a tier of disk"));
+}
+
+TEST_F(Offload, ThatCannotBeIsRefusedByName) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"strategy=zero2 offload.parameters=cpu",
+       "offload.parameters = \"cpu\" (command line): strategy 'zero2' keeps weights whole on the device, where they "
+       "are "
+       "used; choose a strategy that shards them"},
+      {"offload.fraction=0.5",
+       "offload.fraction is the part of states that stays on the device, but all of them do; set "
+       "offload.optimizer to a tier"},
+      {"strategy=zero1 offload.gradients=nvme train.accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
+       "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "
+       "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
+       "stand apart, gradients.reduce = \"each\", or a tier of memory"},
+      {"strategy=zero2 offload.parameters=nvme offload.nvme.path=" + scratch_.path("swap"),
+       "strategy 'zero2' keeps weights whole on the device"},
+      {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},
+      {"offload.optimizer=nvme", "missing key 'offload.nvme.path'"},
+      {"offload.optimizer=nvme offload.nvme.path=" + scratch_.path("none"), scratch_.path("none")}};
+  for (const auto& [overrides, text] : cases) {
+    const Outcome refused = shell(launch(2, "engine_case trains", overrides));
+    EXPECT_NE(refused.code, 0) << overrides;
+    EXPECT_THAT(refused.output, HasSubstr(text)) << overrides;
+  }
+}
+
+TEST_F(Offload, TellsWhereAndWhoseAFaultIs) {
+  for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
+    const Outcome failed = trains_with_fault(fault);
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(scratch_.path("swap"))) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(fault.find("ENOSPC") == fault.npos ? "Input/output error" : "No space left"))
+        << fault;
+  }
+  const Outcome flipped = trains_with_fault("flip@9");
+  EXPECT_EQ(flipped.code, 3) << flipped.output;
+  EXPECT_THAT(flipped.output, HasSubstr("states of '"));
+  EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
+}
+
+TEST_F(Offload, FinishesShortTransfersAndBearsASlowDisk) {
+  run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
+  for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
+    const Outcome done = trains_with_fault(fault, "job.name=f train.accumulation=12");
+    ASSERT_EQ(done.code, 0) << fault << done.output;
+    EXPECT_EQ(hash("f"), hash("plain")) << fault;
+    if (fault == "slow=2ms") {
+      const double waited = summary("f").at("waits_ms").at("disk_read").get<double>() +
+                            summary("f").at("waits_ms").at("disk_write").get<double>();
+      EXPECT_GT(waited, 20) << "the stall is the disk's";
+    }
+  }
+}
+
+TEST_F(Offload, ThatIsKilledLeavesNothingOnTheDisk) {
+  const Outcome killed = shell("(" + launch(2, "engine_case trains", "strategy=zero2 train.steps=100000" + disk()) +
+                               ") & sleep 4; pkill -KILL -P $(pgrep -n -f 'zeroth launch -n 2.*" +
+                               scratch_.folder().filename().string() + "') ; wait");
+  EXPECT_EQ(names_in("swap"), std::vector<std::string>{}) << killed.output;
+}
+
+TEST_F(Offload, DrawsWhatOverlapsForPerfetto) {
+  run(2, "job.name=t job.trace=true" + disk() + "\n", "strategy=zero2");
+  for (const std::string rank : {"0", "1"}) {
+    const Json trace = Json::parse(std::ifstream(scratch_.path("runs/t/trace-" + rank + ".json")));
+    std::map<int, std::string> tracks;
+    std::set<std::string> training, transfers;
+    double optimizer_begin = 0, optimizer_end = 0;
+    int within = 0;
+    for (const Json& event : trace)
+      if (event.at("name") == "thread_name") tracks[event.at("tid")] = event.at("args").at("name");
+    for (const Json& event : trace) {
+      if (event.at("ph") != "X") continue;
+      const std::string name = event.at("name"), track = tracks.at(event.at("tid"));
+      if (track == "training") training.insert(name);
+      if (track == "nvme") transfers.insert(name.substr(0, name.find(' ')));
+      if (name == "optimizer") {
+        optimizer_begin = event.at("ts");
+        optimizer_end = optimizer_begin + event.at("dur").get<double>();
+      }
+    }
+    for (const Json& event : trace)  // of the last step: behind its phases come its transfers' ends
+      if (event.at("ph") == "X" && tracks.at(event.at("tid")) == "nvme")
+        within += event.at("ts") >= optimizer_begin && event.at("ts") <= optimizer_end;
+    EXPECT_EQ(transfers, (std::set<std::string>{"read", "write"}));
+    for (const char* phase : {"forward", "backward", "reduce", "optimizer", "wait: read"})
+      EXPECT_EQ(training.count(phase), 1u) << phase;
+    EXPECT_GT(within, 2) << "transfers begin while the optimizer works";
+  }
+}
+
+// The headline's model (tests/bench/offload) at an eighth of its size, on an eighth of its memory.
+TEST_F(Offload, TrainsThreeHundredFiftyMillionParametersInThreeGigabytes) {
+  const std::string job = zeroth_bin() +
+                          "train " ZR_SOURCE_DIR
+                          "/examples/gpt/gpt.toml strategy=zero3 train.dtype=bf16 model.width=1024 model.layers=28 "
+                          "model.heads=16 model.context=32 model.recompute=true train.micro_batch=1 train.steps=2 "
+                          "eval.every=0 sample.length=0 job.name=large memory.device_budget=1300MiB "
+                          "memory.host_budget=200MiB ";
+  const Outcome refused = shell(job);
+  EXPECT_EQ(refused.code, 2) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("memory.device_budget is 1.27 GiB"));
+  const Outcome done = shell(job + "offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(number("large", "/steps"), 2);
+  EXPECT_LT(summary("large").at("loss").get<double>(), 12);
+  EXPECT_EQ(number("large", "/memory/disk/slots/peak"), number("large", "/memory/disk/slots/planned"));
+  EXPECT_GT(number("large", "/memory/disk/slots/peak") >> 20, 1300);
+}
+
+}  // namespace
+}  // namespace zr::test
