@@ -11,6 +11,7 @@ struct Kind {
   std::string id;
   std::vector<std::string> values;
   int folders;  // that it stripes over
+  friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 };
 
 class Tiers : public testing::TestWithParam<Kind> {
