@@ -253,7 +253,9 @@ void Session::check_optimizer() {
 
 void Session::compare_ranks() {
   std::string mine;
-  for (const auto& component : {std::optional(setup_.strategy), std::optional(setup_.optimizer), setup_.communicator})
+  std::vector<std::optional<Component>> components{setup_.strategy, setup_.optimizer, setup_.communicator};
+  components.insert(components.end(), setup_.tiers.begin(), setup_.tiers.end());
+  for (const auto& component : components)
     if (component)
       mine += "plug-in " + std::string(component->table->id) + " " + component->table->version + " (file " +
               hash_of_file(component->file) + ")\n";

@@ -1,5 +1,7 @@
 // Session's budget: refused at the start where the plan is over it, and wherever more is asked for than it has.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -32,16 +34,19 @@ void Session::check_budget() const {
 
 void Session::watch_budget() {
   if (const int64_t budget = config().integer("memory.host_budget"); budget > 0) {
-    // What the other ranks of the host do not plan to take.
+    // Its own plan, and an even part of what nobody plans.
     const int local = control_->local_world();
-    const int64_t mine = plan_.bytes(Tier::host), all = plan_.most_host_bytes / world() * local;
-    const int64_t share = std::max(budget / local, budget - (all - mine) / local * local);
-    ledger_.on_change(Tier::host, [this, share, budget](int64_t held) {
-      if (held > share)
-        fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config().origin("memory.host_budget").text() +
-                  "): rank " + std::to_string(rank()) + " holds " + bytes_text(held) +
-                  " of host memory, its share is " + bytes_text(share) +
-                  "; raise it, leave more on the device, or use a tier of disk");
+    const auto communicator = communicator_bytes(communicator_.get(), world());
+    const int64_t all = host_bytes(plan_, local, communicator, snapshots(config()));
+    const int64_t mine =
+        plan_.bytes(Tier::host) + communicator.value_or(0) + (snapshots(config()) ? plan_.snapshot_bytes() : 0);
+    const int64_t share = mine + std::max<int64_t>(budget - all, 0) / local;
+    ledger_.on_change(Tier::host, [this, share, budget,
+                                   last = std::make_shared<std::atomic<int64_t>>(0)](int64_t held) {
+      if (held <= last->exchange(held) || held <= share) return;  // what is given back is never too much
+      fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config().origin("memory.host_budget").text() +
+                "): rank " + std::to_string(rank()) + " holds " + bytes_text(held) + " of host memory, its share is " +
+                bytes_text(share) + "; raise it, leave more on the device, or use a tier of disk");
     });
   }
   const int64_t budget = config().integer("memory.device_budget");

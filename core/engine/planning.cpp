@@ -127,6 +127,9 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy +
               "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
+  if (config.text("offload.activations") == kAutomatic)
+    fail_user(asked("offload.activations") +
+              "nobody knows what activations take before a run has measured them; name the device or a tier");
   if (config.number("offload.fraction") > 0 && config.text("offload.optimizer") == kOnDevice)
     fail_user(config.origin("offload.fraction").text() +
               ": offload.fraction is the part of states that stays on the device, but all of them do; set "

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -178,20 +179,22 @@ void Record::validation(int64_t step, double loss) {
   std::fflush(stdout);
 }
 
-void Record::set_tiers(std::vector<TierRow> tiers, double read_wait, double write_wait) {
-  tiers_ = std::move(tiers);
-  read_wait_ = read_wait;
-  write_wait_ = write_wait;
+void Record::add_waits(Phase phase, double read, double write) {
+  read_wait_ += read;
+  write_wait_ += write;
+  waited_[static_cast<std::size_t>(phase)] += read + write;
 }
 
 // Seconds by what training waited for.
 std::vector<std::pair<std::string_view, double>> Record::waits() const {
-  const auto of = [&](Phase phase) { return seconds_[static_cast<std::size_t>(phase)]; };
+  const auto of = [&](Phase phase) {
+    return std::max(seconds_[static_cast<std::size_t>(phase)] - waited_[static_cast<std::size_t>(phase)], 0.0);
+  };
   return {{"compute", of(Phase::forward) + of(Phase::backward)},
           {"link", of(Phase::reduce) + of(Phase::agree) + of(Phase::gather)},
           {"disk_read", read_wait_},
           {"disk_write", write_wait_},
-          {"optimizer", of(Phase::optimizer) - read_wait_ - write_wait_}};
+          {"optimizer", of(Phase::optimizer)}};
 }
 
 void Record::finish(const Ledger& ledger, const Overlap& overlap) {

@@ -66,8 +66,10 @@ class Record {
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   void set_hash(const std::string& hash) { hash_ = hash; }
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
-  /// Tiers in use, and seconds that training stood still for reads from them and writes to them, since the start.
-  void set_tiers(std::vector<TierRow> tiers, double read_wait, double write_wait);
+  /// Tiers in use.
+  void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
+  /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them.
+  void add_waits(Phase phase, double read, double write);
   /// Writes summary.json aside and renames it.
   void finish(const Ledger& ledger, const Overlap& overlap);
   const std::string& folder() const { return folder_; }
@@ -99,6 +101,7 @@ class Record {
   WireCount wire_;
   std::vector<TierRow> tiers_;
   double read_wait_ = 0, write_wait_ = 0;
+  std::array<double, kPhaseNames.size()> waited_{};  // of seconds_
   std::chrono::steady_clock::time_point start_, shown_;
 };
 

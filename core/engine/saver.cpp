@@ -141,6 +141,19 @@ std::string Saver::save(const std::string& root, const Image& image, int64_t kee
 
 void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
   if (room_bytes_ == 0) agree(talk(), [&] { reserve_for(image); });  // the same on all ranks: their first
+  agree(talk(), [&] { copy(image); });                               // a tier's read may fail, on one rank alone
+  writer_ = std::thread([this, root, keep, image = std::move(image), peers = talk()] {
+    try {
+      write(root, image, keep, peers);
+    } catch (...) {
+      failure_ = std::current_exception();
+      failed_ = true;
+    }
+  });
+}
+
+// Slabs into the room.
+void Saver::copy(Image& image) {
   int64_t at = 0;
   for (Slab& slab : image.slabs) {
     if (slab.data)
@@ -150,14 +163,6 @@ void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
     slab.data = room_ + at;
     at += aligned(slab.bytes);
   }
-  writer_ = std::thread([this, root, keep, image = std::move(image), peers = talk()] {
-    try {
-      write(root, image, keep, peers);
-    } catch (...) {
-      failure_ = std::current_exception();
-      failed_ = true;
-    }
-  });
 }
 
 bool Saver::wait() {

@@ -43,6 +43,7 @@ class Saver {
   std::string write(const std::string& root, const Image& image, int64_t keep, const Peers& peers);
   void take(const std::string& root);  // rank 0
   void reserve(int64_t bytes);
+  void copy(Image& image);
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
   std::map<std::string, FolderLock> locks_;  // by the folder's one true path

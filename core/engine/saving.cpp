@@ -191,6 +191,8 @@ void Session::settle() {
 // without its peers.
 void Session::not_saved(const Failure& failure) {
   if (failure.exit() == Exit::peer_lost) throw failure;
+  for (const auto& tier : tiers_)
+    if (tier && tier->failed()) throw failure;  // what training goes on with is not whole
   record_->not_saved();
   if (rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training goes on");
 }

@@ -43,6 +43,9 @@ std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) 
 void Session::lap(Phase phase) {
   const auto now = Clock::now();
   record_->add(phase, std::chrono::duration<double>(now - mark_).count());
+  const TierWaits waits = tier_waits();
+  record_->add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
+  waited_ = waits;
   if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
   mark_ = now;
 }
@@ -106,6 +109,10 @@ bool Session::step() {
   if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
   if (micro_ < accumulation_) return false;
   CallError error;
+  for (const auto& tier : tiers_)
+    if (tier && tier->failed())
+      fail_environment("a transfer of tier '" + tier->facts().id + "' failed before, so that states are not whole; " +
+                       "end the job and go on from its last checkpoint");
   states_->read_ahead(units_);
   const int64_t wire_before = record_wire_;
   if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
@@ -143,13 +150,13 @@ bool Session::step() {
     update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
     lap(Phase::optimizer);
-    write_tiers();
     notify_updated();
   }
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
        strategy_->who("event"));
   lap(Phase::gather);
 
+  write_tiers();
   comm_->note_step(++step_);
   micro_ = 0;
   last_ = {agreed.loss, norm};
@@ -173,15 +180,26 @@ void Session::update_weights(const UpdateInput& input) {
   states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) { work(units, staged); });
 }
 
-// What training stood still for tiers, and what they moved.
+// What tiers moved.
 void Session::write_tiers() {
   std::vector<TierRow> rows;
   for (const auto& tier : tiers_)
     if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
-  const Activations::Counts activations = activations_ ? activations_->counts() : Activations::Counts{};
-  const TierWaits pages = pages_ ? pages_->waits() : TierWaits{};
-  record_->set_tiers(std::move(rows), states_->waits().read + activations.read_wait + pages.read,
-                     states_->waits().write + activations.write_wait + pages.write);
+  record_->set_tiers(std::move(rows));
+}
+
+// Since the start, by this thread.
+TierWaits Session::tier_waits() const {
+  TierWaits all = states_ ? states_->waits() : TierWaits{};
+  if (activations_) {
+    all.read += activations_->counts().read_wait;
+    all.write += activations_->counts().write_wait;
+  }
+  if (pages_) {
+    all.read += pages_->waits().read;
+    all.write += pages_->waits().write;
+  }
+  return all;
 }
 
 void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {

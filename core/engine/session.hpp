@@ -206,6 +206,7 @@ class Session {
   [[noreturn]] void give_up(const Agreed& agreed) const;
 
   void write_tiers();
+  TierWaits tier_waits() const;
   Setup setup_;
   Model& model_;
   std::shared_ptr<Control> control_;
@@ -254,6 +255,7 @@ class Session {
   bool stopped_ = false;
   int64_t saving_ = 0;  // the step of the last save
   int64_t begun_ = 0;   // the step that this run began behind
+  TierWaits waited_;    // up to the last lap
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

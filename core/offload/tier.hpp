@@ -24,7 +24,7 @@ class Transfer {
  public:
   Transfer() = default;
   /// Takes over the reference to `done`. `what`: whose bytes they are, for errors.
-  Transfer(const Instance& tier, zr_done* done, std::string what);
+  Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<std::atomic<bool>> failed);
   ~Transfer();  // waits
   /// The other is none then, or this one's.
   Transfer(Transfer&& other) noexcept;
@@ -38,6 +38,7 @@ class Transfer {
   const Instance* tier_ = nullptr;
   zr_done* done_ = nullptr;
   std::string what_;
+  std::shared_ptr<std::atomic<bool>> failed_;  // of the tier
 };
 
 /// Calls on one thread at a time, but for counts.
@@ -71,6 +72,8 @@ class TierStore {
   /// Transfers become spans of it; it outlives them. Null: none.
   void set_trace(Trace* trace) { trace_ = trace; }
 
+  /// A transfer failed that somebody waited for: what stands here is not whole, whoever was told.
+  bool failed() const { return *failed_; }
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
   const Instance& instance() const { return *instance_; }
@@ -89,6 +92,7 @@ class TierStore {
   TierFacts facts_;
   std::vector<Slot> slots_;
   std::atomic<int64_t> read_{0}, written_{0};
+  std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   Trace* trace_ = nullptr;
 };
 

@@ -116,7 +116,11 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
 
 void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   if (!abi->ctx) return;
-  Host::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, Kind::communicator), tag, delta_bytes);
+  try {
+    Host::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, Kind::communicator), tag, delta_bytes);
+  } catch (const std::exception& over) {  // its budget: the bytes are taken already
+    abi->log(abi, ZR_LOG_ERROR, over.what());
+  }
 }
 
 }  // namespace
