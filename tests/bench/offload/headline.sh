@@ -1,15 +1,16 @@
 #!/bin/bash
 # A GPT of 2.8 billion parameters (t5-3b's size) on this machine: bf16 weights once in memory, fp32 masters and Adam's
-# states on disk, two ranks. Then the same model without Zeroth, which has no room for it.
-#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=4
+# states on disk, two ranks. PLAIN=1: then the same model without Zeroth, which has no room for it.
+#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 swap=${1:-build/runs/swap} steps=${STEPS:-6} size=${SIZE:-2.8B}
 case $size in
-  2.8B) model="model.width=2560 model.layers=36 model.heads=20" disk=40 memory=19 ;;
-  350M) model="model.width=1024 model.layers=28 model.heads=16" disk=6 memory=4 ;;
+  2.8B) width=2560 layers=36 heads=20 disk=40 memory=19 ;;
+  350M) width=1024 layers=28 heads=16 disk=6 memory=4 ;;
   *) echo "headline: error: SIZE is $size; remedy: 2.8B or 350M" >&2; exit 2 ;;
 esac
+model="model.width=$width model.layers=$layers model.heads=$heads"
 mkdir -p "$swap"
 free=$(($(df --output=avail -B1 "$swap" | tail -1) >> 30))
 there=$(($(awk '/MemAvailable/ {print $2}' /proc/meminfo) >> 20))
@@ -43,7 +44,7 @@ echo "headline: the ranks held at most $(cat build/runs/headline.peak) MiB toget
 tail -n "$steps" build/runs/headline/metrics.jsonl
 if [[ -n ${PLAIN:-} ]]; then
   echo "headline: the same without Zeroth, within the $there GiB that are free"
-  # shellcheck disable=SC2086
-  prlimit --as=$((there << 30)) build/bin/gpt_plain examples/gpt/gpt.toml job.ranks=1 $model $common && exit 1
+  prlimit --as=$((there << 30)) build/bin/gpt_plain --width $width --layers $layers --heads $heads --context 64 \
+    --micro-batch 1 --steps 1 --eval-every 0 --sample 0 && exit 1
   echo "headline: it ended with code $?"
 fi
