@@ -91,8 +91,9 @@ int train(const Command& command, const Arguments& arguments) {
 
 int explain_file(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
-  if (!parsed.helped) std::cout << explain(judged(command, parsed.words));
-  return 0;
+  if (parsed.helped) return 0;
+  std::cout << explain(judged(command, parsed.words)) << std::flush;
+  return explain_placement({parsed.words[0], {parsed.words.begin() + 1, parsed.words.end()}, {}, {}, 0}, bin_folder());
 }
 
 // "7.5e9" is a whole number of parameters.

@@ -126,4 +126,22 @@ int print_plan(const AskedOptions& options, bool compare, const std::filesystem:
   return 0;
 }
 
+int explain_placement(const AskedOptions& options, const std::filesystem::path& bin) {
+  Asked asked("zeroth explain", options);
+  const Document document = asked.document({});
+  bool placed = false;
+  for (const char* path : kPlaced) placed |= std::get<std::string>(document.early(path).value) != kOnDevice;
+  if (!placed) return 0;
+  std::cout << "\n[offload] places, of rank 0\n";
+  if (std::get<std::string>(document.early("job.program").value).empty()) {
+    std::cout << "  unknown: job.program names no trainer that would tell its model; see zeroth plan\n";
+    return 0;
+  }
+  if (const int code = asked.gather(bin)) return code;
+  const JudgedJob job = asked.judged({}, 0);
+  const Planner planner(job, asked.parameters(), static_cast<int>(job.config.integer("job.ranks")), true);
+  std::cout << planner.plan(0).placement_text();
+  return 0;
+}
+
 }  // namespace zr::host

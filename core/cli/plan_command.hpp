@@ -11,4 +11,8 @@ namespace zr::host {
 /// plan is over memory.device_budget.
 int print_plan(const AskedOptions& options, bool compare, const std::filesystem::path& bin);
 
+/// Prints where each part of the training state stands and why, behind what `zeroth explain` says; nothing if all of
+/// it stays on the device. Returns the exit code.
+int explain_placement(const AskedOptions& options, const std::filesystem::path& bin);
+
 }  // namespace zr::host

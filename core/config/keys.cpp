@@ -98,8 +98,7 @@ void add_offload(std::vector<Key>& keys) {
   keys.push_back(text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states stand" + where));
   keys.push_back(text("offload", "gradients", "\"device\"", "where a step's sums of gradients stand" + where));
   keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights stand between uses" + where));
-  keys.push_back(
-      text("offload", "activations", "\"device\"", "where what forward keeps for backward stands: device, or a tier"));
+  keys.push_back(text("offload", "activations", "\"device\"", "where what forward keeps for backward stands" + where));
   Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
   least.min = 1;
   keys.push_back(least);

@@ -10,8 +10,9 @@
 namespace zr::host {
 
 namespace {
-// The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch.
-std::set<std::string> that_matter(std::istream& toml) {
+// The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch;
+// where they stand, but for those who are to find out.
+std::set<std::string> that_matter(std::istream& toml, bool anywhere) {
   static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
                                           "schedule", "eval",      "memory",       "checkpoint", "offload"};
   std::set<std::string> lines;
@@ -21,7 +22,7 @@ std::set<std::string> that_matter(std::istream& toml) {
     if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
-    const bool stands_elsewhere = table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
+    const bool stands_elsewhere = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
     if (line.find(" = ") == line.npos || (host.count(root) && !stands_elsewhere) || (root == "train" && !decides))
       continue;
     lines.insert(table + line.substr(0, line.find(" #")));
@@ -35,12 +36,16 @@ Besides measured(const Config& config) {
   const std::string folder = run_folder(config);
   std::ifstream then(folder + "/config.toml"), summary(folder + "/summary.json");
   std::istringstream now(config.to_toml());
-  if (!then || !summary || that_matter(then) != that_matter(now)) return besides;
+  const bool anywhere = config.text("offload.activations") == kAutomatic;
+  if (!then || !summary || that_matter(then, anywhere) != that_matter(now, anywhere)) return besides;
   const auto json = nlohmann::json::parse(summary, nullptr, false);
   const nlohmann::json::json_pointer peak("/memory/device/activations/peak");
   if (!json.contains(peak) || !json[peak].is_number_integer()) return besides;
   besides.activations = json[peak].get<int64_t>();
   besides.measured_by = folder;
+  for (const char* tier : {"host", "disk"})
+    besides.aside +=
+        json.value(nlohmann::json::json_pointer("/memory/" + std::string(tier) + "/activations/peak"), int64_t{0});
   return besides;
 }
 

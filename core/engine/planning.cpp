@@ -107,9 +107,10 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   wanted.activations = index("offload.activations");
   wanted.fraction = config.number("offload.fraction");
   wanted.elementwise = elementwise;
-  // Of what activations take nobody knows before a run has measured them: a quarter is left to them.
-  if (const int64_t budget = config.integer("memory.device_budget"); budget > 0)
-    wanted.device_room = std::max<int64_t>(budget - measured(config).activations.value_or(budget / 4), 1);
+  const Besides known = measured(config);
+  wanted.activations_here = known.activations.value_or(0);
+  wanted.activations_aside = known.aside;
+  wanted.device_room = config.integer("memory.device_budget");
   if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
     wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
 }
@@ -127,9 +128,6 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy +
               "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
-  if (config.text("offload.activations") == kAutomatic)
-    fail_user(asked("offload.activations") +
-              "nobody knows what activations take before a run has measured them; name the device or a tier");
   if (config.number("offload.fraction") > 0 && config.text("offload.optimizer") == kOnDevice)
     fail_user(config.origin("offload.fraction").text() +
               ": offload.fraction is the part of states that stays on the device, but all of them do; set "

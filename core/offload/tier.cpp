@@ -15,8 +15,12 @@ TierFacts place_of(const Instance& tier) {
   CallError error;
   check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
   const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
-  return {tier.component().table->id, mappable ? Tier::host : Tier::disk, std::max<int64_t>(caps.io_bytes, 4096),
-          std::max<int64_t>(caps.io_depth, 1), std::max<int64_t>(caps.io_align, 64)};
+  return {tier.component().table->id,
+          mappable ? Tier::host : Tier::disk,
+          std::max<int64_t>(caps.io_bytes, 4096),
+          std::max<int64_t>(caps.io_depth, 1),
+          std::max<int64_t>(caps.io_align, 64),
+          static_cast<int64_t>(caps.kept_per_mib)};
 }
 
 Transfer::Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<std::atomic<bool>> failed)

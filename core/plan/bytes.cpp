@@ -44,6 +44,9 @@ void each_holding(const Plan& plan, F&& fn) {
   if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
+  for (const TierFacts& place : places)
+    if (const int64_t bytes = plan.kept_bytes(place))
+      fn(staging, Kind::other, "kept by " + place.id, bytes, ZR_U8);
   if (const Paging paging = paging_of(plan); paging.any) fn(staging, Kind::staging, "pages", paging.bytes(), ZR_U8);
 }
 
@@ -167,6 +170,7 @@ std::string Plan::text(const std::string& title, const Besides& besides) const {
   });
   out += row("in all", "without activations", "", bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("in all", "on " + id, "", bytes);
+  out += placement_text();
   out += besides.activations ? row("activations", "measured: " + besides.measured_by, "", *besides.activations)
                              : "  activations  unknown until a run has measured them\n";
   if (besides.communicator) out += row("host memory", "communicator", "", *besides.communicator);

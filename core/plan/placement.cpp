@@ -2,10 +2,12 @@
 #include "plan/placement.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
 #include "base/text.hpp"
+#include "plan/paging.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -36,58 +38,123 @@ int64_t cut_before(const Plan& plan, int64_t element) {
   return plan.input.wanted.elementwise ? start + (element - start) / kLeaf * kLeaf : start;
 }
 
-// Fills one place after another: what is left of the room of a place, and what goes there.
+// Fills one place after another: what is left of the room of each kind of memory, what goes where, and why.
 class Filling {
  public:
-  explicit Filling(const Plan& plan) : plan_(plan) {
+  Filling(Plan& plan, int64_t shards, int64_t sums) : plan_(plan) {
     const Wanted& wanted = plan.input.wanted;
-    const int64_t fixed = plan.bytes_without_placed();
-    for (const TierFacts& place : plan.input.places) {
-      constexpr int64_t kNoLimit = int64_t{1} << 62;
-      room_.push_back(place.tier == Tier::device ? (wanted.device_room ? wanted.device_room - fixed : kNoLimit)
-                      : place.tier == Tier::host ? (wanted.host_room ? wanted.host_room : kNoLimit)
-                                                 : kNoLimit);
-    }
+    const bool anywhere_else = plan.input.places.size() > 1;
+    if (anywhere_else && wanted.device_room) left_[Tier::device] = wanted.device_room - plan.bytes_without_placed();
+    if (wanted.host_room) left_[Tier::host] = wanted.host_room;
     for (const TierFacts& place : plan.input.places)  // tiles pass through host memory
       if (place.tier == Tier::disk)
-        for (std::size_t i = 0; i < room_.size(); ++i)
-          if (plan.input.places[i].tier == Tier::host)
-            room_[i] -= kTilesUnderWay * std::max(place.io_bytes * place.io_depth, kLeaf * state_bytes(plan));
-    if (plan.input.places.size() == 1) room_[0] = int64_t{1} << 62;  // there is nowhere else
+        left_[Tier::host] -= kTilesUnderWay * std::max(place.io_bytes * place.io_depth, kLeaf * state_bytes(plan));
+    // What has its place takes its room before anything looks for one.
+    if (wanted.shards != kAnyPlace) take(wanted.shards, shards);
+    if (wanted.sums != kAnyPlace) take(wanted.sums, sums);
+    if (wanted.states == kAnyPlace) return;
+    const int64_t states = plan.mine.state_elements * state_bytes(plan), stays = stays_on_device(states);
+    take(0, stays);
+    take(wanted.states, states - stays);
   }
   // All of it on `asked`, or on the first place with room.
-  int whole(int asked, int64_t bytes) {
-    int place = asked;
-    if (asked == kAnyPlace)
-      for (place = 0; place + 1 < std::ssize(room_) && room_[static_cast<std::size_t>(place)] < bytes;) ++place;
-    room_[static_cast<std::size_t>(place)] -= bytes;
+  int whole(const std::string& part, const char* key, int asked, int64_t bytes) {
+    if (asked != kAnyPlace) {
+      tell(part, asked, asked_for(key, asked));
+      return asked;
+    }
+    int place = 0;
+    std::string rooms = room_text(0);
+    while (place + 1 < places() && left(place) < bytes) rooms += ", " + room_text(++place);
+    tell(part, place, "auto: " + bytes_text(bytes) + "; " + rooms);
+    take(place, bytes);
     return place;
   }
-  std::vector<StateRun> states() {
+  void states() {
     const Wanted& wanted = plan_.input.wanted;
     const int64_t all = plan_.mine.state_elements, each = std::max<int64_t>(state_bytes(plan_), 1);
-    std::vector<StateRun> runs;
+    std::vector<StateRun>& runs = plan_.placement.states;
     int64_t at = 0;
-    if (plan_.state_arrays().empty()) return {{0, 0, all}};
-    const auto take = [&](int place, int64_t upto) {
+    if (plan_.state_arrays().empty()) {
+      runs = {{0, 0, all}};
+      return;
+    }
+    const auto put = [&](int place, int64_t upto, const std::string& why) {
       const int64_t end = std::max(at, cut_before(plan_, std::min(all, upto)));
-      if (end > at) runs.push_back({place, at, end - at});
+      if (end == at) return;
+      runs.push_back({place, at, end - at});
+      if (wanted.states == kAnyPlace) take(place, (end - at) * each);
+      tell("states, " + share(end - at, all), place, why);
       at = end;
     };
     if (wanted.states == kAnyPlace) {
-      for (std::size_t place = 0; place + 1 < room_.size(); ++place)
-        take(static_cast<int>(place), at + std::max<int64_t>(room_[place], 0) / each);
-      take(static_cast<int>(room_.size()) - 1, all);
+      for (int place = 0; place + 1 < places(); ++place)
+        put(place, at + std::max<int64_t>(left(place), 0) / each,
+            "auto: " + bytes_text((all - at) * each) + "; " + room_text(place));
+      std::string rooms;
+      for (int place = 0; place < places(); ++place) rooms += (place ? ", " : "") + room_text(place);
+      put(places() - 1, all, "auto: " + bytes_text((all - at) * each) + "; " + rooms);
     } else {
-      if (wanted.states != 0) take(0, static_cast<int64_t>(static_cast<double>(all) * wanted.fraction));
-      take(wanted.states, all);
+      put(0, stays_on_device(all), "offload.fraction = " + shortest(wanted.fraction));
+      put(wanted.states, all, asked_for("optimizer", wanted.states));
     }
-    return runs;
   }
+  // Activations are wanted most often, twice a micro-step; temporaries stay on the device wherever they stand.
+  int activations() {
+    const Wanted& wanted = plan_.input.wanted;
+    const int64_t known = wanted.activations_here + wanted.activations_aside, quarter = wanted.device_room / 4;
+    const int64_t bytes = known > 0 ? known : quarter;
+    int place = wanted.activations;
+    std::string why = place >= 0 ? asked_for("activations", place) : "";
+    if (place == kAnyPlace) {
+      place = left(0) >= bytes || places() == 1 ? 0 : 1;
+      why = known > 0     ? bytes_text(bytes) + " measured; "
+            : quarter > 0 ? "a quarter until a run has measured them; "
+                          : "";
+      why = "auto: " + why + room_text(0);
+    }
+    tell("activations", place, why);
+    if (place == 0) {
+      take(0, bytes);
+    } else {
+      const bool measured_there = wanted.activations_aside > 0;
+      take(0, measured_there ? wanted.activations_here : std::min(bytes, quarter));
+      take(place, measured_there ? wanted.activations_aside : known);
+    }
+    return place;
+  }
+  void take_host(int64_t bytes) { left_[Tier::host] -= bytes; }
 
  private:
-  const Plan& plan_;
-  std::vector<int64_t> room_;  // by place
+  static constexpr int64_t kNoLimit = int64_t{1} << 60;
+  int64_t stays_on_device(int64_t all) const {
+    const Wanted& wanted = plan_.input.wanted;
+    return wanted.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all) * wanted.fraction);
+  }
+  int places() const { return static_cast<int>(plan_.input.places.size()); }
+  const TierFacts& facts(int place) const { return plan_.input.places[static_cast<std::size_t>(place)]; }
+  int64_t left(int place) const { return left_.at(facts(place).tier); }
+  void take(int place, int64_t bytes) {
+    left_[facts(place).tier] -= bytes;
+    left_[Tier::host] -= bytes / (1 << 20) * facts(place).kept_per_mib;
+  }
+  void tell(const std::string& part, int place, const std::string& why) {
+    plan_.placement.parts.push_back({part, place, why});
+  }
+  std::string room_text(int place) const {
+    return facts(place).id + (left(place) > kNoLimit / 2
+                                  ? " has no budget"
+                                  : " has " + bytes_text(std::max<int64_t>(left(place), 0)) + " left");
+  }
+  std::string asked_for(const char* key, int place) const {
+    return std::string("offload.") + key + " = \"" + facts(place).id + "\"";
+  }
+  static std::string share(int64_t part, int64_t all) {
+    return part == all ? "all" : std::to_string((100 * part + all / 2) / all) + " %";
+  }
+
+  Plan& plan_;
+  std::map<Tier, int64_t> left_{{Tier::device, kNoLimit}, {Tier::host, kNoLimit}, {Tier::disk, kNoLimit}};
 };
 
 // Tiles of a run: as many elements as keep the place busy, whole pieces where the optimizer wants them.
@@ -144,18 +211,42 @@ int64_t Plan::activation_staging_bytes() const {
   return place.tier == Tier::disk ? 2 * place.io_bytes * place.io_depth : 0;  // what is on its way, and what waits
 }
 
+int64_t Plan::kept_bytes(const TierFacts& place) const {
+  int64_t stored = 0;
+  const auto here = [&](int index) { return &input.places[static_cast<std::size_t>(index)] == &place; };
+  for (const Buffer& b : mine.buffers)
+    if (here(place_of(b))) stored += up(b.bytes(rank, input.world), place.align);
+  for (const StateTile& tile : placement.tiles)
+    if (here(tile.place)) stored += tile.bytes;
+  return stored / (1 << 20) * place.kept_per_mib + stored % (1 << 20) * place.kept_per_mib / (1 << 20);
+}
+
 void place(Plan& plan) {
-  Filling filling(plan);
   const Wanted& wanted = plan.input.wanted;
   plan.placement = {};
   const int64_t shards = buffers_of(plan, {ZR_ROLE_SHARD}), sums = buffers_of(plan, {ZR_ROLE_SUM});
+  Filling filling(plan, shards, sums);
   // What is used most often stands nearest.
-  plan.placement.shards = shards > 0 ? filling.whole(wanted.shards, shards) : 0;
-  plan.placement.sums = filling.whole(wanted.sums, sums);
-  plan.placement.states = filling.states();
-  plan.placement.activations = std::max(wanted.activations, 0);
+  plan.placement.activations = filling.activations();
+  if (shards > 0) plan.placement.shards = filling.whole("weight shards", "parameters", wanted.shards, shards);
+  plan.placement.sums =
+      sums > 0 ? filling.whole("gradient sums", "gradients", wanted.sums, sums) : std::max(wanted.sums, 0);
+  filling.take_host(paging_of(plan).bytes() + plan.activation_staging_bytes());
+  filling.states();
   for (const StateRun& run : plan.placement.states)
     if (!plan.input.places[static_cast<std::size_t>(run.place)].in_memory()) cut_tiles(plan, run, plan.placement);
+}
+
+std::string Plan::placement_text() const {
+  std::string text;
+  if (input.places.size() == 1) return text;
+  for (const PlacedPart& one : placement.parts) {
+    char line[400];
+    std::snprintf(line, sizeof line, "  placement    %-15s  on %-8s  %s\n", one.part.c_str(),
+                  input.places[static_cast<std::size_t>(one.place)].id.c_str(), one.why.c_str());
+    text += line;
+  }
+  return text;
 }
 
 }  // namespace zr::host

@@ -99,6 +99,7 @@ struct Besides {
   std::string measured_by;              // the run that did
   std::optional<int64_t> communicator;  // host memory that it takes when it opens
   bool snapshot = false;                // checkpoint.async
+  int64_t aside = 0;                    // activations on tiers, measured by that run too
 };
 
 struct Plan {
@@ -130,6 +131,10 @@ struct Plan {
   int64_t staging_bytes() const;
   /// And that activations on their way to a disk and back do.
   int64_t activation_staging_bytes() const;
+  /// Host memory that a tier takes of its own for what stands there, activations apart.
+  int64_t kept_bytes(const TierFacts& place) const;
+  /// What stands where, and why, a line each; empty if there is the device alone.
+  std::string placement_text() const;
   /// Of device memory, the most that any rank holds; this rank's, if it alone was planned.
   int64_t most_bytes = 0;
   int64_t most_host_bytes = 0;  // on tiers of host memory, all ranks together

@@ -82,6 +82,7 @@ class Nvme : public zr::Offload<Nvme> {
     caps.io_bytes = stripes_.block_bytes;
     caps.io_depth = depth_;
     caps.device_types = uint64_t{1} << 1;
+    caps.kept_per_mib = checksum_ ? (uint64_t{1} << 20) / kAlign * sizeof(uint32_t) : 0;
     return caps;
   }
 

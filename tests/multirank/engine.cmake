@@ -29,7 +29,7 @@ if(ZR_TORCH)
           LABELS multirank TIMEOUT 300)
   zr_test(checkpoint_test SOURCES checkpoint_test.cpp checkpoint_use_test.cpp
           LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
-  zr_test(offload_test SOURCES offload_test.cpp
+  zr_test(offload_test SOURCES offload_auto_test.cpp offload_test.cpp
           LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
   add_dependencies(offload_test engine_case zr_offload_cpu zr_offload_nvme zr_offload_nvme_failing)
   zr_test(sharded_test SOURCES sharded_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock

@@ -174,6 +174,8 @@ TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
   EXPECT_EQ(number("cpu", "/memory/host/gradients/peak") + number("cpu", "/memory/device/gradients/peak"),
             number("plain", "/memory/device/gradients/peak"));
   EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("slots"));
+  EXPECT_GT(number("nvme", "/memory/host/other/peak"), 0) << "checksums";
+  EXPECT_EQ(number("nvme", "/memory/host/other/planned"), number("nvme", "/memory/host/other/peak"));
   EXPECT_EQ(number("nvme", "/memory/disk/master/peak"), master);
   EXPECT_EQ(number("nvme", "/memory/disk/slots/peak"), slots);
   EXPECT_FALSE(summary("nvme").at("memory").at("device").contains("master"));

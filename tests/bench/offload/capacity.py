@@ -7,6 +7,8 @@ Every row is a run that ended well; the next larger one did not. Two ranks, bf16
 """
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -79,12 +81,17 @@ def model():
             ("zero2 + cpu", ["strategy=zero2", "offload.optimizer=cpu", *host]),
             ("zero2 + nvme", ["strategy=zero2", "offload.optimizer=nvme", *host, ON_DISK]),
             ("zero3 + cpu", ["strategy=zero3", "offload.optimizer=cpu", *host]),
-            ("zero3 + nvme", ["strategy=zero3", "offload.optimizer=nvme", *host, "offload.parameters=cpu", ON_DISK])]
+            ("zero3 + nvme", ["strategy=zero3", "offload.optimizer=nvme", *host, "offload.parameters=cpu", ON_DISK]),
+            ("zero3 + all nvme", ["strategy=zero3", "offload.optimizer=nvme", "offload.gradients=nvme",
+                                  "offload.parameters=nvme", ON_DISK])]
     print(f"largest model: {' '.join(fixed)}")
     first = None
     for name, overrides in rows:
         def planned(n, chosen=overrides):
-            return run("plan", [*chosen, *fixed, f"model.layers={n}"]).returncode == 0
+            plan = run("plan", [*chosen, *fixed, f"model.layers={n}"])
+            stored = re.search(r"in all +on nvme +([0-9.]+) GiB", plan.stdout)
+            on_disk = 2 * float(stored.group(1)) * 2**30 if stored else 0
+            return plan.returncode == 0 and on_disk < 0.95 * shutil.disk_usage(SWAP).free
         blocks = largest(planned)
         start = time.time()
         while blocks > 0 and not trains([*overrides, *fixed, f"model.layers={blocks}"]):
@@ -94,7 +101,7 @@ def model():
         first = first or parameters
         done = summary()
         peaks = {tier: sum(kind["peak"] for kind in kinds.values()) >> 20 for tier, kinds in done["memory"].items()}
-        print(f"  {name:14} {blocks:4} blocks {parameters / 1e6:8.0f} M parameters {parameters / first:6.1f} x zero0   "
+        print(f"  {name:16} {blocks:4} blocks {parameters / 1e6:8.0f} M parameters {parameters / first:6.1f} x zero0   "
               f"loss {done['loss']:.3f}  MiB of a rank {peaks}  {seconds:.0f} s", flush=True)
 
 

@@ -21,7 +21,7 @@ if ((there < memory)); then
   echo "headline: error: $there GiB of memory are free, $memory are needed; remedy: end other programs" >&2; exit 3
 fi
 common="train.dtype=bf16 train.micro_batch=1 model.recompute=true model.context=64 train.steps=$steps eval.every=0
-  sample.length=0 schedule.use=constant optimizer.lr=1e-5 job.name=headline job.runs=build/runs"
+  sample.length=0 schedule.use=constant optimizer.lr=${LR:-1e-6} job.name=headline job.runs=build/runs"
 echo "headline: $size, $free GiB of disk and $there GiB of memory free"
 # The most that the ranks hold, as the kernel counts it: shared memory once.
 (

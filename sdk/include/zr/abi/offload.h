@@ -11,6 +11,7 @@ typedef struct zr_offload_caps { /* out: callee writes at most `size` bytes */
   uint64_t io_bytes;     /* the transfer size it likes best */
   uint64_t io_depth;     /* how many of them under way at a time it likes best */
   uint64_t device_types; /* bit i: memory of DLPack device i can be read and written directly */
+  uint64_t kept_per_mib; /* host memory of its own that it takes for each MiB it stores, in bytes */
 } zr_offload_caps;
 
 typedef struct zr_transfer { /* frozen */
