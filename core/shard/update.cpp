@@ -6,13 +6,15 @@
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "shard/rounding.hpp"
+#include "zr/fold.hpp"
 
 namespace zr::host {
 
 namespace {
 constexpr int64_t kTile = 64 * kLeaf;
 constexpr int64_t kCopiedTile = 16 * kLeaf;  // the copies stay in a core's cache
-constexpr int64_t kStagedTile = 4 * kLeaf;   // three copies of it stay in the innermost one
+constexpr int64_t kLine = 64;                // bytes
+constexpr int64_t kAhead = 4096;             // bytes that are on their way to a copy
 
 struct Tile {
   const Unit* unit;
@@ -24,11 +26,41 @@ std::vector<Tile> cut(const std::vector<Unit>& units, const UpdateInput& input, 
   for (const Unit& unit : units) {
     if (!(*input.touched)[unit.param]) continue;
     const bool copied = input.staged || unit.sum.dtype != ZR_F32;
-    const int64_t size = !elementwise ? unit.count : input.staged ? kStagedTile : copied ? kCopiedTile : kTile;
+    const int64_t size = !elementwise ? unit.count : copied ? kCopiedTile : kTile;
     for (int64_t begin = 0; begin < unit.count; begin += size)
       tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
   }
   return tiles;
+}
+
+struct Copy {
+  const void* from;
+  void* to;
+  int64_t bytes;
+};
+
+// Both at once, with what comes next fetched along: one after the other, each would wait for memory alone, and the
+// hardware's own fetching stops at every page.
+void copy(const Copy& one, const Copy& two) {
+  const auto line = [](const Copy& of, int64_t at) {
+    const char* from = static_cast<const char*>(of.from) + at;
+    __builtin_prefetch(from + kAhead);  // of no memory at all, it does nothing
+    std::memcpy(static_cast<char*>(of.to) + at, from, kLine);
+  };
+  const auto rest = [](const Copy& of, int64_t at) {
+    if (at < of.bytes)
+      std::memcpy(static_cast<char*>(of.to) + at, static_cast<const char*>(of.from) + at,
+                  static_cast<std::size_t>(of.bytes - at));
+  };
+  int64_t at = 0;
+  for (const int64_t both = std::min(one.bytes, two.bytes) / kLine * kLine; at < both; at += kLine) {
+    line(one, at);
+    line(two, at);
+  }
+  int64_t alone = at;
+  for (; alone + kLine <= one.bytes; alone += kLine) line(one, alone);
+  rest(one, alone);
+  rest(two, at);
 }
 
 // The tile's sums and weights as the optimizer reads and writes them; copies, where need be, until the next call.
@@ -39,19 +71,21 @@ class Operands {
         weights(part_of(tile.unit->weight, tile.begin, tile.count)),
         own_(weights),
         staged_(staged) {
-    if (staged || sums.dtype != ZR_F32) {
-      wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
-      widen(sums.data, sums.dtype, sums.count, wide.data());
-      sums = {wide.data(), sums.count, ZR_F32, 0, sums.device};
-    }
+    if (!staged && sums.dtype == ZR_F32) return;
+    wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
+    const bool widens = sums.dtype != ZR_F32;
+    if (widens) widen(sums.data, sums.dtype, sums.count, wide.data());
+    const Copy of_sums{sums.data, wide.data(), widens ? 0 : 4 * sums.count};
+    sums = {wide.data(), sums.count, ZR_F32, 0, sums.device};
     if (!staged) return;
     narrow.resize(std::max(narrow.size(), bytes()));
     weights.data = narrow.data();
-    if (!tile.unit->master.count) std::memcpy(weights.data, own_.data, bytes());  // fp32 weights are their own master
+    const bool own_master = !tile.unit->master.count;  // else weights are only written
+    copy(of_sums, {own_.data, narrow.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
   }
-  // New weights to where they stand.
+  // New weights to where they stand; past the cache, if nobody read them there.
   void give_back() const {
-    if (staged_) std::memcpy(own_.data, weights.data, bytes());
+    if (staged_) copy_bytes(own_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
   }
   zr_view sums, weights;
 
@@ -81,7 +115,9 @@ zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& inpu
           operands.weights,
           unit.master.count ? part_of(unit.master, tile.begin, tile.count) : unit.master,
           operands.sums,
-          slots};
+          slots,
+          input.staged ? uint32_t{ZR_UNIT_COPY} : 0,
+          0};
 }
 }  // namespace
 

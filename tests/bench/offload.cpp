@@ -2,6 +2,8 @@
 // states on tiers: in host memory beside the same on the device and beside its copies or its arithmetic alone; on disk
 // beside the disk alone moving the same bytes. `bench_offload ROWS.json` starts its two ranks itself; OFFLOAD_BENCH
 // names the folder on disk, else build/runs.
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -23,27 +25,48 @@ void backward(Job& job) {
   job.session.end_backward();
 }
 
-// Memory that a rank streams, all of it there.
+// Memory that a rank streams, all of it there, in large pages as states are.
+class Array {
+ public:
+  explicit Array(std::size_t n) : bytes_((n * sizeof(float) + kPage - 1) / kPage * kPage) {
+    memory_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes_)));
+    ::madvise(memory_.get(), bytes_, MADV_HUGEPAGE);
+    std::fill_n(memory_.get(), n, 1e-3f);
+  }
+  float* data() { return memory_.get(); }
+
+ private:
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  std::size_t bytes_;
+  std::unique_ptr<float, Free> memory_;
+};
 struct Arrays {
-  explicit Arrays(std::size_t n) : p(n, 1e-3f), g(n, 1e-3f), m(n, 1e-3f), s(n, 1e-3f) {}
-  std::vector<float> p, g, m, s;
+  explicit Arrays(std::size_t n) : p(n), g(n), m(n), s(n) {}
+  Array p, g, m, s;
 };
 
-__attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float* p, const float* g, float* m, float* s,
-                                                                          std::size_t n) {
+// An update's arithmetic over its arrays, uncut, and nothing else.
+__attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) void arithmetic(
+    float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict s, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
-    const float t = g[i] * 1e-9f;
-    p[i] += t;
-    m[i] += t;
-    s[i] += t;
+    const float x = g[i] * 0.5f;
+    m[i] = m[i] * 0.9f + x * 0.1f;
+    s[i] = s[i] * 0.99f + (x * 0.01f) * x;
+    p[i] = p[i] * 0.9999f - m[i] * 1e-6f / (__builtin_sqrtf(s[i]) + 1e-8f);
   }
 }
 
-std::vector<Row> in_memory(const std::string& toml) {
-  const std::vector<std::string> common{"strategy=zero2"};
-  Job device(toml, "offload_device", common);
-  Job host(toml, "offload_cpu", {"strategy=zero2", "offload.optimizer=cpu"});
+// `row`: of weights of type `dtype`.
+std::vector<Row> in_memory(const std::string& toml, const std::string& row, const std::string& dtype) {
+  std::vector<std::string> keys{"strategy=zero2", "train.dtype=" + dtype};
+  Job device(toml, "offload_device", keys);
+  keys.emplace_back("offload.optimizer=cpu");
+  Job host(toml, "offload_cpu", keys);
   const auto half = static_cast<std::size_t>(device.model.count() / 2);
+  const bool narrow = dtype != "fp32";
   Arrays arrays(half);
   std::vector<double> ours, theirs, floor;
   for (int round = -2; round < 15; ++round) {
@@ -53,20 +76,20 @@ std::vector<Row> in_memory(const std::string& toml) {
       backward(job);
       (ours_now ? here : there) = job.timed([&] { job.session.step(); });
     }
-    const double arithmetic =
-        device.timed([&] { streams(arrays.p.data(), arrays.g.data(), arrays.m.data(), arrays.s.data(), half); });
-    const double copies = device.timed([&] {  // gradients and weights there, weights back
+    const double computes =
+        device.timed([&] { arithmetic(arrays.p.data(), arrays.g.data(), arrays.m.data(), arrays.s.data(), half); });
+    const double copies = device.timed([&] {  // gradients there, fp32 weights too, and new weights back
       std::memcpy(arrays.m.data(), arrays.g.data(), half * 4);
-      std::memcpy(arrays.s.data(), arrays.p.data(), half * 4);
-      std::memcpy(arrays.p.data(), arrays.s.data(), half * 4);
+      if (!narrow) std::memcpy(arrays.s.data(), arrays.p.data(), half * 4);
+      std::memcpy(arrays.p.data(), arrays.s.data(), half * (narrow ? 2 : 4));
     });
     if (round < 0) continue;
     ours.push_back(here);
     theirs.push_back(there);
-    floor.push_back(std::max(arithmetic, copies));
+    floor.push_back(std::max(computes, copies));
   }
-  return {zr::bench::compare("offload_step_cpu", "ms", ours, "states on the device", theirs, 0.8),
-          zr::bench::compare("offload_step_cpu_floor", "ms", ours, "copies or streams alone", floor, 0.9)};
+  return {zr::bench::compare(row, "ms", ours, "states on the device", theirs, 0.8),
+          zr::bench::compare(row + "_floor", "ms", ours, "copies or arithmetic alone", floor, 0.9)};
 }
 
 // As many tiles of as many bytes, there and back, and nothing done with them.
@@ -171,8 +194,10 @@ void measure(const std::string& toml, const std::string& rows) {
   const char* named = std::getenv("OFFLOAD_BENCH");
   const std::string folder = named ? named : ZR_BUILD_DIR "/runs/swap";
   std::filesystem::create_directories(folder);
-  std::vector<Row> table = in_memory(toml);
-  for (Row& row : on_disk(toml, folder)) table.push_back(std::move(row));
+  std::vector<Row> table;
+  for (auto& rows : {in_memory(toml, "offload_step_cpu", "bf16"), in_memory(toml, "offload_step_cpu_fp32", "fp32"),
+                     on_disk(toml, folder)})
+    table.insert(table.end(), rows.begin(), rows.end());
   if (std::string(std::getenv("ZR_RANK") ? std::getenv("ZR_RANK") : "0") != "0") return;
   for (const Row& row : table) zr::bench::print(row);
   zr::bench::append(rows, table);

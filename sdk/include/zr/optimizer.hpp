@@ -142,6 +142,7 @@ class OptimizerLayer {
     uint16_t* out = own ? nullptr : data<uint16_t>(u.weight);
     int64_t whole = 1;
     for (int32_t i = 0; i < u.ndim; ++i) whole *= u.shape[i];
+    const bool copy = u.size >= sizeof u && (u.flags & ZR_UNIT_COPY);
     // Rounding follows while the block is in the cache, where a parameter may be cut at all.
     constexpr int64_t kBlock = 16384;
     const int64_t block = !own && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
@@ -155,7 +156,7 @@ class OptimizerLayer {
                        u.lr,
                        own ? nullptr : out + at,
                        u.weight.dtype,
-                       whole * 2 > cache_bytes_,
+                       !copy && whole * 2 > cache_bytes_,
                        u,
                        step};
       groups_[u.group].update(run);

@@ -1,7 +1,8 @@
 #!/bin/bash
 # A GPT of 2.8 billion parameters (t5-3b's size) on this machine: bf16 weights once in memory, fp32 masters and Adam's
-# states on disk, two ranks. PLAIN=1: then the same model without Zeroth, which has no room for it.
-#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6
+# states on disk, two ranks. Ends well if its loss fell and the ranks held no more than planned, with what processes of
+# four blocks hold beside their plan. PLAIN=1: then the same model without Zeroth, which has no room for it.
+#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 swap=${1:-build/runs/swap} steps=${STEPS:-6} size=${SIZE:-2.8B}
@@ -10,7 +11,6 @@ case $size in
   350M) width=1024 layers=28 heads=16 disk=6 memory=4 ;;
   *) echo "headline: error: SIZE is $size; remedy: 2.8B or 350M" >&2; exit 2 ;;
 esac
-model="model.width=$width model.layers=$layers model.heads=$heads"
 mkdir -p "$swap"
 free=$(($(df --output=avail -B1 "$swap" | tail -1) >> 30))
 there=$(($(awk '/MemAvailable/ {print $2}' /proc/meminfo) >> 20))
@@ -20,31 +20,64 @@ fi
 if ((there < memory)); then
   echo "headline: error: $there GiB of memory are free, $memory are needed; remedy: end other programs" >&2; exit 3
 fi
-common="train.dtype=bf16 train.micro_batch=1 model.recompute=true model.context=64 train.steps=$steps eval.every=0
-  sample.length=0 schedule.use=constant optimizer.lr=${LR:-1e-6} job.name=headline job.runs=build/runs"
-echo "headline: $size, $free GiB of disk and $there GiB of memory free"
-# The most that the ranks hold, as the kernel counts it: shared memory once.
-(
-  most=0
-  while sleep 0.5; do
+
+# The most that programs of this name hold together, MiB, as the kernel counts it: shared memory once.
+watch() {
+  local most=0 now pid pss
+  while sleep 0.3; do
     now=0
-    for pid in $(pgrep -x gpt || true); do
+    for pid in $(pgrep -x "$1" || true); do
       pss=$(awk '/^Pss:/ {print $2}' "/proc/$pid/smaps_rollup" 2> /dev/null || true)
       now=$((now + ${pss:-0}))
     done
     if ((now > most)); then most=$now; echo $((most >> 10)) > build/runs/headline.peak; fi
   done
-) &
-watch=$!
-trap 'kill $watch 2> /dev/null || true' EXIT
-# shellcheck disable=SC2086
-build/bin/zeroth train examples/gpt/gpt.toml strategy=zero2 $model $common \
-  offload.optimizer=nvme "offload.nvme.path=$swap"
-echo "headline: the ranks held at most $(cat build/runs/headline.peak) MiB together"
-tail -n "$steps" build/runs/headline/metrics.jsonl
+}
+train() { # name, keys
+  local name=$1; shift
+  echo 0 > build/runs/headline.peak
+  watch gpt &
+  local watcher=$!
+  local code=0
+  build/bin/zeroth train examples/gpt/gpt.toml strategy=zero2 train.dtype=bf16 train.micro_batch=1 \
+    model.recompute=true model.context=64 train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
+    optimizer.lr="${LR:-1e-6}" job.name="$name" job.runs=build/runs offload.optimizer=nvme \
+    "offload.nvme.path=$swap" "$@" || code=$?
+  kill $watcher 2> /dev/null; wait $watcher 2> /dev/null || true
+  return $code
+}
+of_run() { python3 -c "import json, sys; $2" < "build/runs/$1"; }
+planned() { # what both ranks' ledgers planned and libtorch was measured to take, MiB
+  of_run "$1/summary.json" '
+tiers = json.load(sys.stdin)["memory"]
+each = sum(kind["planned"] or kind["peak"] for tier in ("device", "host") for kind in tiers.get(tier, {}).values())
+print(2 * each >> 20)'
+}
+
+echo "headline: $size, $free GiB of disk and $there GiB of memory free"
+mkdir -p build/runs
+train headline_flat model.width=$width model.layers=4 model.heads=$heads > /dev/null
+flat=$(($(cat build/runs/headline.peak) - $(planned headline_flat)))
+echo "headline: beside their plan two processes of four blocks hold $flat MiB"
+start=$SECONDS
+train headline model.width=$width model.layers=$layers model.heads=$heads
+echo "headline: $((SECONDS - start)) s from start to end"
+held=$(cat build/runs/headline.peak)
+plan=$(planned headline)
+echo "headline: the ranks held at most $held MiB together; $plan planned and measured of activations, $flat beside it"
+cat build/runs/headline/metrics.jsonl
+fell=$(of_run headline/metrics.jsonl '
+losses = [json.loads(line)["loss"] for line in sys.stdin]
+print(int(losses[-1] < losses[0] and losses[-2] < losses[0]), f"{losses[0]:.3f} to {losses[-1]:.3f}")')
+echo "headline: loss ${fell#* }"
+if ((held > plan * 102 / 100 + flat)); then  # 2 %: the heap's own waste, which grows with the model echo "headline: error: more is held than was planned" >&2; exit 1; fi
+if [[ ${fell%% *} != 1 ]]; then echo "headline: error: the loss did not fall" >&2; exit 1; fi
+
 if [[ -n ${PLAIN:-} ]]; then
-  echo "headline: the same without Zeroth, within the $there GiB that are free"
+  echo "headline: the same without Zeroth, one process within the $there GiB that are free"
   prlimit --as=$((there << 30)) build/bin/gpt_plain --width $width --layers $layers --heads $heads --context 64 \
-    --micro-batch 1 --steps 1 --eval-every 0 --sample 0 && exit 1
-  echo "headline: it ended with code $?"
+    --micro-batch 1 --steps 1 --eval-every 0 --sample 0 2>&1 | head -1 && code=${PIPESTATUS[0]}
+  echo "headline: it ended with code $code"
+  if ((code == 0)); then exit 1; fi
 fi
+echo "headline: passed"

@@ -19,6 +19,7 @@ typedef struct zr_optimizer_desc { /* out: callee writes at most `size` bytes */
   const zr_slot *slots; /* static */
 } zr_optimizer_desc;
 
+enum { ZR_UNIT_COPY = 1u << 0 }; /* `weight` is a copy that the host takes on at once: better left in the cache */
 typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; views lent for the call, disjoint */
   uint32_t size, group;
   const char *name;
@@ -33,6 +34,7 @@ typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; v
   zr_view master;                 /* in/out fp32; count 0 where weight is its own master */
   zr_view grad;                   /* in: the fp32 sum over micro-batches and ranks; multiply by zr_step.grad_mul */
   const zr_view *slots;           /* in/out, as many as described */
+  uint32_t flags, rsv;            /* ZR_UNIT_* */
 } zr_opt_unit;
 
 typedef struct zr_step {
