@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "bench/memory_job.hpp"
 #include "bench/row.hpp"
@@ -114,8 +115,11 @@ class DiskAlone {
     behind_.clear();
     tier_->forget(room_.get(), rooms_ * placement_.largest_tile);
   }
-  void run() {
+  // Nothing is under way.
+  void settle() {
     for (auto& one : behind_) one.wait();
+  }
+  void run() {
     std::vector<zr::host::Transfer> ahead(placement_.tiles.size());
     std::size_t started = 0;
     const auto read = [&] {
@@ -168,15 +172,24 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
   int64_t each_way = 0;
   for (const auto& tile : placement.tiles) each_way += tile.bytes;
   std::vector<double> ours, alone, bytes, formula;
+  std::chrono::steady_clock::duration rest{};
   for (int round = -2; round < 8; ++round) {
     double step = 0, probe = 0;
     const int64_t before = moved(job);
     for (const bool ours_now : {round % 2 == 0, round % 2 != 0}) {
-      if (!ours_now) {
-        probe = std::min(job.timed([&] { disk.run(); }), job.timed([&] { deep.run(); }));
+      if (!ours_now) {  // the disk rests before each as long as before a step
+        const auto alone_is = [&](DiskAlone& one) {
+          one.settle();
+          std::this_thread::sleep_for(rest);
+          return job.timed([&] { one.run(); });
+        };
+        const double first = alone_is(disk);
+        probe = std::min(first, alone_is(deep));
         continue;
       }
+      const auto begin = std::chrono::steady_clock::now();
       backward(job);
+      rest = std::chrono::steady_clock::now() - begin;
       step = job.timed([&] { job.session.step(); });
     }
     if (round < 0) continue;
