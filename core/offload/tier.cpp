@@ -72,8 +72,16 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
   CallError error;
   check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
         instance_->who("reserve"));
-  slots_.push_back({id, std::move(held), false});
-  for (const Held& one : slots_.back().held) host_.ledger().add(facts_.tier, one.kind, one.tag, one.bytes);
+  slots_.push_back({id, {}, false});
+  try {
+    for (Held& one : held) {
+      const Held& kept = slots_.back().held.emplace_back(std::move(one));
+      host_.ledger().add(facts_.tier, kept.kind, kept.tag, kept.bytes);  // counted even if it throws
+    }
+  } catch (...) {
+    release(id);
+    throw;
+  }
   return id;
 }
 

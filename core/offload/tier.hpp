@@ -75,7 +75,7 @@ class TierStore {
     std::string tag;
     int64_t bytes;
   };
-  /// A slot of that many bytes. Throws Failure(environment) with what the tier says.
+  /// A slot of that many bytes. Throws Failure(environment) with what the tier says, or what the ledger throws.
   uint64_t reserve(int64_t bytes, std::vector<Held> held);
   void release(uint64_t slot);
   /// Memory of a slot, where facts().in_memory().
