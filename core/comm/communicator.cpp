@@ -141,7 +141,12 @@ void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind,
   }
   s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag,
                                          from_plugin ? State::Memory::From::plugin : State::Memory::From::host});
-  s.host.ledger().add(tier, kind, tag, bytes);
+  try {
+    s.host.ledger().add(tier, kind, tag, bytes);
+  } catch (...) {  // it is counted then, too
+    free(memory);
+    throw;
+  }
   return memory;
 }
 

@@ -14,8 +14,8 @@ class Paged {
   static constexpr uint64_t kNothing = 0, kNoRoom = ~uint64_t{0};
   virtual ~Paged() = default;
   /// Puts memory in place of the views of `coll` that have none, with what it reads of them. Returns a number to leave
-  /// with; kNothing: no view was touched; kNoRoom: nor is there memory before one that entered earlier has left. May
-  /// throw.
+  /// with; kNothing: no view was touched; kNoRoom: nor is what it reads there, or memory for it, before one that
+  /// entered earlier has left. May throw.
   virtual uint64_t enter(zr_coll& coll) = 0;
   /// It has ended; `well`: what it wrote is to be kept. Failures are thrown by a later enter().
   virtual void leave(uint64_t number, bool well) noexcept = 0;

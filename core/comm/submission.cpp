@@ -272,8 +272,9 @@ zr_code Submission::issue(const zr_coll& coll, const Views& views, zr_done* done
     const zr_coll& own = views.coll;
     code = finish(native ? api_->submit(comm_, &own, nullptr, nullptr, error) : composed(own, control, error), error);
   }
-  if (code != ZR_OK) {
-    if (!beside) leave(number, false);
+  if (code != ZR_OK) {  // nobody resolves `done` then
+    if (beside) done->then = nullptr;
+    leave(number, false);
     return code;
   }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
@@ -298,7 +299,10 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
     describe(coll, world_, activity_.what);
-    if (control_->broken()) return lose("about to issue " + activity_.what, error);
+    if (control_->broken()) {
+      leave(views.number, false);
+      return lose("about to issue " + activity_.what, error);
+    }
   }
   if (done) {
     ++submitted_;
@@ -306,7 +310,12 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
     done->fingerprint = activity_.fingerprint;
     done->what = activity_.what;
   }
-  return issue(coll, views, done, control, error);
+  try {
+    return issue(coll, views, done, control, error);
+  } catch (...) {
+    leave(views.number, false);
+    throw;
+  }
 }
 
 void Submission::run(const zr_coll& coll, bool control) {

@@ -128,7 +128,7 @@ Session::Session(Setup setup, Model& model)
   model_.forget_peak();
   param_steps_.assign(plan_.input.parameters.size(), 0);
   reseed();
-  mark_ = step_start_ = std::chrono::steady_clock::now();
+  restart_clock();
   try {
     prepare_saving();
     begin();

@@ -180,12 +180,13 @@ void Record::validation(int64_t step, double loss) {
 }
 
 void Record::add_waits(Phase phase, double read, double write) {
+  if (phase == Phase::checkpoint) return;
   read_wait_ += read;
   write_wait_ += write;
   waited_[static_cast<std::size_t>(phase)] += read + write;
 }
 
-// Seconds by what training waited for.
+// Seconds by what training waited for: together those of all steps.
 std::vector<std::pair<std::string_view, double>> Record::waits() const {
   const auto of = [&](Phase phase) {
     return std::max(seconds_[static_cast<std::size_t>(phase)] - waited_[static_cast<std::size_t>(phase)], 0.0);

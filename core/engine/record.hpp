@@ -68,7 +68,8 @@ class Record {
   void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
   /// Tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
-  /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them.
+  /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them; of a checkpoint,
+  /// which is no part of a step, they are not told.
   void add_waits(Phase phase, double read, double write);
   /// Writes summary.json aside and renames it.
   void finish(const Ledger& ledger, const Overlap& overlap);

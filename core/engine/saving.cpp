@@ -188,11 +188,15 @@ void Session::settle() {
 }
 
 // A checkpoint that nobody's code asked for was not written: said, counted, and training goes on. But no rank goes on
-// without its peers.
+// without its peers, nor with a tier that failed, on whichever rank: what stands there is not whole.
 void Session::not_saved(const Failure& failure) {
   if (failure.exit() == Exit::peer_lost) throw failure;
-  for (const auto& tier : tiers_)
-    if (tier && tier->failed()) throw failure;  // what training goes on with is not whole
+  char failed = 0;
+  for (const auto& tier : tiers_) failed |= tier && tier->failed();
+  const bool together = tiers_.size() > 1 && std::uncaught_exceptions() <= exceptions_;  // not at this rank's own end
+  for (const std::string& one :
+       together ? comm_->all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
+    if (one[0]) throw failure;
   record_->not_saved();
   if (rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training goes on");
 }

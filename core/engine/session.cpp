@@ -50,6 +50,11 @@ void Session::lap(Phase phase) {
   mark_ = now;
 }
 
+void Session::restart_clock() {
+  mark_ = step_start_ = Clock::now();
+  waited_ = tier_waits();
+}
+
 void Session::call(zr_code code, const zr_error& error, const std::string& who) {
   if (code == ZR_OK) return;
   if (const auto failure = comm_ ? comm_->take_failure() : nullptr) std::rethrow_exception(failure);
@@ -111,8 +116,8 @@ bool Session::step() {
   CallError error;
   for (const auto& tier : tiers_)
     if (tier && tier->failed())
-      fail_environment("a transfer of tier '" + tier->facts().id + "' failed before, so that states are not whole; " +
-                       "end the job and go on from its last checkpoint");
+      fail_environment(tier->failure() + "; what stands there is not whole: end the job and go on from its last " +
+                       "checkpoint");
   states_->read_ahead(units_);
   const int64_t wire_before = record_wire_;
   if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
@@ -208,9 +213,9 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
     record_wire_ += bytes;
   const Model::Temporaries temporaries = model_.temporaries();
   ledger_.observe(Tier::device, Kind::activations, "activations and temporaries", temporaries.held, temporaries.peak);
-  const auto now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - step_start_).count();
-  step_start_ = now;
+  lap(Phase::agree);
+  const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
+  step_start_ = mark_;
   record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3,
                  static_cast<double>(agreed.tokens) / seconds, record_wire_ - wire_before, agreed.non_finite > 0,
                  plan_.input.weight_dtype == ZR_F16 ? loss_scale_.value() : 0},
@@ -269,7 +274,7 @@ void Session::write_totals() {
     all.control_bytes += other.control_bytes;
   }
   record_->set_wire(all);
-  mark_ = Clock::now();
+  restart_clock();
 }
 
 double Session::mean(double value) {
@@ -280,7 +285,7 @@ double Session::mean(double value) {
 
 void Session::validation(double loss) {
   record_->validation(step_, loss);
-  mark_ = step_start_ = Clock::now();
+  restart_clock();
 }
 
 void Session::evaluation(bool begins) {
@@ -289,7 +294,7 @@ void Session::evaluation(bool begins) {
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),
        error, strategy_->who("event"));
-  if (!begins) mark_ = step_start_ = Clock::now();
+  if (!begins) restart_clock();
 }
 
 }  // namespace zr::host

@@ -126,6 +126,7 @@ class Session {
 
  private:
   void lap(Phase phase);  // adds the time since the last mark to it
+  void restart_clock();   // what was done since the last mark belongs to no step
   void check_budget() const;
   void watch_budget();
   /// Throws, with what is held and what could be changed: libtorch, or the ledger, asked for more than the budget has.

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <utility>
 
 #include "base/failure.hpp"
@@ -28,28 +27,22 @@ double since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 Activations::Activations(TierStore& tier, Ledger& ledger, int64_t staging)
-    : tier_(tier), ledger_(ledger), part_room_(up(std::max<int64_t>(tier.facts().io_bytes, 1), tier.facts().align)) {
+    : tier_(tier), part_room_(up(std::max<int64_t>(tier.facts().io_bytes, 1), tier.facts().align)) {
   if (tier_.facts().in_memory()) return;
-  parts_.resize(static_cast<std::size_t>(std::max<int64_t>(staging / part_room_, 2)));
-  const auto all = static_cast<std::size_t>(part_room_) * parts_.size();
-  memory_ = static_cast<char*>(::operator new (all, std::align_val_t{4096}, std::nothrow));
-  if (!memory_) fail_environment("no memory for activations under way: " + bytes_text(static_cast<int64_t>(all)));
-  std::memset(memory_, 0, all);
-  for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].memory = memory_ + static_cast<int64_t>(i) * part_room_;
-  ledger_.add(Tier::host, Kind::staging, "activations under way", static_cast<int64_t>(all));
-  tier_.prepare(memory_, static_cast<int64_t>(all));
+  const int64_t parts = std::max<int64_t>(staging / part_room_, 2);
+  memory_ = CountedMemory(parts * part_room_, std::max<int64_t>(tier.facts().align, 4096), ledger, Tier::host,
+                          Kind::staging, "activations under way");
+  announced_ = Announced(memory_.data(), memory_.bytes(), {&tier_});
+  parts_.resize(static_cast<std::size_t>(parts));
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    parts_[i].memory = memory_.data() + static_cast<int64_t>(i) * part_room_;
 }
 
 Activations::~Activations() {
-  const int64_t all = part_room_ * std::ssize(parts_);
   parts_.clear();  // waits
   for (const auto& [number, record] : records_) tier_.release(record.slot);
   for (const auto& [room, slots] : free_)
     for (const uint64_t slot : slots) tier_.release(slot);
-  if (!memory_) return;
-  tier_.forget(memory_, all);
-  ::operator delete (memory_, std::align_val_t{4096});
-  ledger_.add(Tier::host, Kind::staging, "activations under way", -all);
 }
 
 std::string Activations::name_of(const Record& record) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "offload/owned.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {
@@ -64,10 +65,10 @@ class Activations {
   std::string name_of(const Record& record) const;
 
   TierStore& tier_;
-  Ledger& ledger_;
   const int64_t part_room_;  // bytes
+  CountedMemory memory_;     // of all parts
+  Announced announced_;      // likewise
   std::vector<Part> parts_;
-  char* memory_ = nullptr;
   std::unordered_map<uint64_t, Record> records_;
   std::vector<uint64_t> leaving_;                  // dropped, but still being written
   std::map<int64_t, std::vector<uint64_t>> free_;  // slots by size

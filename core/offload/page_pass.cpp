@@ -24,7 +24,7 @@ void Pages::visit(const zr_view& view, States::Use use, const std::string& what,
     part.from = at;
     part.to = std::min(whole.to, at + most);
     if (use != States::Use::read && part.to < whole.to) part.to = part.to / block * block;
-    part.room = chunks_;
+    part.room = chunks_.data();
     part.what = what;
     if (use != States::Use::write) {
       read(part);
@@ -136,7 +136,7 @@ void Pages::update(const std::vector<Unit>& units, const std::vector<char>& touc
   const int64_t room = paging_.chunk_sums + paging_.chunk_weights;
   const auto start = [&](std::size_t i) {
     if (i >= kChunksUnderWay) settle(chunks[i - kChunksUnderWay].weights, waits_.write);
-    begin(chunks[i], chunks_ + static_cast<int64_t>(i % kChunksUnderWay) * room);
+    begin(chunks[i], chunks_.data() + static_cast<int64_t>(i % kChunksUnderWay) * room);
   };
   start(0);
   for (std::size_t i = 0; i < chunks.size(); ++i) {

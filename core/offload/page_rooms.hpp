@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <vector>
 
@@ -36,10 +35,6 @@ class PageRooms {
     for (const Area& area : areas_)
       if (area.bytes >= bytes) return true;
     return false;
-  }
-  /// Calls fn(memory, bytes) for all there is.
-  void each(const std::function<void(char*, int64_t)>& fn) const {
-    for (const Area& area : areas_) fn(area.memory, area.bytes);
   }
 
  private:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -29,24 +28,12 @@ PagedBuffer::PagedBuffer(TierStore& tier, int64_t bytes, TierStore::Held held, c
   if (space == MAP_FAILED)
     fail_environment("no addresses for " + tag_ + ": " + bytes_text(bytes) +
                      " are needed; raise the limit on them (ulimit -v)");
-  base_ = static_cast<char*>(space);
-  try {
-    slot_ = tier_.reserve(size_, {std::move(held)});
-    for (const int64_t block : edges) keep(block, "");
-  } catch (...) {
-    ::munmap(base_, static_cast<std::size_t>(size_));
-    throw;
-  }
+  space_ = {static_cast<char*>(space), Unmap{size_}};
+  slot_ = OwnedSlot(tier_, size_, {std::move(held)});
+  for (const int64_t block : edges) keep(block, "");
 }
 
-PagedBuffer::~PagedBuffer() {
-  moves_.clear();  // waits
-  for (const auto& [block, memory] : kept_)
-    ::operator delete(memory, std::align_val_t(static_cast<std::size_t>(block_)));
-  ledger_.add(Tier::host, Kind::staging, kEdges, -std::ssize(kept_) * block_);
-  tier_.release(slot_);
-  ::munmap(base_, static_cast<std::size_t>(size_));
-}
+void PagedBuffer::Unmap::operator()(char* space) const { ::munmap(space, static_cast<std::size_t>(bytes)); }
 
 template <class F>
 void PagedBuffer::each_run(int64_t from, int64_t to, bool by_written, F&& fn) const {
@@ -54,7 +41,7 @@ void PagedBuffer::each_run(int64_t from, int64_t to, bool by_written, F&& fn) co
   auto kept = kept_.lower_bound(from / block_);
   for (int64_t block = from / block_; block < end;) {
     if (kept != kept_.end() && kept->first == block) {
-      fn(block, block + 1, kept->second, true);
+      fn(block, block + 1, kept->second.data(), true);
       ++block;
       ++kept;
       continue;
@@ -85,7 +72,7 @@ uint64_t PagedBuffer::read(int64_t from, int64_t to, char* room, const std::stri
       std::memset(at, 0, bytes);
     else
       moves_.push_back({number, first * block_, end * block_, false,
-                        tier_.read(slot_, first * block_, at, static_cast<int64_t>(bytes), what)});
+                        tier_.read(slot_.id(), first * block_, at, static_cast<int64_t>(bytes), what)});
   });
   return number;
 }
@@ -109,7 +96,7 @@ uint64_t PagedBuffer::write(int64_t from, int64_t to, const char* room, const st
       return;
     }
     if (begin != first * block_ || stop != end * block_) fail_bug("a block of " + tag_ + " is written in part");
-    moves_.push_back({number, begin, stop, true, tier_.write(slot_, begin, at, stop - begin, what)});
+    moves_.push_back({number, begin, stop, true, tier_.write(slot_.id(), begin, at, stop - begin, what)});
     std::fill(written_.begin() + first, written_.begin() + end, true);
   });
   return number;
@@ -117,15 +104,12 @@ uint64_t PagedBuffer::write(int64_t from, int64_t to, const char* room, const st
 
 // What was on disk of it comes along; nothing is on disk of those that are kept from the start.
 void PagedBuffer::keep(int64_t block, const std::string& what) {
-  char* const memory = static_cast<char*>(::operator new(
-      static_cast<std::size_t>(block_), std::align_val_t(static_cast<std::size_t>(block_)), std::nothrow));
-  if (!memory) fail_environment("no memory for " + tag_ + ": " + bytes_text(block_) + " are needed");
-  ledger_.add(Tier::host, Kind::staging, kEdges, block_);
-  std::memset(memory, 0, static_cast<std::size_t>(block_));
-  kept_.emplace(block, memory);
-  if (!written_[static_cast<std::size_t>(block)]) return;
-  wait_for(block * block_, (block + 1) * block_, true);
-  tier_.read(slot_, block * block_, memory, block_, what).wait();
+  CountedMemory memory(block_, block_, ledger_, Tier::host, Kind::staging, kEdges);
+  if (written_[static_cast<std::size_t>(block)]) {
+    wait_for(block * block_, (block + 1) * block_, true);
+    tier_.read(slot_.id(), block * block_, memory.data(), block_, what).wait();
+  }
+  kept_.emplace(block, std::move(memory));
 }
 
 void PagedBuffer::wait(uint64_t number) {

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "offload/owned.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {
@@ -15,15 +17,14 @@ class PagedBuffer {
  public:
   /// `edges`: blocks that stay in memory (Paging).
   PagedBuffer(TierStore& tier, int64_t bytes, TierStore::Held held, const std::vector<int64_t>& edges, Ledger& ledger);
-  ~PagedBuffer();
   PagedBuffer(const PagedBuffer&) = delete;
 
   /// Its first address.
-  char* base() const { return base_; }
+  char* base() const { return space_.get(); }
   /// The address is one of its own.
   bool holds(const void* at) const {
     const char* const address = static_cast<const char*>(at);
-    return base_ <= address && address < base_ + size_;
+    return base() <= address && address < base() + size_;
   }
   /// The edges of blocks at or before and at or behind a byte.
   int64_t lo(int64_t at) const { return at / block_ * block_; }
@@ -52,6 +53,10 @@ class PagedBuffer {
     bool writes;
     Transfer transfer;
   };
+  struct Unmap {
+    int64_t bytes;
+    void operator()(char* space) const;
+  };
   // Calls fn(first, end, kept) over runs of a range's blocks: one that stays in memory, or many on disk, all of them
   // written before (true) or none.
   template <class F>
@@ -62,12 +67,12 @@ class PagedBuffer {
   TierStore& tier_;
   Ledger& ledger_;
   const std::string tag_;
-  const int64_t block_, size_;  // size_: of the slot
-  char* base_ = nullptr;
-  uint64_t slot_ = 0;
-  std::map<int64_t, char*> kept_;  // by block
-  std::vector<bool> written_;      // likewise: it has been; else zeros
-  std::vector<Move> moves_;        // under way, or nobody waited for them yet
+  const int64_t block_, size_;          // size_: of the slot
+  std::unique_ptr<char, Unmap> space_;  // addresses
+  OwnedSlot slot_;
+  std::map<int64_t, CountedMemory> kept_;  // by block
+  std::vector<bool> written_;              // likewise: it has been; else zeros
+  std::vector<Move> moves_;                // under way, or nobody waited for them yet; waited for before all above goes
   uint64_t last_ = 0;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -30,24 +29,9 @@ Pages::Pages(const Plan& plan, Tiers& tiers, Communicator& comm, Ledger& ledger)
     if (std::find(stores_.begin(), stores_.end(), tiers[place].get()) == stores_.end())
       stores_.push_back(tiers[place].get());
   }
-  chunks_ = static_cast<char*>(::operator new(static_cast<std::size_t>(paging_.chunk_bytes()),
-                                              std::align_val_t(static_cast<std::size_t>(paging_.align)), std::nothrow));
-  if (!chunks_)
-    fail_environment("no memory for " + std::string(kTag) + ": " + bytes_text(paging_.chunk_bytes()) + " are needed");
-  ledger_.add(Tier::host, Kind::staging, kTag, paging_.chunk_bytes());
-  for (TierStore* store : stores_) store->prepare(chunks_, paging_.chunk_bytes());
+  chunks_ = CountedMemory(paging_.chunk_bytes(), paging_.align, ledger, Tier::host, Kind::staging, kTag);
+  announced_ = Announced(chunks_.data(), chunks_.bytes(), stores_);
   grow(paging_.collective_bytes);
-}
-
-Pages::~Pages() {
-  rooms_.each([&](char* memory, int64_t bytes) {
-    for (TierStore* store : stores_) store->forget(memory, bytes);
-  });
-  for (TierStore* store : stores_) store->forget(chunks_, paging_.chunk_bytes());
-  buffers_.clear();  // waits
-  rooms_.each([&](char* memory, int64_t) { comm_.free(memory); });
-  ::operator delete(chunks_, std::align_val_t(static_cast<std::size_t>(paging_.align)));
-  ledger_.add(Tier::host, Kind::staging, kTag, -paging_.chunk_bytes());
 }
 
 PagedBuffer* Pages::find(const void* at) const {
@@ -67,8 +51,10 @@ Pages::Range Pages::range_of(const zr_view& view) const {
 
 void Pages::grow(int64_t bytes) {
   auto* memory = static_cast<char*>(comm_.allocate(bytes, paging_.align, Tier::host, Kind::staging, kTag));
+  Room room{{memory, Free{&comm_}}, {}};
+  room.announced = Announced(memory, bytes, stores_);
+  peer_memory_.push_back(std::move(room));
   rooms_.add(memory, bytes);
-  for (TierStore* store : stores_) store->prepare(memory, bytes);
 }
 
 void Pages::wait(const Range& range, double& seconds) {
@@ -137,6 +123,14 @@ void Pages::read(Range& range) {
   waits_.write += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// A collective under way is to write some of it, to the byte: blocks in which two ranges meet stay in memory.
+bool Pages::is_entered_to_write(const Range& range) const {
+  for (const auto& [number, ranges] : entered_)
+    for (const Range& one : ranges)
+      if (one.writes && one.buffer == range.buffer && one.from < range.to && range.from < one.to) return true;
+  return false;
+}
+
 uint64_t Pages::enter(zr_coll& coll) {
   const std::lock_guard lock(mutex_);
   Range src, dst;
@@ -146,6 +140,8 @@ uint64_t Pages::enter(zr_coll& coll) {
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
   const bool inside = src.buffer && src.buffer == dst.buffer && dst.from <= src.from && src.to <= dst.to;
+  for (const Range* read : {&src, accumulates ? &dst : nullptr})
+    if (read && read->buffer && is_entered_to_write(*read)) return kNoRoom;
   dst.writes = true;
   for (Range* range : {&src, &dst})
     if (range->buffer)

@@ -27,7 +27,6 @@ class Pages final : public Paged {
  public:
   /// Takes slots of the plan's tiers and the memory that Paging counts. Refers to all of them.
   Pages(const Plan& plan, Tiers& tiers, Communicator& comm, Ledger& ledger);
-  ~Pages() override;
   Pages(const Pages&) = delete;
 
   /// Where a buffer of the plan stands; null: it has memory.
@@ -78,12 +77,21 @@ class Pages final : public Paged {
     std::vector<Unit> units;
     std::vector<Range> sums, weights;
   };
+  struct Free {
+    Communicator* comm;
+    void operator()(char* memory) const { comm->free(memory); }
+  };
+  struct Room {  // memory that peers can read
+    std::unique_ptr<char, Free> memory;
+    Announced announced;
+  };
   PagedBuffer* find(const void* at) const;
   Range range_of(const zr_view& view) const;
   int64_t room_of(const Range& range) const {
     return (range.room_bytes() + paging_.align - 1) / paging_.align * paging_.align;
   }
   void grow(int64_t bytes);
+  bool is_entered_to_write(const Range& range) const;
   bool take_room(Range& range);
   void sweep();
   void drop_ahead(std::list<Range>::iterator at);
@@ -100,10 +108,13 @@ class Pages final : public Paged {
   Communicator& comm_;
   Ledger& ledger_;
   Paging paging_;
-  std::vector<std::unique_ptr<PagedBuffer>> buffers_;  // by buffer of the plan; null: it has memory
-  std::vector<TierStore*> stores_;                     // those of them
+  std::vector<TierStore*> stores_;  // of the buffers
+  std::vector<Room> peer_memory_;
+  CountedMemory chunks_;                               // kChunksUnderWay of them
+  Announced announced_;                                // of chunks_
+  std::vector<std::unique_ptr<PagedBuffer>> buffers_;  // by buffer of the plan; null: it has memory. First to go: waits
   mutable std::mutex mutex_;
-  PageRooms rooms_;                                           // that peers can read
+  PageRooms rooms_;                                           // of peer_memory_
   std::unordered_map<uint64_t, std::vector<Range>> entered_;  // by number
   std::list<Range> ahead_, behind_;                           // read for what comes next; being written
   std::vector<Seen> last_step_, this_step_;
@@ -111,7 +122,6 @@ class Pages final : public Paged {
   uint64_t last_ = 0;
   int64_t reads_ = 0, reads_ahead_ = 0;
   std::exception_ptr failed_;
-  char* chunks_ = nullptr;  // kChunksUnderWay of them
   TierWaits waits_;
 };
 

@@ -14,40 +14,26 @@
 namespace zr::host {
 
 namespace {
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-// Zeroed, in large pages as far as whole ones reach: no byte more is held.
-void* zeroed(int64_t bytes, const std::string& tag) {
-  const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 64));
-  void* memory = ::operator new (size, std::align_val_t{kHugePage}, std::nothrow);
-  if (!memory)
-    fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
-                     " are needed on each rank; use more ranks, or a strategy that shards them");
-  ::madvise(memory, size / kHugePage * kHugePage, MADV_HUGEPAGE);
-  std::memset(memory, 0, size);
-  return memory;
-}
 }  // namespace
 
 States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
-    : plan_(plan), tiers_(tiers), ledger_(ledger), arrays_(plan.state_arrays()) {
+    : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
   const auto kind = [&](std::size_t array) { return plan_.has_master && array == 0 ? Kind::master : Kind::slots; };
-  slot_of_.assign(plan.input.places.size(), 0);
+  slots_.resize(plan.input.places.size());
   for (const StateRun& at : plan.placement.states) {
-    runs_.push_back({at, {}, {}});
+    runs_.push_back({at, {}, {}, {}});
     Run& run = runs_.back();
     if (!in_memory(at.place)) continue;
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const int64_t bytes = at.count * size_of(arrays_[a].dtype);
       if (at.place == 0) {
-        run.memory.push_back(zeroed(bytes, arrays_[a].name));
-        ledger_.add(Tier::device, kind(a), arrays_[a].name, bytes);
+        run.owned.emplace_back(bytes, CountedMemory::kHugePage, ledger, Tier::device, kind(a), arrays_[a].name);
+        run.memory.push_back(run.owned.back().data());
       } else {
         TierStore& tier = *tiers_[static_cast<std::size_t>(at.place)];
-        run.slots.push_back(tier.reserve(bytes, {{kind(a), arrays_[a].name, bytes}}));
-        run.memory.push_back(tier.map(run.slots.back()));
+        run.slots.emplace_back(tier, bytes, std::vector<TierStore::Held>{{kind(a), arrays_[a].name, bytes}});
+        run.memory.push_back(tier.map(run.slots.back().id()));
         std::memset(run.memory.back(), 0, static_cast<std::size_t>(bytes));
       }
     }
@@ -65,30 +51,15 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
     std::vector<TierStore::Held> held;
     for (std::size_t a = 0; a < arrays_.size(); ++a)
       held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
-    if (bytes > 0) slot_of_[place] = tiers_[place]->reserve(bytes, held);
+    if (bytes > 0) slots_[place] = OwnedSlot(*tiers_[place], bytes, std::move(held));
   }
+  room_ = CountedMemory(plan.staging_bytes(), CountedMemory::kHugePage, ledger, Tier::host, Kind::staging,
+                        "tiles under way");
+  std::vector<TierStore*> disks;
+  for (const auto& tier : tiers_)
+    if (tier && !tier->facts().in_memory()) disks.push_back(tier.get());
+  announced_ = Announced(room_.data(), room_.bytes(), std::move(disks));
   rooms_.resize(static_cast<std::size_t>(std::min(kTilesUnderWay, std::ssize(tiles))));
-  room_ = static_cast<char*>(zeroed(plan.staging_bytes(), "tiles under way"));
-  ledger_.add(Tier::host, Kind::staging, "tiles under way", plan.staging_bytes());
-  for (const auto& tier : tiers_)
-    if (tier && !tier->facts().in_memory()) tier->prepare(room_, plan.staging_bytes());
-}
-
-States::~States() {
-  steps_.clear();  // waits
-  rooms_.clear();
-  for (const Run& run : runs_)
-    for (std::size_t a = 0; a < run.memory.size(); ++a)
-      if (run.at.place == 0) {
-        ::operator delete (run.memory[a], std::align_val_t{kHugePage});
-        ledger_.add(Tier::device, plan_.has_master && a == 0 ? Kind::master : Kind::slots, arrays_[a].name,
-                    -run.at.count * size_of(arrays_[a].dtype));
-      }
-  if (!room_) return;
-  for (const auto& tier : tiers_)
-    if (tier && !tier->facts().in_memory()) tier->forget(room_, plan_.staging_bytes());
-  ::operator delete (room_, std::align_val_t{kHugePage});
-  ledger_.add(Tier::host, Kind::staging, "tiles under way", -plan_.staging_bytes());
 }
 
 std::vector<StateRun> States::runs(int64_t first, int64_t count) const {
@@ -160,20 +131,21 @@ void States::visit_tile(std::size_t index, std::size_t array, int64_t first, int
   const int64_t from = (first - tile.first) * size, to = from + count * size;
   int64_t begin = from / align * align, end = up(to, align);
   const int64_t at = tile.at + place_in_tile(tile, array);
+  char* const room = room_.data();
   char& was_written = written_[index][array];
   if (!was_written) {
     if (use != Use::read) {
       begin = 0;
       end = up(tile.count * size, align);
     }
-    std::memset(room_, 0, static_cast<std::size_t>(end - begin));
+    std::memset(room, 0, static_cast<std::size_t>(end - begin));
   } else if (use != Use::write || begin != from || end != to) {
-    Transfer reading = store.read(slot_of_[static_cast<std::size_t>(tile.place)], at + begin, room_, end - begin, what);
+    Transfer reading = store.read(slot_of(tile), at + begin, room, end - begin, what);
     reading.wait();
   }
-  fn(room_ + (from - begin), first, count);
+  fn(room + (from - begin), first, count);
   if (use == Use::read) return;
-  Transfer writing = store.write(slot_of_[static_cast<std::size_t>(tile.place)], at + begin, room_, end - begin, what);
+  Transfer writing = store.write(slot_of(tile), at + begin, room, end - begin, what);
   writing.wait();
   was_written = 1;
 }
@@ -192,9 +164,7 @@ void States::start_read(std::size_t index) {
   wait(behind, waits_.write, "wait: write");
   const std::vector<char>& written = written_[step.tile];
   if (std::find(written.begin(), written.end(), 0) == written.end()) {
-    step.read = store_of(tile).read(slot_of_[static_cast<std::size_t>(tile.place)], tile.at, room(index), tile.bytes,
-                                    step.what);
-    copied_ += tile.bytes;
+    step.read = store_of(tile).read(slot_of(tile), tile.at, room(index), tile.bytes, step.what);
     return;
   }
   std::memset(room(index), 0, static_cast<std::size_t>(tile.bytes));
@@ -202,10 +172,8 @@ void States::start_read(std::size_t index) {
     if (!written[a]) continue;
     const int64_t at = place_in_tile(tile, a),
                   bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).facts().align);
-    step.read = store_of(tile).read(slot_of_[static_cast<std::size_t>(tile.place)], tile.at + at, room(index) + at,
-                                    bytes, step.what);
+    step.read = store_of(tile).read(slot_of(tile), tile.at + at, room(index) + at, bytes, step.what);
     step.read.wait();  // in the first pass only
-    copied_ += bytes;
   }
 }
 
@@ -287,9 +255,7 @@ void States::pass(const std::vector<Unit>& units, const std::vector<char>& touch
     if (i >= started_) start_read(started_++);
     wait(step.read, waits_.read, "wait: read");
     work(units_in(step, i));
-    rooms_[i % rooms_.size()] =
-        store_of(tile).write(slot_of_[static_cast<std::size_t>(tile.place)], tile.at, room(i), tile.bytes, step.what);
-    copied_ += tile.bytes;
+    rooms_[i % rooms_.size()] = store_of(tile).write(slot_of(tile), tile.at, room(i), tile.bytes, step.what);
     std::fill(written_[step.tile].begin(), written_[step.tile].end(), 1);
     if (started_ < steps_.size()) start_read(started_++);
   }

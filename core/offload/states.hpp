@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/pool.hpp"
+#include "offload/owned.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
 #include "shard/update.hpp"
@@ -25,7 +26,6 @@ class States {
  public:
   /// Takes the plan's memory and disk, zeroed. Refers to all of them.
   States(const Plan& plan, Tiers& tiers, Ledger& ledger);
-  ~States();
   States(const States&) = delete;
 
   /// The runs of a piece of sums, each on one place: elements of the state space.
@@ -48,7 +48,6 @@ class States {
             const std::function<void(const std::vector<Unit>& units)>& work);
 
   const TierWaits& waits() const { return waits_; }
-  int64_t copied_bytes() const { return copied_; }  // through tiles, both ways
   /// Of a tier's work for this pass, for traces: name, begin, end.
   using Told = std::function<void(const char* what, std::chrono::steady_clock::time_point begin)>;
   void on_wait(Told told) { told_ = std::move(told); }
@@ -56,8 +55,9 @@ class States {
  private:
   struct Run {
     StateRun at;
-    std::vector<void*> memory;    // by array, in memory
-    std::vector<uint64_t> slots;  // of a tier: by array in memory, one in all on disk
+    std::vector<void*> memory;         // by array, in memory
+    std::vector<CountedMemory> owned;  // likewise, on the device
+    std::vector<OwnedSlot> slots;      // likewise, of a tier
   };
   struct Part {  // of a tile
     const Unit* unit;
@@ -78,25 +78,25 @@ class States {
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Use use, const std::string& what,
                   const std::function<void(void*, int64_t, int64_t)>& fn);
   char* room(std::size_t index) const {
-    return room_ + static_cast<int64_t>(index % rooms_.size()) * plan_.placement.largest_tile;
+    return room_.data() + static_cast<int64_t>(index % rooms_.size()) * plan_.placement.largest_tile;
   }
   std::string name_of(const std::vector<Part>& parts) const;
+  uint64_t slot_of(const StateTile& tile) const { return slots_[static_cast<std::size_t>(tile.place)].id(); }
   const TierStore& store_of(const StateTile& tile) const { return *tiers_[static_cast<std::size_t>(tile.place)]; }
   TierStore& store_of(const StateTile& tile) { return *tiers_[static_cast<std::size_t>(tile.place)]; }
 
   const Plan& plan_;
   Tiers& tiers_;
-  Ledger& ledger_;
   const std::vector<Plan::StateArray> arrays_;
   std::vector<Run> runs_;
   std::vector<std::vector<char>> written_;  // by tile, array: it has been; else zeros
-  std::vector<uint64_t> slot_of_;           // by place: on disk
-  char* room_ = nullptr;                    // kTilesUnderWay tiles
-  std::vector<Transfer> rooms_;             // what is being written from each
-  std::vector<Step> steps_;
+  std::vector<OwnedSlot> slots_;            // by place: on disk
+  CountedMemory room_;                      // kTilesUnderWay tiles
+  Announced announced_;                     // of room_
+  std::vector<Transfer> rooms_;             // what is being written from each; waited for before all above goes
+  std::vector<Step> steps_;                 // and being read
   std::size_t started_ = 0;
   TierWaits waits_;
-  int64_t copied_ = 0;
   Told told_;
 };
 

@@ -23,8 +23,8 @@ TierFacts place_of(const Instance& tier) {
           static_cast<int64_t>(caps.kept_per_mib)};
 }
 
-Transfer::Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<std::atomic<bool>> failed)
-    : tier_(&tier), done_(done), what_(std::move(what)), failed_(std::move(failed)) {}
+Transfer::Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure)
+    : tier_(&tier), done_(done), what_(std::move(what)), failure_(std::move(failure)) {}
 
 Transfer::~Transfer() {
   if (!done_) return;
@@ -36,13 +36,13 @@ Transfer::Transfer(Transfer&& other) noexcept
     : tier_(other.tier_),
       done_(std::exchange(other.done_, nullptr)),
       what_(std::move(other.what_)),
-      failed_(std::move(other.failed_)) {}
+      failure_(std::move(other.failure_)) {}
 
 Transfer& Transfer::operator=(Transfer&& other) noexcept {
   std::swap(tier_, other.tier_);
   std::swap(done_, other.done_);
   std::swap(what_, other.what_);
-  std::swap(failed_, other.failed_);
+  std::swap(failure_, other.failure_);
   return *this;
 }
 
@@ -55,8 +55,9 @@ void Transfer::wait() {
   const zr_code code = done_poll(done_, &error);
   done_release(std::exchange(done_, nullptr));
   if (code == ZR_OK) return;
-  *failed_ = true;
-  fail_environment(tier_->who("transfer") + ": " + what_ + ": " + error.msg);
+  const std::string text = tier_->who("transfer") + ": " + what_ + ": " + error.msg;
+  failure_->note(text);
+  fail_environment(text);
 }
 
 TierStore::TierStore(Host& host, std::unique_ptr<Instance> instance, int index)
@@ -75,8 +76,16 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
   CallError error;
   check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
         instance_->who("reserve"));
-  slots_.push_back({id, std::move(held), false});
-  for (const Held& one : slots_.back().held) host_.ledger().add(facts_.tier, one.kind, one.tag, one.bytes);
+  slots_.push_back({id, {}, false});
+  try {
+    for (Held& one : held) {
+      const Held& kept = slots_.back().held.emplace_back(std::move(one));
+      host_.ledger().add(facts_.tier, kept.kind, kept.tag, kept.bytes);  // counted even if it throws
+    }
+  } catch (...) {
+    release(id);
+    throw;
+  }
   return id;
 }
 
@@ -102,7 +111,7 @@ void* TierStore::map(uint64_t slot) {
 Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes,
                          const std::string& what) {
   const zr_transfer one{slot, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
-  Transfer transfer(*instance_, done_new(host_.abi()), what, failed_);
+  Transfer transfer(*instance_, done_new(host_.abi()), what, failure_);
   zr_done* done = transfer.done();
   if (!done) fail_environment("no memory for a transfer to " + facts_.id);
   if (trace_)
@@ -114,8 +123,9 @@ Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memor
   const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
   if (code != ZR_OK) {
     done_resolve(done, code, 0, error.msg);
-    *failed_ = true;
-    fail_environment(instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg);
+    const std::string text = instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg;
+    failure_->note(text);
+    fail_environment(text);
   }
   (writes ? written_ : read_) += bytes;
   return transfer;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,29 @@ namespace zr::host {
 /// What a tier's plug-in says of itself, before or after it is open.
 TierFacts place_of(const Instance& tier);
 
+/// What the first transfer of a tier that failed was told with; empty: none did. [any]
+class TierFailure {
+ public:
+  void note(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (text_.empty()) text_ = text;
+  }
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
 /// A transfer under way. Memory it uses stays until it is over.
 class Transfer {
  public:
   Transfer() = default;
   /// Takes over the reference to `done`. `what`: whose bytes they are, for errors.
-  Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<std::atomic<bool>> failed);
+  Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
   ~Transfer();  // waits
   /// The other is none then, or this one's.
   Transfer(Transfer&& other) noexcept;
@@ -38,7 +56,7 @@ class Transfer {
   const Instance* tier_ = nullptr;
   zr_done* done_ = nullptr;
   std::string what_;
-  std::shared_ptr<std::atomic<bool>> failed_;  // of the tier
+  std::shared_ptr<TierFailure> failure_;  // of the tier
 };
 
 /// Calls on one thread at a time, but for counts.
@@ -57,7 +75,7 @@ class TierStore {
     std::string tag;
     int64_t bytes;
   };
-  /// A slot of that many bytes. Throws Failure(environment) with what the tier says.
+  /// A slot of that many bytes. Throws Failure(environment) with what the tier says, or what the ledger throws.
   uint64_t reserve(int64_t bytes, std::vector<Held> held);
   void release(uint64_t slot);
   /// Memory of a slot, where facts().in_memory().
@@ -73,7 +91,9 @@ class TierStore {
   void set_trace(Trace* trace) { trace_ = trace; }
 
   /// A transfer failed that somebody waited for: what stands here is not whole, whoever was told.
-  bool failed() const { return *failed_; }
+  bool failed() const { return !failure().empty(); }
+  /// And what was said of the first; empty: none did.
+  std::string failure() const { return failure_->text(); }
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
   const Instance& instance() const { return *instance_; }
@@ -92,7 +112,7 @@ class TierStore {
   TierFacts facts_;
   std::vector<Slot> slots_;
   std::atomic<int64_t> read_{0}, written_{0};
-  std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<TierFailure> failure_ = std::make_shared<TierFailure>();
   Trace* trace_ = nullptr;
 };
 

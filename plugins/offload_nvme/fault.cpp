@@ -10,9 +10,13 @@
 
 namespace nvme {
 
-Faults::Faults() {
+Faults::Faults(const zr::Host& host) {
   const char* all = std::getenv("ZR_TIER_FAULT");
   wanted_ = all ? all : "";
+  if (wanted_.compare(0, 5, "rank=") != 0) return;
+  const auto* job = host.find<zr_job_service>();
+  const bool mine = job && job->rank == std::atoi(wanted_.c_str() + 5);
+  wanted_ = mine ? wanted_.substr(wanted_.find(':') + 1) : "";
 }
 
 Fault Faults::at(const char* call) {

@@ -1,5 +1,8 @@
-// Faults that tests ask for: ZR_TIER_FAULT="read=EIO@12,slow=50ms". Compiled in where ZR_FAILPOINTS is defined.
+// Faults that tests ask for: ZR_TIER_FAULT="read=EIO@12,slow=50ms", and on one rank alone "rank=1:read=EIO@12".
+// Compiled in where ZR_FAILPOINTS is defined.
 #pragma once
+
+#include "zr/base.hpp"
 
 #ifdef ZR_FAILPOINTS
 #include <map>
@@ -18,7 +21,7 @@ struct Fault {
 #ifdef ZR_FAILPOINTS
 class Faults {
  public:
-  Faults();
+  explicit Faults(const zr::Host& host);
   Fault at(const char* call);  // the next "read", "write", "uring", "unnamed"
   bool flips();                // a bit of what is just being written changes on the disk
   void slow() const;           // sleeps as long as was asked for
@@ -31,6 +34,7 @@ class Faults {
 #else
 class Faults {
  public:
+  explicit Faults(const zr::Host&) {}
   static Fault at(const char*) { return {}; }
   static bool flips() { return false; }
   static void slow() {}

@@ -228,7 +228,7 @@ class Nvme : public zr::Offload<Nvme> {
   const uint32_t depth_;
   const std::string direct_;
   const nvme::Stripes stripes_;
-  nvme::Faults faults_;
+  nvme::Faults faults_{host_};
   std::vector<std::unique_ptr<nvme::File>> files_;
   std::unique_ptr<nvme::Transfers> transfers_;
   std::unique_ptr<nvme::Engine> engine_;  // goes before what it refers to

@@ -1,39 +1,15 @@
-// Training state on tiers, through the public door: numbers, bytes, faults, and what is left behind.
+// Training state on tiers, through the public door: numbers, bytes, time, and what is left behind.
 #include <gmock/gmock.h>
 
 #include <array>
 #include <set>
 
-#include "multirank/checkpoint_fixture.hpp"
+#include "multirank/offload_fixture.hpp"
 
 namespace zr::test {
 namespace {
 
 using ::testing::HasSubstr;
-
-class Offload : public Checkpoints {
- protected:
-  Offload() { fs::create_directories(scratch_.path("swap")); }
-  // States a leaf at a time, so that a small model has many tiles.
-  std::string disk() const {
-    return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +
-           " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
-  }
-  static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
-  static constexpr const char* kPages = "offload.gradients=nvme offload.parameters=nvme ";
-  const std::string kGathered = "strategy=zero3 communicator.alias=false strategy.zero3.persistence_threshold=100 ";
-  // Trains on two ranks with the tier that fails on demand.
-  Outcome trains_with_fault(const std::string& fault, const std::string& overrides = "") const {
-    return shell("ZR_TIER_FAULT=" + fault + " " +
-                 launch(2, "engine_case trains",
-                        "strategy=zero2 train.steps=3 " + disk() +
-                            "offload.optimizer=" ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
-                            overrides));
-  }
-  int64_t number(const std::string& job, const std::string& pointer) const {
-    return summary(job).value(Json::json_pointer(pointer), int64_t{0});
-  }
-};
 
 TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
   const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.fraction=0.4 offload.gradients=cpu"};
@@ -137,23 +113,45 @@ TEST_F(Offload, ReadsWhatIsGatheredNextAhead) {
   EXPECT_GT(ahead, reads / 2) << "of " << reads;
 }
 
-TEST_F(Offload, TellsWhoseTheFaultOfAPageIs) {
-  for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
-           {"write=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@3", "offload.optimizer=device", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@2", "offload.optimizer=device train.accumulation=1", "gradient sums of '"},
-           {"flip@2", "offload.optimizer=device train.accumulation=1", "is not what was written"}}) {
-    const Outcome failed =
-        shell("ZR_TIER_FAULT=" + fault + " " +
-              launch(2, "engine_case trains",
-                     "strategy=zero2 train.steps=3 train.accumulation=2 parity.model=large "
-                     "strategy.zero2.bucket_bytes=64KiB" +
-                         disk() + "offload.gradients=" + ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so " +
-                         overrides));
-    EXPECT_EQ(failed.code, 3) << fault << failed.output;
-    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
-    EXPECT_THAT(failed.output, HasSubstr(text)) << fault << " " << overrides;
+// Phases of steps, less what they stood still for tiers, and that; a checkpoint and an evaluation are no part of a
+// step.
+TEST_F(Offload, TellsWhatEveryMomentOfTheStepsWasFor) {
+  const std::string tiers = disk() + kPages + "offload.activations=nvme offload.activation_bytes=1KiB ";
+  run(2,
+      "job.name=plain\njob.name=saved checkpoint.dir=c checkpoint.every=1" + tiers +
+          "\njob.name=aside checkpoint.dir=d checkpoint.every=2 checkpoint.async=true" + tiers + "\n",
+      kGathered + "parity.model=large train.dtype=bf16");
+  // An evaluation waits for the same pages as the step behind it, and its waits are not that one's.
+  const Outcome done =
+      shell("ZR_TIER_FAULT=slow=1ms " + zeroth_bin() +
+            "train " ZR_SOURCE_DIR
+            "/examples/gpt/gpt.toml job.ranks=2 job.name=evaluated model.width=64 model.layers=2 model.heads=2 "
+            "model.context=16 train.steps=4 eval.every=1 sample.length=0 offload.nvme.block_bytes=4KiB " +
+            kGathered + "offload.nvme.path=" + scratch_.path("swap") + " offload.parameters=" + kFailing);
+  ASSERT_EQ(done.code, 0) << done.output;
+  for (const std::string name : {"plain", "saved", "aside", "evaluated"}) {
+    const Json told = summary(name);
+    double causes = 0, phases = 0, steps = 0;
+    for (const auto& [cause, ms] : told.at("waits_ms").items()) {
+      EXPECT_GE(ms, 0) << name << " " << cause;
+      EXPECT_EQ(ms > 0, name != "plain" || cause.rfind("disk_", 0) != 0) << name << " " << cause;
+      causes += ms.get<double>();
+    }
+    for (const auto& [phase, ms] : told.at("time_ms").items())
+      if (phase != "checkpoint") phases += ms.get<double>();
+    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);) steps += Json::parse(row).value("step_ms", 0.0);
+    EXPECT_NEAR(causes, steps, 1e-6 * steps) << name;
+    EXPECT_NEAR(causes, phases, 1e-6 * phases) << name << ": no wait is longer than the phase it is in";
   }
+}
+
+TEST_F(Offload, EndsInTheMemoryItTrainedIn) {
+  const Outcome ended =
+      shell(launch(1, "offload_case ends",
+                   "strategy=zero2 parity.model=ample train.steps=1 offload.optimizer=nvme offload.nvme.path=" +
+                       scratch_.path("swap")));
+  EXPECT_EQ(ended.code, 0) << ended.output;
 }
 
 TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
@@ -281,36 +279,6 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
     const Outcome refused = shell(launch(2, "engine_case trains", overrides));
     EXPECT_NE(refused.code, 0) << overrides;
     EXPECT_THAT(refused.output, HasSubstr(text)) << overrides;
-  }
-}
-
-TEST_F(Offload, TellsWhereAndWhoseAFaultIs) {
-  for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
-    const Outcome failed = trains_with_fault(fault);
-    EXPECT_EQ(failed.code, 3) << fault << failed.output;
-    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
-    EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault;
-    EXPECT_THAT(failed.output, HasSubstr(scratch_.path("swap"))) << fault;
-    EXPECT_THAT(failed.output, HasSubstr(fault.find("ENOSPC") == fault.npos ? "Input/output error" : "No space left"))
-        << fault;
-  }
-  const Outcome flipped = trains_with_fault("flip@9");
-  EXPECT_EQ(flipped.code, 3) << flipped.output;
-  EXPECT_THAT(flipped.output, HasSubstr("states of '"));
-  EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
-}
-
-TEST_F(Offload, FinishesShortTransfersAndBearsASlowDisk) {
-  run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
-  for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
-    const Outcome done = trains_with_fault(fault, "job.name=f train.accumulation=12");
-    ASSERT_EQ(done.code, 0) << fault << done.output;
-    EXPECT_EQ(hash("f"), hash("plain")) << fault;
-    if (fault == "slow=2ms") {
-      const double waited = summary("f").at("waits_ms").at("disk_read").get<double>() +
-                            summary("f").at("waits_ms").at("disk_write").get<double>();
-      EXPECT_GT(waited, 20) << "the stall is the disk's";
-    }
   }
 }
 

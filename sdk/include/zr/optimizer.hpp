@@ -47,7 +47,7 @@ struct Update {
   float mul;
   int64_t step;             // of this parameter: 1 at its first update
   double lr;                // schedule and group applied
-  uint16_t* out;            // the model's weight, or null where `weight` is it
+  uint16_t* out;            // out, undefined before: the model's weight; null where `weight` is it
   zr_dtype out_dtype;       // ZR_BF16, ZR_F16, or ZR_F32 where out is null
   bool streams;             // the parameter's `out` is larger than a core's cache: better written past it
   const zr_opt_unit& unit;  // name, shape; may hold more elements than this run

@@ -30,7 +30,8 @@ typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; v
   int64_t grad_first, grad_count; /* the run `grad` holds: the same, or the whole parameter with local gradients */
   int64_t step;                   /* of this parameter: 1 at its first update */
   double lr;                      /* scheduled, group's scale applied */
-  zr_view weight;                 /* in/out: fp32 is its own master; else out: master rounded to nearest even, once */
+  zr_view weight;                 /* in/out: fp32 is its own master; else out alone, undefined before: the master
+                                   * rounded to nearest even, once */
   zr_view master;                 /* in/out fp32; count 0 where weight is its own master */
   zr_view grad;                   /* in: the fp32 sum over micro-batches and ranks; multiply by zr_step.grad_mul */
   const zr_view *slots;           /* in/out, as many as described */

@@ -1,0 +1,62 @@
+#include "offload/owned.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+CountedMemory::CountedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, Kind kind, std::string tag)
+    : bytes_(bytes), tier_(tier), kind_(kind), tag_(std::move(tag)) {
+  const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 64));
+  const auto step = std::align_val_t(static_cast<std::size_t>(align));
+  memory_ = {static_cast<char*>(::operator new(size, step, std::nothrow)), Free{step}};
+  if (!memory_)
+    fail_environment("no memory for " + tag_ + ": " + bytes_text(bytes) +
+                     " are needed on each rank; use more ranks, or a strategy that shards them");
+  if (align == kHugePage) ::madvise(memory_.get(), size / kHugePage * kHugePage, MADV_HUGEPAGE);
+  std::memset(memory_.get(), 0, size);
+  try {
+    ledger.add(tier, kind, tag_, bytes);
+  } catch (...) {  // it is counted then, too
+    ledger.add(tier, kind, tag_, -bytes);
+    throw;
+  }
+  ledger_ = &ledger;
+}
+
+CountedMemory::~CountedMemory() {
+  if (memory_) ledger_->add(tier_, kind_, tag_, -bytes_);
+}
+
+CountedMemory& CountedMemory::operator=(CountedMemory&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(ledger_, other.ledger_);
+  std::swap(tier_, other.tier_);
+  std::swap(kind_, other.kind_);
+  std::swap(tag_, other.tag_);
+  return *this;
+}
+
+Announced::Announced(char* memory, int64_t bytes, std::vector<TierStore*> tiers)
+    : memory_(memory), bytes_(bytes), tiers_(std::move(tiers)) {
+  for (TierStore* tier : tiers_) tier->prepare(memory_, bytes_);
+}
+
+Announced::~Announced() {
+  for (TierStore* tier : tiers_) tier->forget(memory_, bytes_);
+}
+
+Announced& Announced::operator=(Announced&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(tiers_, other.tiers_);
+  return *this;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,191 @@
+// Disks that fail under a job: it ends on all ranks, says what failed, and the checkpoint before is still there to go
+// on from.
+#include <gmock/gmock.h>
+
+#include <array>
+
+#include "multirank/offload_fixture.hpp"
+
+namespace zr::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OffloadFaults : public Offload {
+ protected:
+  // Two ranks, with the tier that fails on demand. A rank that hangs is killed: code 124.
+  Outcome train(const std::string& fault, const std::string& overrides) const {
+    return shell("ZR_TIER_FAULT=" + fault + " timeout 60 " + launch(2, "engine_case trains", overrides));
+  }
+  // Optimizer states alone are on it.
+  std::string states() const { return "strategy=zero2 train.steps=3 " + disk() + "offload.optimizer=" + kFailing; }
+  // And shards of weights and sums alone.
+  std::string pages() const {
+    return kGathered + "train.steps=4 offload.nvme.path=" + scratch_.path("swap") +
+           " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.gradients=" + kFailing +
+           "offload.parameters=" + kFailing;
+  }
+  // Calls of the tier on rank 0 before the last step's checkpoint, which are a block each.
+  int64_t reads(const std::string& job) const { return number(job, "/tiers/nvme/read_bytes") / 4096; }
+
+  // The job ended for the tier alone, and said so.
+  void expect_told(const Outcome& failed, const std::string& whose, const std::string& call) const {
+    EXPECT_EQ(failed.code, 3) << failed.output;
+    for (const std::string& text : {std::string("offload 'nvme'"), whose, scratch_.path("swap"),
+                                    call + " 4096 bytes at byte ", std::string(" failed: Input/output error; ")})
+      EXPECT_THAT(failed.output, HasSubstr(text));
+    EXPECT_THAT(failed.output, Not(HasSubstr("training goes on")));
+  }
+  // What was committed is whole, and goes on to what the run without a fault came to.
+  void expect_good(const std::vector<std::string>& committed, const std::string& how, const std::string& whole) {
+    const Outcome verified = shell(zeroth_bin() + "verify c");
+    EXPECT_EQ(verified.code, 0) << verified.output;
+    std::vector<std::string> names = names_in("c");
+    std::erase(names, "lock");
+    EXPECT_EQ(names, committed);
+    const Outcome rest = train("", how + " checkpoint.resume=true");
+    ASSERT_EQ(rest.code, 0) << rest.output;
+    EXPECT_EQ(hash("f"), hash(whole));
+    EXPECT_EQ(losses("f"), losses(whole));
+  }
+};
+
+TEST_F(OffloadFaults, TellWhereAndWhoseTheyAre) {
+  for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
+    const Outcome failed = train(fault, states());
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(scratch_.path("swap"))) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(fault.find("ENOSPC") == fault.npos ? "Input/output error" : "No space left"))
+        << fault;
+  }
+  const Outcome flipped = train("flip@9", states());
+  EXPECT_EQ(flipped.code, 3) << flipped.output;
+  EXPECT_THAT(flipped.output, HasSubstr("states of '"));
+  EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
+}
+
+TEST_F(OffloadFaults, OfPagesTellWhoseTheyAre) {
+  for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
+           {"write=EIO@3", "train.accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@3", "train.accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@2", "train.accumulation=1", "gradient sums of '"},
+           {"flip@2", "train.accumulation=1", "is not what was written"}}) {
+    const Outcome failed =
+        train(fault, "strategy=zero2 train.steps=3 parity.model=large strategy.zero2.bucket_bytes=64KiB " + disk() +
+                         "offload.optimizer=device offload.gradients=" + kFailing + overrides);
+    EXPECT_EQ(failed.code, 3) << fault << failed.output;
+    EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+    EXPECT_THAT(failed.output, HasSubstr(text)) << fault << " " << overrides;
+  }
+}
+
+TEST_F(OffloadFaults, ThatAreShortOrSlowChangeNoNumber) {
+  run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
+  for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
+    const Outcome done = train(fault, states() + "job.name=f train.accumulation=12");
+    ASSERT_EQ(done.code, 0) << fault << done.output;
+    EXPECT_EQ(hash("f"), hash("plain")) << fault;
+    if (fault == "slow=2ms") {
+      const double waited = summary("f").at("waits_ms").at("disk_read").get<double>() +
+                            summary("f").at("waits_ms").at("disk_write").get<double>();
+      EXPECT_GT(waited, 20) << "the stall is the disk's";
+    }
+  }
+}
+
+TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
+  const std::string activations = "offload.nvme.path=" + scratch_.path("swap") +
+                                  " offload.activation_bytes=1KiB parity.model=large strategy=zero2 "
+                                  "offload.activations=" +
+                                  kFailing;
+  for (const std::string rank : {"0", "1"})
+    for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
+             {"read=EIO@7", states(), "states of '"},
+             {"write=EIO@9", states(), "states of '"},
+             {"read=EIO@9", pages() + "parity.model=large", "'weights, own part' for all_gather '"},
+             {"write=EIO@60", pages() + "parity.model=large", "'"},
+             {"write=EIO@1", activations, "an activation of "}}) {
+      const Outcome failed = train("rank=" + rank + ":" + fault, overrides);
+      EXPECT_EQ(failed.code, 3) << rank << fault << failed.output;
+      EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
+      EXPECT_THAT(failed.output, HasSubstr(text)) << fault;
+      EXPECT_THAT(failed.output, HasSubstr("zeroth: error: rank " + rank + " (pid")) << "it is the first to end";
+      EXPECT_THAT(failed.output, HasSubstr("\n  rank " + std::string(rank == "0" ? "1" : "0") + "  pid"));
+    }
+}
+
+// The checkpoint of the first step is there, that of the second is being saved.
+TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
+  const std::string model = "parity.model=large train.dtype=bf16 train.accumulation=2 ", how = states() + model;
+  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + "job.name=none train.steps=2").code, 0);
+  ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
+  const int64_t before = reads("once"), of_one = before - reads("none");
+  ASSERT_GT(of_one, 40) << "the other rank's calls are some more or less";
+  const std::string fault = "read=EIO@" + std::to_string(before + of_one / 2);
+  for (const std::string aside : {"false", "true"})
+    for (const std::string who : {"", "rank=0:", "rank=1:"}) {
+      const std::string saves =
+          how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.async=" + aside + " checkpoint.keep=0";
+      const Outcome failed = train(who + fault, saves);
+      SCOPED_TRACE(who + fault + " async " + aside);
+      expect_told(failed, "states of '", "reading");
+      EXPECT_EQ(losses("f").size(), 2u) << "steps were made";
+      expect_good({"step-00000001"}, how + "job.name=f checkpoint.dir=c", "whole");
+      fs::remove_all(scratch_.path("c"));
+    }
+}
+
+// Reads ahead of collectives are not always the same: it fails in the second checkpoint, or in a step beside it.
+TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
+  const std::string how = pages() + "parity.model=large train.accumulation=2 ";
+  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
+  for (const std::string who : {"rank=0:", "rank=1:"}) {
+    const std::string fault = who + "read=EIO@" + std::to_string(reads("once") + 12);
+    const Outcome failed = train(fault, how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.keep=0");
+    SCOPED_TRACE(fault);
+    expect_told(failed, "'", "reading");
+    const std::size_t saved = host::checkpoints_in(scratch_.path("c")).size();
+    EXPECT_TRUE(saved == 1 || saved == 2) << saved;
+    expect_good(host::checkpoints_in(scratch_.path("c")), how + "job.name=f checkpoint.dir=c", "whole");
+    fs::remove_all(scratch_.path("c"));
+  }
+}
+
+TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
+  const std::string how = states() + "parity.model=large train.accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  for (const std::string fault :
+       {"write=EIO@5", "read=EIO@2", "rank=0:write=EIO@5", "rank=1:write=EIO@5", "rank=1:read=EIO@2"}) {
+    ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
+    const Outcome failed = train(fault, how + from + "checkpoint.resume=true");
+    SCOPED_TRACE(fault);
+    expect_told(failed, "states of '", fault.find("read=") == fault.npos ? "writing" : "reading");
+    EXPECT_EQ(losses("f").size(), 2u) << "and no step more";
+    expect_good({"step-00000002"}, how + from, "whole");
+    fs::remove_all(scratch_.path("c"));
+    fs::remove_all(scratch_.path("runs/f"));
+  }
+}
+
+// The pages go on disk at load as they do in training.
+TEST_F(OffloadFaults, WhileShardsAreLoadedLeaveTheCheckpoint) {
+  const std::string how = pages() + "parity.model=large train.accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
+  const auto before = losses("f");
+  for (const std::string who : {"rank=0:", "rank=1:"}) {
+    // The first parameters' shards are written once at the start, and once more from the checkpoint.
+    const Outcome failed = train(who + "write=EIO@30", how + from + "checkpoint.resume=true");
+    SCOPED_TRACE(who);
+    expect_told(failed, "weights or sums of '", "writing");
+    EXPECT_EQ(losses("f"), before) << "and no step more";
+  }
+  expect_good({"step-00000002"}, how + from, "whole");
+}
+
+}  // namespace
+}  // namespace zr::test
