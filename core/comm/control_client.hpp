@@ -57,6 +57,7 @@ class ControlClient final : public Control {
   void shut_down();
   void stop_if_done();
   // On any thread.
+  static int64_t ms_since(Clock::time_point then);
   std::vector<boost::asio::ip::tcp::endpoint> find_store(Clock::time_point deadline);
   void wait_joined(Clock::time_point deadline);
   void count_locals();

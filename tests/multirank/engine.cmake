@@ -22,7 +22,7 @@ if(ZR_TORCH)
   target_sources(offload_case PRIVATE offload_case.cpp)
   add_library(zr_test_file_calls SHARED plugins/file_calls.cpp)
   set_target_properties(zr_test_file_calls PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_sources(sharded_case PRIVATE sharded_case.cpp)
+  target_sources(sharded_case PRIVATE sharded_case.cpp sharded_memory_case.cpp)
   target_sources(operators_trainer PRIVATE operators/autograds.cpp operators/layers.cpp operators/tensors.cpp
                                            operators/trainer.cpp)
   zr_test(engine_test SOURCES engine_test.cpp engine_formulas_test.cpp engine_loss_test.cpp

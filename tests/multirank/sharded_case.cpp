@@ -1,54 +1,18 @@
 // One rank of the tests on sharded parameters: runs the case named on the command line. What it throws is printed.
 //   sharded_case CASE TOML [path=value ...]
-#include <sys/resource.h>
-#include <torch/torch.h>
-
-#include <fstream>
-#include <functional>
 #include <iostream>
-#include <map>
 #include <sstream>
 
 #include "multirank/parity/models.hpp"
-#include "zr/checkpoint.hpp"
-#include "zr/engine.hpp"
+#include "multirank/sharded_run.hpp"
 #include "zr/parameters.hpp"
 
 namespace {
 
-struct Net : torch::nn::Module {
-  Net() {
-    in = register_module("first", torch::nn::Linear(48, 64));
-    out = register_module("last", torch::nn::Linear(64, 40));
-  }
-  torch::Tensor loss(const torch::Tensor& x) {
-    return out(torch::gelu(in(x.to(in->weight.scalar_type())))).to(torch::kFloat).square().mean();
-  }
-  torch::nn::Linear in{nullptr}, out{nullptr};
-};
-
-struct Run {
-  explicit Run(const zr::Program& p) : program(p) {
-    torch::manual_seed(5);
-    net = std::make_shared<Net>();
-    engine = std::make_unique<zr::Engine>(program, *net);
-  }
-  void backward() {
-    torch::manual_seed(100 + engine->step_index());
-    engine->backward(net->loss(torch::randn({4, 48})));
-  }
-  void step() {
-    backward();
-    engine->step();
-  }
-  const zr::Program& program;
-  std::shared_ptr<Net> net;
-  std::unique_ptr<zr::Engine> engine;
-};
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::logic_error("not so: " + what);
-}
+using sharded_tests::Cases;
+using sharded_tests::Net;
+using sharded_tests::require;
+using sharded_tests::Run;
 
 void saves_module(Run& run) {
   std::ostringstream out;
@@ -288,51 +252,6 @@ void builds_by_value(Run&) {
   });
 }
 
-// Bytes of this rank's part of the memory that ranks share, pages counted by how many times they are mapped.
-int64_t proportional_bytes() {
-  std::ifstream maps("/proc/self/smaps");
-  bool shared = false;
-  int64_t kib = 0;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find('-') < line.find(' ')) shared = line.find("memfd:zeroth") != line.npos;
-    if (shared && line.rfind("Pss:", 0) == 0) kib += std::stoll(line.substr(4));
-  }
-  return kib * 1024;
-}
-// The same of all its memory but files: what a library's pages count depends on who else runs.
-int64_t proportional_bytes_of_all() {
-  std::ifstream maps("/proc/self/smaps_rollup");
-  int64_t kib = 0;
-  for (std::string line; std::getline(maps, line);)
-    for (const std::string field : {"Pss_Anon:", "Pss_Shmem:"})
-      if (line.rfind(field, 0) == 0) kib += std::stoll(line.substr(field.size()));
-  if (kib == 0) throw std::runtime_error("/proc/self/smaps_rollup has no Pss_Anon");
-  return kib * 1024;
-}
-void tells_shared_memory(Run& run) {
-  run.engine.reset();
-  auto net =
-      zr::deferred([] { return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024)); });
-  zr::Engine engine(run.program, *net);
-  engine.backward(net->forward(torch::randn({4, 1024})).square().mean());
-  engine.step();
-  engine.mean(0);  // all have made their step, and all are there
-  const double shared = engine.mean(static_cast<double>(proportional_bytes())) * engine.world(),
-               all = engine.mean(static_cast<double>(proportional_bytes_of_all())) * engine.world();
-  engine.mean(0);
-  if (engine.rank() == 0) std::cout << static_cast<int64_t>(shared) << " " << static_cast<int64_t>(all) << std::endl;
-}
-// Weights of 24 MiB, all of them at once, where one of three fits in the window.
-void gathers_all(Run& run) {
-  run.engine.reset();
-  auto net = zr::deferred([] {
-    return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024),
-                                 torch::nn::Linear(1024, 2048));
-  });
-  zr::Engine engine(run.program, *net);
-  const auto scope = zr::gather(net->parameters());
-  std::cout << net->parameters().size() << " are there" << std::endl;
-}
 // An operator of one rank alone that throws before it has written.
 void throws_in_place(Run& run) {
   run.step();
@@ -349,94 +268,42 @@ void throws_in_place(Run& run) {
   run.step();
   std::cout << run.engine->weights_hash() << std::endl;
 }
-// Most bytes libtorch held at once in a step, of a deep model of cheap blocks.
-void tells_activations(Run& run, bool recompute) {
-  run.engine.reset();
-  std::vector<torch::nn::Linear> lines;
-  torch::nn::Sequential net;
-  for (int i = 0; i < 8; ++i) net->push_back(lines.emplace_back(torch::nn::Linear(64, 64)));
-  zr::Engine engine(run.program, *net);
-  for (int step = 0; step < 2; ++step) {
-    torch::manual_seed(step);
-    auto x = torch::randn({2048, 64});
-    for (auto& line : lines) {
-      auto block = [line](const torch::Tensor& y) mutable {
-        return torch::dropout(torch::gelu(line(y)), 0.1, true).tanh() + y;
-      };
-      x = recompute ? zr::checkpoint(block, x) : block(x);
-    }
-    engine.backward(x.square().mean());
-    engine.step();
-  }
-  engine.finish();
-  std::cout << engine.weights_hash() << std::endl;
-}
-
-// A model of 64 MiB where this process may take 40 MiB more than it has.
-void builds_under_cap(Run& run, bool deferred) {
-  run.engine.reset();
-  std::ifstream status("/proc/self/status");
-  rlim_t data = 0;
-  for (std::string line; std::getline(status, line);)
-    if (line.rfind("VmData:", 0) == 0) data = std::stoull(line.substr(7)) * 1024;
-  const rlimit limit{data + (40u << 20), data + (40u << 20)};
-  require(data > 0 && ::setrlimit(RLIMIT_DATA, &limit) == 0, "the limit is set");
-  const auto build = [] {
-    torch::nn::Sequential net;
-    for (int i = 0; i < 16; ++i) net->push_back(torch::nn::Linear(1024, 1024));
-    return net;
-  };
-  auto net = deferred ? zr::deferred(build) : build();
-  zr::Engine engine(run.program, *net);
-  engine.backward(net->forward(torch::ones({4, 1024})).square().mean());
-  engine.step();
-  std::cout << engine.weights_hash().size() << std::endl;
-  // What ranks share is not counted by the limit.
-  require(engine.mean(static_cast<double>(proportional_bytes())) < 48 << 20, "a rank's part of shared memory is small");
-}
-
-const std::map<std::string, std::function<void(Run&)>> kCases{
-    {"saves_module", saves_module},
-    {"saves_gathered_module", saves_gathered_module},
-    {"reads_pointer", reads_pointer},
-    {"reads_accessor", reads_accessor},
-    {"aliases_storage", aliases_storage},
-    {"converts_module", converts_module},
-    {"loads_module", loads_module},
-    {"own_optimizer", own_optimizer},
-    {"clips_itself", clips_itself},
-    {"plain_backward", plain_backward},
-    {"zeroes_gradients", zeroes_gradients},
-    {"two_engines", two_engines},
-    {"one_engine_after_another", one_engine_after_another},
-    {"outlives_engine", outlives_engine},
-    {"steps_within_scope", steps_within_scope},
-    {"nests_scopes", nests_scopes},
-    {"goes_on_after_failure", goes_on_after_failure},
-    {"other_order", other_order},
-    {"writes", writes},
-    {"reads_gathered", reads_gathered},
-    {"infers", infers},
-    {"tells_shared_memory", tells_shared_memory},
-    {"gathers_all", gathers_all},
-    {"throws_in_place", throws_in_place},
-    {"keeps_activations", [](Run& run) { tells_activations(run, false); }},
-    {"recomputes_activations", [](Run& run) { tells_activations(run, true); }},
-    {"builds_under_cap", [](Run& run) { builds_under_cap(run, false); }},
-    {"builds_deferred_under_cap", [](Run& run) { builds_under_cap(run, true); }},
-    {"builds_deferred", builds_deferred},
-    {"builds_plainly", builds_plainly},
-    {"builds_initialised", builds_initialised},
-    {"uses_deferred", uses_deferred},
-    {"builds_by_value", builds_by_value}};
+const Cases kCases{{"saves_module", saves_module},
+                   {"saves_gathered_module", saves_gathered_module},
+                   {"reads_pointer", reads_pointer},
+                   {"reads_accessor", reads_accessor},
+                   {"aliases_storage", aliases_storage},
+                   {"converts_module", converts_module},
+                   {"loads_module", loads_module},
+                   {"own_optimizer", own_optimizer},
+                   {"clips_itself", clips_itself},
+                   {"plain_backward", plain_backward},
+                   {"zeroes_gradients", zeroes_gradients},
+                   {"two_engines", two_engines},
+                   {"one_engine_after_another", one_engine_after_another},
+                   {"outlives_engine", outlives_engine},
+                   {"steps_within_scope", steps_within_scope},
+                   {"nests_scopes", nests_scopes},
+                   {"goes_on_after_failure", goes_on_after_failure},
+                   {"other_order", other_order},
+                   {"writes", writes},
+                   {"reads_gathered", reads_gathered},
+                   {"infers", infers},
+                   {"throws_in_place", throws_in_place},
+                   {"builds_deferred", builds_deferred},
+                   {"builds_plainly", builds_plainly},
+                   {"builds_initialised", builds_initialised},
+                   {"uses_deferred", uses_deferred},
+                   {"builds_by_value", builds_by_value}};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3 || !kCases.count(argv[1])) return 2;
+  const Cases& cases = argc > 1 && kCases.count(argv[1]) ? kCases : sharded_tests::memory_cases();
+  if (argc < 3 || !cases.count(argv[1])) return 2;
   return zr::guarded([&] {
     const zr::Program program(argv[2], {argv + 3, argv + argc});
     Run run(program);
-    kCases.at(argv[1])(run);
+    cases.at(argv[1])(run);
   });
 }

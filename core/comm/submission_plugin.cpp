@@ -1,0 +1,102 @@
+// Submission's plug-in: opened, watched over while it is waited in, ended; and the memory that it lends.
+#include <algorithm>
+#include <utility>
+
+#include "comm/done.hpp"
+#include "comm/submission.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
+}  // namespace
+
+const zr_alias_api* alias_of(const Component& communicator) {
+  if (!communicator.table->extension) return nullptr;
+  return static_cast<const zr_alias_api*>(communicator.table->extension(nullptr, "zr.communicator.alias/1"));
+}
+
+Submission::Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance,
+                       std::chrono::milliseconds timeout)
+    : host_(host),
+      control_(std::move(control)),
+      instance_(instance),
+      timeout_(timeout),
+      rank_(control_->rank()),
+      world_(control_->world()),
+      counter_(rank_, world_) {
+  if (world_ == 1) return;
+  if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was made without a plug-in");
+  api_ = instance_->api<zr_communicator_api>();
+  const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
+  CallError error;
+  check(api_->open(instance_->self(), &how, &comm_, &error), error, instance_->who("open"));
+  try {
+    caps_.size = sizeof caps_;
+    check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
+    if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
+      fail_environment(instance_->who("caps") +
+                       ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another "
+                       "communicator");
+  } catch (...) {
+    api_->close(comm_);
+    throw;
+  }
+  watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  control_->on_broken(this, [this] { abort(); });
+}
+
+void Submission::close() {
+  for (; !entered_.empty(); entered_.pop_front()) done_release(entered_.front());
+  if (!comm_) return;
+  control_->on_broken(this, {});
+  watch_ = {};
+  api_->close(comm_);
+  comm_ = nullptr;
+}
+
+void Submission::watch(const std::stop_token& stop) {
+  const auto tick = std::clamp(timeout_ / 10, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
+  std::unique_lock lock(watch_mutex_);
+  while (!watch_end_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+    const int64_t since = waiting_since_.load(std::memory_order_relaxed);
+    if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count())
+      continue;
+    too_long_ = true;
+    abort();
+    return;
+  }
+}
+
+void Submission::abort() {
+  if (api_ && comm_) api_->abort(comm_);
+}
+
+void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
+  if (!comm_ || !api_->mem_alloc) return nullptr;
+  void* memory = nullptr;
+  CallError error;
+  check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->who("mem_alloc"));
+  return memory;
+}
+
+void Submission::mem_free(void* memory) {
+  if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
+}
+
+const zr_alias_api* Submission::alias() const { return instance_ ? alias_of(instance_->component()) : nullptr; }
+
+std::pair<void*, const void*> Submission::alias_alloc(uint64_t bytes) {
+  void* writer = nullptr;
+  const void* reader = nullptr;
+  CallError error;
+  check(alias()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("alias alloc"));
+  return {writer, reader};
+}
+
+void Submission::alias_free(void* writer) {
+  if (comm_) alias()->free(comm_, writer);
+}
+
+}  // namespace zr::host

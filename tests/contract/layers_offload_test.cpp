@@ -1,0 +1,128 @@
+// The C++ layer of tiers: classes with plain methods, entered through the C table that the host would call.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "contract/optimizer_under_test.hpp"
+#include "zr/offload.hpp"
+
+namespace zr::testing {
+namespace {
+
+struct Shelf : Offload<Shelf> {  // has nothing that is optional
+  zr_offload_caps caps() const {
+    zr_offload_caps caps{};
+    caps.io_align = 512;
+    return caps;
+  }
+  uint64_t reserve(uint64_t bytes, const char* tag) {
+    if (bytes > 100) throw Error(ZR_IO, std::string("no room for ") + tag, 28);
+    return bytes + 1;
+  }
+  void release(uint64_t slot) noexcept { released = slot; }
+  void write(const zr_transfer* all, uint32_t n, zr_stream*, zr_done*) { offset = all[n - 1].offset; }
+  void read(const zr_transfer*, uint32_t, zr_stream*, zr_done*) { throw Error(ZR_IO, "not what was written", 1); }
+  inline static uint64_t released, offset;
+};
+struct Room : Shelf {  // has everything
+  using Layer = OffloadLayer<Room>;
+  explicit Room(const Host& host) : host(host) {}
+  void open(const zr_offload_ref* ref) { below = ref; }
+  void write(const zr_transfer*, uint32_t, zr_stream*, zr_done* done) { kept = Done::retained(host, done); }
+  zr_view map(uint64_t slot) { return view_of(memory, static_cast<int64_t>(slot)); }
+  void unmap(uint64_t) noexcept { kept.resolve(); }
+  void flush() { throw Error(ZR_UNSUPPORTED, "not now"); }
+  void reg(const zr_view& view) {
+    if (view.count > 2) throw Error(ZR_NOMEM, "too much");
+  }
+  void unreg(const zr_view&) noexcept {}
+  Host host;
+  const zr_offload_ref* below = nullptr;
+  Done kept;
+  float memory[4] = {};
+};
+
+struct Tier {
+  explicit Tier(const zr_component& component)
+      : component(component), api(*static_cast<const zr_offload_api*>(component.api)) {
+    const zr_config_s config;
+    EXPECT_EQ(component.create(&host, &config, &self, &error), ZR_OK);
+  }
+  ~Tier() { component.destroy(self); }
+  zr_host host = make_host();
+  zr_error error = OptimizerUnderTest::no_error();
+  const zr_component component;
+  const zr_offload_api& api;
+  void* self = nullptr;
+};
+
+TEST(OffloadLayer, LeavesSlotsNullThatTheTierDoesNotHave) {
+  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  EXPECT_STREQ(shelf.component.kind, "zr.offload/1");
+  EXPECT_EQ(shelf.api.size, sizeof(zr_offload_api));
+  EXPECT_EQ(shelf.api.map, nullptr);
+  EXPECT_EQ(shelf.api.unmap, nullptr);
+  EXPECT_EQ(shelf.api.flush, nullptr);
+  EXPECT_EQ(shelf.api.reg, nullptr);
+  EXPECT_EQ(shelf.api.unreg, nullptr);
+  EXPECT_NE(room.api.map, nullptr);
+  EXPECT_NE(room.api.flush, nullptr);
+  EXPECT_NE(room.api.reg, nullptr);
+}
+
+TEST(OffloadLayer, SaysThatATierWithAMapCanBeMapped) {
+  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  zr_offload_caps caps{};
+  caps.size = sizeof caps;
+  ASSERT_EQ(shelf.api.caps(shelf.self, &caps, &shelf.error), ZR_OK);
+  EXPECT_EQ(caps.io_align, 512u);
+  EXPECT_EQ(caps.flags, 0u);
+  caps.size = sizeof caps;
+  ASSERT_EQ(room.api.caps(room.self, &caps, &room.error), ZR_OK);
+  EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_TIER_MAPPABLE));
+  zr_view view{};
+  ASSERT_EQ(room.api.map(room.self, 3, &view, &room.error), ZR_OK);
+  EXPECT_EQ(view.count, 3);
+}
+
+TEST(OffloadLayer, RefusesATierBelowUnlessTheAuthorTakesIt) {
+  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  const zr_offload_ref below{&shelf.api, shelf.self};
+  EXPECT_EQ(shelf.api.open(shelf.self, nullptr, &shelf.error), ZR_OK);
+  EXPECT_EQ(shelf.api.open(shelf.self, &below, &shelf.error), ZR_UNSUPPORTED);
+  EXPECT_STREQ(shelf.error.msg, "this tier stores bytes itself and takes no tier below");
+  EXPECT_EQ(room.api.open(room.self, &below, &room.error), ZR_OK);
+}
+
+TEST(OffloadLayer, TurnsExceptionsIntoCodeTextAndNumber) {
+  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  uint64_t slot = 99;
+  EXPECT_EQ(shelf.api.reserve(shelf.self, 7, "a", &slot, &shelf.error), ZR_OK);
+  EXPECT_EQ(slot, 8u);
+  EXPECT_EQ(shelf.api.reserve(shelf.self, 101, "masters", &slot, &shelf.error), ZR_IO);
+  EXPECT_EQ(slot, 8u) << "a failure leaves its outputs alone";
+  EXPECT_EQ(shelf.error.native, 28);
+  EXPECT_STREQ(shelf.error.msg, "no room for masters");
+  EXPECT_EQ(shelf.api.read(shelf.self, nullptr, 0, nullptr, nullptr, &shelf.error), ZR_IO);
+  EXPECT_EQ(shelf.error.native, 1);
+  const zr_transfer two[] = {{1, 2, {}}, {3, 4, {}}};
+  EXPECT_EQ(shelf.api.write(shelf.self, two, 2, nullptr, nullptr, &shelf.error), ZR_OK);
+  EXPECT_EQ(Shelf::offset, 4u);
+  shelf.api.release(shelf.self, 8);
+  EXPECT_EQ(Shelf::released, 8u);
+  const zr_view large = view_of(&slot, 3);
+  EXPECT_EQ(room.api.reg(room.self, &large, &room.error), ZR_NOMEM);
+  EXPECT_EQ(room.api.flush(room.self, &room.error), ZR_UNSUPPORTED);
+}
+
+TEST(OffloadLayer, KeepsAReferenceToWhatItResolvesLater) {
+  Tier room(component<Room>("room", "1.0"));
+  zr_done_s done;
+  ASSERT_EQ(room.api.write(room.self, nullptr, 0, nullptr, &done, &room.error), ZR_OK);
+  EXPECT_EQ(done.references, 2);
+  room.api.unmap(room.self, 0);
+  EXPECT_EQ(done.resolved, 1);
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,119 @@
+// Cases of sharded_case on memory: what a rank holds, and what it can do with little.
+#include <sys/resource.h>
+
+#include <fstream>
+#include <iostream>
+#include <vector>
+
+#include "multirank/sharded_run.hpp"
+#include "zr/checkpoint.hpp"
+#include "zr/parameters.hpp"
+
+namespace sharded_tests {
+
+namespace {
+
+// Bytes of this rank's part of the memory that ranks share, pages counted by how many times they are mapped.
+int64_t proportional_bytes() {
+  std::ifstream maps("/proc/self/smaps");
+  bool shared = false;
+  int64_t kib = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) shared = line.find("memfd:zeroth") != line.npos;
+    if (shared && line.rfind("Pss:", 0) == 0) kib += std::stoll(line.substr(4));
+  }
+  return kib * 1024;
+}
+// The same of all its memory but files: what a library's pages count depends on who else runs.
+int64_t proportional_bytes_of_all() {
+  std::ifstream maps("/proc/self/smaps_rollup");
+  int64_t kib = 0;
+  for (std::string line; std::getline(maps, line);)
+    for (const std::string field : {"Pss_Anon:", "Pss_Shmem:"})
+      if (line.rfind(field, 0) == 0) kib += std::stoll(line.substr(field.size()));
+  if (kib == 0) throw std::runtime_error("/proc/self/smaps_rollup has no Pss_Anon");
+  return kib * 1024;
+}
+void tells_shared_memory(Run& run) {
+  run.engine.reset();
+  auto net =
+      zr::deferred([] { return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024)); });
+  zr::Engine engine(run.program, *net);
+  engine.backward(net->forward(torch::randn({4, 1024})).square().mean());
+  engine.step();
+  engine.mean(0);  // all have made their step, and all are there
+  const double shared = engine.mean(static_cast<double>(proportional_bytes())) * engine.world(),
+               all = engine.mean(static_cast<double>(proportional_bytes_of_all())) * engine.world();
+  engine.mean(0);
+  if (engine.rank() == 0) std::cout << static_cast<int64_t>(shared) << " " << static_cast<int64_t>(all) << std::endl;
+}
+// Weights of 24 MiB, all of them at once, where one of three fits in the window.
+void gathers_all(Run& run) {
+  run.engine.reset();
+  auto net = zr::deferred([] {
+    return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024),
+                                 torch::nn::Linear(1024, 2048));
+  });
+  zr::Engine engine(run.program, *net);
+  const auto scope = zr::gather(net->parameters());
+  std::cout << net->parameters().size() << " are there" << std::endl;
+}
+// Most bytes libtorch held at once in a step, of a deep model of cheap blocks.
+void tells_activations(Run& run, bool recompute) {
+  run.engine.reset();
+  std::vector<torch::nn::Linear> lines;
+  torch::nn::Sequential net;
+  for (int i = 0; i < 8; ++i) net->push_back(lines.emplace_back(torch::nn::Linear(64, 64)));
+  zr::Engine engine(run.program, *net);
+  for (int step = 0; step < 2; ++step) {
+    torch::manual_seed(step);
+    auto x = torch::randn({2048, 64});
+    for (auto& line : lines) {
+      auto block = [line](const torch::Tensor& y) mutable {
+        return torch::dropout(torch::gelu(line(y)), 0.1, true).tanh() + y;
+      };
+      x = recompute ? zr::checkpoint(block, x) : block(x);
+    }
+    engine.backward(x.square().mean());
+    engine.step();
+  }
+  engine.finish();
+  std::cout << engine.weights_hash() << std::endl;
+}
+
+// A model of 64 MiB where this process may take 40 MiB more than it has.
+void builds_under_cap(Run& run, bool deferred) {
+  run.engine.reset();
+  std::ifstream status("/proc/self/status");
+  rlim_t data = 0;
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmData:", 0) == 0) data = std::stoull(line.substr(7)) * 1024;
+  const rlimit limit{data + (40u << 20), data + (40u << 20)};
+  require(data > 0 && ::setrlimit(RLIMIT_DATA, &limit) == 0, "the limit is set");
+  const auto build = [] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 16; ++i) net->push_back(torch::nn::Linear(1024, 1024));
+    return net;
+  };
+  auto net = deferred ? zr::deferred(build) : build();
+  zr::Engine engine(run.program, *net);
+  engine.backward(net->forward(torch::ones({4, 1024})).square().mean());
+  engine.step();
+  std::cout << engine.weights_hash().size() << std::endl;
+  // What ranks share is not counted by the limit.
+  require(engine.mean(static_cast<double>(proportional_bytes())) < 48 << 20, "a rank's part of shared memory is small");
+}
+
+}  // namespace
+
+const Cases& memory_cases() {
+  static const Cases cases{{"tells_shared_memory", tells_shared_memory},
+                           {"gathers_all", gathers_all},
+                           {"keeps_activations", [](Run& run) { tells_activations(run, false); }},
+                           {"recomputes_activations", [](Run& run) { tells_activations(run, true); }},
+                           {"builds_under_cap", [](Run& run) { builds_under_cap(run, false); }},
+                           {"builds_deferred_under_cap", [](Run& run) { builds_under_cap(run, true); }}};
+  return cases;
+}
+
+}  // namespace sharded_tests
