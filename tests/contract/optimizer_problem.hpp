@@ -23,7 +23,7 @@ struct Problem {
   std::vector<std::vector<float>> slots;
   std::vector<uint16_t> narrow;  // out() and what stands around it
   int64_t shift = 0, step = 1;
-  uint32_t group = 0;
+  uint32_t group = 0, flags = 0;
   float grad_mul = 0.37f;
   double lr = 3e-3;
 
@@ -75,6 +75,7 @@ struct Problem {
     u.count = u.grad_count = n;
     u.step = step;
     u.lr = lr;
+    u.flags = flags;
     const zr_view master = view_of(weight.data() + first, n);
     u.weight = dtype == ZR_F32 ? master : view_of(out() + first, n, dtype);
     u.master = dtype == ZR_F32 ? zr_view{} : master;

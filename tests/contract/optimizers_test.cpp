@@ -145,6 +145,18 @@ TEST_P(Optimizers, GiveTheSameBitsHoweverTheRunIsCut) {
   }
 }
 
+TEST_P(Optimizers, GiveTheSameBitsWhereWeightsAreACopy) {
+  for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
+    Problem there = problem(9973, dtype);
+    there.shape[0] = int64_t{1} << 30;  // beyond any cache
+    Problem copy = there;
+    copy.flags = ZR_UNIT_COPY;
+    there.run(optimizer_);
+    copy.run(optimizer_);
+    EXPECT_TRUE(copy.same_bits(there)) << "dtype " << dtype;
+  }
+}
+
 TEST_P(Optimizers, GiveTheSameBitsUnderEveryInstructionSet) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     const Problem start = problem(8209, dtype);
