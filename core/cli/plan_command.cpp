@@ -16,7 +16,7 @@ namespace {
 void check_budget(const Asked& asked, const JudgedJob& job, const Planner& planner, int ranks) {
   const Besides besides = planner.besides();
   const Plan plan = planner.plan(0);
-  check_host_budget(job.config, plan, host_bytes(plan, ranks, besides.communicator, besides.snapshot));
+  check_host_budget(job.config, plan, ranks, besides);
   const int64_t budget = job.config.integer("memory.device_budget"), most = planner.most_bytes();
   if (budget == 0 || most <= budget) return;
   const Need need = [&](const Edit& edit) -> std::optional<int64_t> {

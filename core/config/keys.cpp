@@ -98,7 +98,10 @@ void add_offload(std::vector<Key>& keys) {
   keys.push_back(text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states stand" + where));
   keys.push_back(text("offload", "gradients", "\"device\"", "where a step's sums of gradients stand" + where));
   keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights stand between uses" + where));
-  keys.push_back(text("offload", "activations", "\"device\"", "where what forward keeps for backward stands" + where));
+  keys.push_back(
+      text("offload", "activations", "\"device\"",
+           "where what forward keeps for backward stands: device, auto (along offload.tiers, where as much as was "
+           "measured has no room), or a tier"));
   Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
   least.min = 1;
   keys.push_back(least);
@@ -148,7 +151,9 @@ std::vector<Key> make_host_keys() {
   budget.min = 0;
   keys.push_back(budget);
   budget.name = "host_budget";
-  budget.meaning = "the most a host's ranks may hold on tiers of host memory, together; 0: no limit";
+  budget.meaning =
+      "the most a host's ranks may take of host memory beside the device's, together: tiers, staging, "
+      "copies for checkpoints; 0: no limit";
   keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
   add_schedules(keys);

@@ -22,9 +22,10 @@ std::vector<Edit> Session::edits(const Overdraft& over) const {
 }
 
 void Session::check_budget() const {
-  check_host_budget(config(), plan_,
-                    host_bytes(plan_, control_->local_world(), communicator_bytes(communicator_.get(), world()),
-                               snapshots(config())));
+  Besides besides = measured(config());
+  besides.communicator = communicator_bytes(communicator_.get(), world());
+  besides.snapshot = snapshots(config());
+  check_host_budget(config(), plan_, control_->local_world(), besides);
   const int64_t budget = config().integer("memory.device_budget");
   if (budget == 0 || plan_.most_bytes <= budget) return;
   const Planner planner(setup_, model_.parameters(), world());

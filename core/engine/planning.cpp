@@ -108,11 +108,13 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   wanted.fraction = config.number("offload.fraction");
   wanted.elementwise = elementwise;
   const Besides known = measured(config);
+  wanted.activations_known = known.activations.has_value();
   wanted.activations_here = known.activations.value_or(0);
   wanted.activations_aside = known.aside;
   wanted.device_room = config.integer("memory.device_budget");
   if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
     wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
+  wanted.snapshot = snapshots(config);
 }
 
 void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
@@ -128,10 +130,13 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy +
               "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
-  if (config.number("offload.fraction") > 0 && config.text("offload.optimizer") == kOnDevice)
+  if (const std::string& id = config.text("offload.optimizer");
+      config.number("offload.fraction") > 0 && (id == kOnDevice || id == kAutomatic))
     fail_user(config.origin("offload.fraction").text() +
-              ": offload.fraction is the part of states that stays on the device, but all of them do; set "
-              "offload.optimizer to a tier");
+              ": offload.fraction is the part of states that stays on the device, " +
+              (id == kOnDevice ? "but all of them do; set offload.optimizer to a tier"
+                               : "which offload.optimizer = \"auto\" finds from memory.device_budget; name a tier, or "
+                                 "leave it out"));
   // On a disk, only what collectives alone read and write.
   const auto on_disk = [&](int place) { return !plan.input.places[static_cast<std::size_t>(place)].in_memory(); };
   const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
@@ -156,12 +161,26 @@ int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communica
   return plan.most_host_bytes / plan.input.world * local + each * local;
 }
 
-void check_host_budget(const Config& config, const Plan& plan, int64_t bytes) {
-  const int64_t budget = config.integer("memory.host_budget");
+void check_host_budget(const Config& config, const Plan& plan, int local, const Besides& besides) {
+  const int64_t budget = config.integer("memory.host_budget"),
+                bytes = host_bytes(plan, local, besides.communicator, besides.snapshot);
   if (budget == 0 || bytes <= budget) return;
+  // What takes most of it decides what could be done.
+  std::map<Kind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
+  const std::pair<int64_t, const char*> holders[] = {
+      {besides.communicator.value_or(0), "start fewer ranks on this host, as each has its communicator"},
+      {besides.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
+      {kinds[Kind::master] + kinds[Kind::slots],
+       "leave more of offload.optimizer on the device, or put it on a tier of disk"},
+      {kinds[Kind::gradients], "leave offload.gradients on the device, or put them on a tier of disk"},
+      {kinds[Kind::weights], "leave offload.parameters on the device, or put them on a tier of disk"},
+      {kinds[Kind::staging] + kinds[Kind::other],
+       "give the tier of disk smaller blocks or fewer of them, or leave gradients and parameters in memory"}};
+  const auto most = std::max_element(std::begin(holders), std::end(holders),
+                                     [](const auto& one, const auto& other) { return one.first < other.first; });
   fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
             "), but the plan takes " + bytes_text(bytes) + " of host memory, all ranks of a host together\n" +
-            plan.text("plan", {}) + "raise it, leave more on the device, or set offload.optimizer to a tier of disk");
+            plan.text("plan", besides) + "raise it, or " + most->second);
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {

@@ -29,7 +29,7 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
 /// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
 int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
 /// Throws Failure(user) with the plan if that is more than memory.host_budget.
-void check_host_budget(const Config& config, const Plan& plan, int64_t bytes);
+void check_host_budget(const Config& config, const Plan& plan, int local, const Besides& besides);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
 /// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 
 #include "base/dtype.hpp"
 #include "base/text.hpp"
-#include "plan/paging.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -21,13 +19,6 @@ int64_t state_bytes(const Plan& plan) {  // of an element, all arrays
   return bytes;
 }
 
-int64_t buffers_of(const Plan& plan, std::initializer_list<uint32_t> roles) {
-  int64_t bytes = 0;
-  for (const Buffer& b : plan.mine.buffers)
-    if (std::find(roles.begin(), roles.end(), b.role) != roles.end()) bytes += b.bytes(plan.rank, plan.input.world);
-  return bytes;
-}
-
 // The last place at or before `element` where the state space may be cut.
 int64_t cut_before(const Plan& plan, int64_t element) {
   const std::vector<int64_t>& starts = plan.mine.state_offset;
@@ -37,125 +28,6 @@ int64_t cut_before(const Plan& plan, int64_t element) {
   const int64_t start = *(after - 1);
   return plan.input.wanted.elementwise ? start + (element - start) / kLeaf * kLeaf : start;
 }
-
-// Fills one place after another: what is left of the room of each kind of memory, what goes where, and why.
-class Filling {
- public:
-  Filling(Plan& plan, int64_t shards, int64_t sums) : plan_(plan) {
-    const Wanted& wanted = plan.input.wanted;
-    const bool anywhere_else = plan.input.places.size() > 1;
-    if (anywhere_else && wanted.device_room) left_[Tier::device] = wanted.device_room - plan.bytes_without_placed();
-    if (wanted.host_room) left_[Tier::host] = wanted.host_room;
-    for (const TierFacts& place : plan.input.places)  // tiles pass through host memory
-      if (place.tier == Tier::disk)
-        left_[Tier::host] -= kTilesUnderWay * std::max(place.io_bytes * place.io_depth, kLeaf * state_bytes(plan));
-    // What has its place takes its room before anything looks for one.
-    if (wanted.shards != kAnyPlace) take(wanted.shards, shards);
-    if (wanted.sums != kAnyPlace) take(wanted.sums, sums);
-    if (wanted.states == kAnyPlace) return;
-    const int64_t states = plan.mine.state_elements * state_bytes(plan), stays = stays_on_device(states);
-    take(0, stays);
-    take(wanted.states, states - stays);
-  }
-  // All of it on `asked`, or on the first place with room.
-  int whole(const std::string& part, const char* key, int asked, int64_t bytes) {
-    if (asked != kAnyPlace) {
-      tell(part, asked, asked_for(key, asked));
-      return asked;
-    }
-    int place = 0;
-    std::string rooms = room_text(0);
-    while (place + 1 < places() && left(place) < bytes) rooms += ", " + room_text(++place);
-    tell(part, place, "auto: " + bytes_text(bytes) + "; " + rooms);
-    take(place, bytes);
-    return place;
-  }
-  void states() {
-    const Wanted& wanted = plan_.input.wanted;
-    const int64_t all = plan_.mine.state_elements, each = std::max<int64_t>(state_bytes(plan_), 1);
-    std::vector<StateRun>& runs = plan_.placement.states;
-    int64_t at = 0;
-    if (plan_.state_arrays().empty()) {
-      runs = {{0, 0, all}};
-      return;
-    }
-    const auto put = [&](int place, int64_t upto, const std::string& why) {
-      const int64_t end = std::max(at, cut_before(plan_, std::min(all, upto)));
-      if (end == at) return;
-      runs.push_back({place, at, end - at});
-      if (wanted.states == kAnyPlace) take(place, (end - at) * each);
-      tell("states, " + share(end - at, all), place, why);
-      at = end;
-    };
-    if (wanted.states == kAnyPlace) {
-      for (int place = 0; place + 1 < places(); ++place)
-        put(place, at + std::max<int64_t>(left(place), 0) / each,
-            "auto: " + bytes_text((all - at) * each) + "; " + room_text(place));
-      std::string rooms;
-      for (int place = 0; place < places(); ++place) rooms += (place ? ", " : "") + room_text(place);
-      put(places() - 1, all, "auto: " + bytes_text((all - at) * each) + "; " + rooms);
-    } else {
-      put(0, stays_on_device(all), "offload.fraction = " + shortest(wanted.fraction));
-      put(wanted.states, all, asked_for("optimizer", wanted.states));
-    }
-  }
-  // Activations are wanted most often, twice a micro-step; temporaries stay on the device wherever they stand.
-  int activations() {
-    const Wanted& wanted = plan_.input.wanted;
-    const int64_t known = wanted.activations_here + wanted.activations_aside, quarter = wanted.device_room / 4;
-    const int64_t bytes = known > 0 ? known : quarter;
-    int place = wanted.activations;
-    std::string why = place >= 0 ? asked_for("activations", place) : "";
-    if (place == kAnyPlace) {
-      place = left(0) >= bytes || places() == 1 ? 0 : 1;
-      why = known > 0     ? bytes_text(bytes) + " measured; "
-            : quarter > 0 ? "a quarter until a run has measured them; "
-                          : "";
-      why = "auto: " + why + room_text(0);
-    }
-    tell("activations", place, why);
-    if (place == 0) {
-      take(0, bytes);
-    } else {
-      const bool measured_there = wanted.activations_aside > 0;
-      take(0, measured_there ? wanted.activations_here : std::min(bytes, quarter));
-      take(place, measured_there ? wanted.activations_aside : known);
-    }
-    return place;
-  }
-  void take_host(int64_t bytes) { left_[Tier::host] -= bytes; }
-
- private:
-  static constexpr int64_t kNoLimit = int64_t{1} << 60;
-  int64_t stays_on_device(int64_t all) const {
-    const Wanted& wanted = plan_.input.wanted;
-    return wanted.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all) * wanted.fraction);
-  }
-  int places() const { return static_cast<int>(plan_.input.places.size()); }
-  const TierFacts& facts(int place) const { return plan_.input.places[static_cast<std::size_t>(place)]; }
-  int64_t left(int place) const { return left_.at(facts(place).tier); }
-  void take(int place, int64_t bytes) {
-    left_[facts(place).tier] -= bytes;
-    left_[Tier::host] -= bytes / (1 << 20) * facts(place).kept_per_mib;
-  }
-  void tell(const std::string& part, int place, const std::string& why) {
-    plan_.placement.parts.push_back({part, place, why});
-  }
-  std::string room_text(int place) const {
-    return facts(place).id + (left(place) > kNoLimit / 2
-                                  ? " has no budget"
-                                  : " has " + bytes_text(std::max<int64_t>(left(place), 0)) + " left");
-  }
-  std::string asked_for(const char* key, int place) const {
-    return std::string("offload.") + key + " = \"" + facts(place).id + "\"";
-  }
-  static std::string share(int64_t part, int64_t all) {
-    return part == all ? "all" : std::to_string((100 * part + all / 2) / all) + " %";
-  }
-
-  Plan& plan_;
-  std::map<Tier, int64_t> left_{{Tier::device, kNoLimit}, {Tier::host, kNoLimit}, {Tier::disk, kNoLimit}};
-};
 
 // Tiles of a run: as many elements as keep the place busy, whole pieces where the optimizer wants them.
 void cut_tiles(const Plan& plan, const StateRun& run, Placement& placement) {
@@ -182,17 +54,207 @@ void cut_tiles(const Plan& plan, const StateRun& run, Placement& placement) {
     first = next;
   }
 }
+// Finds places, one part after another, by what the plan then takes of each kind of memory.
+class Filling {
+ public:
+  explicit Filling(Plan& plan) : plan_(plan), wanted_(plan.input.wanted) {
+    plan.placement = {};
+    const auto bytes_of = [&](uint32_t role) {
+      int64_t bytes = 0;
+      for (const Buffer& b : plan.mine.buffers)
+        if (b.role == role) bytes += b.bytes(plan.rank, plan.input.world);
+      return bytes;
+    };
+    shards_ = bytes_of(ZR_ROLE_SHARD);
+    sums_ = bytes_of(ZR_ROLE_SUM);
+    // What has its place takes its room before anything looks for one; the rest takes none until it has one.
+    plan.placement.shards = std::max(wanted_.shards, 0);
+    plan.placement.sums = std::max(wanted_.sums, 0);
+    undecided_ = (wanted_.shards == kAnyPlace ? shards_ : 0) + (wanted_.sums == kAnyPlace ? sums_ : 0);
+    if (wanted_.states != kAnyPlace) put_states({{0, stays()}, {wanted_.states, all()}});
+  }
+  void fill() {
+    activations();
+    if (shards_ > 0) decide("weight shards", "parameters", wanted_.shards, plan_.placement.shards, shards_);
+    if (sums_ > 0) decide("gradient sums", "gradients", wanted_.sums, plan_.placement.sums, sums_);
+    states();
+  }
+
+ private:
+  static constexpr int64_t kNoLimit = int64_t{1} << 60;
+  int places() const { return static_cast<int>(plan_.input.places.size()); }
+  const TierFacts& facts(int place) const { return plan_.input.places[static_cast<std::size_t>(place)]; }
+  int64_t all() const { return plan_.mine.state_elements; }
+  int64_t each() const { return std::max<int64_t>(state_bytes(plan_), 1); }
+  int64_t stays() const {
+    return wanted_.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all()) * wanted_.fraction);
+  }
+
+  // What is left of a kind of memory, below nothing where more is taken.
+  int64_t left(Tier tier) const {
+    if (tier == Tier::device && wanted_.device_room > 0 && places() > 1)
+      return wanted_.device_room - plan_.bytes(tier) + undecided_ - here_;
+    if (tier == Tier::host && wanted_.host_room > 0)
+      return wanted_.host_room - plan_.bytes(tier) - aside_ - (wanted_.snapshot ? plan_.snapshot_bytes() : 0);
+    return kNoLimit;
+  }
+  int64_t left(int place) const { return left(facts(place).tier); }
+  int64_t excess() const { return std::max<int64_t>(-left(Tier::device), 0) + std::max<int64_t>(-left(Tier::host), 0); }
+  // The first place of those allowed with which nothing is over its budget, else that with which least is.
+  template <class Try>
+  int first_that_fits(bool disks, const Try& with) {
+    int best = 0;
+    int64_t least = kNoLimit;
+    for (int place = 0; place < places(); ++place) {
+      if (!disks && !facts(place).in_memory()) continue;
+      with(place);
+      if (excess() < least) {
+        least = excess();
+        best = place;
+      }
+      if (least == 0) break;
+    }
+    with(best);
+    return best;
+  }
+
+  void tell(const std::string& part, int place, const std::string& why) {
+    plan_.placement.parts.push_back({part, place, why});
+  }
+  std::string room_text(int place) const {
+    const int64_t room = left(place);
+    return facts(place).id +
+           (room > kNoLimit / 2 ? " has no budget" : " has " + bytes_text(std::max<int64_t>(room, 0)) + " left");
+  }
+  std::vector<std::string> rooms() const {
+    std::vector<std::string> texts;
+    for (int place = 0; place < places(); ++place) texts.push_back(room_text(place));
+    return texts;
+  }
+  static std::string upto(const std::vector<std::string>& rooms, int place) {
+    std::string text;
+    for (int i = 0; i <= place; ++i) text += (i ? ", " : "") + rooms[static_cast<std::size_t>(i)];
+    return text;
+  }
+  std::string asked_for(const char* key, int place) const {
+    return std::string("offload.") + key + " = \"" + facts(place).id + "\"";
+  }
+
+  void decide(const std::string& part, const char* key, int asked, int& place, int64_t bytes) {
+    if (asked != kAnyPlace) return tell(part, asked, asked_for(key, asked));
+    const std::vector<std::string> before = rooms();
+    undecided_ -= bytes;
+    const bool disks = &place != &plan_.placement.shards || !whole_shards();
+    place = first_that_fits(disks, [&](int at) { place = at; });
+    tell(part, place, "auto: " + bytes_text(bytes) + "; " + upto(before, place));
+  }
+  // Shards that operators use where they stand.
+  bool whole_shards() const {
+    return std::any_of(plan_.mine.weights.begin(), plan_.mine.weights.end(), [&](const Piece& piece) {
+      return plan_.mine.buffers[piece.buffer].role == ZR_ROLE_SHARD && !piece.shard;
+    });
+  }
+
+  // Wanted most often, twice a micro-step. Temporaries stay on the device: half, until it is measured.
+  void activations() {
+    const int64_t quarter = wanted_.device_room / 4, known = wanted_.activations_here + wanted_.activations_aside;
+    const int64_t bytes = wanted_.activations_known ? known : quarter;
+    const auto put = [&](int place) {
+      plan_.placement.activations = place;
+      const bool measured_there = place > 0 && wanted_.activations_aside > 0;
+      here_ = measured_there ? wanted_.activations_here : place > 0 ? bytes / 2 : bytes;
+      aside_ = facts(place).tier == Tier::host ? (measured_there ? wanted_.activations_aside : bytes) : 0;
+    };
+    if (wanted_.activations != kAnyPlace) {
+      put(wanted_.activations);
+      return tell("activations", wanted_.activations, asked_for("activations", wanted_.activations));
+    }
+    const std::vector<std::string> before = rooms();
+    const int place = first_that_fits(true, put);
+    const std::string what = wanted_.activations_known ? bytes_text(bytes) + " measured; "
+                             : quarter > 0 ? bytes_text(quarter) + ", a quarter until a run has measured them; "
+                                           : "";
+    tell("activations", place, "auto: " + what + upto(before, place));
+  }
+
+  // Runs and tiles: elements up to `end` on each place, one after another.
+  void put_states(const std::vector<std::pair<int, int64_t>>& ends) {
+    Placement& placement = plan_.placement;
+    placement.states.clear();
+    placement.tiles.clear();
+    placement.largest_tile = 0;
+    int64_t at = 0;
+    for (const auto& [place, end] : ends) {
+      const int64_t cut = std::max(at, cut_before(plan_, std::min(all(), end)));
+      if (cut > at) placement.states.push_back({place, at, cut - at});
+      at = cut;
+    }
+    for (const StateRun& run : placement.states)
+      if (!facts(run.place).in_memory()) cut_tiles(plan_, run, placement);
+  }
+  void states() {
+    if (plan_.state_arrays().empty()) {
+      plan_.placement.states = {{0, 0, all()}};
+      return tell("states", 0, "none: the optimizer keeps none");
+    }
+    if (wanted_.states != kAnyPlace) {
+      for (const StateRun& run : plan_.placement.states)
+        tell(share(run.count), run.place,
+             run.place == 0 && wanted_.states != 0 ? "offload.fraction = " + shortest(wanted_.fraction)
+                                                   : asked_for("optimizer", run.place));
+      return;
+    }
+    const std::vector<std::string> before = rooms();
+    std::vector<std::pair<int, int64_t>> ends;
+    int64_t at = 0;
+    for (int place = 0; place < places() && at < all(); ++place) {
+      const bool last = place + 1 == places() || !facts(place).in_memory();
+      const int64_t fits = last ? all() - at : std::min(all() - at, std::max<int64_t>(left(place), 0) / each());
+      ends.emplace_back(place, at + fits);
+      put_states(ends);
+      at = plan_.placement.states.empty() ? 0
+                                          : plan_.placement.states.back().first + plan_.placement.states.back().count;
+    }
+    give_way(ends);
+    int64_t placed = 0;
+    for (const StateRun& run : plan_.placement.states) {
+      tell(share(run.count), run.place,
+           "auto: " + bytes_text((all() - placed) * each()) + "; " + upto(before, run.place));
+      placed += run.count;
+    }
+  }
+  // Tiles and what a disk keeps take of host memory too: states in it give way until all has room.
+  void give_way(std::vector<std::pair<int, int64_t>>& ends) {
+    if (ends.size() < 2 || facts(ends.back().first).in_memory()) return;
+    for (auto place = ends.rbegin() + 1; place != ends.rend(); ++place) {
+      if (facts(place->first).tier != Tier::host) continue;
+      const int64_t begin = place + 1 == ends.rend() ? 0 : (place + 1)->second;
+      for (int64_t end = end_on(place->first); left(Tier::host) < 0 && end > begin; end = end_on(place->first)) {
+        place->second = std::max(begin, end - (-left(Tier::host) + each() - 1) / each() - kLeaf);
+        put_states(ends);
+      }
+    }
+  }
+  // The last element on a place, and one; 0 if there is none.
+  int64_t end_on(int place) const {
+    for (const StateRun& run : plan_.placement.states)
+      if (run.place == place) return run.first + run.count;
+    return 0;
+  }
+  std::string share(int64_t count) const {
+    return "states, " + (count == all() ? "all" : std::to_string((100 * count + all() / 2) / all()) + " %");
+  }
+
+  Plan& plan_;
+  const Wanted& wanted_;
+  int64_t shards_ = 0, sums_ = 0;  // bytes
+  int64_t undecided_ = 0;          // of them, that the plan has on the device until they have a place
+  int64_t here_ = 0, aside_ = 0;   // of activations: on the device, in host memory
+};
 }  // namespace
 
 int Plan::place_of(const Buffer& buffer) const {
   return buffer.role == ZR_ROLE_SUM ? placement.sums : buffer.role == ZR_ROLE_SHARD ? placement.shards : 0;
-}
-
-int64_t Plan::bytes_without_placed() const {
-  int64_t bytes = working_bytes();
-  for (const Buffer& b : mine.buffers)
-    if (b.role != ZR_ROLE_SUM && b.role != ZR_ROLE_SHARD) bytes += b.bytes(rank, input.world);
-  return bytes;
 }
 
 std::vector<Plan::StateArray> Plan::state_arrays() const {
@@ -221,21 +283,7 @@ int64_t Plan::kept_bytes(const TierFacts& place) const {
   return stored / (1 << 20) * place.kept_per_mib + stored % (1 << 20) * place.kept_per_mib / (1 << 20);
 }
 
-void place(Plan& plan) {
-  const Wanted& wanted = plan.input.wanted;
-  plan.placement = {};
-  const int64_t shards = buffers_of(plan, {ZR_ROLE_SHARD}), sums = buffers_of(plan, {ZR_ROLE_SUM});
-  Filling filling(plan, shards, sums);
-  // What is used most often stands nearest.
-  plan.placement.activations = filling.activations();
-  if (shards > 0) plan.placement.shards = filling.whole("weight shards", "parameters", wanted.shards, shards);
-  plan.placement.sums =
-      sums > 0 ? filling.whole("gradient sums", "gradients", wanted.sums, sums) : std::max(wanted.sums, 0);
-  filling.take_host(paging_of(plan).bytes() + plan.activation_staging_bytes());
-  filling.states();
-  for (const StateRun& run : plan.placement.states)
-    if (!plan.input.places[static_cast<std::size_t>(run.place)].in_memory()) cut_tiles(plan, run, plan.placement);
-}
+void place(Plan& plan) { Filling(plan).fill(); }
 
 std::string Plan::placement_text() const {
   std::string text;

@@ -24,10 +24,12 @@ inline constexpr int kAnyPlace = -1;
 /// What the configuration asks for, as indices of places.
 struct Wanted {
   int states = 0, sums = 0, shards = 0, activations = 0;
-  double fraction = 0;            // of the states that stays on the device
-  int64_t device_room = 0;        // of a rank; 0: no limit. For kAnyPlace only, as host_room
-  int64_t host_room = 0;          // of a rank
-  int64_t activations_here = 0;   // measured, of a rank on the device, temporaries too; 0: not known
+  double fraction = 0;      // of the states that stays on the device
+  int64_t device_room = 0;  // of a rank; 0: no limit. For kAnyPlace only, as host_room
+  int64_t host_room = 0;    // of a rank
+  bool snapshot = false;    // of host_room, a copy for checkpoints is taken
+  bool activations_known = false;
+  int64_t activations_here = 0;   // measured, of a rank on the device, temporaries too
   int64_t activations_aside = 0;  // then, on tiers
   bool elementwise = true;        // the optimizer lets a run of states be cut anywhere
 };

@@ -125,8 +125,6 @@ struct Plan {
   };
   std::vector<StateArray> state_arrays() const;
   int place_of(const Buffer& buffer) const;  // of input.places
-  /// Device memory of what always stands there, activations apart.
-  int64_t bytes_without_placed() const;
   /// Host memory that tiles of states on disk go through.
   int64_t staging_bytes() const;
   /// And that activations on their way to a disk and back do.

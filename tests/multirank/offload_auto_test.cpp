@@ -1,13 +1,8 @@
-// `auto`: what the budgets have no room for stands on tiers, and who asks is told why.
-#include <gmock/gmock.h>
-
+// `auto` for activations, by what runs measured. What is found for everything else: unit/core/placement_test.cpp.
 #include "multirank/checkpoint_fixture.hpp"
 
 namespace zr::test {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class OffloadAuto : public Checkpoints {
  protected:

@@ -253,8 +253,8 @@ TEST_F(Offload, OverTheHostsBudgetIsRefusedWithThePlan) {
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
   EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
-  EXPECT_THAT(refused.output,
-              HasSubstr("raise it, leave more on the device, or set offload.optimizer to a tier of disk"));
+  EXPECT_THAT(refused.output, HasSubstr("host memory  communicator"));
+  EXPECT_THAT(refused.output, HasSubstr("raise it, or start fewer ranks on this host, as each has its communicator"));
 }
 
 TEST_F(Offload, ThatCannotBeIsRefusedByName) {
@@ -266,6 +266,9 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
       {"offload.fraction=0.5",
        "offload.fraction is the part of states that stays on the device, but all of them do; set "
        "offload.optimizer to a tier"},
+      {"offload.fraction=0.5 offload.optimizer=auto",
+       "command line: offload.fraction is the part of states that stays on the device, which offload.optimizer = "
+       "\"auto\" finds from memory.device_budget; name a tier, or leave it out"},
       {"strategy=zero1 offload.gradients=nvme train.accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
        "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "
        "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
