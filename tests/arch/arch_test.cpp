@@ -21,6 +21,7 @@ TEST(Architecture, EveryRoomAndPluginHasAReadme) { EXPECT_EQ(missing_readmes(kRo
 TEST(Architecture, EveryPublicFunctionIsDocumented) { EXPECT_EQ(undocumented_functions(kRoot), kNothing); }
 TEST(Architecture, EverySlotOfTheAbiHasItsThreadTag) { EXPECT_EQ(untagged_slots(kRoot), kNothing); }
 TEST(Architecture, AHeaderOfTheAbiIsOneScreen) { EXPECT_EQ(long_abi_headers(kRoot), kNothing); }
+TEST(Architecture, EveryScriptOfTheShellParses) { EXPECT_EQ(broken_scripts(kRoot), kNothing); }
 TEST(Architecture, TheTopLevelIsFixed) { EXPECT_EQ(strange_folders(kRoot), kNothing); }
 
 }  // namespace

@@ -158,6 +158,16 @@ TEST_F(Planted, AHeaderOfTheAbiLongerThanAScreenIsSeen) {
   EXPECT_THAT(found(long_abi_headers), ElementsAre("sdk/include/zr/abi/tier.h: 86 lines"));
 }
 
+TEST_F(Planted, AScriptThatBashCannotParseIsSeen) {
+  plant("tests/bench/swallowed.sh", "if ((1)); then  # why exit 1; fi\necho done\n");
+  plant(".ci/open", "#!/usr/bin/env bash\necho 'one\n");
+  plant("tests/bench/whole.sh", "if ((1)); then  # why\n  exit 1\nfi\n");
+  plant(".ci/other", "#!/usr/bin/env python3\nif (x):\n  y(\"'\")\n");
+  plant(".ci/list.txt", "it's a list\n");
+  EXPECT_THAT(found(broken_scripts), ElementsAre(testing::HasSubstr(".ci/open: line 2: "),
+                                                 testing::HasSubstr("tests/bench/swallowed.sh: line ")));
+}
+
 TEST_F(Planted, AStrangeFolderIsSeen) {
   plant("core/README.md", "");
   plant("docs/index.md", "");

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "arch/declarations.hpp"
+#include "contract/shell.hpp"
 
 namespace zr::arch {
 
@@ -212,6 +213,25 @@ Found long_abi_headers(const fs::path& root) {
   for (const fs::path& file : tree.code({"sdk/include/zr/abi"}))
     if (const auto n = lines_of(file).size(); n > 85)
       found.push_back(tree.path(file) + ": " + std::to_string(n) + " lines");
+  return found;
+}
+
+Found broken_scripts(const fs::path& root) {
+  static const std::regex shell("^#!.*\\b(ba)?sh\\b");
+  Found found;
+  for (const char* folder : {".ci", "tests"}) {
+    if (!fs::exists(root / folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      const fs::path& file = entry.path();
+      if (!entry.is_regular_file()) continue;
+      const auto lines = lines_of(file);
+      if (file.extension() != ".sh" && (lines.empty() || !std::regex_search(lines[0], shell))) continue;
+      const auto parsed =
+          testing::shell("cd '" + root.string() + "' && LC_ALL=C bash -n '" + fs::relative(file, root).string() + "'");
+      if (parsed.code != 0) found.push_back(parsed.lines().front());
+    }
+  }
+  std::sort(found.begin(), found.end());
   return found;
 }
 

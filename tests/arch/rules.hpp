@@ -35,6 +35,8 @@ Found undocumented_functions(const fs::path& root);
 /// A function pointer of sdk/include/zr/abi without its thread tag; a header there longer than a screen, 85 lines.
 Found untagged_slots(const fs::path& root);
 Found long_abi_headers(const fs::path& root);
+/// A script of the shell in tests/ or .ci/, by its ending or its first line, that bash cannot parse.
+Found broken_scripts(const fs::path& root);
 /// A folder at the top level that has no place there.
 Found strange_folders(const fs::path& root);
 

@@ -46,9 +46,9 @@ inline Row compare(const std::string& name, const std::string& unit, const std::
 /// One aligned line on standard output; red on a terminal if the ratio is below the target.
 inline void print(const Row& row) {
   const bool red = row.ratio < row.target && isatty(STDOUT_FILENO);
-  std::printf("%s%-26s %10.4g %-9s %-26s %10.4g   ratio %6.3f", red ? "\x1b[31m" : "", row.name.c_str(), row.value,
+  std::printf("%s%-26s %10.4g %-9s %-26s %10.4g   ratio %7.4f", red ? "\x1b[31m" : "", row.name.c_str(), row.value,
               row.unit.c_str(), row.reference.c_str(), row.reference_value, row.ratio);
-  if (row.target > 0) std::printf("   target %5.2f%s", row.target, row.ratio < row.target ? "   MISSED" : "");
+  if (row.target > 0) std::printf("   target %6.4g%s", row.target, row.ratio < row.target ? "   MISSED" : "");
   std::printf("%s\n", red ? "\x1b[0m" : "");
   std::fflush(stdout);
 }

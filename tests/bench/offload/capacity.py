@@ -3,11 +3,16 @@
 
 capacity.py batch [FOLDER_ON_DISK]    largest micro-batch of one model under one memory.device_budget
 capacity.py model [FOLDER_ON_DISK]    largest model under device_budget = 1 GiB, host_budget = 4 GiB, three steps each
-Every row is a run that ended well; the next larger one did not. Two ranks, bf16, AdamW.
+batch: every row is a run that ended well; the next larger one was over its budget.
+model: a row is the largest that the plan lets in, found by planning, then less by 1 block (2 from 20 on) until a run
+of it ends well. What is on disk takes at most 95 % of what is free there; a row says so where that was the bound.
+Two ranks, bf16, AdamW. Ends with 1 if a row misses its mark (MARKS).
 """
 import json
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +23,22 @@ SWAP = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else "build/runs/swap")
 ON_DISK = f"offload.nvme.path={SWAP}"
 COMMON = ["train.dtype=bf16", "eval.every=0", "sample.length=0", "schedule.use=constant", "optimizer.lr=1e-5",
           "job.name=capacity", "job.runs=build/runs", "communicator.alias=false"]
+# At least so many times what zero0 trains.
+MARKS = {"batch": {"zero2": 2.5, "zero2 + cpu": 3.1}, "model": {"zero3 + nvme": 8.0}}
+missed = []
+
+
+def check(mode, name, times):
+    mark = MARKS[mode].get(name)
+    if mark and times < mark:
+        missed.append(f"{name} is {times:.2f} x zero0, its mark is {mark} x")
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = re.search(r"model name\s*: (.*)", file.read())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model.group(1) if model else platform.machine()}, {os.cpu_count()} cores, {memory:.1f} GiB of memory"
 
 
 def run(command, overrides):
@@ -65,8 +86,10 @@ def batch():
     first = None
     for name, overrides in rows:
         found = largest(lambda n: trains([*overrides, *model, budget, f"train.micro_batch={n}"]))
-        first = first or found
-        print(f"  {name:14} {found:4}   {found / first:.2f} x zero0", flush=True)
+        first = found if first is None else first
+        times = found / first if first else 0
+        print(f"  {name:14} {found:4}   {times:.2f} x zero0", flush=True)
+        check("batch", name, times)
 
 
 def model():
@@ -87,23 +110,43 @@ def model():
     print(f"largest model: {' '.join(fixed)}")
     first = None
     for name, overrides in rows:
-        def planned(n, chosen=overrides):
+        bounded = set()  # numbers of blocks that only the disk has no room for
+
+        def planned(n, chosen=overrides, bounded=bounded):
             plan = run("plan", [*chosen, *fixed, f"model.layers={n}"])
             stored = re.search(r"in all +on nvme +([0-9.]+) GiB", plan.stdout)
             on_disk = 2 * float(stored.group(1)) * 2**30 if stored else 0
-            return plan.returncode == 0 and on_disk < 0.95 * shutil.disk_usage(SWAP).free
+            room = on_disk < 0.95 * shutil.disk_usage(SWAP).free
+            if plan.returncode == 0 and not room:
+                bounded.add(n)
+            return plan.returncode == 0 and room
         blocks = largest(planned)
+        by_disk = ", bounded by the disk" if blocks + 1 in bounded else ""
         start = time.time()
         while blocks > 0 and not trains([*overrides, *fixed, f"model.layers={blocks}"]):
             blocks -= 1 if blocks < 20 else 2
+            by_disk = ""
+        if blocks <= 0:
+            first = first or 0
+            print(f"  {name:16} {0:4} blocks", flush=True)
+            check("model", name, 0)
+            continue
         seconds = time.time() - start
         parameters = blocks * (12 * 1024 * 1024 + 13 * 1024) + (256 + 16 + 256) * 1024
-        first = first or parameters
+        first = parameters if first is None else first
+        times = parameters / first if first else 0
         done = summary()
         peaks = {tier: sum(kind["peak"] for kind in kinds.values()) >> 20 for tier, kinds in done["memory"].items()}
-        print(f"  {name:16} {blocks:4} blocks {parameters / 1e6:8.0f} M parameters {parameters / first:6.1f} x zero0   "
-              f"loss {done['loss']:.3f}  MiB of a rank {peaks}  {seconds:.0f} s", flush=True)
+        print(f"  {name:16} {blocks:4} blocks {parameters / 1e6:8.0f} M parameters {times:6.1f} x zero0   "
+              f"loss {done['loss']:.3f}  MiB of a rank {peaks}  {seconds:.0f} s{by_disk}", flush=True)
+        check("model", name, times)
 
 
+modes = {"batch": batch, "model": model}
+if len(sys.argv) < 2 or sys.argv[1] not in modes:
+    sys.exit(__doc__)
 os.makedirs(SWAP, exist_ok=True)
-{"batch": batch, "model": model}.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda: sys.exit(__doc__))()
+print(time.strftime("%Y-%m-%d"), machine(), shlex.join(sys.argv), sep="\n", flush=True)
+modes[sys.argv[1]]()
+if missed:
+    sys.exit("\n".join(f"capacity: error: {line}" for line in missed))
