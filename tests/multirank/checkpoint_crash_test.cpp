@@ -42,17 +42,6 @@ class CheckpointCrashes : public Checkpoints {
   std::size_t rows(const std::string& name) const { return losses(name).size(); }
 };
 
-// Pids of the launcher's ranks.
-std::vector<pid_t> ranks_of(pid_t launcher) {
-  std::vector<pid_t> found;
-  std::error_code error;
-  for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(launcher) + "/task", error)) {
-    std::ifstream children(thread.path() / "children");
-    for (pid_t pid; children >> pid;) found.push_back(pid);
-  }
-  return found;
-}
-
 // Ten kills, of one rank or of both, some while a checkpoint is being written; each resume under another strategy.
 TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
   std::mt19937 random(5);

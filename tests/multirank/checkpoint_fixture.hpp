@@ -46,7 +46,7 @@ class Checkpoints : public ::testing::Test {
                  launch(2, "checkpoint_case " + name, "strategy=zero2 train.steps=4 " + overrides));
   }
   Json summary(const std::string& name) const {
-    return Json::parse(std::ifstream(scratch_.path("runs/" + name + "/summary.json")), nullptr, false);
+    return Json::parse(std::ifstream(scratch_.folder() / "runs" / name / "summary.json"), nullptr, false);
   }
   std::string hash(const std::string& name) const { return summary(name).at("weights_hash"); }
   std::map<int64_t, std::string> losses(const std::string& name) const {

@@ -70,6 +70,17 @@ inline bool gone(pid_t pid) {
   return state == 0 || state == 'Z' || state == 'X';
 }
 
+/// Pids of the launcher's ranks.
+inline std::vector<pid_t> ranks_of(pid_t launcher) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(launcher) + "/task", error)) {
+    std::ifstream children(thread.path() / "children");
+    for (pid_t pid; children >> pid;) found.push_back(pid);
+  }
+  return found;
+}
+
 class Job {
  public:
   Job(Scene& scene, const std::vector<std::string>& argv, Environment environment = {}) {
