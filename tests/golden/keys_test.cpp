@@ -298,21 +298,6 @@ TEST_F(KeysOf, TheJobSayWhichProgramAndHowManyRanksAreStarted) {
   EXPECT_NE(plan("quickstart"), plan("gpt"));
 }
 
-// The ranks of a launcher that runs, by rank.
-std::map<int, pid_t> ranks_of(pid_t launcher) {
-  std::map<int, pid_t> found;
-  const std::string task = "/proc/" + std::to_string(launcher) + "/task";
-  for (const auto& thread : fs::directory_iterator(task)) {
-    std::ifstream children(thread.path() / "children");
-    for (pid_t pid; children >> pid;) {
-      std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
-      for (std::string one; std::getline(environment, one, '\0');)
-        if (one.rfind("ZR_RANK=", 0) == 0) found[std::stoi(one.substr(8))] = pid;
-    }
-  }
-  return found;
-}
-
 int threads_of(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string word; status >> word;)

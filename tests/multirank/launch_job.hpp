@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -70,15 +71,21 @@ inline bool gone(pid_t pid) {
   return state == 0 || state == 'Z' || state == 'X';
 }
 
-/// Pids of the launcher's ranks.
+/// Pids of a launcher's ranks, by rank; of those that have ended, none.
 inline std::vector<pid_t> ranks_of(pid_t launcher) {
-  std::vector<pid_t> found;
+  std::map<int, pid_t> found;
   std::error_code error;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(launcher) + "/task", error)) {
     std::ifstream children(thread.path() / "children");
-    for (pid_t pid; children >> pid;) found.push_back(pid);
+    for (pid_t pid; children >> pid;) {
+      std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
+      for (std::string one; std::getline(environment, one, '\0');)
+        if (one.rfind("ZR_RANK=", 0) == 0) found[std::stoi(one.substr(8))] = pid;
+    }
   }
-  return found;
+  std::vector<pid_t> pids;
+  for (const auto& [rank, pid] : found) pids.push_back(pid);
+  return pids;
 }
 
 class Job {
