@@ -40,9 +40,6 @@ Activations::Activations(TierStore& tier, Ledger& ledger, int64_t staging)
 
 Activations::~Activations() {
   parts_.clear();  // waits
-  for (const auto& [number, record] : records_) tier_.release(record.slot);
-  for (const auto& [room, slots] : free_)
-    for (const uint64_t slot : slots) tier_.release(slot);
 }
 
 std::string Activations::name_of(const Record& record) const {
@@ -72,7 +69,7 @@ void Activations::retire(uint64_t number) {
     part.record = 0;
   }
   const auto at = records_.find(number);
-  free_[at->second.room].push_back(at->second.slot);
+  free_[at->second.room].push_back(std::move(at->second.slot));
   records_.erase(at);
 }
 
@@ -82,7 +79,7 @@ void Activations::take_slot(Record& record) {
     if (over) retire(number);
     return over;
   });
-  std::vector<uint64_t>& slots = free_[record.room];
+  std::vector<OwnedSlot>& slots = free_[record.room];
   if (slots.empty()) {
     const auto same = std::find_if(leaving_.begin(), leaving_.end(),
                                    [&](uint64_t number) { return records_.at(number).room == record.room; });
@@ -92,17 +89,18 @@ void Activations::take_slot(Record& record) {
     }
   }
   if (!slots.empty()) {
-    record.slot = slots.back();
+    record.slot = std::move(slots.back());
     slots.pop_back();
     return;
   }
   try {
-    record.slot = tier_.reserve(record.room, {{Kind::activations, "activations", record.room}});
+    OwnedSlot slot(tier_, record.room, {{Kind::activations, "activations", record.room}});
+    if (tier_.facts().in_memory()) mapped_[slot.id()] = static_cast<char*>(tier_.map(slot.id()));
+    record.slot = std::move(slot);
   } catch (const Failure& failure) {
     throw Failure(failure.exit(), std::string(failure.what()) + "; it was for " + name_of(record));
   }
   ++counts_.reserved;
-  if (tier_.facts().in_memory()) mapped_[record.slot] = static_cast<char*>(tier_.map(record.slot));
 }
 
 int64_t Activations::part_bytes(const Record& record, int64_t index) const {
@@ -156,13 +154,13 @@ Activations::Part& Activations::make_free(uint64_t number) {
 
 uint64_t Activations::put(const void* data, int64_t bytes) {
   if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
-  Record record{bytes, size_class(bytes, tier_.facts().align), 0};
-  take_slot(record);
+  Record taken{bytes, size_class(bytes, tier_.facts().align), {}};
+  take_slot(taken);
   const uint64_t number = ++last_;
-  records_[number] = record;
+  const Record& record = records_.emplace(number, std::move(taken)).first->second;
   ++counts_.put;
   if (tier_.facts().in_memory()) {
-    std::memcpy(mapped_[record.slot], data, static_cast<std::size_t>(bytes));
+    std::memcpy(mapped_[record.slot.id()], data, static_cast<std::size_t>(bytes));
     return number;
   }
   try {
@@ -170,7 +168,7 @@ uint64_t Activations::put(const void* data, int64_t bytes) {
       Part& part = make_free(std::numeric_limits<uint64_t>::max());
       const int64_t n = part_bytes(record, i);
       std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
-      part.transfer = tier_.write(record.slot, at, part.memory, up(n, tier_.facts().align), name_of(record));
+      part.transfer = tier_.write(record.slot.id(), at, part.memory, up(n, tier_.facts().align), name_of(record));
       part.record = number;
       part.index = i;
       part.writes = true;
@@ -183,7 +181,7 @@ uint64_t Activations::put(const void* data, int64_t bytes) {
 }
 
 void Activations::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
-  part.transfer = tier_.read(record.slot, index * part_room_, part.memory,
+  part.transfer = tier_.read(record.slot.id(), index * part_room_, part.memory,
                              up(part_bytes(record, index), tier_.facts().align), name_of(record));
   part.record = number;
   part.index = index;
@@ -195,7 +193,7 @@ void Activations::get(uint64_t number, void* to) {
   const Record& record = find(number);
   ++counts_.got;
   if (tier_.facts().in_memory()) {
-    std::memcpy(to, mapped_[record.slot], static_cast<std::size_t>(record.bytes));
+    std::memcpy(to, mapped_[record.slot.id()], static_cast<std::size_t>(record.bytes));
     return;
   }
   const int64_t n = (record.bytes + part_room_ - 1) / part_room_;

@@ -42,7 +42,7 @@ class Activations {
  private:
   struct Record {
     int64_t bytes, room;
-    uint64_t slot;
+    OwnedSlot slot;
   };
   /// A part of a record in host memory, on its way to the disk or back, or left of that.
   struct Part {
@@ -70,9 +70,9 @@ class Activations {
   Announced announced_;      // likewise
   std::vector<Part> parts_;
   std::unordered_map<uint64_t, Record> records_;
-  std::vector<uint64_t> leaving_;                  // dropped, but still being written
-  std::map<int64_t, std::vector<uint64_t>> free_;  // slots by size
-  std::unordered_map<uint64_t, char*> mapped_;     // by slot
+  std::vector<uint64_t> leaving_;                   // dropped, but still being written
+  std::map<int64_t, std::vector<OwnedSlot>> free_;  // slots by size
+  std::unordered_map<uint64_t, char*> mapped_;      // by slot
   uint64_t last_ = 0;
   std::string failed_;  // a write that nobody waited for
   Counts counts_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -25,17 +26,37 @@ std::string bytes_of(int64_t bytes, unsigned seed) {
   return text;
 }
 
+// The library's own table, but the second slot is not mapped.
+Component that_maps_once(const Component& component) {
+  static const zr_offload_api* whole;
+  static int times;
+  static zr_offload_api api;
+  static zr_component table;
+  whole = static_cast<const zr_offload_api*>(component.api());
+  times = 0;
+  api = *whole;
+  api.map = [](void* self, uint64_t slot, zr_view* out, zr_error* error) -> zr_code {
+    if (++times != 2) return whole->map(self, slot, out, error);
+    std::snprintf(error->msg, sizeof error->msg, "the second is not mapped");
+    return error->code = ZR_IO;
+  };
+  table = *component.table;
+  table.api = &api;
+  return {&table, component.module, component.file};
+}
+
 // A tier in use, as a Session has it, and activations on it.
 class Rig {
  public:
   explicit Rig(const std::string& id, const std::vector<std::string>& values = {}, const std::string& fault = "",
-               int64_t staging = 4 * kMiB)
+               int64_t staging = 4 * kMiB, Component (*changed)(const Component&) = nullptr)
       : host_(ledger, pool_) {
     ::setenv("ZR_TIER_FAULT", fault.c_str(), 1);
     offer_async(host_);
     host_.offer("zr.host.job/1", &job_);
     const std::string folder = fault.empty() ? ZR_BUILD_DIR "/plugins" : ZR_BUILD_DIR "/tests/plugins/failing";
-    const Component component = Registry({folder}).load(Role::offload, id, "here");
+    Component component = Registry({folder}).load(Role::offload, id, "here");
+    if (changed) component = changed(component);
     std::vector<std::string> settings;
     for (const std::string& value : values) settings.push_back("offload." + id + "." + value);
     const Config config = Document::parse("", "job.toml", settings)
@@ -126,6 +147,26 @@ TEST_P(ActivationsOn, AreInTheLedgerWithAllTheyTake) {
 
 INSTANTIATE_TEST_SUITE_P(Tiers, ActivationsOn, testing::Values("cpu", "nvme"),
                          [](const auto& info) { return std::string(info.param); });
+
+TEST(ActivationsInMemory, ThatCannotBeMappedTakeNoRoom) {
+  Rig rig("cpu", {}, "", 4 * kMiB, that_maps_once);
+  const std::string data = bytes_of(kMiB, 1);
+  const uint64_t first = rig.put(data);
+  try {
+    rig.put(data);
+    FAIL() << "the second is not mapped";
+  } catch (const Failure& failure) {
+    const std::string text = failure.what();
+    EXPECT_NE(text.find("the second is not mapped; it was for an activation of 1.00 MiB"), text.npos) << text;
+  }
+  EXPECT_EQ(rig.ledger.held(Tier::host, Kind::activations), kMiB);
+  EXPECT_EQ(rig.all->counts().reserved, 1);
+  const uint64_t third = rig.put(data);
+  EXPECT_TRUE(rig.get(first, data.size()) == data);
+  EXPECT_TRUE(rig.get(third, data.size()) == data);
+  rig.all.reset();
+  EXPECT_EQ(rig.ledger.held(Tier::host, Kind::activations), 0);
+}
 
 class ActivationsOnDisk : public testing::Test {
  protected:
