@@ -11,7 +11,7 @@ namespace zr::host {
 
 namespace {
 // The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch;
-// where they stand, but for those who are to find out.
+// and where they stand, unless offload.activations is auto.
 std::set<std::string> that_matter(std::istream& toml, bool anywhere) {
   static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
                                           "schedule", "eval",      "memory",       "checkpoint", "offload"};
@@ -39,13 +39,15 @@ Besides measured(const Config& config) {
   const bool anywhere = config.text("offload.activations") == kAutomatic;
   if (!then || !summary || that_matter(then, anywhere) != that_matter(now, anywhere)) return besides;
   const auto json = nlohmann::json::parse(summary, nullptr, false);
-  const nlohmann::json::json_pointer peak("/memory/device/activations/peak");
-  if (!json.contains(peak) || !json[peak].is_number_integer()) return besides;
-  besides.activations = json[peak].get<int64_t>();
+  const auto peak = [](const std::string& tier) {
+    return nlohmann::json::json_pointer("/memory/" + tier + "/activations/peak");
+  };
+  if (!json.contains(peak("device"))) return besides;
+  for (const char* tier : {"device", "host", "disk"})
+    if (json.contains(peak(tier)) && !json[peak(tier)].is_number_integer()) return besides;
+  for (const char* tier : {"host", "disk"}) besides.aside += json.value(peak(tier), int64_t{0});
+  besides.activations = json[peak("device")].get<int64_t>();
   besides.measured_by = folder;
-  for (const char* tier : {"host", "disk"})
-    besides.aside +=
-        json.value(nlohmann::json::json_pointer("/memory/" + std::string(tier) + "/activations/peak"), int64_t{0});
   return besides;
 }
 
