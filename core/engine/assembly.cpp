@@ -77,9 +77,7 @@ Session::Session(Setup setup, Model& model)
   check_budget();
   plan_.enter(ledger_);
   if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
-    Besides besides = measured(config());
-    besides.communicator = communicator_bytes(communicator_.get(), world());
-    besides.snapshot = snapshots(config());
+    const Besides besides = besides_of(config(), communicator_.get(), world());
     const std::string title = "plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id;
     std::fputs(plan_.text(title, besides).c_str(), stdout);
     std::fflush(stdout);

@@ -235,12 +235,14 @@ int64_t Planner::most_bytes() const {
   return most;
 }
 
-Besides Planner::besides() const {
-  Besides besides = measured(job_.config);
-  besides.communicator = communicator_bytes(communicator_.get(), input_.world);
-  besides.snapshot = snapshots(job_.config);
+Besides besides_of(const Config& config, const Instance* communicator, int world) {
+  Besides besides = measured(config);
+  besides.communicator = communicator_bytes(communicator, world);
+  besides.snapshot = snapshots(config);
   return besides;
 }
+
+Besides Planner::besides() const { return besides_of(job_.config, communicator_.get(), input_.world); }
 
 std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits) {
   return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +

@@ -10,9 +10,6 @@ namespace {
 
 using namespace zr::testing;
 using testing::HasSubstr;
-using zr::host::done_new;
-using zr::host::done_poll;
-using zr::host::done_release;
 
 TEST(ShmInFlight, SubmitDoesNotWaitForPeersThatAreBehind) {
   auto* submitted =

@@ -14,9 +14,6 @@ namespace {
 
 using namespace zr::testing;
 using testing::HasSubstr;
-using zr::host::done_new;
-using zr::host::done_poll;
-using zr::host::done_release;
 
 TEST(ShmEnds, AbortEndsAWaitAndAllThatFollow) {
   expect_success(on_ranks(2, [](RawComm& comm, Rank& rank) {

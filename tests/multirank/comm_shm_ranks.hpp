@@ -10,6 +10,10 @@
 
 namespace zr::testing {
 
+using host::done_new;
+using host::done_poll;
+using host::done_release;
+
 inline std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, Rank&)>& body,
                                         RankOptions options = {}) {
   const SharedJob job;

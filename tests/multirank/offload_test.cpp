@@ -213,44 +213,6 @@ TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
   }
 }
 
-TEST_F(Offload, AutoFillsTheDeviceThenHostThenDisk) {
-  const std::string model = "strategy=zero2 parity.model=large communicator.alias=false";
-  run(2, "job.name=a\n", model);  // measures the activations
-  const std::string plain_hash = hash("a");
-  const Json plain = summary("a").at("memory").at("device");
-  int64_t device = 16 << 10;
-  for (const auto& [kind, bytes] : plain.items())
-    if (kind != "slots") device += bytes.at("peak").get<int64_t>();
-  const int64_t all = plain.at("slots").at("peak");
-  const std::string places = " offload.nvme.path=" + scratch_.path("swap") +
-                             " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
-                             "memory.device_budget=" +
-                             std::to_string(device + all / 3) + "B";
-  const int64_t communicator = number("a", "/memory/host/communicator/peak");
-  run(2,
-      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + places +
-          "\n",
-      model);
-  EXPECT_EQ(hash("a"), plain_hash);
-  for (const char* tier : {"device", "host", "disk"}) {
-    const int64_t part = number("a", "/memory/" + std::string(tier) + "/slots/peak");
-    EXPECT_GT(part, all / 8) << tier;
-    EXPECT_LT(part, all * 2 / 3) << tier;
-  }
-}
-
-TEST_F(Offload, FillsTiersInTheOrderAskedFor) {
-  const std::string budget =
-      " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
-      "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
-  run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
-  EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
-  EXPECT_EQ(number("a", "/memory/disk/slots/peak"), 0);
-  EXPECT_EQ(number("b", "/memory/host/slots/peak"), 0);
-  EXPECT_GT(number("b", "/memory/disk/slots/peak"), 0);
-  EXPECT_EQ(hash("a"), hash("b"));
-}
-
 TEST_F(Offload, OverTheHostsBudgetIsRefusedWithThePlan) {
   const Outcome refused =
       shell(launch(2, "engine_case trains", "strategy=zero2 offload.optimizer=cpu memory.host_budget=64KiB"));
