@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
 
 #include "base/failure.hpp"
+#include "base/page_memory.hpp"
 #include "base/text.hpp"
 #include "comm/communicator.hpp"
 #include "offload/tier.hpp"
@@ -25,10 +25,9 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 // What is handed to the tier at a time: a little more than it has under way, so that it never waits for its caller.
 int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); }
 
-// What transfers go from and to: nothing that a disk could make smaller.
+// What transfers go from and to, as in training: nothing that a disk could make smaller.
 struct Memory {
-  explicit Memory(int64_t size)
-      : data(static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(size))), &std::free) {
+  explicit Memory(int64_t size) : data(page_memory(size)) {
     if (!data) fail_environment("zeroth tune: no memory for transfers: " + bytes_text(size) + " are needed");
     std::mt19937_64 random(1);
     for (int64_t i = 0; i < size; i += 8) {
@@ -36,7 +35,7 @@ struct Memory {
       std::memcpy(data.get() + i, &word, 8);
     }
   }
-  std::unique_ptr<char, decltype(&std::free)> data;
+  PageMemory data;
 };
 
 // The tier at one depth, and its part of the file.

@@ -1,11 +1,8 @@
 #include "engine/saver.hpp"
 
-#include <sys/mman.h>
-
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <new>
 #include <utility>
 
 #include "base/failure.hpp"
@@ -19,7 +16,6 @@ namespace {
 constexpr std::size_t kWord = 900 << 10;            // of the store's values, which hold 1 MiB
 constexpr auto kPatience = std::chrono::hours(24);  // a rank that is lost ends the wait at once
 constexpr int64_t kAlignment = 64;
-constexpr std::size_t kHuge = std::size_t{2} << 20;
 
 // Words of any length.
 void put_long(Control& control, const std::string& key, const std::string& word) {
@@ -108,20 +104,18 @@ void Saver::reserve_for(const Image& image) {
 
 void Saver::reserve(int64_t bytes) {
   if (room_) {
-    ::operator delete (room_, std::align_val_t{kHuge});
+    room_.reset();
     ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", -room_bytes_);
-    room_ = nullptr;
     room_bytes_ = 0;
   }
   if (bytes == 0) return;
-  room_ = static_cast<char*>(::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kHuge}, std::nothrow));
+  room_ = page_memory(bytes);
   if (!room_)
     fail_environment("no memory for the copy that checkpoint.async writes from: " + bytes_text(bytes) +
                      " are needed on this rank; set checkpoint.async = false");
   room_bytes_ = bytes;
   ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", bytes);
-  ::madvise(room_, static_cast<std::size_t>(bytes) / kHuge * kHuge, MADV_HUGEPAGE);
-  std::memset(room_, 0, static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
+  std::memset(room_.get(), 0, static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
 }
 
 std::string Saver::write(const std::string& root, const Image& image, int64_t keep, const Peers& peers) {
@@ -157,10 +151,10 @@ void Saver::copy(Image& image) {
   int64_t at = 0;
   for (Slab& slab : image.slabs) {
     if (slab.data)
-      std::memcpy(room_ + at, slab.data, static_cast<std::size_t>(slab.bytes));
+      std::memcpy(room_.get() + at, slab.data, static_cast<std::size_t>(slab.bytes));
     else
-      slab.read(0, slab.bytes, room_ + at);
-    slab.data = room_ + at;
+      slab.read(0, slab.bytes, room_.get() + at);
+    slab.data = room_.get() + at;
     at += aligned(slab.bytes);
   }
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/ledger.hpp"
+#include "base/page_memory.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
 #include "comm/control.hpp"
@@ -47,7 +48,7 @@ class Saver {
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
   std::map<std::string, FolderLock> locks_;  // by the folder's one true path
-  char* room_ = nullptr;
+  PageMemory room_;
   int64_t room_bytes_ = 0;
   std::thread writer_;  // alone uses what stands here, while it runs
   std::atomic<bool> failed_{false};

@@ -30,8 +30,8 @@ Activations::Activations(TierStore& tier, Ledger& ledger, int64_t staging)
     : tier_(tier), part_room_(up(std::max<int64_t>(tier.facts().io_bytes, 1), tier.facts().align)) {
   if (tier_.facts().in_memory()) return;
   const int64_t parts = std::max<int64_t>(staging / part_room_, 2);
-  memory_ = CountedMemory(parts * part_room_, std::max<int64_t>(tier.facts().align, 4096), ledger, Tier::host,
-                          Kind::staging, "activations under way");
+  memory_ =
+      CountedMemory(parts * part_room_, tier.facts().align, ledger, Tier::host, Kind::staging, "activations under way");
   announced_ = Announced(memory_.data(), memory_.bytes(), {&tier_});
   parts_.resize(static_cast<std::size_t>(parts));
   for (std::size_t i = 0; i < parts_.size(); ++i)

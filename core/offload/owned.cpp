@@ -1,7 +1,5 @@
 #include "offload/owned.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -12,14 +10,12 @@ namespace zr::host {
 
 CountedMemory::CountedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, Kind kind, std::string tag)
     : bytes_(bytes), tier_(tier), kind_(kind), tag_(std::move(tag)) {
-  const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 64));
-  const auto step = std::align_val_t(static_cast<std::size_t>(align));
-  memory_ = {static_cast<char*>(::operator new(size, step, std::nothrow)), Free{step}};
+  const int64_t size = std::max<int64_t>(bytes, 64);
+  memory_ = page_memory(size, align);
   if (!memory_)
     fail_environment("no memory for " + tag_ + ": " + bytes_text(bytes) +
                      " are needed on each rank; use more ranks, or a strategy that shards them");
-  if (align == kHugePage) ::madvise(memory_.get(), size / kHugePage * kHugePage, MADV_HUGEPAGE);
-  std::memset(memory_.get(), 0, size);
+  std::memset(memory_.get(), 0, static_cast<std::size_t>(size));
   try {
     ledger.add(tier, kind, tag_, bytes);
   } catch (...) {  // it is counted then, too

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "base/page_memory.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {
@@ -40,8 +40,7 @@ class OwnedSlot {
 class CountedMemory {
  public:
   CountedMemory() = default;
-  /// Zeroed; `align` is a power of two, and of kHugePage it is in large pages as far as whole ones reach. Throws
-  /// Failure(environment) if there is none, or what the ledger throws.
+  /// page_memory, zeroed. Throws Failure(environment) if there is none, or what the ledger throws.
   CountedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, Kind kind, std::string tag);
   ~CountedMemory();
   CountedMemory(CountedMemory&& other) noexcept = default;
@@ -50,14 +49,8 @@ class CountedMemory {
   char* data() const { return memory_.get(); }
   int64_t bytes() const { return bytes_; }
 
-  static constexpr int64_t kHugePage = int64_t{2} << 20;
-
  private:
-  struct Free {
-    std::align_val_t align;
-    void operator()(char* memory) const { ::operator delete(memory, align); }
-  };
-  std::unique_ptr<char, Free> memory_;
+  PageMemory memory_;
   int64_t bytes_ = 0;
   Ledger* ledger_ = nullptr;
   Tier tier_ = Tier::host;

@@ -28,7 +28,7 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const int64_t bytes = at.count * size_of(arrays_[a].dtype);
       if (at.place == 0) {
-        run.owned.emplace_back(bytes, CountedMemory::kHugePage, ledger, Tier::device, kind(a), arrays_[a].name);
+        run.owned.emplace_back(bytes, kPage, ledger, Tier::device, kind(a), arrays_[a].name);
         run.memory.push_back(run.owned.back().data());
       } else {
         TierStore& tier = *tiers_[static_cast<std::size_t>(at.place)];
@@ -53,8 +53,7 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
       held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
     if (bytes > 0) slots_[place] = OwnedSlot(*tiers_[place], bytes, std::move(held));
   }
-  room_ = CountedMemory(plan.staging_bytes(), CountedMemory::kHugePage, ledger, Tier::host, Kind::staging,
-                        "tiles under way");
+  room_ = CountedMemory(plan.staging_bytes(), kPage, ledger, Tier::host, Kind::staging, "tiles under way");
   std::vector<TierStore*> disks;
   for (const auto& tier : tiers_)
     if (tier && !tier->facts().in_memory()) disks.push_back(tier.get());

@@ -2,14 +2,13 @@
 // states on tiers: in host memory beside the same on the device and beside its copies or its arithmetic alone; on disk
 // beside the disk alone moving the same bytes. `bench_offload ROWS.json` starts its two ranks itself; OFFLOAD_BENCH
 // names the folder on disk, else build/runs.
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <thread>
 
+#include "base/page_memory.hpp"
 #include "bench/memory_job.hpp"
 #include "bench/row.hpp"
 #include "bench/two_ranks.hpp"
@@ -29,20 +28,13 @@ void backward(Job& job) {
 // Memory that a rank streams, all of it there, in large pages as states are.
 class Array {
  public:
-  explicit Array(std::size_t n) : bytes_((n * sizeof(float) + kPage - 1) / kPage * kPage) {
-    memory_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes_)));
-    ::madvise(memory_.get(), bytes_, MADV_HUGEPAGE);
-    std::fill_n(memory_.get(), n, 1e-3f);
+  explicit Array(std::size_t n) : memory_(zr::host::page_memory(static_cast<int64_t>(n * sizeof(float)))) {
+    std::fill_n(data(), n, 1e-3f);
   }
-  float* data() { return memory_.get(); }
+  float* data() { return reinterpret_cast<float*>(memory_.get()); }
 
  private:
-  static constexpr std::size_t kPage = std::size_t{2} << 20;
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  std::size_t bytes_;
-  std::unique_ptr<float, Free> memory_;
+  zr::host::PageMemory memory_;
 };
 struct Arrays {
   explicit Arrays(std::size_t n) : p(n), g(n), m(n), s(n) {}
@@ -104,8 +96,7 @@ class DiskAlone {
         host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
     slot_ = tier_->reserve(bytes, {{zr::host::Kind::slots, "as many bytes", bytes}});
-    room_.reset(
-        static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(rooms_ * placement.largest_tile))));
+    room_ = zr::host::page_memory(rooms_ * placement.largest_tile);
     std::memset(room_.get(), 1, static_cast<std::size_t>(rooms_ * placement.largest_tile));
     tier_->prepare(room_.get(), rooms_ * placement.largest_tile);
     behind_.resize(static_cast<std::size_t>(rooms_));
@@ -146,9 +137,6 @@ class DiskAlone {
     const auto& tile = placement_.tiles[i];
     behind_[i % static_cast<std::size_t>(rooms_)] = tier_->write(slot_, tile.at, room(i), tile.bytes, "as many bytes");
   }
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
   const int64_t rooms_;
   const zr::host::Placement& placement_;
   zr::host::Ledger ledger_;
@@ -156,7 +144,7 @@ class DiskAlone {
   zr::host::Host host_;
   std::unique_ptr<zr::host::TierStore> tier_;
   uint64_t slot_ = 0;
-  std::unique_ptr<char, Free> room_;
+  zr::host::PageMemory room_;
   std::vector<zr::host::Transfer> behind_;
 };
 
