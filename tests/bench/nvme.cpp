@@ -1,5 +1,6 @@
 // The tier on disk beside fio: the same file, block, depth and O_DIRECT, io_uring with registered files and memory in
 // both, by turns in pieces of the file. `bench_nvme ROWS.json`; NVME_BENCH names the folder, else build/runs.
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
@@ -94,12 +95,13 @@ Measured fio(const std::string& file, const std::string& how, std::size_t from) 
 // A slot of the tier and the memory in which the host would have windows of it.
 class Ours {
  public:
-  Ours(const std::string& folder, bool checksum)
+  Ours(const std::string& folder, bool checksum, bool large_pages = true)
       : before_(files_of(folder)),
         tier_("nvme", {"path=\"" + folder + "\"", "engine=uring", "depth=" + std::to_string(kDepth),
                        std::string("checksum=") + (checksum ? "true" : "false")}),
         memory_(zr::host::page_memory(2 * kBatch)),
         slot_(tier_.reserve(kFile)) {
+    if (!large_pages) ::madvise(memory_.get(), 2 * kBatch, MADV_NOHUGEPAGE);
     const std::string bytes = pattern();
     for (std::size_t at = 0; at < 2 * kBatch; at += kPattern) std::memcpy(memory_.get() + at, bytes.data(), kPattern);
     const zr_view view = part(0, 0, 2 * kBatch).memory;
@@ -125,6 +127,12 @@ class Ours {
         });
       for (std::thread& one : callers) one.join();
     });
+  }
+  // Read, then written.
+  Measured both(std::size_t from) {
+    const Measured r = all(false, from), w = all(true, from);
+    return {2 / (1 / r.gigabytes_a_second + 1 / w.gigabytes_a_second),
+            (r.cpu_seconds_a_gigabyte + w.cpu_seconds_a_gigabyte) / 2};
   }
   // Reads and writes by turns, each of one block.
   Measured mixed(std::size_t from) {
@@ -170,8 +178,8 @@ struct Series {
 };
 
 std::vector<Row> measure(const std::string& folder) {
-  Ours checked(folder, true), plain(folder, false);
-  Series read, write, mixed, cpu, checksum;
+  Ours checked(folder, true), plain(folder, false), small(folder, true, false);
+  Series read, write, mixed, cpu, checksum, pages;
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t from = 0; from < kFile; from += kPiece) {
       const bool first = (static_cast<std::size_t>(round) + from / kPiece) % 2 != 0;  // each as often
@@ -189,17 +197,14 @@ std::vector<Row> measure(const std::string& folder) {
           pair([&] { return checked.all(true, from); }, [&] { return fio(checked.file(), "write", from); });
       const auto [m, fio_m] =
           pair([&] { return checked.mixed(from); }, [&] { return fio(checked.file(), "rw", from); });
-      const auto [plain_r, again_r] =
-          pair([&] { return plain.all(false, from); }, [&] { return checked.all(false, from); });
-      const auto [plain_w, again_w] =
-          pair([&] { return plain.all(true, from); }, [&] { return checked.all(true, from); });
+      const auto [summed, bare] = pair([&] { return checked.both(from); }, [&] { return plain.both(from); });
+      const auto [large, little] = pair([&] { return checked.both(from); }, [&] { return small.both(from); });
       read.add(r.gigabytes_a_second, fio_r.gigabytes_a_second);
       write.add(w.gigabytes_a_second, fio_w.gigabytes_a_second);
       mixed.add(m.gigabytes_a_second, fio_m.gigabytes_a_second);
-      cpu.add((plain_r.cpu_seconds_a_gigabyte + plain_w.cpu_seconds_a_gigabyte) / 2,
-              (fio_r.cpu_seconds_a_gigabyte + fio_w.cpu_seconds_a_gigabyte) / 2);
-      checksum.add(2 / (1 / again_r.gigabytes_a_second + 1 / again_w.gigabytes_a_second),
-                   2 / (1 / plain_r.gigabytes_a_second + 1 / plain_w.gigabytes_a_second));
+      cpu.add(bare.cpu_seconds_a_gigabyte, (fio_r.cpu_seconds_a_gigabyte + fio_w.cpu_seconds_a_gigabyte) / 2);
+      checksum.add(summed.gigabytes_a_second, bare.gigabytes_a_second);
+      pages.add(large.gigabytes_a_second, little.gigabytes_a_second);
     }
   }
   using zr::bench::compare;
@@ -207,7 +212,8 @@ std::vector<Row> measure(const std::string& folder) {
           compare("nvme_write", "GB/s", write.ours, "fio", write.theirs, 0.9, false),
           compare("nvme_mixed", "GB/s", mixed.ours, "fio", mixed.theirs, 0.9, false),
           compare("nvme_cpu", "s/GB", cpu.ours, "fio", cpu.theirs, 1 / 1.5),
-          compare("nvme_checksum", "GB/s", checksum.ours, "without checksums", checksum.theirs, 0, false)};
+          compare("nvme_checksum", "GB/s", checksum.ours, "without checksums", checksum.theirs, 0, false),
+          compare("nvme_large_pages", "GB/s", pages.ours, "in small pages", pages.theirs, 0, false)};
 }
 
 }  // namespace
@@ -217,8 +223,8 @@ int main(int argc, char** argv) {
   const std::string folder = std::string(named ? named : ZR_BUILD_DIR "/runs") + "/bench_nvme";
   fs::create_directories(folder);
   struct statvfs disk {};
-  if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < 3 * kFile)
-    fail(folder + ": 6 GiB are needed there; name another folder with NVME_BENCH");
+  if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < 4 * kFile)
+    fail(folder + ": 8 GiB are needed there; name another folder with NVME_BENCH");
   const std::vector<Row> rows = measure(folder);
   fs::remove_all(folder);
   for (const Row& row : rows) zr::bench::print(row);

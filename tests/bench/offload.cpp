@@ -19,6 +19,8 @@ namespace {
 using zr::bench::Job;
 using zr::bench::Row;
 
+constexpr unsigned kRanks = 2;
+
 void backward(Job& job) {
   job.session.begin_backward(1.0, 1.0);
   job.model.backward();
@@ -81,8 +83,10 @@ std::vector<Row> in_memory(const std::string& toml, const std::string& row, cons
     theirs.push_back(there);
     floor.push_back(std::max(computes, copies));
   }
+  // Copies hide behind arithmetic only on a core that no rank computes on.
+  const bool spare = std::thread::hardware_concurrency() > kRanks;
   return {zr::bench::compare(row, "ms", ours, "states on the device", theirs, 0.8),
-          zr::bench::compare(row + "_floor", "ms", ours, "copies or arithmetic alone", floor, 0.9)};
+          zr::bench::compare(row + "_floor", "ms", ours, "copies or arithmetic alone", floor, spare ? 0.9 : 0)};
 }
 
 // As many tiles of as many bytes, there and back, and nothing done with them.

@@ -2,10 +2,14 @@
 
 #include <atomic>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <sstream>
 
 #include "base/failure.hpp"
 #include "base/ledger.hpp"
+#include "base/page_memory.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
 
@@ -26,6 +30,38 @@ TEST(Shortest, ReadsBackAsTheSameDouble) {
     EXPECT_EQ(std::stod(shortest(value)), value);
   EXPECT_EQ(shortest(0.1), "0.1");
 }
+
+// Whether this process asked for large pages where `at` is.
+bool large_pages_at(const char* at) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    if (std::istringstream range(line); range >> std::hex >> begin >> dash >> end && dash == '-')
+      here = begin <= reinterpret_cast<uintptr_t>(at) && reinterpret_cast<uintptr_t>(at) < end;
+    if (here && line.rfind("VmFlags:", 0) == 0) return line.find(" hg") != std::string::npos;
+  }
+  return false;
+}
+
+TEST(PageMemory, StandsInLargePagesAsFarAsWholeOnesReach) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) GTEST_SKIP() << "this kernel has none";
+  const PageMemory memory = page_memory(3 * kLargePage + 5 * kPage);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % kLargePage, 0u);
+  EXPECT_TRUE(large_pages_at(memory.get()));
+  EXPECT_TRUE(large_pages_at(memory.get() + 3 * kLargePage - 1));
+  EXPECT_FALSE(large_pages_at(memory.get() + 3 * kLargePage));
+}
+
+TEST(PageMemory, IsAlignedAsAskedAndToAPageAtLeast) {
+  const PageMemory small = page_memory(100), wide = page_memory(kPage, 16 * kPage);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.get()) % kPage, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(wide.get()) % (16 * kPage), 0u);
+}
+
+TEST(PageMemory, IsNullWhereThereIsNoMemory) { EXPECT_EQ(page_memory(int64_t{1} << 60), nullptr); }
 
 TEST(Sizes, AreReadWithTheirUnit) {
   EXPECT_EQ(parse_bytes("64KiB"), 65536);
