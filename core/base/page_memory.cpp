@@ -6,14 +6,34 @@
 
 namespace zr::host {
 
+namespace {
+// Not from the heap, which may hand out again what was touched in small pages.
+PageMemory map(uint64_t bytes, uint64_t align) {
+  const uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
+  void* all =
+      ::mmap(nullptr, whole + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(all);
+  const uint64_t skip = (align - reinterpret_cast<uintptr_t>(start) % align) % align;
+  if (skip) ::munmap(start, skip);
+  ::munmap(start + skip + whole, align - skip);
+  ::madvise(start + skip, whole / kLargePage * kLargePage, MADV_HUGEPAGE);
+  return {start + skip, FreePages{whole}};
+}
+}  // namespace
+
+void FreePages::operator()(char* memory) const {
+  if (mapped) {
+    ::munmap(memory, mapped);
+  } else {
+    ::operator delete(memory, align);
+  }
+}
+
 PageMemory page_memory(int64_t bytes, int64_t align) {
-  const int64_t at_least = bytes >= kLargePage ? kLargePage : kPage;
-  const auto step = std::align_val_t(static_cast<std::size_t>(std::max(align, at_least)));
-  PageMemory memory(static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), step, std::nothrow)),
-                    FreePages{step});
-  const int64_t large = bytes / kLargePage * kLargePage;
-  if (memory && large > 0) ::madvise(memory.get(), static_cast<std::size_t>(large), MADV_HUGEPAGE);
-  return memory;
+  if (bytes >= kLargePage) return map(static_cast<uint64_t>(bytes), static_cast<uint64_t>(std::max(align, kLargePage)));
+  const FreePages free{0, std::align_val_t(static_cast<std::size_t>(std::max(align, kPage)))};
+  return {static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), free.align, std::nothrow)), free};
 }
 
 }  // namespace zr::host

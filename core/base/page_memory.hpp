@@ -1,7 +1,8 @@
-// Memory that disks and large updates use: whole pages, and large ones where they fit. A disk, of a virtual
-// machine above all, moves blocks in large pages faster: bench row nvme_large_pages.
+// Memory that disks and large updates use: it begins at a page, and is of large pages where they fit. A disk, of a
+// virtual machine above all, moves blocks in large pages faster (measured by the benchmark of disks).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -11,13 +12,15 @@ namespace zr::host {
 constexpr int64_t kPage = 4096, kLargePage = int64_t{2} << 20;
 
 struct FreePages {
+  std::size_t mapped = 0;  // bytes that are the kernel's to take back; 0: from the heap
   std::align_val_t align{kPage};
-  void operator()(char* memory) const { ::operator delete(memory, align); }
+  void operator()(char* memory) const;  // gives it back
 };
 using PageMemory = std::unique_ptr<char, FreePages>;
 
-/// `bytes` at a multiple of `align`, a power of two, and of kPage at least; from kLargePage on in large pages as far as
-/// whole ones reach and the kernel has them. Null if there is no memory. Nothing of it was touched yet. Any thread.
+/// `bytes` (1 or more) at a multiple of `align`, a power of two, and of kPage at least. From kLargePage on fresh from
+/// the kernel: zeros, not touched yet, and of large pages as far as whole ones reach and the kernel has them. Null if
+/// there is no memory. Any thread.
 PageMemory page_memory(int64_t bytes, int64_t align = kPage);
 
 }  // namespace zr::host

@@ -1,13 +1,11 @@
 #include "comm/communicator.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <new>
 
 #include "base/failure.hpp"
+#include "base/page_memory.hpp"
 #include "base/text.hpp"
 #include "comm/submission.hpp"
 
@@ -25,6 +23,7 @@ struct Communicator::State {
     Kind kind;
     std::string tag;
     enum class From { host, plugin, alias } from;
+    PageMemory own;  // the host's
   };
 
   State(Host& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
@@ -66,10 +65,7 @@ Communicator::~Communicator() {
   State& s = *state_;
   s.host.set_context("communicator", nullptr);
   s.submission.close();
-  for (auto& [memory, m] : s.memory) {
-    s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
-    if (m.from == State::Memory::From::host) ::operator delete (memory, std::align_val_t{4096});
-  }
+  for (auto& [memory, m] : s.memory) s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
 }
 
 int64_t Communicator::room_bytes(int world) { return std::max<int64_t>(64 << 10, kMessageRun * (world + 1)); }
@@ -128,19 +124,19 @@ std::string Communicator::broadcast_bytes(const std::string& mine, int root, con
 
 void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind, const std::string& tag) {
   State& s = *state_;
-  const auto room = static_cast<uint64_t>(std::max<int64_t>(bytes, 64));
-  void* memory = s.submission.mem_alloc(room, static_cast<uint64_t>(std::max<int64_t>(align, 64)));
-  const bool from_plugin = memory != nullptr;
-  if (!from_plugin) {
-    memory = ::operator new (room, std::align_val_t{4096}, std::nothrow);
-    if (!memory)
+  const int64_t room = std::max<int64_t>(bytes, 64);
+  void* memory =
+      s.submission.mem_alloc(static_cast<uint64_t>(room), static_cast<uint64_t>(std::max<int64_t>(align, 64)));
+  PageMemory own;
+  if (!memory) {
+    own = page_memory(room);
+    if (!own)
       fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
                        " are needed on each rank; use more ranks or a smaller model");
-    if (room >= (uint64_t{4} << 20)) ::madvise(memory, room, MADV_HUGEPAGE);
-    std::memset(memory, 0, room);
+    memory = std::memset(own.get(), 0, static_cast<std::size_t>(room));
   }
-  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag,
-                                         from_plugin ? State::Memory::From::plugin : State::Memory::From::host});
+  const auto from = own ? State::Memory::From::host : State::Memory::From::plugin;
+  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from, std::move(own)});
   try {
     s.host.ledger().add(tier, kind, tag, bytes);
   } catch (...) {  // it is counted then, too
@@ -158,7 +154,7 @@ void Communicator::free(void* memory) {
   switch (at->second.from) {
     case State::Memory::From::plugin: s.submission.mem_free(memory); break;
     case State::Memory::From::alias: s.submission.alias_free(memory); break;
-    case State::Memory::From::host: ::operator delete (memory, std::align_val_t{4096}); break;
+    case State::Memory::From::host: break;
   }
   s.memory.erase(at);
   s.submission.counter().forget(memory);
@@ -168,7 +164,7 @@ std::pair<void*, const void*> Communicator::allocate_alias(int64_t bytes, int64_
                                                            const std::string& tag) {
   State& s = *state_;
   const auto views = s.submission.alias_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
-  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::alias});
+  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::alias, {}});
   s.host.ledger().add(tier, kind, tag, share);
   return views;
 }

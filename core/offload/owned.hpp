@@ -40,7 +40,7 @@ class OwnedSlot {
 class CountedMemory {
  public:
   CountedMemory() = default;
-  /// page_memory, zeroed. Throws Failure(environment) if there is none, or what the ledger throws.
+  /// Zeroed page_memory(bytes, align). Throws Failure(environment) if there is none, or what the ledger throws.
   CountedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, Kind kind, std::string tag);
   ~CountedMemory();
   CountedMemory(CountedMemory&& other) noexcept = default;

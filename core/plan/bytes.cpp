@@ -45,8 +45,7 @@ void each_holding(const Plan& plan, F&& fn) {
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
   for (const TierFacts& place : places)
-    if (const int64_t bytes = plan.kept_bytes(place))
-      fn(staging, Kind::other, "kept by " + place.id, bytes, ZR_U8);
+    if (const int64_t bytes = plan.kept_bytes(place)) fn(staging, Kind::other, "kept by " + place.id, bytes, ZR_U8);
   if (const Paging paging = paging_of(plan); paging.any) fn(staging, Kind::staging, "pages", paging.bytes(), ZR_U8);
 }
 

@@ -1,6 +1,4 @@
 // "zr.host.memory/1": zeroed, aligned memory, every byte in the ledger.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +12,7 @@ namespace zr::host {
 
 namespace {
 
-constexpr uint64_t kHugePage = uint64_t{2} << 20, kHugeFrom = uint64_t{4} << 20, kLeastAlign = 64;
+constexpr uint64_t kPagesFrom = uint64_t{4} << 20, kLeastAlign = 64;  // pages: of page_memory
 
 zr_code refuse(zr_error* error, zr_code code, const std::string& text) {
   error->code = code;
@@ -37,29 +35,6 @@ Tier tier_of(Kind kind) {
              : Tier::device;
 }
 
-// Large blocks come as huge pages straight from the kernel, which zeroes them at first touch.
-void* map_huge(uint64_t bytes, uint64_t align, std::size_t& mapped) {
-  const uint64_t step = std::max(align, kHugePage), whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* all = ::mmap(nullptr, whole + step, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (all == MAP_FAILED) return nullptr;
-  char* start = static_cast<char*>(all);
-  char* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(all) + step - 1) / step * step);
-  if (aligned > start) ::munmap(start, static_cast<std::size_t>(aligned - start));
-  if (const auto tail = static_cast<std::size_t>(start + whole + step - (aligned + whole)); tail > 0)
-    ::munmap(aligned + whole, tail);
-  ::madvise(aligned, whole, MADV_HUGEPAGE);
-  mapped = whole;
-  return aligned;
-}
-
-void release(void* memory, std::size_t mapped) {
-  if (mapped) {
-    ::munmap(memory, mapped);
-  } else {
-    std::free(memory);
-  }
-}
-
 void free_view(const zr_host* abi, const zr_view* view) {
   if (!abi->ctx || !view->data) return;  // gone with its host, or empty
   Host& host = Host::from_abi(abi);
@@ -71,10 +46,10 @@ void free_view(const zr_host* abi, const zr_view* view) {
       abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not lend it");
       return;
     }
-    block = at->second;
+    block = std::move(at->second);
     host.memory().blocks.erase(at);
   }
-  release(view->data, block.mapped);
+  block.free(view->data);
   host.ledger().add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
 }
 
@@ -88,9 +63,10 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
     align = std::max(align, kLeastAlign);
-    std::size_t mapped = 0;
-    if (bytes >= kHugeFrom) {
-      view.data = map_huge(bytes, align, mapped);
+    PageMemory pages;
+    if (bytes >= kPagesFrom) {
+      pages = page_memory(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
+      view.data = pages.get();
     } else if ((view.data = std::aligned_alloc(align, (bytes + align - 1) / align * align))) {
       std::memset(view.data, 0, bytes);
     }
@@ -99,7 +75,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     const Kind kind = kind_of_tag(tag, Kind::other);
     {
       const std::lock_guard lock(host.memory().mutex);
-      host.memory().blocks[view.data] = {mapped, static_cast<int64_t>(bytes), kind, tag};
+      host.memory().blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag};
     }
     try {
       host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));
@@ -135,8 +111,8 @@ const zr_memory_service kMemoryService{sizeof(zr_memory_service), 0, alloc, free
 int64_t Host::Memory::clear(Ledger& ledger) {
   const std::lock_guard lock(mutex);
   int64_t bytes = 0;
-  for (const auto& [memory, block] : blocks) {
-    release(memory, block.mapped);
+  for (auto& [memory, block] : blocks) {
+    block.free(memory);
     ledger.add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
     bytes += block.bytes;
   }

@@ -1,11 +1,13 @@
 // The tables of the services that every Host offers. Inside core/plugin.
 #pragma once
 
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <string>
 
+#include "base/page_memory.hpp"
 #include "plugin/host.hpp"
 
 namespace zr::host {
@@ -15,10 +17,14 @@ extern const zr_memory_service kMemoryService;
 
 struct Host::Memory {
   struct Block {
-    std::size_t mapped;  // bytes to unmap from the block's start; 0: from the heap
-    int64_t bytes;
-    Kind kind;
+    PageMemory pages;  // null: from the heap
+    int64_t bytes = 0;
+    Kind kind = Kind::other;
     std::string tag;
+    void free(void* memory) {  // the block of this memory
+      if (!pages) std::free(memory);
+      pages.reset();
+    }
   };
   std::mutex mutex;
   std::map<void*, Block> blocks;

@@ -13,8 +13,8 @@
 #include <numeric>
 
 #include "bench/memory_job.hpp"
+#include "bench/ranks.hpp"
 #include "bench/row.hpp"
-#include "bench/two_ranks.hpp"
 #include "checkpoint/manifest.hpp"
 
 namespace {

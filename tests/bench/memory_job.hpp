@@ -86,8 +86,8 @@ struct Job {
   Job(const std::string& toml, const std::string& name, std::vector<std::string> overrides)
       : program(toml,
                 [&] {
-                  overrides.insert(overrides.end(), {"job.name=bench_" + name, "train.steps=1000000", "train.clip=1.0",
-                                                     "job.threads=1"});
+                  overrides.insert(overrides.begin(), {"job.name=bench_" + name, "train.steps=1000000",
+                                                       "train.clip=1.0", "job.threads=1"});
                   return overrides;
                 }()),
         session(program.state()->setup(), model) {}

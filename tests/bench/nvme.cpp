@@ -1,5 +1,6 @@
 // The tier on disk beside fio: the same file, block, depth and O_DIRECT, io_uring with registered files and memory in
 // both, by turns in pieces of the file. `bench_nvme ROWS.json`; NVME_BENCH names the folder, else build/runs.
+#include <gnu/libc-version.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -23,12 +24,17 @@ using zr::bench::Row;
 using zr::test::Answer;
 using zr::test::Tier;
 constexpr std::size_t kFile = std::size_t{2} << 30, kPiece = kFile / 4, kBlock = 1 << 20, kBatch = 16 * kBlock;
-constexpr int kDepth = 8, kRounds = 6;
-constexpr std::size_t kPattern = 512;  // as long as fio takes one
+constexpr int kDepth = 8, kRounds = 4;
+constexpr std::size_t kPattern = 512;  // bytes that fio repeats
 
 struct Measured {
-  double gigabytes_a_second, cpu_seconds_a_gigabyte;
+  double gigabytes, seconds, cpu_seconds;
+  double rate() const { return gigabytes / seconds; }
+  double cpu() const { return cpu_seconds / gigabytes; }
 };
+Measured operator+(const Measured& a, const Measured& b) {
+  return {a.gigabytes + b.gigabytes, a.seconds + b.seconds, a.cpu_seconds + b.cpu_seconds};
+}
 
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "bench_nvme: error: %s\n", what.c_str());
@@ -47,14 +53,16 @@ double cpu_seconds() {
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
-// fio needs a while to start, in which the disk rests: so it rests before ours.
+// Before each of both, whichever ran last.
+void let_the_disk_rest() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
+
 Measured timed(const std::function<void()>& work) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  let_the_disk_rest();
   const double cpu = cpu_seconds();
   const auto start = std::chrono::steady_clock::now();
   work();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {kPiece * 1e-9 / seconds, (cpu_seconds() - cpu) / (kPiece * 1e-9)};
+  return {kPiece * 1e-9, seconds, cpu_seconds() - cpu};
 }
 
 // What is in every block of the file, whoever wrote it.
@@ -65,8 +73,7 @@ std::string pattern() {
   return bytes;
 }
 
-// fio's own figures of one piece, in large pages too, without which the disk gives it half; its processor time is told
-// in per cent of the run.
+// fio's own figures of one piece, its memory in large pages too; its processor time is told in per cent of the run.
 Measured fio(const std::string& file, const std::string& how, std::size_t from) {
   std::string hex = "0x";
   for (const char byte : pattern()) {
@@ -74,13 +81,14 @@ Measured fio(const std::string& file, const std::string& how, std::size_t from) 
     std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
     hex += digits;
   }
+  let_the_disk_rest();
   const auto done = zr::testing::shell(
       "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=" + how + " --filename=" + file + " --rw=" + how +
       " --offset=" + std::to_string(from) + " --size=" + std::to_string(kPiece) + " --bs=" + std::to_string(kBlock) +
       " --iodepth=" + std::to_string(kDepth) +
       " --ioengine=io_uring --registerfiles=1 --fixedbufs=1 --direct=1 --overwrite=1 --allow_file_create=0"
       " --fallocate=none --iomem_align=2M --output-format=json --buffer_pattern=" +
-      hex);
+      hex + " --refill_buffers=0");
   const auto json =
       nlohmann::json::parse(done.output.substr(std::min(done.output.find('{'), done.output.size())), nullptr, false);
   if (done.code != 0 || json.is_discarded()) fail("fio (apt-get install fio): " + done.output);
@@ -88,25 +96,28 @@ Measured fio(const std::string& file, const std::string& how, std::size_t from) 
   const double bytes = job.at("read").at("io_bytes").get<double>() + job.at("write").at("io_bytes").get<double>();
   if (bytes != kPiece) fail("fio moved " + std::to_string(bytes) + " bytes: " + done.output);
   const double seconds = job.at("job_runtime").get<double>() * 1e-3;
-  const double cpu = (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
-  return {bytes * 1e-9 / seconds, cpu / (bytes * 1e-9)};
+  return {bytes * 1e-9, seconds, (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds};
 }
 
 // A slot of the tier and the memory in which the host would have windows of it.
 class Ours {
  public:
-  Ours(const std::string& folder, bool checksum, bool large_pages = true)
+  Ours(const std::string& folder, bool checksum)
       : before_(files_of(folder)),
         tier_("nvme", {"path=\"" + folder + "\"", "engine=uring", "depth=" + std::to_string(kDepth),
                        std::string("checksum=") + (checksum ? "true" : "false")}),
         memory_(zr::host::page_memory(2 * kBatch)),
+        small_(zr::host::page_memory(2 * kBatch)),
         slot_(tier_.reserve(kFile)) {
-    if (!large_pages) ::madvise(memory_.get(), 2 * kBatch, MADV_NOHUGEPAGE);
+    if (!memory_ || !small_) fail("no memory");
+    ::madvise(small_.get(), 2 * kBatch, MADV_NOHUGEPAGE);
     const std::string bytes = pattern();
-    for (std::size_t at = 0; at < 2 * kBatch; at += kPattern) std::memcpy(memory_.get() + at, bytes.data(), kPattern);
-    const zr_view view = part(0, 0, 2 * kBatch).memory;
-    zr::host::CallError error;
-    if (tier_.api().reg(tier_.self(), &view, &error) != ZR_OK) std::printf("%s\n", error.msg);
+    for (char* memory : {memory_.get(), small_.get()}) {
+      for (std::size_t at = 0; at < 2 * kBatch; at += kPattern) std::memcpy(memory + at, bytes.data(), kPattern);
+      const zr_view view = part(memory, 0, 2 * kBatch).memory;
+      zr::host::CallError error;
+      if (tier_.api().reg(tier_.self(), &view, &error) != ZR_OK) std::printf("%s\n", error.msg);
+    }
     for (const std::string& file : files_of(folder))
       if (!before_.count(file)) file_ = file;
     if (file_.empty()) fail("the tier has no file in " + folder);
@@ -115,13 +126,14 @@ class Ours {
   // By which another process opens the tier's file, which has no name.
   const std::string& file() const { return file_; }
   // Two callers that wait: while one's transfers end, the other's are under way.
-  Measured all(bool writes, std::size_t from) {
+  Measured all(bool writes, std::size_t from, bool large_pages = true) {
+    char* memory = large_pages ? memory_.get() : small_.get();
     return timed([&] {
       std::vector<std::thread> callers;
       for (std::size_t t = 0; t < 2; ++t)
         callers.emplace_back([&, t] {
           for (std::size_t at = t * kBatch; at < kPiece; at += 2 * kBatch) {
-            const std::vector<zr_transfer> one{part(from + at, t * kBatch, kBatch)};
+            const std::vector<zr_transfer> one{part(memory + t * kBatch, from + at, kBatch)};
             good(writes ? tier_.write(one) : tier_.read(one));
           }
         });
@@ -129,19 +141,19 @@ class Ours {
     });
   }
   // Read, then written.
-  Measured both(std::size_t from) {
-    const Measured r = all(false, from), w = all(true, from);
-    return {2 / (1 / r.gigabytes_a_second + 1 / w.gigabytes_a_second),
-            (r.cpu_seconds_a_gigabyte + w.cpu_seconds_a_gigabyte) / 2};
+  Measured both(std::size_t from, bool large_pages = true) {
+    const Measured reading = all(false, from, large_pages);
+    return reading + all(true, from, large_pages);
   }
-  // Reads and writes by turns, each of one block.
+  // Reads and writes by turns, each of one block: as fio's, both from the piece's start on.
   Measured mixed(std::size_t from) {
     return timed([&] {
       std::vector<zr_done*> window(2 * kDepth, nullptr);
       for (std::size_t i = 0; i < kPiece / kBlock; ++i) {
         zr_done*& place = window[i % window.size()];
         if (place) good(tier_.wait(place));
-        const std::vector<zr_transfer> one{part(from + i * kBlock, i % window.size() * kBlock, kBlock)};
+        char* memory = memory_.get() + i % window.size() * kBlock;
+        const std::vector<zr_transfer> one{part(memory, from + i / 2 * kBlock, kBlock)};
         place = i % 2 ? tier_.begin_write(one) : tier_.begin_read(one);
       }
       for (zr_done* one : window) good(tier_.wait(one));
@@ -149,79 +161,105 @@ class Ours {
   }
 
  private:
-  zr_transfer part(std::size_t at, std::size_t in_memory, std::size_t bytes) const {
-    return {slot_, at, {memory_.get() + in_memory, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}}};
+  zr_transfer part(char* memory, std::size_t at, std::size_t bytes) const {
+    return {slot_, at, {memory, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}}};
   }
+  // Open files of the slot's size: a tier may have others there.
   static std::set<std::string> files_of(const std::string& folder) {
     std::set<std::string> files;
     for (const auto& one : fs::directory_iterator("/proc/self/fd")) {
       std::error_code gone;
-      const std::string file = fs::read_symlink(one.path(), gone).string();
-      if (file.rfind(folder, 0) == 0)
+      if (fs::read_symlink(one.path(), gone).string().rfind(folder + "/", 0) == 0 &&
+          fs::file_size(one.path(), gone) == kFile)
         files.insert("/proc/" + std::to_string(::getpid()) + "/fd/" + one.path().filename().string());
     }
     return files;
   }
   std::set<std::string> before_;
   Tier tier_;
-  zr::host::PageMemory memory_;
+  zr::host::PageMemory memory_, small_;
   uint64_t slot_;
   std::string file_;
 };
 
-struct Series {
-  std::vector<double> ours, theirs;
-  void add(double one, double other) {
-    ours.push_back(one);
-    theirs.push_back(other);
+// Figures of pieces, two as one: in the one ours came first, in the other the reference, as caches below the file may
+// give the second what the first has left there.
+class Series {
+ public:
+  void add(const Measured& ours, const Measured& theirs) {
+    if (half_) {
+      ours_.push_back(last_ours_ + ours);
+      theirs_.push_back(last_theirs_ + theirs);
+    }
+    last_ours_ = ours;
+    last_theirs_ = theirs;
+    half_ = !half_;
   }
+  Row rates(const std::string& name, const std::string& reference, double target) const {
+    return zr::bench::compare(name, "GB/s", all(ours_, &Measured::rate), reference, all(theirs_, &Measured::rate),
+                              target, false);
+  }
+  Row cpu(const std::string& name, const std::string& reference, double target) const {
+    return zr::bench::compare(name, "s/GB", all(ours_, &Measured::cpu), reference, all(theirs_, &Measured::cpu),
+                              target);
+  }
+
+ private:
+  static std::vector<double> all(const std::vector<Measured>& measured, double (Measured::*figure)() const) {
+    std::vector<double> figures;
+    for (const Measured& one : measured) figures.push_back((one.*figure)());
+    return figures;
+  }
+  bool half_ = false;
+  Measured last_ours_{}, last_theirs_{};
+  std::vector<Measured> ours_, theirs_;
 };
 
 std::vector<Row> measure(const std::string& folder) {
-  Ours checked(folder, true), plain(folder, false), small(folder, true, false);
+  Ours checked(folder, true), plain(folder, false);
   Series read, write, mixed, cpu, checksum, pages;
-  for (int round = 0; round < kRounds; ++round) {
-    for (std::size_t from = 0; from < kFile; from += kPiece) {
-      const bool first = (static_cast<std::size_t>(round) + from / kPiece) % 2 != 0;  // each as often
-      // Two side by side: the disk is not the same to the second.
-      const auto pair = [&](const std::function<Measured()>& one, const std::function<Measured()>& other) {
-        std::pair<Measured, Measured> both;
-        if (first) both.first = one();
-        both.second = other();
-        if (!first) both.first = one();
-        return both;
-      };
-      const auto [r, fio_r] =
-          pair([&] { return checked.all(false, from); }, [&] { return fio(checked.file(), "read", from); });
-      const auto [w, fio_w] =
-          pair([&] { return checked.all(true, from); }, [&] { return fio(checked.file(), "write", from); });
-      const auto [m, fio_m] =
-          pair([&] { return checked.mixed(from); }, [&] { return fio(checked.file(), "rw", from); });
-      const auto [summed, bare] = pair([&] { return checked.both(from); }, [&] { return plain.both(from); });
-      const auto [large, little] = pair([&] { return checked.both(from); }, [&] { return small.both(from); });
-      read.add(r.gigabytes_a_second, fio_r.gigabytes_a_second);
-      write.add(w.gigabytes_a_second, fio_w.gigabytes_a_second);
-      mixed.add(m.gigabytes_a_second, fio_m.gigabytes_a_second);
-      cpu.add(bare.cpu_seconds_a_gigabyte, (fio_r.cpu_seconds_a_gigabyte + fio_w.cpu_seconds_a_gigabyte) / 2);
-      checksum.add(summed.gigabytes_a_second, bare.gigabytes_a_second);
-      pages.add(large.gigabytes_a_second, little.gigabytes_a_second);
-    }
+  for (int piece = 0; piece < kRounds * static_cast<int>(kFile / kPiece); ++piece) {
+    const std::size_t from = static_cast<std::size_t>(piece) * kPiece % kFile;
+    const auto pair = [&](const std::function<Measured()>& one, const std::function<Measured()>& other) {
+      std::pair<Measured, Measured> both;
+      if (piece % 2) both.first = one();
+      both.second = other();
+      if (piece % 2 == 0) both.first = one();
+      return both;
+    };
+    const auto beside_fio = [&](const char* how, const std::function<Measured()>& ours) {
+      return pair(ours, [&] { return fio(checked.file(), how, from); });
+    };
+    const auto [r, fio_r] = beside_fio("read", [&] { return checked.all(false, from); });
+    const auto [w, fio_w] = beside_fio("write", [&] { return checked.all(true, from); });
+    const auto [m, fio_m] = beside_fio("rw", [&] { return checked.mixed(from); });
+    plain.both(from);  // as warm as the other
+    const auto [summed, bare] = pair([&] { return checked.both(from); }, [&] { return plain.both(from); });
+    const auto [large, small] = pair([&] { return checked.both(from); }, [&] { return checked.both(from, false); });
+    read.add(r, fio_r);
+    write.add(w, fio_w);
+    mixed.add(m, fio_m);
+    cpu.add(bare, fio_r + fio_w);
+    checksum.add(summed, bare);
+    pages.add(large, small);
   }
-  using zr::bench::compare;
-  return {compare("nvme_read", "GB/s", read.ours, "fio", read.theirs, 0.9, false),
-          compare("nvme_write", "GB/s", write.ours, "fio", write.theirs, 0.9, false),
-          compare("nvme_mixed", "GB/s", mixed.ours, "fio", mixed.theirs, 0.9, false),
-          compare("nvme_cpu", "s/GB", cpu.ours, "fio", cpu.theirs, 1 / 1.5),
-          compare("nvme_checksum", "GB/s", checksum.ours, "without checksums", checksum.theirs, 0, false),
-          compare("nvme_large_pages", "GB/s", pages.ours, "in small pages", pages.theirs, 0, false)};
+  return {read.rates("nvme_read", "fio", 0.9),
+          write.rates("nvme_write", "fio", 0.9),
+          mixed.rates("nvme_mixed", "fio", 0.9),
+          cpu.cpu("nvme_cpu", "fio", 1 / 1.5),
+          checksum.rates("nvme_checksum", "without checksums", 0),
+          pages.rates("nvme_large_pages", "in small pages", 0)};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const char* named = std::getenv("NVME_BENCH");
-  const std::string folder = std::string(named ? named : ZR_BUILD_DIR "/runs") + "/bench_nvme";
+  std::string folder = std::string(named ? named : ZR_BUILD_DIR "/runs") + "/bench_nvme";
   fs::create_directories(folder);
+  folder = fs::canonical(folder).string();
+  if (std::strtod(::gnu_get_libc_version(), nullptr) < 2.35)
+    fail("glibc 2.35 is needed, from which on GLIBC_TUNABLES gives fio large pages");
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < 4 * kFile)
     fail(folder + ": 8 GiB are needed there; name another folder with NVME_BENCH");

@@ -13,8 +13,8 @@
 #include <sstream>
 #include <vector>
 
+#include "bench/ranks.hpp"
 #include "bench/row.hpp"
-#include "bench/two_ranks.hpp"
 #include "gpt/model.hpp"
 #include "zr/engine.hpp"
 

@@ -1,0 +1,44 @@
+// A benchmark that starts its ranks itself.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "zr/program.hpp"
+
+namespace zr::bench {
+
+/// main() of such a program, PROGRAM ROWS.json: measure(toml, rows, world) on each rank of each of `worlds`, one after
+/// the other. The code is that of the first that fails, 2 for other arguments.
+template <class F>
+int on_ranks(int argc, char** argv, const std::vector<int>& worlds, F&& measure) {
+  if (argc != 2) return 2;
+  if (const char* world = std::getenv("ZR_WORLD"))
+    return zr::guarded(
+        [&] { measure(std::string(ZR_SOURCE_DIR "/tests/bench/bench.toml"), std::string(argv[1]), std::atoi(world)); });
+  for (const int world : worlds) {
+    const std::string ranks = std::to_string(world);
+    const pid_t launch = ::fork();
+    if (launch == 0) {
+      ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", ranks.c_str(), "--", argv[0], argv[1],
+              static_cast<char*>(nullptr));
+      ::_exit(127);
+    }
+    int status = 0;
+    if (::waitpid(launch, &status, 0) != launch || !WIFEXITED(status)) return 1;
+    if (WEXITSTATUS(status) != 0) return WEXITSTATUS(status);
+  }
+  return 0;
+}
+
+/// As above, on two ranks: measure(toml, rows).
+template <class F>
+int on_two_ranks(int argc, char** argv, F&& measure) {
+  return on_ranks(argc, argv, {2}, [&](const std::string& toml, const std::string& rows, int) { measure(toml, rows); });
+}
+
+}  // namespace zr::bench
