@@ -66,8 +66,10 @@ struct Watched : zr::host::Paged {
 TEST(Failures, OfACollectiveThatCannotBeginReleaseItsPages) {
   for (const bool beside : {false, true})
     expect_success(on_ranks(2, {}, [&](Seat& seat) {
+      SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
+      if (seat.rank.rank == 1) return control.put("ready", "");  // nothing that the abort could end
+      control.get("ready", std::chrono::seconds(10));
       float* x = seat.floats(100);
-      seat.comm.barrier("start");
       Watched watched;
       seat.comm.set_paged(&watched);
       seat.comm.abort();  // the plug-in refuses from now on

@@ -20,7 +20,8 @@ typedef struct zr_optimizer_desc { /* out: callee writes at most `size` bytes */
 } zr_optimizer_desc;
 
 enum { ZR_UNIT_COPY = 1u << 0 }; /* `weight` is a copy that the host takes on at once: better left in the cache */
-typedef struct zr_opt_unit { /* a run of one parameter that this rank updates; views lent for the call, disjoint */
+/* a run of one parameter that this rank updates; views lent for the call, disjoint */
+typedef struct zr_opt_unit {
   uint32_t size, group;
   const char *name;
   const int64_t *shape; /* logical, `ndim` long */
