@@ -7,11 +7,11 @@
 namespace zr::host {
 
 namespace {
-// Not from the heap, which may hand out again what was touched in small pages.
+// Not from the heap, which may hand out again what was touched in small pages. The kernel refuses at once what is more
+// than the machine has (vm.overcommit_memory): no MAP_NORESERVE.
 PageMemory map(uint64_t bytes, uint64_t align) {
   const uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
-  void* all =
-      ::mmap(nullptr, whole + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* all = ::mmap(nullptr, whole + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) return nullptr;
   char* start = static_cast<char*>(all);
   const uint64_t skip = (align - reinterpret_cast<uintptr_t>(start) % align) % align;

@@ -129,7 +129,7 @@ void* Communicator::allocate(int64_t bytes, int64_t align, Tier tier, Kind kind,
       s.submission.mem_alloc(static_cast<uint64_t>(room), static_cast<uint64_t>(std::max<int64_t>(align, 64)));
   PageMemory own;
   if (!memory) {
-    own = page_memory(room);
+    own = page_memory(room, align);
     if (!own)
       fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
                        " are needed on each rank; use more ranks or a smaller model");

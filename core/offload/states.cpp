@@ -53,10 +53,14 @@ States::States(const Plan& plan, Tiers& tiers, Ledger& ledger)
       held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
     if (bytes > 0) slots_[place] = OwnedSlot(*tiers_[place], bytes, std::move(held));
   }
-  room_ = CountedMemory(plan.staging_bytes(), kPage, ledger, Tier::host, Kind::staging, "tiles under way");
   std::vector<TierStore*> disks;
-  for (const auto& tier : tiers_)
-    if (tier && !tier->facts().in_memory()) disks.push_back(tier.get());
+  int64_t align = kPage;
+  for (const auto& tier : tiers_) {
+    if (!tier || tier->facts().in_memory()) continue;
+    disks.push_back(tier.get());
+    align = std::max(align, tier->facts().align);
+  }
+  room_ = CountedMemory(plan.staging_bytes(), align, ledger, Tier::host, Kind::staging, "tiles under way");
   announced_ = Announced(room_.data(), room_.bytes(), std::move(disks));
   rooms_.resize(static_cast<std::size_t>(std::min(kTilesUnderWay, std::ssize(tiles))));
 }

@@ -116,7 +116,7 @@ class Ours {
       for (std::size_t at = 0; at < 2 * kBatch; at += kPattern) std::memcpy(memory + at, bytes.data(), kPattern);
       const zr_view view = part(memory, 0, 2 * kBatch).memory;
       zr::host::CallError error;
-      if (tier_.api().reg(tier_.self(), &view, &error) != ZR_OK) std::printf("%s\n", error.msg);
+      if (tier_.api().reg(tier_.self(), &view, &error) != ZR_OK) fail(error.msg);
     }
     for (const std::string& file : files_of(folder))
       if (!before_.count(file)) file_ = file;

@@ -1,9 +1,11 @@
 // A benchmark that starts its ranks itself.
 #pragma once
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -23,7 +25,9 @@ int on_ranks(int argc, char** argv, const std::vector<int>& worlds, F&& measure)
   for (const int world : worlds) {
     const std::string ranks = std::to_string(world);
     const pid_t launch = ::fork();
+    if (launch < 0) return 1;
     if (launch == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
       ::execl(ZR_BUILD_DIR "/bin/zeroth", "zeroth", "launch", "-n", ranks.c_str(), "--", argv[0], argv[1],
               static_cast<char*>(nullptr));
       ::_exit(127);

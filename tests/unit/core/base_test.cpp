@@ -61,7 +61,16 @@ TEST(PageMemory, IsAlignedAsAskedAndToAPageAtLeast) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(wide.get()) % (16 * kPage), 0u);
 }
 
-TEST(PageMemory, IsNullWhereThereIsNoMemory) { EXPECT_EQ(page_memory(int64_t{1} << 60), nullptr); }
+TEST(PageMemory, IsNullWhereThereIsNoMemory) {
+  EXPECT_EQ(page_memory(int64_t{1} << 60), nullptr);
+  std::ifstream overcommit("/proc/sys/vm/overcommit_memory"), memory("/proc/meminfo");
+  if (char how = 0; !(overcommit >> how) || how == '1') GTEST_SKIP() << "this machine refuses nothing";
+  int64_t kib = 0;
+  for (std::string line; std::getline(memory, line);)
+    if (line.rfind("MemTotal:", 0) == 0 || line.rfind("SwapTotal:", 0) == 0) kib += std::stoll(line.substr(10));
+  ASSERT_GT(kib, 0);
+  EXPECT_EQ(page_memory(2 * 1024 * kib), nullptr);
+}
 
 TEST(Sizes, AreReadWithTheirUnit) {
   EXPECT_EQ(parse_bytes("64KiB"), 65536);
