@@ -58,7 +58,10 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
   if (!abi->ctx) return refuse(error, ZR_STATE, "the host of this instance is gone");
   if (align & (align - 1))
     return refuse(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
-  if (bytes > uint64_t{1} << 47 || align > uint64_t{1} << 47)
+  if (align > uint64_t{1} << 47)
+    return refuse(error, ZR_NOMEM,
+                  "no memory for '" + std::string(tag) + "' is at a multiple of " + std::to_string(align));
+  if (bytes > uint64_t{1} << 47)
     return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
   Host& host = Host::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};

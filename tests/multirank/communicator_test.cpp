@@ -198,6 +198,18 @@ TEST(Memory, OfTheCommunicatorStandsInTheLedger) {
   }));
 }
 
+TEST(Memory, OfOneRankStandsWhereItsTierAsks) {
+  expect_success(on_ranks(1, {}, [](Seat& seat) {  // no plug-in lends it
+    for (const int64_t align : {int64_t{64}, int64_t{64} << 10, int64_t{8} << 20})
+      for (const int64_t bytes : {int64_t{1000}, int64_t{5} << 20}) {
+        void* memory = seat.comm.allocate(bytes, align, Tier::host, Kind::staging, "pages");
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(align), 0u) << align << " " << bytes;
+        EXPECT_EQ(static_cast<char*>(memory)[bytes - 1], 0);
+        seat.comm.free(memory);
+      }
+  }));
+}
+
 TEST(Sequence, CountsFromOneOverAllCommunicatorsOfAProcessAndIsShown) {
   SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {

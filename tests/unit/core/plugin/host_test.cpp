@@ -80,6 +80,8 @@ TEST_F(HostTest, RefusesMemoryThatIsNotToBeHad) {
   EXPECT_STREQ(error.msg, "1152921504606846976 bytes for 'the world' are not to be had");
   EXPECT_EQ(memory->alloc(host.abi(), 10, 48, "odd", &view, &error), ZR_INVALID);
   EXPECT_STREQ(error.msg, "alignment 48 is no power of two");
+  EXPECT_EQ(memory->alloc(host.abi(), uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
+  EXPECT_STREQ(error.msg, "no memory for 'scratch' is at a multiple of 9223372036854775808");
   EXPECT_EQ(view.data, nullptr);
 }
 
