@@ -10,11 +10,11 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
 
-.PHONY: help setup build train test matrix bench peers fuzz format lint clean
+.PHONY: help setup build train test test-all matrix bench peers fuzz format lint clean
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is'
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> takes a libtorch of your own instead of the wheel.'
 
 setup:  ## Debian packages, libtorch and the default text; installs what is missing (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
@@ -29,6 +29,9 @@ train: build  ## the main job; CONFIG=file.toml, ARGS="strategy=zero0 train.step
 
 test: build  ## all tests
 	@.ci/test
+
+test-all: build  ## those that take long too (ctest label slow): before a release, before an issue is resolved
+	@.ci/test all
 
 matrix: build  ## the parity matrix in full, one table; CELLS="zero3 fp16": cells whose names hold one of the words
 	@build/tests/parity_matrix $(CELLS)

@@ -1,5 +1,5 @@
 // The binary shape of the ABI: layout.txt holds every struct's size, every member's place, size and type, every
-// constant. A change of it is a change of the ABI. `ZR_WRITE_GOLDEN=1 contract_layout` writes the file anew.
+// constant. A change of it is a change of the ABI. `ZR_UPDATE_GOLDEN=1` updates the file.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,6 +9,7 @@
 #include <set>
 
 #include "contract/shell.hpp"
+#include "golden/cases.hpp"
 
 namespace zr::testing {
 namespace {
@@ -108,10 +109,8 @@ std::string layout_by(const std::string& compiler) {
 }
 
 TEST(Layout, IsTheGoldenOne) {
-  const std::string layout = layout_by("gcc");
-  if (std::getenv("ZR_WRITE_GOLDEN")) std::ofstream(kGolden) << layout;
-  EXPECT_EQ(layout, text_of(kGolden))
-      << "the ABI changed: is that meant? Then ZR_WRITE_GOLDEN=1, and say so in sdk/CHANGELOG.md";
+  SCOPED_TRACE("a difference is an ABI change: if it is intended, also add a line to sdk/CHANGELOG.md");
+  golden::check_text(kGolden, layout_by("gcc"));
 }
 
 TEST(Layout, IsTheSameForClang) {

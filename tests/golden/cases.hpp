@@ -1,43 +1,119 @@
-// Golden cases in a text file: "== title", then parts "-- name" with their lines.
+// Golden files: "== title", then parts "-- name" with their lines. ZR_UPDATE_GOLDEN=1 rewrites what differs.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
-#include <map>
-#include <stdexcept>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zr::golden {
 
+/// True when the run shall write golden files instead of comparing with them.
+inline bool updates() { return std::getenv("ZR_UPDATE_GOLDEN") != nullptr; }
+
 struct Case {
   std::string title;
-  std::map<std::string, std::string> parts;  // without the last newline
+  std::vector<std::pair<std::string, std::string>> parts;  // in the file's order, without the last newline
+
   const std::string& operator[](const std::string& name) const {
     static const std::string none;
-    const auto at = parts.find(name);
-    return at == parts.end() ? none : at->second;
+    for (const auto& part : parts)
+      if (part.first == name) return part.second;
+    return none;
+  }
+  /// An empty text removes the part; a new one is added at the end.
+  void set(const std::string& name, const std::string& text) {
+    const auto at = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.first == name; });
+    if (at == parts.end()) {
+      if (!text.empty()) parts.emplace_back(name, text);
+    } else if (text.empty()) {
+      parts.erase(at);
+    } else {
+      at->second = text;
+    }
   }
 };
 
-inline std::vector<Case> read_cases(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) throw std::runtime_error(file + " cannot be read");
+struct File {
+  std::string preamble;  // the lines before the first case
   std::vector<Case> cases;
-  std::string* part = nullptr;
+};
+
+inline void trim_newlines(std::string& text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+}
+
+inline File read_file(const std::string& path) {
+  std::ifstream in(path);
+  EXPECT_TRUE(in) << path << " cannot be read";
+  File file;
+  std::string* text = &file.preamble;
   for (std::string line; std::getline(in, line);) {
     if (line.rfind("== ", 0) == 0) {
-      cases.push_back({line.substr(3), {}});
-      part = nullptr;
-    } else if (line.rfind("-- ", 0) == 0 && !cases.empty()) {
-      part = &cases.back().parts[line.substr(3)];
-    } else if (part) {
-      *part += (part->empty() ? "" : "\n") + line;
+      file.cases.push_back({line.substr(3), {}});
+      text = nullptr;
+    } else if (line.rfind("-- ", 0) == 0 && !file.cases.empty()) {
+      text = &file.cases.back().parts.emplace_back(line.substr(3), "").second;
+    } else if (text) {
+      *text += (text->empty() ? "" : "\n") + line;
     }
   }
-  for (Case& one : cases)
-    for (auto& [name, text] : one.parts)
-      while (!text.empty() && text.back() == '\n') text.pop_back();
-  return cases;
+  trim_newlines(file.preamble);
+  for (Case& one : file.cases)
+    for (auto& part : one.parts) trim_newlines(part.second);
+  return file;
+}
+
+inline void write_file(const std::string& path, const File& file) {
+  std::string text = file.preamble + "\n";
+  for (const Case& one : file.cases) {
+    text += "\n== " + one.title + "\n";
+    for (const auto& [name, lines] : one.parts) text += "-- " + name + "\n" + lines + "\n";
+  }
+  std::ofstream out(path, std::ios::trunc);
+  out << text;
+  EXPECT_TRUE(out.flush()) << path << " cannot be written";
+}
+
+/// A part as the program produces it now; "" if the case shall not have it.
+struct Part {
+  std::string name, text;
+  std::function<std::string(const std::string&)> normal{};  // compared after this, written without it
+};
+
+/// Compares every case of `path` with what `produce` returns for it, or updates the file.
+inline void check(const std::string& path, std::size_t least_cases,
+                  const std::function<std::vector<Part>(const Case&)>& produce) {
+  File file = read_file(path);
+  ASSERT_GE(file.cases.size(), least_cases) << path;
+  for (Case& one : file.cases)
+    for (const Part& part : produce(one)) {
+      const auto normal = [&](const std::string& text) { return part.normal ? part.normal(text) : text; };
+      if (normal(part.text) == normal(one[part.name])) continue;
+      if (updates())
+        one.set(part.name, part.text);
+      else
+        EXPECT_EQ(normal(part.text), normal(one[part.name]))
+            << path << ", case: " << one.title << ", part: " << part.name
+            << "; if the new text is right, run the test with ZR_UPDATE_GOLDEN=1";
+    }
+  if (updates()) write_file(path, file);
+}
+
+/// The same for a golden file that is one text.
+inline void check_text(const std::string& path, const std::string& text) {
+  if (updates()) {
+    std::ofstream(path, std::ios::trunc) << text;
+    return;
+  }
+  std::ifstream in(path);
+  EXPECT_EQ(text, std::string(std::istreambuf_iterator<char>(in), {}))
+      << path << "; if the new text is right, run the test with ZR_UPDATE_GOLDEN=1";
 }
 
 inline std::vector<std::string> lines_of(const std::string& text) {

@@ -29,10 +29,9 @@ std::string outcome(const std::string& folder) {
 }  // namespace
 
 TEST(PluginErrors, AreWordForWordAsInTheGoldenFile) {
-  const auto cases = golden::read_cases(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt");
-  ASSERT_GE(cases.size(), 25u);
-  for (const auto& one : cases)
-    EXPECT_EQ(outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title), one["says"]) << "case: " << one.title;
+  golden::check(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt", 25, [](const golden::Case& one) {
+    return std::vector<golden::Part>{{"says", outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title)}};
+  });
 }
 
 }  // namespace zr::host

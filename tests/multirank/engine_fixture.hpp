@@ -7,9 +7,11 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 
 #include "contract/shell.hpp"
+#include "golden/cases.hpp"
 
 namespace engine_tests {
 
@@ -32,8 +34,8 @@ class Engine : public testing::Test {
   }
   // A program that a launcher, or a shell, starts.
   std::string program(int ranks, const std::string& name, const std::string& overrides = "") const {
-    return ZR_BUILD_DIR "/tests/engine_case " + name + " " + toml_ + " job.name=run job.runs=\"" + folder_.string() +
-           "\" job.ranks=" + std::to_string(ranks) + " " + overrides;
+    return ZR_BUILD_DIR "/tests/" + binary_ + " " + name + " " + toml_ + " job.name=run job.runs=\"" +
+           folder_.string() + "\" job.ranks=" + std::to_string(ranks) + " " + overrides;
   }
   static Result shell(const std::string& words) {
     return zr::testing::shell("export ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins; (" + words + ")");
@@ -62,6 +64,32 @@ class Engine : public testing::Test {
     toml_ = (folder_ / "extended.toml").string();
     std::ofstream(toml_) << text << more;
   }
+  // Golden messages of the rank program binary_: "-- run" is "RANKS CASE [key=value ...]", "-- exit" its code unless 0,
+  // "-- says" what it prints, lines sorted because those of several ranks come in any order; {run} is the run folder.
+  // The launcher's own report of who ended how is left out: which rank it sees first is a race.
+  void check_messages(const std::string& file, std::size_t least_cases) {
+    zr::golden::check(ZR_SOURCE_DIR "/tests/golden/" + file, least_cases, [&](const zr::golden::Case& one) {
+      std::istringstream words(one["run"]);
+      int ranks = 1;
+      std::string name, overrides;
+      words >> ranks >> name;
+      std::getline(words, overrides);
+      Result result = run(ranks, name, overrides);
+      for (auto at = result.output.find(folder_.string()); at != std::string::npos; at = result.output.find(folder_))
+        result.output.replace(at, folder_.string().size(), "{run}");
+      auto lines = result.lines();
+      const std::regex report("^  rank [0-9]+  pid .*|.*\\(pid [0-9]+\\) ended .*|.*\\(pid [0-9]+\\) was killed .*");
+      std::erase_if(lines, [&](const std::string& line) { return std::regex_match(line, report); });
+      for (auto& line : lines) line = std::regex_replace(line, std::regex("^\\[[0-9]+\\] "), "");
+      std::sort(lines.begin(), lines.end());
+      lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+      std::string all;
+      for (const auto& line : lines) all += (all.empty() ? "" : "\n") + line;
+      return std::vector<zr::golden::Part>{{"exit", result.code == 0 ? "" : std::to_string(result.code)},
+                                           {"says", all}};
+    });
+  }
+  std::string binary_ = "engine_case";  // of build/tests
   fs::path folder_;
   std::string toml_ = ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml";
 };

@@ -339,33 +339,7 @@ TEST_F(Engine, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
   EXPECT_EQ(summary()["val_loss"], 1.5);
 }
 
-struct Mistake {
-  const char* name;
-  int ranks, code;
-  const char* says;
-};
-
-class EngineMistakes : public Engine, public testing::WithParamInterface<Mistake> {};
-
-TEST_P(EngineMistakes, AreNamedWithTheirRemedy) {
-  const Result result = run(GetParam().ranks, GetParam().name, "strategy=zero1");
-  EXPECT_EQ(result.code, GetParam().code) << result.output;
-  EXPECT_NE(result.output.find(GetParam().says), std::string::npos) << result.output;
-}
-INSTANTIATE_TEST_SUITE_P(
-    Of, EngineMistakes,
-    testing::Values(
-        Mistake{"backward_outside", 1, 2, "a backward ran outside engine.backward() and gave '"},
-        Mistake{"backward_twice", 1, 2,
-                "engine.backward() was called 2 times without engine.step(); call engine.step() after every backward"},
-        Mistake{"step_without_backward", 1, 2, "engine.step() was called without engine.backward(loss) before it"},
-        Mistake{"loss_of_many", 1, 2, "engine.backward(loss): the loss has 3 elements, but must be one number"},
-        Mistake{"no_such_parameter", 1, 2, "the model has no parameter 'twice.wieght'; did you mean 'twice.weight'?"},
-        Mistake{"no_such_state", 1, 2, "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq"},
-        Mistake{"another_model", 2, 2,
-                "the ranks do not train the same job: rank 1 has 'parameter line.weight [1 2 ]', rank 0 has 'parameter "
-                "unused [7 3 ]'"}),
-    [](const auto& info) { return std::string(info.param.name); });
+TEST_F(Engine, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 7); }
 
 TEST_F(Engine, NamesTheActivationThatADiskDoesNotGiveBack) {
   fs::create_directories(folder_ / "swap");
