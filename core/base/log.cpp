@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 
 namespace zr::host {
 
@@ -24,7 +25,7 @@ std::atomic<int>& threshold() {
 void log(int level, const std::string& text) {
   if (level < threshold()) return;
   const char* prefix = level >= ZR_LOG_ERROR ? "error: " : level == ZR_LOG_WARN ? "warning: " : "";
-  const std::string line = std::string("zeroth: ") + prefix + text + "\n";
+  const std::string line = std::string("zeroth: ") + prefix + printable(text, "\n\t") + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -1,5 +1,6 @@
 #include "base/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -76,6 +77,54 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
 std::optional<double> parse_duration(std::string_view text) {
   static constexpr std::array<Unit, 5> units{{{"ms", 1e-3}, {"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}}};
   return parse_with(text, units, true);
+}
+
+namespace {
+// Length of the well-formed UTF-8 character at the start of `text`, its code point in `code`; 0: the byte is not UTF-8.
+std::size_t utf8_character(std::string_view text, uint32_t& code) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  code = byte(0);
+  if (code < 0x80) return 1;
+  const std::size_t length = code >= 0xf0 ? 4 : code >= 0xe0 ? 3 : 2;
+  if (code < 0xc2 || code > 0xf4 || text.size() < length) return 0;
+  code &= 0x7fu >> length;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  static constexpr std::array<uint32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
+  return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : length;
+}
+
+// Line and paragraph separators, and marks that change the direction of the text around them.
+bool is_layout_mark(uint32_t code) {
+  return code == 0x61c || (code >= 0x200e && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+}  // namespace
+
+std::string printable(std::string_view text, std::string_view keep) {
+  std::string out;
+  std::array<char, 12> escape{};
+  for (std::size_t at = 0; at < text.size();) {
+    uint32_t code = 0;
+    const std::size_t length = utf8_character(text.substr(at), code);
+    const std::string_view whole = text.substr(at, std::max<std::size_t>(length, 1));
+    at += whole.size();
+    if (length == 0) code = static_cast<unsigned char>(whole[0]);
+    const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
+    if (length > 0 && ((!control && !is_layout_mark(code)) || (length == 1 && keep.find(whole[0]) != keep.npos))) {
+      out += whole;
+      continue;
+    }
+    if (code == '\n' || code == '\r' || code == '\t') {
+      out += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
+      continue;
+    }
+    std::snprintf(escape.data(), escape.size(), length > 1 ? "\\u%04x" : "\\x%02x", code);
+    out += escape.data();
+  }
+  return out;
 }
 
 bool matches(std::string_view text, std::string_view pattern) {

@@ -1,4 +1,4 @@
-// Numbers as people and machines read them.
+// Numbers and foreign text as people and machines read them.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,10 @@ std::string duration_text(double seconds);
 std::optional<int64_t> parse_bytes(std::string_view text);
 /// "250ms", "30s", "5min", "2h" -> seconds; nothing if it is not a duration.
 std::optional<double> parse_duration(std::string_view text);
+/// `text` for a terminal or a log: control characters, Unicode line separators and direction marks, and bytes that are
+/// not UTF-8 become escapes (\n, \x1b, \u202e), so that text from a file, a key or a peer can neither move the cursor
+/// nor imitate another line. Characters in `keep` stay as they are; all other text is unchanged. Any thread.
+std::string printable(std::string_view text, std::string_view keep = "");
 /// `text` matches `pattern`, in which `*` stands for any run of characters.
 bool matches(std::string_view text, std::string_view pattern);
 /// `text`, which matches `from`, in the form of `to`: each `*` of it is what the same of `from` stands for, the

@@ -96,6 +96,29 @@ TEST(Patterns, MatchAnyRunOfCharacters) {
   EXPECT_FALSE(matches("ln.weight.x", "ln.*t"));
 }
 
+TEST(Printable, EscapesWhatMovesTheCursorOrImitatesALine) {
+  EXPECT_EQ(printable("a\nckE/step-00000099: valid\r\tb"), "a\\nckE/step-00000099: valid\\r\\tb");
+  EXPECT_EQ(printable("\x1b[2K\x7f\x01"), "\\x1b[2K\\x7f\\x01");
+  EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2K"),
+            "\\u009b2K")
+      << "a control sequence introducer of one character";
+  EXPECT_EQ(printable("\u202egnp.exe\u2028"), "\\u202egnp.exe\\u2028");
+}
+
+TEST(Printable, KeepsOtherTextAndTheCharactersGiven) {
+  EXPECT_EQ(printable("block.0.weight \u00fc \u20ac \U0001f600 '\"\\"),
+            "block.0.weight \u00fc \u20ac \U0001f600 '\"\\");
+  EXPECT_EQ(printable("one\ntwo\tthree\r", "\n\t"), "one\ntwo\tthree\\r");
+}
+
+TEST(Printable, EscapesBytesThatAreNotUtf8) {
+  EXPECT_EQ(printable("a\xff\xca.b\xc2"), "a\\xff\\xca.b\\xc2");
+  EXPECT_EQ(printable("\xc0\x8a\xed\xa0\x80\xf4\x90\x80\x80"), "\\xc0\\x8a\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80")
+      << "overlong, surrogate, beyond Unicode";
+}
+
 TEST(Ledger, RemembersPlanPeakAndHolders) {
   Ledger ledger;
   ledger.plan(Tier::device, Kind::weights, 100);
