@@ -1,18 +1,16 @@
 #include "checkpoint/folder.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 
 #include "base/failure.hpp"
-#include "checkpoint/file.hpp"
+#include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
 
 namespace zr::host {
@@ -64,31 +62,17 @@ std::string find_checkpoint(const std::string& path) {
   return place(path, names.back());
 }
 
-FolderLock::FolderLock(const std::string& root) {
-  make_folder(root);
-  const std::string path = place(root, kLock);
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0)
-    fail_environment(path + ": cannot be created: " + std::strerror(errno) + "; name a folder that can be written");
-  char text[HOST_NAME_MAX + 64] = {};
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    const ssize_t n = ::pread(fd_, text, sizeof text - 1, 0);
-    ::close(fd_);
-    std::string owner(text, n > 0 ? static_cast<std::size_t>(n) : 0);
-    while (!owner.empty() && owner.back() == '\n') owner.pop_back();
-    fail_user(root + ": another job saves there (" + owner + "); give each job a folder of its own (checkpoint.dir)");
-  }
-  char host[HOST_NAME_MAX + 1] = {};
-  ::gethostname(host, sizeof host - 1);
-  const int length = std::snprintf(text, sizeof text, "process %d on %s\n", static_cast<int>(::getpid()), host);
-  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text, static_cast<std::size_t>(length), 0) != length) {
-    const std::string why = std::strerror(errno);
-    ::close(fd_);  // the next save shall find it free
-    fail_environment(path + ": cannot be written: " + why + "; free space there, or name another folder");
-  }
+namespace {
+FileLock take_lock(const std::string& root) {
+  std::string holder;
+  auto lock = FileLock::try_take(Directory::open(root, true), kLock, holder);
+  if (!lock)
+    fail_user(root + ": another job saves there (" + holder + "); give each job a folder of its own (checkpoint.dir)");
+  return std::move(*lock);
 }
+}  // namespace
 
-FolderLock::~FolderLock() { ::close(fd_); }
+FolderLock::FolderLock(const std::string& root) : lock_(take_lock(root)) {}
 
 std::string aside_of(const std::string& root, int64_t step) { return place(root, checkpoint_name(step) + kAside); }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/directory.hpp"
+
 namespace zr::host {
 
 /// "step-00000012": a checkpoint that was committed. Others in the folder are not.
@@ -19,11 +21,10 @@ std::string find_checkpoint(const std::string& path);
 class FolderLock {
  public:
   explicit FolderLock(const std::string& root);
-  ~FolderLock();
   FolderLock(const FolderLock&) = delete;
 
  private:
-  int fd_ = -1;
+  FileLock lock_;
 };
 
 /// Where a checkpoint is written before it is committed.

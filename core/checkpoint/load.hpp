@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/file.hpp"
+#include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
 
 namespace zr::host {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/failure.hpp"
-#include "checkpoint/file.hpp"
+#include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
 

@@ -9,8 +9,8 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
-#include "checkpoint/file.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/safetensors.hpp"

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/failure.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
-#include "checkpoint/file.hpp"
 
 namespace zr::host {
 

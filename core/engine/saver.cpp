@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/failure.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "checkpoint/file.hpp"
 
 namespace zr::host {
 

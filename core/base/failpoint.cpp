@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/file.hpp"
+#include "base/file.hpp"
 
 #ifdef ZR_FAILPOINTS
 namespace zr::host {

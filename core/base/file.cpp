@@ -1,4 +1,4 @@
-#include "checkpoint/file.hpp"
+#include "base/file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,13 +19,6 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-[[noreturn]] void fail(const std::string& path, const std::string& what, int error) {
-  std::string remedy = "see that the folder exists, is on a disk that works, and may be written by this user";
-  if (error == ENOSPC || error == EDQUOT) remedy = "free space there, or name another folder";
-  if (error == EIO) remedy = "the disk fails; use a folder on another one";
-  fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
-}
-
 // A signal interrupts nothing.
 template <class F>
 int again(F&& call) {
@@ -38,13 +31,23 @@ int again(F&& call) {
 constexpr int64_t kLargestText = int64_t{1} << 30;
 }  // namespace
 
+void fail_file(const std::string& path, const std::string& what, int error) {
+  std::string remedy = "see that the folder exists, is on a disk that works, and may be written by this user";
+  if (error == ENOSPC || error == EDQUOT) remedy = "free space there, or name another folder";
+  if (error == EIO) remedy = "the disk fails; use a folder on another one";
+  if (error == ELOOP)
+    fail_environment(path + ": " + what + ": it is a symbolic link, which is not followed here; replace the link " +
+                     "with what it points to, or remove it");
+  fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
+}
+
 File::File(const std::string& path, Use use) : path_(path) {
   const bool reads = use == Use::read || use == Use::read_linked;
   const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Use::create ? O_CREAT | O_EXCL : 0) |
                     (use == Use::read_linked ? 0 : O_NOFOLLOW) | O_CLOEXEC;
   const int error = injected("open");
   fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
-  if (fd_ < 0) fail(path, use == Use::create ? "cannot be created" : "cannot be opened", error ? error : errno);
+  if (fd_ < 0) fail_file(path, use == Use::create ? "cannot be created" : "cannot be opened", error ? error : errno);
 }
 
 File::~File() {
@@ -56,7 +59,7 @@ File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exch
 void File::resize(int64_t bytes) {
   int error = injected("resize");
   if (error == 0 && again([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
-  if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
+  if (error) fail_file(path_, bytes_text(bytes) + " cannot be had", error);
 }
 
 void File::reserve(int64_t at, int64_t bytes) {
@@ -64,7 +67,7 @@ void File::reserve(int64_t at, int64_t bytes) {
   if (error == 0 && again([&] { return ::fallocate(fd_, 0, at, bytes); }) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS)
     error = errno;
-  if (error) fail(path_, bytes_text(bytes) + " cannot be had", error);
+  if (error) fail_file(path_, bytes_text(bytes) + " cannot be had", error);
 }
 
 void File::write(int64_t at, const void* data, int64_t bytes) {
@@ -75,7 +78,7 @@ void File::write(int64_t at, const void* data, int64_t bytes) {
     const ssize_t n = error ? -1 : ::pwrite(fd_, from, most, at);
     if (n < 0 && !error && errno == EINTR) continue;
     if (n <= 0)
-      fail(path_, "writing at byte " + std::to_string(at) + " failed", error ? error : n == 0 ? ENOSPC : errno);
+      fail_file(path_, "writing at byte " + std::to_string(at) + " failed", error ? error : n == 0 ? ENOSPC : errno);
     from += n;
     at += n;
     bytes -= n;
@@ -88,7 +91,7 @@ void File::read(int64_t at, void* data, int64_t bytes) const {
     const int error = injected("read");
     const ssize_t n = error ? -1 : ::pread(fd_, to, static_cast<std::size_t>(bytes), at);
     if (n < 0 && !error && errno == EINTR) continue;
-    if (n < 0) fail(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
+    if (n < 0) fail_file(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
     if (n == 0) fail_user(path_ + ": ends at byte " + std::to_string(at) + ", before its contents do: it was cut off");
     to += n;
     at += n;
@@ -98,7 +101,7 @@ void File::read(int64_t at, void* data, int64_t bytes) const {
 
 int64_t File::size() const {
   struct stat about {};
-  if (::fstat(fd_, &about) != 0) fail(path_, "cannot be examined", errno);
+  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
   return about.st_size;
 }
 
@@ -110,7 +113,7 @@ void File::begin_sync(int64_t at, int64_t bytes) {
 void File::sync() {
   int error = injected("sync");
   if (error == 0 && again([&] { return ::fdatasync(fd_); }) != 0) error = errno;
-  if (error) fail(path_, "what was written to it may not be on the disk", error);
+  if (error) fail_file(path_, "what was written to it may not be on the disk", error);
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -139,12 +142,13 @@ void sync_folder(const std::string& path) {
   if (fd >= 0 && error == 0 && again([&] { return ::fsync(fd); }) != 0 && errno != EINVAL)
     error = errno;  // EINVAL: has no such thing
   if (fd >= 0) ::close(fd);
-  if (error) fail(path, "its entries may not be on the disk", error);
+  if (error) fail_file(path, "its entries may not be on the disk", error);
 }
 
 void rename_path(const std::string& from, const std::string& to) {
   const int error = injected("rename");
-  if (error || ::rename(from.c_str(), to.c_str()) != 0) fail(from, "cannot be renamed to " + to, error ? error : errno);
+  if (error || ::rename(from.c_str(), to.c_str()) != 0)
+    fail_file(from, "cannot be renamed to " + to, error ? error : errno);
 }
 
 void make_folder(const std::string& path) {
@@ -153,7 +157,7 @@ void make_folder(const std::string& path) {
   for (fs::path one = fs::absolute(path); !fs::exists(one, error) && one.has_relative_path(); one = one.parent_path())
     above.push_back(one.parent_path());
   fs::create_directories(path, error);
-  if (error) fail(path, "cannot be made", error.value());
+  if (error) fail_file(path, "cannot be made", error.value());
   for (const fs::path& one : above) sync_folder(one.string());
 }
 
@@ -165,7 +169,7 @@ bool is_there(const std::string& path) {
 void remove_path(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  if (error) fail(path, "cannot be removed", error.value());
+  if (error) fail_file(path, "cannot be removed", error.value());
 }
 
 std::vector<std::string> list_folder(const std::string& path) {
@@ -173,7 +177,7 @@ std::vector<std::string> list_folder(const std::string& path) {
   std::error_code error;
   fs::directory_iterator entries(path, error);
   if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
-  if (error) fail(path, "cannot be listed", error.value());
+  if (error) fail_file(path, "cannot be listed", error.value());
   for (const fs::directory_entry& entry : entries) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zr::host {
@@ -13,6 +14,8 @@ class File {
   enum class Use { create, write, read, read_linked };  // create: there is none yet; read_linked: through links
   /// Opens it; relative paths are from where the process is.
   File(const std::string& path, Use use);
+  /// Takes over an open descriptor; `path` is for messages.
+  File(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   ~File();
   File(File&& other) noexcept;  // the other has no file then
   File& operator=(File&&) = delete;
@@ -36,6 +39,8 @@ class File {
   int fd_ = -1;
 };
 
+/// Throws Failure(environment): "path: what: the error's text; what to do". `error` is an errno.
+[[noreturn]] void fail_file(const std::string& path, const std::string& what, int error);
 /// Writes a small file aside, syncs and renames it.
 void write_file(const std::string& path, const std::string& text);
 std::string read_file(const std::string& path);

@@ -1,0 +1,175 @@
+#include "base/directory.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+namespace zr::host {
+
+namespace {
+constexpr mode_t kFileMode = 0666, kFolderMode = 0777;
+
+std::string temporary(const std::string& name) { return "." + name + ".tmp"; }
+}  // namespace
+
+Directory::Directory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+
+Directory Directory::open(const std::string& path, bool make) {
+  if (make) make_folder(path);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail_file(path, "cannot be opened", errno);
+  return {path, fd};
+}
+
+Directory::~Directory() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Directory::Directory(Directory&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+
+Directory& Directory::operator=(Directory&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+std::string Directory::in(const std::string& name) const { return path_ + "/" + name; }
+
+bool Directory::make(const std::string& name) const {
+  if (::mkdirat(fd_, name.c_str(), kFolderMode) == 0) return true;
+  if (errno != EEXIST) fail_file(in(name), "cannot be created", errno);
+  return false;
+}
+
+Directory Directory::subdirectory(const std::string& name) const {
+  make(name);
+  const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) {
+    // For a link, O_DIRECTORY fails before O_NOFOLLOW does.
+    const bool linked = errno == ENOTDIR && link_target(name);
+    fail_file(in(name), "cannot be opened", linked ? ELOOP : errno);
+  }
+  return {in(name), fd};
+}
+
+File Directory::create(const std::string& name) const {
+  const int fd = ::openat(fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
+  if (fd < 0) fail_file(in(name), "cannot be created", errno);
+  return File(in(name), fd);
+}
+
+std::optional<std::string> Directory::read(const std::string& name) const {
+  const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return {};
+  if (fd < 0) fail_file(in(name), "cannot be opened", errno);
+  const File file(in(name), fd);
+  struct stat about {};
+  if (::fstat(fd, &about) != 0) fail_file(in(name), "cannot be examined", errno);
+  if (!S_ISREG(about.st_mode)) fail_file(in(name), "is not a regular file", S_ISDIR(about.st_mode) ? EISDIR : EINVAL);
+  std::string text(static_cast<std::size_t>(about.st_size), '\0');
+  file.read(0, text.data(), about.st_size);
+  return text;
+}
+
+void Directory::write(const std::string& name, const std::string& text) const {
+  const std::string aside = temporary(name);
+  remove(aside);
+  {
+    File file = create(aside);
+    file.write(0, text.data(), static_cast<int64_t>(text.size()));
+    file.sync();
+  }
+  if (::renameat(fd_, aside.c_str(), fd_, name.c_str()) != 0) fail_file(in(name), "cannot be written", errno);
+}
+
+void Directory::link(const std::string& target, const std::string& name) const {
+  const std::string aside = temporary(name);
+  remove(aside);
+  if (::symlinkat(target.c_str(), fd_, aside.c_str()) != 0 || ::renameat(fd_, aside.c_str(), fd_, name.c_str()) != 0)
+    fail_file(in(name), "cannot be made a symbolic link", errno);
+}
+
+std::optional<std::string> Directory::link_target(const std::string& name) const {
+  std::array<char, PATH_MAX> target;
+  const ssize_t n = ::readlinkat(fd_, name.c_str(), target.data(), target.size());
+  if (n < 0) return {};
+  return std::string(target.data(), static_cast<std::size_t>(n));
+}
+
+void Directory::move(const std::string& name, const Directory& to) const {
+  if (::renameat(fd_, name.c_str(), to.fd_, name.c_str()) != 0)
+    fail_file(in(name), "cannot be renamed to " + to.in(name), errno);
+}
+
+void Directory::remove(const std::string& name) const {
+  if (::unlinkat(fd_, name.c_str(), 0) != 0 && errno != ENOENT) fail_file(in(name), "cannot be removed", errno);
+}
+
+bool Directory::has_file(const std::string& name) const {
+  struct stat about {};
+  return ::fstatat(fd_, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(about.st_mode);
+}
+
+std::vector<std::string> Directory::list() const {
+  // A descriptor of its own: fdopendir() takes it over, and its offset is not that of fd_.
+  const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fd < 0 ? nullptr : ::fdopendir(fd), &::closedir);
+  if (!entries) fail_file(path_, "cannot be listed", errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(entries.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  if (errno) fail_file(path_, "cannot be listed", errno);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void Directory::sync() const {
+  if (::fsync(fd_) != 0 && errno != EINVAL) fail_file(path_, "its entries may not be on the disk", errno);
+}
+
+std::optional<FileLock> FileLock::try_take(const Directory& directory, const std::string& name, std::string& holder) {
+  const std::string path = directory.in(name);
+  FileLock lock(
+      ::openat(directory.fd_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kFileMode));
+  if (lock.fd_ < 0) fail_file(path, "cannot be created", errno);
+  struct stat about {};
+  if (::fstat(lock.fd_, &about) != 0) fail_file(path, "cannot be examined", errno);
+  if (!S_ISREG(about.st_mode)) fail_file(path, "is not a regular file", EINVAL);
+  std::array<char, HOST_NAME_MAX + 64> text{};
+  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
+    const ssize_t n = ::pread(lock.fd_, text.data(), text.size() - 1, 0);
+    holder.assign(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
+    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+    return {};
+  }
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const int length =
+      std::snprintf(text.data(), text.size(), "process %d on %s\n", static_cast<int>(::getpid()), host.data());
+  if (::ftruncate(lock.fd_, 0) != 0) fail_file(path, "cannot be written", errno);
+  const ssize_t n = ::pwrite(lock.fd_, text.data(), static_cast<std::size_t>(length), 0);
+  if (n != length) fail_file(path, "cannot be written", n < 0 ? errno : ENOSPC);
+  return lock;
+}
+
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+}  // namespace zr::host

@@ -1,0 +1,122 @@
+#include "base/directory.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/failure.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using namespace zr::host;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class DirectoryTest : public testing::Test {
+ protected:
+  std::string text(const std::string& path) const {
+    std::ifstream in(scratch_.folder() / path);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // The message of the Failure(environment) that `work` throws.
+  template <class F>
+  static std::string failure(F&& work) {
+    try {
+      work();
+    } catch (const Failure& failure) {
+      EXPECT_EQ(failure.exit(), Exit::environment);
+      return failure.what();
+    }
+    return "no failure";
+  }
+  zr::test::Scratch scratch_;
+  Directory directory_ = Directory::open(scratch_.path("here"), true);
+};
+
+TEST_F(DirectoryTest, WritesIntoTheDirectoryThatItOpenedAfterItsPathWasReplaced) {
+  directory_.write("a", "one\n");
+  EXPECT_EQ(text("here/a"), "one\n");
+  fs::create_directory(scratch_.path("elsewhere"));
+  fs::rename(scratch_.path("here"), scratch_.path("moved"));
+  fs::create_directory_symlink(scratch_.path("elsewhere"), scratch_.path("here"));
+  directory_.write("a", "two\n");
+  EXPECT_EQ(text("moved/a"), "two\n");
+  EXPECT_EQ(directory_.read("a"), "two\n");
+  EXPECT_TRUE(fs::is_empty(scratch_.path("elsewhere")));
+  EXPECT_EQ(directory_.list(), std::vector<std::string>{"a"}) << "no temporary file is left";
+}
+
+TEST_F(DirectoryTest, NeverWritesThroughASymbolicLink) {
+  scratch_.write("victim", "precious\n");
+  for (const char* name : {"a", "lock", ".a.tmp"})
+    fs::create_symlink(scratch_.path("victim"), scratch_.path("here") + "/" + name);
+  directory_.write("a", "new\n");
+  EXPECT_EQ(text("victim"), "precious\n");
+  EXPECT_FALSE(fs::is_symlink(scratch_.path("here/a"))) << "the link is replaced by the file";
+  std::string holder;
+  EXPECT_THAT(failure([&] { FileLock::try_take(directory_, "lock", holder); }),
+              HasSubstr("here/lock: cannot be created: it is a symbolic link, which is not followed here"));
+  EXPECT_THAT(failure([&] { directory_.create("lock"); }), HasSubstr("here/lock: cannot be created: File exists"));
+  EXPECT_THAT(failure([&] { directory_.read("lock"); }), HasSubstr("here/lock: cannot be opened: it is a symbolic"));
+  EXPECT_EQ(text("victim"), "precious\n");
+}
+
+TEST_F(DirectoryTest, OpensNoSubdirectoryThroughASymbolicLink) {
+  fs::create_directory(scratch_.path("elsewhere"));
+  fs::create_directory_symlink(scratch_.path("elsewhere"), scratch_.path("here/sub"));
+  EXPECT_THAT(failure([&] { directory_.subdirectory("sub"); }),
+              HasSubstr("here/sub: cannot be opened: it is a symbolic link"));
+  const Directory other = directory_.subdirectory("other");
+  other.write("a", "1");
+  EXPECT_EQ(text("here/other/a"), "1");
+  EXPECT_FALSE(directory_.make("other"));
+  EXPECT_TRUE(directory_.make("third"));
+}
+
+TEST_F(DirectoryTest, ReadsRegularFilesOnly) {
+  EXPECT_EQ(directory_.read("missing"), std::nullopt);
+  ASSERT_EQ(::mkfifo(scratch_.path("here/fifo").c_str(), 0600), 0);
+  EXPECT_THAT(failure([&] { directory_.read("fifo"); }), HasSubstr("here/fifo: is not a regular file"));
+  directory_.make("sub");
+  EXPECT_THAT(failure([&] { directory_.read("sub"); }), HasSubstr("here/sub: is not a regular file"));
+  std::string holder;
+  EXPECT_THAT(failure([&] { FileLock::try_take(directory_, "fifo", holder); }), HasSubstr("is not a regular file"));
+}
+
+TEST_F(DirectoryTest, ReplacesALinkInOneStep) {
+  directory_.link("1", "latest");
+  directory_.link("2", "latest");
+  EXPECT_EQ(directory_.link_target("latest"), "2");
+  EXPECT_EQ(directory_.link_target("missing"), std::nullopt);
+  EXPECT_EQ(directory_.list(), std::vector<std::string>{"latest"});
+}
+
+TEST_F(DirectoryTest, MovesAndRemovesEntries) {
+  directory_.write("a", "1");
+  const Directory other = directory_.subdirectory("other");
+  directory_.move("a", other);
+  EXPECT_EQ(text("here/other/a"), "1");
+  EXPECT_TRUE(other.has_file("a"));
+  other.remove("a");
+  other.remove("a");
+  EXPECT_FALSE(other.has_file("a"));
+  EXPECT_THAT(failure([&] { directory_.move("a", other); }), HasSubstr("here/a: cannot be renamed to "));
+}
+
+TEST_F(DirectoryTest, LockNamesItsHolderAndEndsWithIt) {
+  std::string holder;
+  {
+    const auto lock = FileLock::try_take(directory_, "lock", holder);
+    ASSERT_TRUE(lock);
+    EXPECT_FALSE(FileLock::try_take(directory_, "lock", holder));
+    EXPECT_THAT(holder, testing::MatchesRegex("process " + std::to_string(::getpid()) + " on .+"));
+  }
+  EXPECT_TRUE(FileLock::try_take(directory_, "lock", holder));
+}
+
+}  // namespace
