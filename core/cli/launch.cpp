@@ -21,6 +21,7 @@
 #include "base/failure.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
+#include "cli/program_libraries.hpp"
 #include "comm/control.hpp"
 #include "comm/store.hpp"
 
@@ -188,6 +189,7 @@ void Launch::listen_to_signals() {
 
 int Launch::run() {
   const std::string file = find_program(options_.program.empty() ? "" : options_.program[0]);
+  provide_libraries(file);
   Store::Options store;
   store.world = options_.ranks;
   store.job = store.job_id = job_;

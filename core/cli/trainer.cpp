@@ -11,6 +11,7 @@
 
 #include "base/failure.hpp"
 #include "cli/launch_process.hpp"
+#include "cli/program_libraries.hpp"
 #include "config/key_json.hpp"
 #include "plan/parameter_list.hpp"
 
@@ -113,6 +114,7 @@ std::vector<std::string> clean_environment(const std::vector<std::string>& extra
 }
 
 std::vector<Key> ask_keys(const fs::path& program, const std::string& toml) {
+  provide_libraries(program.string());
   ProcessOptions options;
   options.file = program.string();
   options.arguments = {program.string(), toml};

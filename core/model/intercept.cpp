@@ -138,7 +138,7 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 void intercept() {
   static const torch::Library library = [] {
-    torch::Library fallbacks(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    torch::Library fallbacks(torch::Library::IMPL, "_", kKey, "core/model/intercept.cpp", __LINE__);
     fallbacks.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
     return fallbacks;
   }();

@@ -1,6 +1,9 @@
 # Compiler and linker settings of this repository; authors outside use ZrPlugin.cmake alone.
 include(${CMAKE_CURRENT_LIST_DIR}/ZrPlugin.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/ZrTorch.cmake)
+set(ZR_TORCH_BESIDE ${CMAKE_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
+set(ZR_TORCH_ADVICE "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or point TORCH_ROOT at the \
+folder of a libtorch that holds lib/ and include/.")
 
 find_program(ZR_CCACHE ccache)
 if(ZR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

@@ -1,36 +1,66 @@
-# cmake --install: bin/zeroth, lib/libzeroth.so, lib/zeroth/plugins/*.so, the headers, and find_package(Zeroth).
+# cmake --install: two components, `sdk` (what a plug-in author needs, without libtorch) and `engine` (the rest):
+#   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
+#   share/doc/zeroth (licence, README, SDK documentation, changelog)  share/zeroth/examples
+# The prefix may be moved. No installed file names the build tree.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Zeroth)
+set(pkgconfig ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+set(docs ${CMAKE_INSTALL_DATADIR}/doc/zeroth)
 
-set(exported zr_sdk)
-if(TARGET zeroth_lib)
-  list(APPEND exported zeroth_lib)
-  set_target_properties(zeroth_lib PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
-  install(DIRECTORY core/api/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-endif()
-install(TARGETS ${exported} EXPORT ZerothTargets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT ZerothTargets NAMESPACE Zeroth:: DESTINATION ${package})
-if(TARGET zeroth)
-  set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-  install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
+option(ZR_INSTALL_STRIP "Strip what is installed; debug information is ten times the size of the code" ON)
+foreach(component sdk engine)
+  install(CODE "set(CMAKE_INSTALL_DO_STRIP ${ZR_INSTALL_STRIP})" COMPONENT ${component})
+endforeach()
 # Folders that the group may write (umask 002) would not be trusted with plug-ins.
 set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
     WORLD_READ WORLD_EXECUTE)
-install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/ZrTorch.cmake sdk/cmake/zr.map DESTINATION ${package})
+
+# The SDK.
+install(TARGETS zr_sdk EXPORT ZerothSdkTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT sdk)
+install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk PATTERN ".*" EXCLUDE)
+install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${package} COMPONENT sdk)
+install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)
+install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT sdk)
+
+# The engine.
+if(TARGET zeroth_lib)
+  # libtorch beside libzeroth.so: lib/libtorch (an unpacked archive or the wheel's torch folder, or a link to one).
+  set_target_properties(zeroth_lib PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/libtorch/lib")
+  install(TARGETS zeroth_lib EXPORT ZerothEngineTargets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT engine INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT ZerothEngineTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT engine)
+  install(DIRECTORY core/api/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT engine PATTERN ".*" EXCLUDE)
+  install(FILES sdk/cmake/ZrTorch.cmake DESTINATION ${package} COMPONENT engine)
+  install(DIRECTORY examples/gpt examples/quickstart examples/torchscript DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples
+    COMPONENT engine PATTERN "runs" EXCLUDE PATTERN "build*" EXCLUDE)
+endif()
+if(TARGET zeroth)
+  set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT engine)
+endif()
 get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
 foreach(plugin ${plugins})  # those of plugins/, not the tests' own
   get_target_property(folder ${plugin} SOURCE_DIR)
   file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${folder})
   if(folder MATCHES "^plugins/")
-    install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins)
+    install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins COMPONENT engine)
   endif()
 endforeach()
+install(FILES README.md DESTINATION ${docs} COMPONENT engine)
+
+# find_package(Zeroth) and pkg-config.
 set(config ${CMAKE_BINARY_DIR}/ZerothConfig.cmake)
 set(version ${CMAKE_BINARY_DIR}/ZerothConfigVersion.cmake)
 configure_package_config_file(sdk/cmake/ZerothConfig.cmake.in ${config} INSTALL_DESTINATION ${package})
-write_basic_package_version_file(${version} COMPATIBILITY ExactVersion)
-install(FILES ${config} ${version} DESTINATION ${package})
+write_basic_package_version_file(${version} COMPATIBILITY SameMinorVersion)
+install(FILES ${config} ${version} DESTINATION ${package} COMPONENT sdk)
+file(RELATIVE_PATH zr_pc_prefix /${pkgconfig} /)  # a moved prefix keeps its pkg-config files right
+string(REGEX REPLACE "/$" "" zr_pc_prefix "${zr_pc_prefix}")
+configure_file(sdk/cmake/zeroth-sdk.pc.in ${CMAKE_BINARY_DIR}/zeroth-sdk.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/zeroth-sdk.pc DESTINATION ${pkgconfig} COMPONENT sdk)
+if(TARGET zeroth_lib)
+  configure_file(sdk/cmake/zeroth.pc.in ${CMAKE_BINARY_DIR}/zeroth.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/zeroth.pc DESTINATION ${pkgconfig} COMPONENT engine)
+endif()

@@ -19,6 +19,18 @@ macro(must_say text)
   endif()
 endmacro()
 
+function(must_fail text)
+  run(${ARGN})
+  if(code EQUAL 0)
+    message(FATAL_ERROR "${command}\nended well, but should fail:\n${said}")
+  endif()
+  string(REGEX REPLACE "[ \n]+" " " said "${said}")
+  string(FIND "${said}" "${text}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "${command}\ndid not say '${text}':\n${said}")
+  endif()
+endfunction()
+
 file(REMOVE_RECURSE ${SCRATCH})
 set(prefix ${SCRATCH}/prefix)
 must(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
@@ -28,27 +40,96 @@ if(NOT installed STREQUAL built)
   message(FATAL_ERROR "the plug-ins installed are '${installed}', those built are '${built}'")
 endif()
 
-# A user's program.
-set(project ${CMAKE_COMMAND} -G Ninja -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
-must(${project} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/quickstart)
+# What an outsider needs is there; nothing is there that names the build, and no debug information.
+foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md
+        share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
+        share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
+        lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
+  if(NOT EXISTS ${prefix}/${file})
+    message(FATAL_ERROR "${file} is not installed")
+  endif()
+endforeach()
+file(GLOB_RECURSE files LIST_DIRECTORIES false ${prefix}/*)
+foreach(file ${files})
+  if(file MATCHES "/[.]")
+    message(FATAL_ERROR "${file} is installed")
+  endif()
+  execute_process(COMMAND grep -qaF -e ${SOURCE} -e ${BUILD} -e ${TORCH} ${file} RESULT_VARIABLE names)
+  if(names EQUAL 0)
+    message(FATAL_ERROR "${file} names a folder of the build tree")
+  endif()
+  if(file MATCHES "[.]so[.0-9]*$|/bin/")
+    execute_process(COMMAND readelf -SW ${file} OUTPUT_VARIABLE sections)
+    if(NOT sections MATCHES "[.]dynsym" OR sections MATCHES "[.]debug_info|[.]symtab")
+      message(FATAL_ERROR "${file} is not stripped, or has no dynamic symbols:\n${sections}")
+    endif()
+  endif()
+endforeach()
+
+# A user's program, from the installed example.
+set(cmake ${CMAKE_COMMAND} -G Ninja -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+set(project ${cmake} -DCMAKE_PREFIX_PATH=${prefix})
+file(CREATE_LINK ${TORCH} ${SCRATCH}/torch SYMBOLIC)
+must(${project} -DTORCH_ROOT=${SCRATCH}/torch -S ${prefix}/share/zeroth/examples/quickstart -B ${SCRATCH}/quickstart)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/quickstart)
 
-# An author's plug-in, and what a user is told, where there is no libtorch.
-set(project ${project} -DTORCH_ROOT=${SCRATCH}/nowhere)
-must(${project} -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
+# libtorch beside libzeroth.so is found without TORCH_ROOT. What a user without libtorch, or with another one, is told.
+file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
+must(${project} -S ${SOURCE}/examples/torchscript -B ${SCRATCH}/beside)
+must_say("libtorch [0-9.]+: ${prefix}/lib/libtorch")
+file(REMOVE ${prefix}/lib/libtorch)
+set(quickstart -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
+file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_WANTED")
+string(REGEX MATCH "[0-9.]+" wanted "${wanted}")
+set(advice "Point TORCH_ROOT at an unpacked libtorch ${wanted} (the folder that holds lib/ and include/), or put it, or \
+a link to it, at ${prefix}/lib/libtorch. Plug-ins need none: find_package(Zeroth COMPONENTS sdk).")
+must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in ${prefix}/lib/libtorch. \
+${advice}" ${project} ${quickstart})
+must_fail("No libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing. \
+${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
+file(WRITE ${SCRATCH}/old/lib/libtorch_cpu.so "")
+file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/torch.h "")
+file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/version.h
+     "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 3\n#define TORCH_VERSION_PATCH 1\n")
+must_fail("libtorch in ${SCRATCH}/old is version 2.3.1, but this Zeroth was built with ${wanted}, and libtorch keeps no \
+binary compatibility" ${project} -DTORCH_ROOT=${SCRATCH}/old ${quickstart})
+file(WRITE ${SCRATCH}/newer/CMakeLists.txt
+     "cmake_minimum_required(VERSION 3.25)\nproject(Newer LANGUAGES CXX)\nfind_package(Zeroth 0.2 REQUIRED)\n")
+must_fail("compatible with requested version \"0.2\"" ${project} -S ${SCRATCH}/newer -B ${SCRATCH}/newer/build)
+
+# An author's plug-in, with the component sdk alone; and with pkg-config.
+must(${CMAKE_COMMAND} --install ${BUILD} --component sdk --prefix ${SCRATCH}/sdk)
+if(EXISTS ${SCRATCH}/sdk/lib/libzeroth.so OR EXISTS ${SCRATCH}/sdk/bin)
+  message(FATAL_ERROR "the component sdk holds the engine")
+endif()
+must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
      -DZR_DEALT=${SOURCE}/tests/multirank/plugins/dealt.cpp)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
-run(${project} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
-if(code EQUAL 0)
-  message(FATAL_ERROR "${command}\nfound a libtorch where there is none")
-endif()
-must_say("No libtorch in .*nowhere")
-must_say("no_libtorch_was_found_set_TORCH_ROOT")
+must_fail("was installed without its engine" ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
+          -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
+find_program(pkg_config pkg-config REQUIRED)
+set(pc ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${prefix}/lib/pkgconfig ${pkg_config})
+execute_process(COMMAND ${pc} --cflags zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
+must(c++ -std=c++17 -fsyntax-only ${flags} ${SOURCE}/tests/multirank/plugins/dealt.cpp)
+execute_process(COMMAND ${pc} --define-variable=torch_root=${TORCH} --cflags --libs zeroth
+                OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
+foreach(part -I${prefix}/lib/pkgconfig/../../include "-isystem ${TORCH}/include" -L${prefix}/lib/pkgconfig/../../lib
+        -lzeroth -ltorch_cpu)
+  string(FIND "${flags}" "${part}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "pkg-config gives '${flags}', without ${part}")
+  endif()
+endforeach()
 
+# The installation is moved: a program that was linked before runs, and says what it uses; a new one is found there.
+file(RENAME ${prefix} ${SCRATCH}/moved)
+set(prefix ${SCRATCH}/moved)
+must(${cmake} -DCMAKE_PREFIX_PATH=${prefix} -DTORCH_ROOT=${TORCH} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/again)
 set(train ${prefix}/bin/zeroth launch -n 2 -- ${SCRATCH}/quickstart/quickstart
           ${SOURCE}/examples/quickstart/quickstart.toml train.steps=100 job.runs="${SCRATCH}/runs")
 must(${train} job.name=zero1)
 must_say("step 100 loss")
+must_say("quickstart does not find libzeroth.so.0 where it was linked; ${prefix}/lib has it")
 must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${SCRATCH}/author/plugins ${train} job.name=dealt strategy=dealt)
 foreach(name zero1 dealt)
   file(READ ${SCRATCH}/runs/${name}/summary.json summary)
@@ -57,4 +138,10 @@ endforeach()
 if(NOT hash_zero1 STREQUAL hash_dealt)
   message(FATAL_ERROR "the author's strategy gave other weights: ${hash_dealt}, not ${hash_zero1}")
 endif()
+# libtorch is gone from where the program was linked; then it is beside libzeroth.so of the moved installation.
+file(REMOVE ${SCRATCH}/torch)
+must_fail("needs shared libraries that are not found: libtorch_cpu.so, libc10.so" ${train} job.name=no_torch)
+must_fail("beside libzeroth.so" ${train} job.name=no_torch)
+file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
+must(${train} job.name=beside)
 file(REMOVE_RECURSE ${SCRATCH})

@@ -1,0 +1,116 @@
+#include "cli/program_libraries.hpp"
+
+#include <elf.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "cli/launch_process.hpp"
+
+extern char** environ;
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kSearchPath = "LD_LIBRARY_PATH";
+
+// The dynamic loader that a 64-bit ELF program names; "" if it names none.
+std::string loader_of(const std::string& program) {
+  std::ifstream in(program, std::ios::binary);
+  Elf64_Ehdr head{};
+  if (!in.read(reinterpret_cast<char*>(&head), sizeof head) || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+      head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof(Elf64_Phdr))
+    return "";
+  for (int i = 0; i < head.e_phnum; ++i) {
+    Elf64_Phdr part{};
+    in.seekg(static_cast<std::streamoff>(head.e_phoff + sizeof part * static_cast<std::size_t>(i)));
+    if (!in.read(reinterpret_cast<char*>(&part), sizeof part)) return "";
+    if (part.p_type != PT_INTERP || part.p_filesz < 2 || part.p_filesz > 4096) continue;
+    std::string loader(part.p_filesz - 1, '\0');  // without the final NUL
+    in.seekg(static_cast<std::streamoff>(part.p_offset));
+    if (!in.read(loader.data(), static_cast<std::streamsize>(loader.size()))) return "";
+    return loader;
+  }
+  return "";
+}
+
+std::string output_of(const ProcessOptions& options) {
+  const Process process = start_process(options);
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = ::read(process.out, buffer.data(), buffer.size())) > 0;)
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  ::close(process.out);
+  while (!reap(process.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return text;
+}
+
+// lib/ of the installation, or of the build, that this `zeroth` belongs to.
+fs::path own_libraries() {
+  std::error_code error;
+  const fs::path self = fs::canonical("/proc/self/exe", error);
+  return error ? fs::path() : self.parent_path().parent_path() / "lib";
+}
+
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> missing_libraries(const std::string& program) {
+  ProcessOptions options;
+  options.file = loader_of(program);
+  if (options.file.empty()) return {};
+  options.arguments = {options.file, program};
+  options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader lists, and starts nothing
+  for (char** one = environ; *one; ++one) options.environment.emplace_back(*one);
+  options.one_pipe = true;
+  std::vector<std::string> missing;
+  std::istringstream lines(output_of(options));
+  for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found"
+    const auto end = line.find(" => not found");
+    const auto begin = line.find_first_not_of(" \t");
+    if (end == line.npos || begin >= end) continue;
+    const std::string name = line.substr(begin, end - begin);
+    if (std::find(missing.begin(), missing.end(), name) == missing.end()) missing.push_back(name);
+  }
+  return missing;
+}
+
+void provide_libraries(const std::string& program) {
+  std::vector<std::string> missing = missing_libraries(program);
+  const fs::path own = own_libraries();
+  std::string added;  // folders of this installation that hold some of them
+  for (const fs::path& folder : {own, own / "libtorch" / "lib"})
+    if (std::any_of(missing.begin(), missing.end(), [&](const auto& name) { return fs::exists(folder / name); }))
+      added += (added.empty() ? "" : ":") + folder.string();
+  if (!added.empty()) {
+    const char* before = std::getenv(kSearchPath);
+    ::setenv(kSearchPath, ((before && *before ? std::string(before) + ":" : "") + added).c_str(), 1);
+    log(ZR_LOG_INFO, program + " does not find " + list(missing) + " where it was linked; " + added + " has it");
+    missing = missing_libraries(program);
+  }
+  if (missing.empty()) return;
+  const bool torch = std::find(missing.begin(), missing.end(), "libtorch_cpu.so") != missing.end();
+  fail_environment(
+      "the program " + program + " needs shared libraries that are not found: " + list(missing) +
+      "; put their folder into LD_LIBRARY_PATH, or link the program again" +
+      (torch ? "; libtorch can also be, or be linked, beside libzeroth.so: " + (own / "libtorch").string() : ""));
+}
+
+}  // namespace zr::host
