@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "engine/session.hpp"
+#include "model/param_types.hpp"
 #include "model/torch_model.hpp"
 #include "plan/parameter_list.hpp"
 #include "program_state.hpp"
@@ -45,6 +46,7 @@ struct Engine::State {
       std::puts(host::to_json(asked.parameters()).c_str());
       std::exit(0);
     }
+    host::check_param_types(parameters, program.state()->setup().config, program.rank());
     return std::make_unique<State>(program, parameters, buffers);
   }
   host::TorchModel torch_model;

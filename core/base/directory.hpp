@@ -19,7 +19,9 @@ class Directory {
   /// first.
   static Directory open(const std::string& path, bool make);
   ~Directory();
-  Directory(Directory&& other) noexcept;  // the other has no directory then
+  /// The other has no directory then.
+  Directory(Directory&& other) noexcept;
+  /// The same.
   Directory& operator=(Directory&& other) noexcept;
 
   const std::string& path() const { return path_; }  // as it was opened, for messages

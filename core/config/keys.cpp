@@ -127,6 +127,10 @@ std::vector<Key> make_host_keys() {
   keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
   keys.push_back(text("train", "dtype", "\"fp32\"", "of weights and activations; masters and states stay fp32",
                       {"fp32", "bf16", "fp16"}));
+  keys.push_back(text("train", "param_dtype", "\"convert\"",
+                      "parameters that are neither fp32 nor train.dtype, such as double ones: convert and report "
+                      "them, or reject the model",
+                      {"convert", "reject"}));
   keys.push_back(
       whole("train", "global_batch", "0", 0, kMost, "samples a step; 0: micro_batch x accumulation x ranks"));
   keys.push_back(

@@ -270,7 +270,7 @@ Checkpoint Session::open(const std::string& path, const LoadHow& how) {
 LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   if (in_backward_ || micro_ > 0)
     fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
-  model_.check_scopes();
+  model_.check_scopes("engine.load()");
   comm_->barrier("before a checkpoint is loaded");  // nor does a peer read still what is written here
   settle();
   check_renames(asked.renames, plan_.input.parameters, model_.buffers());
@@ -282,6 +282,7 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   const Match found = match(from, how, facts.optimizer == optimizer);
   check_match(from, found, how, facts.optimizer == optimizer);
   incomplete_ = true;
+  gradients_summed_ = false;
   const int64_t room = from.largest_chunk();
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
   try {

@@ -63,9 +63,14 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, fl
 
 void Session::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
                    float* out) {
-  if (role == LogicalRole::value) take_written();
   const Parameter& parameter = plan_.input.parameters[param];
+  if (role == LogicalRole::value) {
+    // What was written inside a scope is visible here under some strategies only, until the scope ends.
+    model_.check_scope(param, "engine.get('" + parameter.name + "')");
+    take_written();
+  }
   check_complete();
+  if (role == LogicalRole::gradient) check_gradients(parameter.name);
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
   const auto array = array_of(role, slot);
@@ -107,6 +112,16 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
   }
   if (role == LogicalRole::gradient)
     for (int64_t i = 0; i < count; ++i) out[i] *= grad_mul_;
+}
+
+// Before the boundary the sums differ by strategy: of one rank, of a shard, or not begun.
+void Session::check_gradients(const std::string& parameter) const {
+  if (gradients_summed_) return;
+  const std::string call = "engine.get('" + parameter + "', zr::What::gradient): ";
+  if (in_backward_ || micro_ > 0)
+    fail_user(call + "the gradient is not summed over ranks and micro-batches before engine.step() ends the step; " +
+              "call it after engine.step(), which keeps the sum until the next engine.backward()");
+  fail_user(call + "this engine has no gradient yet; call it after engine.backward() and engine.step()");
 }
 
 void Session::reach(const zr_view& view, States::Use use, uint32_t param,
@@ -174,7 +189,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   const Parameter& parameter = plan_.input.parameters[param];
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
   if (role == LogicalRole::value) {
-    model_.check_scopes();
+    model_.check_scopes("engine.set('" + parameter.name + "')");
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
     store(param, values);
     const int64_t before = comm_->wire().total();
@@ -192,6 +207,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
 }
 
 std::string Session::weights_hash() {
+  model_.check_scopes("engine.weights_hash()");
   constexpr int64_t kPart = 64 * kLeaf;  // elements at a time, whatever the model
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;

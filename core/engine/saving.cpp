@@ -157,7 +157,7 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
         "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
         "saved; call it after a step");
   check_complete();
-  model_.check_scopes();
+  model_.check_scopes("engine.save()");
   comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
   settle();
   take_written();

@@ -77,6 +77,7 @@ void Session::begin_backward(double loss, double weight) {
   lap(Phase::forward);
   model_.verify();
   in_backward_ = true;
+  gradients_summed_ = false;
   model_.hide_gradients(false);
   weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
@@ -112,6 +113,7 @@ void Session::check_backward() const {
 bool Session::step() {
   check_backward();
   if (micro_ == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
+  model_.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (micro_ < accumulation_) return false;
   CallError error;
   for (const auto& tier : tiers_)
@@ -142,7 +144,6 @@ bool Session::step() {
   const double rate = learning_rate(config(), updates_);
   lap(Phase::agree);
 
-  model_.check_scopes();
   take_written();
   if (pages_) pages_->step_end();
   const bool finite = agreed.non_finite == 0;
@@ -164,6 +165,7 @@ bool Session::step() {
   write_tiers();
   comm_->note_step(++step_);
   micro_ = 0;
+  gradients_summed_ = true;
   last_ = {agreed.loss, norm};
   finish_step(agreed, rate, wire_before);
   save_if_due(agreed);

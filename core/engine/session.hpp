@@ -161,6 +161,7 @@ class Session {
   /// Masters under weights that the program wrote to in place.
   void take_written();
   void check_backward() const;
+  void check_gradients(const std::string& parameter) const;
   struct Match {
     struct Part {
       uint32_t param;  // kNoParam: a buffer
@@ -242,6 +243,7 @@ class Session {
   const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
   int64_t step_ = 0;                                   // made so far
   int64_t updates_ = 0;                                // of them not skipped: the schedule's clock
+  bool gradients_summed_ = false;                      // those of the last step, until the next backward or load
   bool in_backward_ = false;                           // since an exception ended one, too
   int micro_ = 0;                                      // micro-steps of the coming step made so far
   std::vector<double> losses_, weights_;

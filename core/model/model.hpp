@@ -64,8 +64,9 @@ class Model {
   virtual std::vector<uint32_t> written() = 0;
   /// Throws Failure(user) naming a bound parameter whose data was exchanged behind the engine.
   virtual void verify() = 0;
-  /// Throws Failure(user) naming a shared parameter that a scope of the program still holds.
-  virtual void check_scopes() = 0;
+  /// Throws Failure(user) naming `call` and a parameter that a scope of the program still holds; of `param` alone.
+  virtual void check_scopes(const std::string& call) = 0;
+  virtual void check_scope(uint32_t param, const std::string& call) = 0;
   /// Gives bound parameters memory of their own again, with the present values; unbound ones cannot be used any more.
   virtual void release() = 0;
 

@@ -176,6 +176,7 @@ void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype)
 void TorchModel::hold(const std::vector<uint32_t>& params) {
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
+    ++state_->slots[param].scopes;
     if (state_->slots[param].shared) {
       state_->expose(param, 1);
       state_->lend_copy(param);
@@ -189,6 +190,7 @@ void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
     auto& slot = state_->slots[param];
+    --slot.scopes;
     slot.binding.version = -1;  // writes through pointers leave no other trace
     if (slot.shared) {
       state_->take_copy(param, takes_over);
@@ -230,11 +232,15 @@ void TorchModel::verify() {
   }
 }
 
-void TorchModel::check_scopes() {
-  for (std::size_t i = 0; i < state_->slots.size(); ++i)
-    if (state_->slots[i].writers > 0)
-      fail_user("weights changed while '" + state_->parameters[i].name +
-                "' was in use; end the zr::gather scope before engine.step() or engine.set()");
+void TorchModel::check_scopes(const std::string& call) {
+  for (uint32_t param = 0; param < state_->slots.size(); ++param) check_scope(param, call);
+}
+
+void TorchModel::check_scope(uint32_t param, const std::string& call) {
+  const State::Slot& slot = state_->slots[param];
+  if (slot.scopes > 0 || slot.writers > 0)
+    fail_user(call + " was called inside a zr::gather scope of '" + state_->parameters[param].name +
+              "'; nothing was changed; end the scope before the call");
 }
 
 void TorchModel::release() {

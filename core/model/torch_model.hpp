@@ -29,7 +29,8 @@ class TorchModel final : public Model {
   void lend(uint32_t param, void* memory) override;
   std::vector<uint32_t> written() override;
   void verify() override;
-  void check_scopes() override;
+  void check_scopes(const std::string& call) override;
+  void check_scope(uint32_t param, const std::string& call) override;
   void release() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;

@@ -36,6 +36,7 @@ struct TorchModel::State final : Keeper {
     const void* shared = nullptr;        // bound to memory that all ranks read
     at::DataPtr copy;                    // of it, while it is written to
     int readers = 0, writers = 0;        // operators and scopes on what is shared
+    int scopes = 0;                      // of zr::gather, however the parameter is stored
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;

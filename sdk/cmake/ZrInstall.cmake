@@ -33,8 +33,9 @@ if(TARGET zeroth_lib)
   install(EXPORT ZerothEngineTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT engine)
   install(DIRECTORY core/api/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT engine PATTERN ".*" EXCLUDE)
   install(FILES sdk/cmake/ZrTorch.cmake DESTINATION ${package} COMPONENT engine)
-  install(DIRECTORY examples/gpt examples/quickstart examples/torchscript DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples
-    COMPONENT engine PATTERN "runs" EXCLUDE PATTERN "build*" EXCLUDE)
+  install(DIRECTORY examples/gpt examples/quickstart examples/torchscript
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT engine
+    PATTERN "runs" EXCLUDE PATTERN "build*" EXCLUDE)
 endif()
 if(TARGET zeroth)
   set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")

@@ -54,7 +54,8 @@ class Memory final : public zr::host::Model {
   void lend(uint32_t, void*) override {}
   std::vector<uint32_t> written() override { return {}; }
   void verify() override {}
-  void check_scopes() override {}
+  void check_scopes(const std::string&) override {}
+  void check_scope(uint32_t, const std::string&) override {}
   void release() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {

@@ -183,6 +183,7 @@ const std::vector<Row> kGpt{
 // Each has a test of its own below.
 const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skips",
                                    "communicator.timeout", "memory.device_budget",
+                                   "train.param_dtype",  // tests/multirank/boundary_test.cpp
                                    // Those in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
                                    "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",

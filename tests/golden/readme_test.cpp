@@ -18,7 +18,7 @@ using zr::testing::shell;
 namespace fs = std::filesystem;
 
 const std::string kRoot = ZR_SOURCE_DIR "/";
-const std::vector<std::string> kFiles{"README.md", "CONTRIBUTING.md", "examples/gpt/README.md",
+const std::vector<std::string> kFiles{"README.md", "CONTRIBUTING.md", "sdk/README.md", "examples/gpt/README.md",
                                       "examples/quickstart/README.md", "examples/torchscript/README.md"};
 
 std::string text_of(const std::string& file) {

@@ -208,15 +208,15 @@ TEST_F(Sharded, AFailedBackwardEndsTheTraining) {
 }
 
 TEST_F(Sharded, AScopeEndsBeforeTheStep) {
-  refuses(
-      "steps_within_scope",
-      "weights changed while 'first.weight' was in use; end the zr::gather scope before engine.step() or engine.set()",
-      "zero1 communicator.alias=true");
+  refuses("steps_within_scope",
+          "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
+          "before the call",
+          "zero1 communicator.alias=true");
   for (const std::string name : {"reads_pointer", "saves_module"})
     refuses(name, "parameter 'first.weight' is shared by the ranks of this host", "zero2 communicator.alias=true");
-  refuses(
-      "steps_within_scope",
-      "weights changed while 'first.weight' was in use; end the zr::gather scope before engine.step() or engine.set()");
+  refuses("steps_within_scope",
+          "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
+          "before the call");
 }
 
 TEST_F(Sharded, DataExchangedBehindTheEngineIsRefused) {

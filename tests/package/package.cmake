@@ -81,18 +81,18 @@ file(REMOVE ${prefix}/lib/libtorch)
 set(quickstart -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
 file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_WANTED")
 string(REGEX MATCH "[0-9.]+" wanted "${wanted}")
-set(advice "Point TORCH_ROOT at an unpacked libtorch ${wanted} (the folder that holds lib/ and include/), or put it, or \
-a link to it, at ${prefix}/lib/libtorch. Plug-ins need none: find_package(Zeroth COMPONENTS sdk).")
-must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in ${prefix}/lib/libtorch. \
-${advice}" ${project} ${quickstart})
-must_fail("No libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing. \
-${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
+set(advice "Point TORCH_ROOT at an unpacked libtorch ${wanted} (the folder that holds lib/ and include/), or put it, \
+or a link to it, at ${prefix}/lib/libtorch. Plug-ins need none: find_package(Zeroth COMPONENTS sdk).")
+must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in \
+${prefix}/lib/libtorch. ${advice}" ${project} ${quickstart})
+must_fail("No libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are \
+missing. ${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
 file(WRITE ${SCRATCH}/old/lib/libtorch_cpu.so "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/torch.h "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/version.h
      "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 3\n#define TORCH_VERSION_PATCH 1\n")
-must_fail("libtorch in ${SCRATCH}/old is version 2.3.1, but this Zeroth was built with ${wanted}, and libtorch keeps no \
-binary compatibility" ${project} -DTORCH_ROOT=${SCRATCH}/old ${quickstart})
+must_fail("libtorch in ${SCRATCH}/old is version 2.3.1, but this Zeroth was built with ${wanted}, and libtorch keeps \
+no binary compatibility" ${project} -DTORCH_ROOT=${SCRATCH}/old ${quickstart})
 file(WRITE ${SCRATCH}/newer/CMakeLists.txt
      "cmake_minimum_required(VERSION 3.25)\nproject(Newer LANGUAGES CXX)\nfind_package(Zeroth 0.2 REQUIRED)\n")
 must_fail("compatible with requested version \"0.2\"" ${project} -S ${SCRATCH}/newer -B ${SCRATCH}/newer/build)

@@ -73,8 +73,10 @@ class Engine {
   /// What backward() multiplies the coming step's losses by, with train.dtype = "fp16"; else 1.
   double loss_scale() const;
 
-  /// A parameter's fp32 value, gradient sum scaled as the optimizer saw it, or optimizer state `slot`: whole, logical
-  /// shape, the same under every strategy. Collective.
+  /// A parameter's fp32 value, gradient, or optimizer state `slot`, in the parameter's full shape, with the same bits
+  /// under every strategy. The gradient is the last step's, summed over ranks and micro-batches and scaled as the
+  /// optimizer saw it; it can be read from engine.step() until the next engine.backward(), and is an error otherwise.
+  /// Collective.
   torch::Tensor get(const std::string& parameter, What what = What::value, const std::string& slot = "");
   /// Sets value or state on all ranks from this whole tensor (equal on all ranks). Collective.
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");

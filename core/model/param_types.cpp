@@ -1,0 +1,49 @@
+#include "model/param_types.hpp"
+
+#include <set>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::size_t kMostNames = 4;
+
+// As train.dtype and C++ name it.
+std::string type_name(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return "double";
+    case at::kHalf: return "fp16";
+    case at::kBFloat16: return "bf16";
+    default: return c10::toString(type);
+  }
+}
+}  // namespace
+
+void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const Config& config,
+                       int rank) {
+  const std::string& dtype = config.text("train.dtype");
+  std::set<const c10::TensorImpl*> seen;  // a tied weight has several names
+  std::string names;
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == at::kFloat) continue;
+    const std::string type = type_name(tensor.scalar_type());
+    if (type == dtype || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    if (count++ < kMostNames) names += (names.empty() ? "'" : ", '") + name + "' (" + type + ")";
+  }
+  if (count == 0) return;
+  if (count > kMostNames) names += " and " + std::to_string(count - kMostNames) + " more";
+  const std::string are =
+      std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are");
+  if (config.text("train.param_dtype") == "reject")
+    fail_user(are + " not in fp32 or train.dtype (" + dtype + "), and train.param_dtype (" +
+              config.origin("train.param_dtype").text() + ") is \"reject\"; convert the model before the engine is " +
+              "made, for example with model->to(torch::kFloat)");
+  if (rank == 0)
+    log(ZR_LOG_INFO, are + " converted: training uses " + dtype + " weights and fp32 optimizer states (train.dtype); " +
+                         "train.param_dtype = \"reject\" makes this an error");
+}
+
+}  // namespace zr::host

@@ -1,0 +1,154 @@
+// One rank of BoundaryTest: calls that are rejected between backward and step or inside a zr::gather scope, after which
+// training continues. boundary_case CASE TOML [path=value ...]
+#include <algorithm>
+
+#include "multirank/engine_run.hpp"
+#include "zr/parameters.hpp"
+
+namespace {
+
+using engine_tests::require;
+using engine_tests::Run;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void print_result(Run& run) {
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+}
+
+void trains(Run& run) {
+  run.build();
+  run.train();
+  print_result(run);
+}
+
+// Every call that needs settled weights is rejected inside the scope of one parameter; then the step is made.
+void calls_inside_scope(Run& run) {
+  run.build();
+  run.micro_step();
+  while (!run.engine->done()) {
+    run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
+    {
+      const auto scope = zr::gather(run.model->named_parameters()["twice.weight"]);
+      for (const auto& [name, call] : std::map<std::string, std::function<void()>>{
+               {"engine.step()", [&] { run.engine->step(); }},
+               {"engine.get('twice.weight')", [&] { run.engine->get("twice.weight"); }},
+               {"engine.set('scalar')", [&] { run.engine->set("scalar", zr::What::value, torch::ones({})); }},
+               {"engine.weights_hash()", [&] { run.engine->weights_hash(); }}})
+        require(error_of(call) == name +
+                                      " was called inside a zr::gather scope of 'twice.weight'; nothing was changed; "
+                                      "end the scope before the call",
+                name + " says: " + error_of(call));
+    }
+    run.engine->step();
+  }
+  print_result(run);
+}
+
+void steps_inside_scope(Run& run) {
+  run.build();
+  run.engine->backward(run.model->loss(0, run.engine->micro_index()));
+  const auto scope = zr::gather(run.model->parameters());
+  run.engine->step();
+}
+
+void saves_inside_scope(Run& run) {
+  run.build();
+  const auto scope = zr::gather(run.model->parameters());
+  run.engine->save("never");
+}
+
+void loads_inside_scope(Run& run) {
+  run.build();
+  const auto scope = zr::gather(run.model->parameters());
+  run.engine->load("never");
+}
+
+// The gradient is readable from a step to the next backward, on every rank alike, and an error otherwise.
+void reads_gradients(Run& run) {
+  run.build();
+  const auto gradient = [&] { return run.engine->get("twice.weight", zr::What::gradient); };
+  const std::string none =
+      "engine.get('twice.weight', zr::What::gradient): this engine has no gradient yet; call it after "
+      "engine.backward() and engine.step()";
+  const std::string early =
+      "engine.get('twice.weight', zr::What::gradient): the gradient is not summed over ranks and micro-batches before "
+      "engine.step() ends the step; call it after engine.step(), which keeps the sum until the next engine.backward()";
+  require(error_of(gradient) == none, "before the first step: " + error_of(gradient));
+  while (!run.engine->done()) {
+    const int64_t micro = run.engine->micro_index();
+    run.engine->backward(run.model->loss(run.engine->step_index(), micro));
+    require(error_of(gradient) == early, "after backward: " + error_of(gradient));
+    if (!run.engine->step()) {
+      require(error_of(gradient) == early, "between micro-steps: " + error_of(gradient));
+      continue;
+    }
+    const torch::Tensor all = gradient();
+    require(torch::isfinite(all).all().item<bool>() && all.abs().sum().item<double>() > 0, "the gradient is a number");
+    require(std::abs(run.engine->mean(all.sum().item<double>()) - all.sum().item<double>()) == 0,
+            "every rank gets the same gradient");
+  }
+  const double sum = gradient().sum().item<double>();
+  if (run.engine->rank() == 0) std::cout << "gradient " << std::hexfloat << sum << std::endl;
+  print_result(run);
+}
+
+void reads_gradient_before_step(Run& run) {
+  run.build();
+  run.engine->backward(run.model->loss(0, run.engine->micro_index()));
+  run.engine->get("twice.weight", zr::What::gradient);
+}
+
+void reads_gradient_at_start(Run& run) {
+  run.build();
+  run.engine->get("twice.weight", zr::What::gradient);
+}
+
+// Parameters of other types than fp32: more than one line would hold, and one that is tied.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    for (const char* name : {"a", "b", "c", "d", "e"}) register_parameter(name, torch::ones({4}, torch::kDouble));
+    register_parameter("half", torch::ones({4}, torch::kHalf));
+    register_parameter("single", torch::ones({4}));
+    register_parameter("tied", named_parameters()["a"]);
+  }
+};
+
+void has_mixed_types(Run& run) {
+  const auto model = std::make_shared<MixedImpl>();
+  zr::Engine engine(run.program, *model);
+  require(model->named_parameters()["a"].scalar_type() != torch::kDouble, "a double parameter is converted");
+}
+
+struct OneDoubleImpl : torch::nn::Module {
+  OneDoubleImpl() { register_parameter("weight", torch::ones({4}, torch::kDouble)); }
+};
+
+void has_one_double(Run& run) {
+  const auto model = std::make_shared<OneDoubleImpl>();
+  zr::Engine engine(run.program, *model);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return engine_tests::run_case(argc, argv,
+                                {{"trains", trains},
+                                 {"calls_inside_scope", calls_inside_scope},
+                                 {"steps_inside_scope", steps_inside_scope},
+                                 {"saves_inside_scope", saves_inside_scope},
+                                 {"loads_inside_scope", loads_inside_scope},
+                                 {"reads_gradients", reads_gradients},
+                                 {"reads_gradient_before_step", reads_gradient_before_step},
+                                 {"reads_gradient_at_start", reads_gradient_at_start},
+                                 {"has_mixed_types", has_mixed_types},
+                                 {"has_one_double", has_one_double}});
+}
