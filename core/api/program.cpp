@@ -100,6 +100,7 @@ bool Program::boolean(const std::string& path) const { return state_->setup().co
 int64_t Program::integer(const std::string& path) const { return state_->setup().config.integer(path); }
 double Program::number(const std::string& path) const { return state_->setup().config.number(path); }
 std::string Program::text(const std::string& path) const { return state_->setup().config.text(path); }
+std::string Program::origin(const std::string& path) const { return state_->setup().config.origin(path).text(); }
 std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return static_cast<int>(state_->setup().config.integer("job.ranks")); }

@@ -3,7 +3,10 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <new>
 #include <string_view>
+#include <system_error>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -42,6 +45,17 @@ int report_exception() {
   } catch (const std::invalid_argument& error) {  // a program's own word for what its user wrote
     log(ZR_LOG_ERROR, error.what());
     return static_cast<int>(Exit::user);
+  } catch (const std::filesystem::filesystem_error& error) {
+    log(ZR_LOG_ERROR, std::string(error.what()) + ": see that the path exists and may be used");
+    return static_cast<int>(Exit::environment);
+  } catch (const std::system_error& error) {  // of a thread that cannot be started, say
+    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
+    log(ZR_LOG_ERROR, std::string("the system refused a request: ") + error.what() +
+                          (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : ""));
+    return static_cast<int>(Exit::environment);
+  } catch (const std::bad_alloc&) {
+    log(ZR_LOG_ERROR, "out of memory: lower the sizes of the job, or run it on a machine with more");
+    return static_cast<int>(Exit::environment);
   } catch (const std::exception& error) {
     const std::string text = error.what();  // libtorch's own carry a list of addresses
     log(ZR_LOG_ERROR, text.substr(0, text.find("\nException raised from ")));

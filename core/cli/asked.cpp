@@ -4,6 +4,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "cli/trainer.hpp"
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
@@ -17,21 +18,29 @@ Document Asked::document(const std::vector<std::string>& more) const {
 }
 
 JudgedJob Asked::judged(const std::vector<std::string>& more, int world) const {
-  return judge(document(more), registry_, own_, world);
+  return judge(document(more), registry_, own_, world, options_.run);
 }
 
 // The program a file names tells which keys it reads, and what it would train if nobody else does.
 int Asked::ask_program(const std::filesystem::path& bin, bool for_parameters) {
   const Entry program = document({}).early("job.program");
   if (std::get<std::string>(program.value).empty() && !for_parameters) return 0;
+  if (!options_.run) {
+    if (for_parameters)
+      fail_user(command_ +
+                ": --no-run: of which model? the file's program is not started; name --safetensors FILE or "
+                "--params N");
+    return 0;
+  }
   const std::filesystem::path trainer = find_trainer(program, options_.file, bin);
-  own_ = ask_keys(trainer, options_.file);
+  const std::string where = place_of_program(program);
+  own_ = ask_keys(trainer, options_.file, where);
   if (!for_parameters) return 0;
   judged({}, ranks());  // what is wrong with the file is told before the model is made
   std::vector<std::string> argv{trainer.string(), options_.file};
   argv.insert(argv.end(), options_.overrides.begin(), options_.overrides.end());
-  Answer answer = ask_parameters(argv);
-  std::cerr << answer.said;
+  Answer answer = ask_parameters(argv, where);
+  std::cerr << printable(answer.said, "\n\t");
   parameters_ = std::move(answer.parameters);
   return answer.code;
 }

@@ -17,6 +17,7 @@ struct AskedOptions {
   std::vector<std::string> tensors;    // safetensors files, whose parameters are planned
   Sizes sizes;                         // or a model of these
   int ranks = 0;                       // 0: job.ranks
+  bool run = true;                     // the file's program may be started
 
   bool sized() const { return sizes.parameters || sizes.layers || sizes.width; }
   bool any() const { return !file.empty() || !tensors.empty() || sized(); }  // a model is named

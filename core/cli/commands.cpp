@@ -59,11 +59,18 @@ Parsed parse(const Command& command, const Arguments& arguments, const po::optio
   return parsed;
 }
 
-std::filesystem::path bin_folder() { return std::filesystem::canonical("/proc/self/exe").parent_path(); }
+std::filesystem::path bin_folder() {
+  std::error_code error;
+  const auto self = std::filesystem::canonical("/proc/self/exe", error);
+  if (error)
+    fail_environment("zeroth cannot find its own folder: /proc/self/exe: " + error.message() +
+                     "; mount /proc: mount -t proc proc /proc");
+  return self.parent_path();
+}
 
-JobFile judged(const Command& command, const Arguments& words) {
+JobFile judged(const Command& command, const Arguments& words, bool run = true) {
   if (words.empty()) fail_user(std::string("zeroth ") + command.name + ": which file? usage: zeroth " + command.usage);
-  return judge_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder());
+  return judge_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
 }
 
 // The trainer's argv. A file that names no trainer is a failure here.
@@ -89,11 +96,19 @@ int train(const Command& command, const Arguments& arguments) {
   return launch(options);
 }
 
+void add_no_run(po::options_description& options) {
+  options.add_options()("no-run", "do not start the file's program");
+}
+
 int explain_file(const Command& command, const Arguments& arguments) {
-  const Parsed parsed = parse(command, arguments);
+  po::options_description how("options");
+  add_no_run(how);
+  const Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
-  std::cout << explain(judged(command, parsed.words)) << std::flush;
-  return explain_placement({parsed.words[0], {parsed.words.begin() + 1, parsed.words.end()}, {}, {}, 0}, bin_folder());
+  const bool run = parsed.values.count("no-run") == 0;
+  std::cout << explain(judged(command, parsed.words, run)) << std::flush;
+  return explain_placement({parsed.words[0], {parsed.words.begin() + 1, parsed.words.end()}, {}, {}, 0, run},
+                           bin_folder());
 }
 
 // "7.5e9" is a whole number of parameters.
@@ -116,6 +131,7 @@ void add_asked(po::options_description& options) {
       "safetensors", po::value<Arguments>()->composing(), "of the tensors in this file, or in several")(
       "params", po::value<std::string>(), "of a GPT with so many parameters, such as 7.5e9")(
       "layers", po::value<std::string>(), "with so many layers")("hidden", po::value<std::string>(), "of this width");
+  add_no_run(options);
 }
 AskedOptions asked_of(const Command& command, const Parsed& parsed) {
   AskedOptions options;
@@ -137,6 +153,7 @@ AskedOptions asked_of(const Command& command, const Parsed& parsed) {
                    whole_number(command, parsed.values, "layers", 1e5),
                    whole_number(command, parsed.values, "hidden", 1e6)};
   options.ranks = static_cast<int>(whole_number(command, parsed.values, "ranks", 1e6));
+  options.run = parsed.values.count("no-run") == 0;
   return options;
 }
 
@@ -184,6 +201,8 @@ std::string only_folder(const Command& command, const Arguments& words) {
   return words[0];
 }
 
+std::string in_brackets(const std::string& text) { return text.empty() ? "" : " (" + text + ")"; }
+
 int plugins(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
   if (parsed.helped) return 0;
@@ -194,10 +213,12 @@ int plugins(const Command& command, const Arguments& arguments) {
     const std::string text = list_text(registry.list());
     std::cout << "looked in";
     for (const auto& folder : registry.directories())
-      std::cout << " " << folder.string() << (std::filesystem::is_directory(folder) ? "" : " (not there)");
+      std::cout << " " << folder.string() << in_brackets(folder_problem(folder));
     std::cout << "\n" << (text.empty() ? "found none\n" : text);
     return 0;
   }
+  if (parsed.words[0].empty())
+    fail_user("zeroth plugins: the name of the file is empty; name a plug-in's file, or none");
   const Judgement judgement = Registry::judge(std::filesystem::absolute(parsed.words[0]));
   std::cout << list_text({judgement});
   return judgement.accepted ? 0 : static_cast<int>(Exit::user);
@@ -260,7 +281,7 @@ constexpr Command kCommands[] = {
     {"tune", "tune --path FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Measures a disk for a minute, keeps what suits it best, and says what a step of a model would take there.",
      tune_disk},
-    {"explain", "explain FILE.toml [table.key=value ...]",
+    {"explain", "explain [--no-run] FILE.toml [table.key=value ...]",
      "Prints every effective value, where it comes from and what it means.", explain_file},
     {"plugins", "plugins [FILE.so]",
      "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
@@ -289,6 +310,7 @@ int run_command(const Arguments& arguments) {
     std::cout << "zeroth " ZR_VERSION " (plug-in ABI " << ZR_ABI_MAJOR << "." << ZR_ABI_MINOR << ")\n";
     return 0;
   }
+  probe_before_loading();
   std::vector<std::string> names;
   for (const Command& one : kCommands) {
     if (name == one.name) return one.run(one, {arguments.begin() + 1, arguments.end()});

@@ -3,24 +3,25 @@
 #include <algorithm>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "cli/trainer.hpp"
 #include "plugin/choice.hpp"
 
 namespace zr::host {
 
 JobFile judge_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
-                   const std::filesystem::path& bin) {
+                   const std::filesystem::path& bin, bool run) {
   const Document document = Document::load(file, overrides);
-  JobFile job{file, overrides, {}, {}};
+  JobFile job{file, overrides, {}, {}, {}};
   Choice choice = choose(document, registry, std::get<int64_t>(document.early("job.ranks").value));
   const Entry program = document.early("job.program");
   if (!std::get<std::string>(program.value).empty()) {
     job.program = find_trainer(program, file, bin);
-    const auto keys = ask_keys(job.program, file);
+    const auto keys = run ? ask_keys(job.program, file, place_of_program(program)) : std::vector<Key>{};
     choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
   }
   try {
-    job.config = document.check(choice.keys, 0, choice.unread);
+    job.config = document.check(choice.keys, 0, choice.unread, run ? nullptr : &job.unchecked);
   } catch (const Failure& failure) {
     if (!job.program.empty()) throw;
     throw Failure(failure.exit(), failure.what() + ("\n" + file) +
@@ -94,6 +95,11 @@ std::string explain(const JobFile& job) {
       for (const Entry& own : group.own)
         rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
     }
+  }
+  if (!job.unchecked.empty()) {
+    rows.push_back({""});
+    rows.push_back({"not checked: keys of the program, which was not run (--no-run)"});
+    for (const Unchecked& one : job.unchecked) rows.push_back({printable(one.path), one.written, one.origin.text()});
   }
   return aligned(rows, "  ");
 }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "comm/control.hpp"
+#include "comm/job_secret.hpp"
 #include "comm/store.hpp"
 
 extern char** environ;
@@ -38,17 +38,6 @@ constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kForOrderlyEnd = std::chrono::seconds(5);         // after a user's signal
 constexpr auto kForTable = std::chrono::milliseconds(3500);      // after a rank failed, should the store not speak
 constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the table: they end by themselves within two
-
-std::string random_hex(std::size_t bytes) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    unsigned char byte = 0;
-    if (getrandom(&byte, 1, 0) != 1) fail_environment("the system gives no random numbers (getrandom)");
-    text += {digits[byte >> 4], digits[byte & 15]};
-  }
-  return text;
-}
 
 int cores() {
   cpu_set_t set;
@@ -77,6 +66,8 @@ class Launch {
   void ended(int rank, const Fate& fate);
   void drain(int rank);
   void stop(int signal, int sent);
+  bool saves_on_signal() const;
+  void save_after_all();
   void broke(const std::string& table);
   void send_away(int signal, bool joined_too);
   void end_all_after(std::chrono::milliseconds patience);
@@ -253,6 +244,7 @@ void Launch::drain(int rank) {
 }
 
 void Launch::ended(int rank, const Fate& seen) {
+  save_after_all();
   Fate fate = seen;
   at(rank).running = false;
   --running_;
@@ -292,7 +284,7 @@ void Launch::stop(int signal, int sent) {
     store_->stop_judging();
     return send_away(SIGKILL, true);
   }
-  if ((signal == SIGTERM || signal == SIGINT) && store_->value(kStopsInOrder) == "yes") {
+  if ((signal == SIGTERM || signal == SIGINT) && saves_on_signal()) {
     asked_ = true;  // they save, then end as they would at their last step, however long that takes
     for (const auto& rank : ranks_)
       if (rank->running) kill(-rank->process.pid, signal);
@@ -303,6 +295,22 @@ void Launch::stop(int signal, int sent) {
   send_away(sent, true);
   send_away(SIGCONT, true);
   end_all_after(kForOrderlyEnd);
+}
+
+bool Launch::saves_on_signal() const {
+  for (int rank = 0; rank < options_.ranks; ++rank)
+    if (store_->value(saves_on_signal_key(rank)) != "yes") return false;
+  return true;
+}
+
+// The signal came after every rank began to catch it and before the store had heard so: they save all the same.
+void Launch::save_after_all() {
+  if (!stopped_by_ || asked_ || running_ < options_.ranks || stopped_by_ == SIGHUP || !saves_on_signal()) return;
+  asked_ = true;
+  stopped_by_ = 0;
+  deadline_.expires_at({});  // as if never set
+  for (auto& rank : ranks_) rank->sent_away = false;
+  store_->resume_judging();
 }
 
 void Launch::send_away(int signal, bool joined_too) {
@@ -324,6 +332,7 @@ void Launch::end_all_after(std::chrono::milliseconds patience) {
 
 void Launch::tick() {
   output_.tick();
+  save_after_all();
   if (writer_.failed() && !stopped_by_) stop(SIGPIPE, SIGTERM);
   for (int rank = 0; rank < options_.ranks; ++rank)
     for (const auto stream : {Output::out, Output::err})

@@ -135,7 +135,9 @@ Process start_process(const ProcessOptions& options) {
   const int fork_error = errno;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (null >= 0) close(null);
-  if (pid < 0) fail_environment(std::string("cannot start another process: ") + std::strerror(fork_error));
+  if (pid < 0)
+    fail_environment(std::string("cannot start another process: ") + std::strerror(fork_error) +
+                     (fork_error == EAGAIN ? "; raise the limit of processes (ulimit -u, or the container's)" : ""));
   setpgid(pid, pid);  // as the child does: whoever comes first
   close(std::exchange(status.write, -1));
   int error = 0;

@@ -137,6 +137,10 @@ int explain_placement(const AskedOptions& options, const std::filesystem::path& 
     std::cout << "  unknown: job.program names no trainer that would tell its model; see zeroth plan\n";
     return 0;
   }
+  if (!options.run) {
+    std::cout << "  unknown: the program, which would report its model, was not run (--no-run)\n";
+    return 0;
+  }
   if (const int code = asked.gather(bin)) return code;
   const JudgedJob job = asked.judged({}, 0);
   const Planner planner(job, asked.parameters(), static_cast<int>(job.config.integer("job.ranks")), true);

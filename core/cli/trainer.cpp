@@ -1,15 +1,21 @@
 #include "cli/trainer.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "config/key_json.hpp"
@@ -21,18 +27,44 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+using Clock = std::chrono::steady_clock;
+constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMostSeconds = 86400;
+constexpr std::size_t kMostKeysText = 16u << 20, kMostParametersText = 256u << 20;
+constexpr std::size_t kMostErrorText = 64u << 10;
+constexpr std::size_t kShownLines = 8;
+
+double limit_seconds(double standard) {
+  const char* set = std::getenv("ZR_ASK_SECONDS");
+  if (!set) return standard;
+  char* end = nullptr;
+  const double seconds = std::strtod(set, &end);
+  if (end == set || *end || !(seconds > 0) || seconds > kMostSeconds)
+    fail_user("ZR_ASK_SECONDS=" + std::string(set) + ": expected seconds, more than 0 and at most 86400");
+  return seconds;
+}
 
 bool is_program(const fs::path& path) {
   std::error_code error;
   return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
 }
 
-// A process of ours, until its end.
+// The last lines of what a program wrote, or "".
+std::string last_lines(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  std::size_t at = text.size();
+  for (std::size_t n = 0; n < kShownLines && at != text.npos && at > 0; ++n) at = text.rfind('\n', at - 1);
+  return at == text.npos || at == 0 ? text : text.substr(at + 1);
+}
+
+// A program that is asked something: its stdout as the answer, its stderr, both bounded; killed with its process group
+// at the end.
 class Asked {
  public:
-  explicit Asked(const ProcessOptions& options)
-      : process_(start_process(options)), pipes_{process_.out, process_.err} {}
+  enum class End { in_order, late, too_long };
+  Asked(const ProcessOptions& options, std::size_t most_answer)
+      : most_answer_(most_answer), process_(start_process(options)), pipes_{process_.out, process_.err} {
+    for (const int pipe : pipes_) ::fcntl(pipe, F_SETFL, O_NONBLOCK);
+  }
   ~Asked() {
     for (const int pipe : pipes_)
       if (pipe >= 0) ::close(pipe);
@@ -42,42 +74,67 @@ class Asked {
   }
   Asked(const Asked&) = delete;
 
-  /// False: it did not end in time.
-  bool wait(std::chrono::steady_clock::time_point until) {
-    while (pipes_[0] >= 0 || pipes_[1] >= 0 || !(fate_ = reap(process_.pid))) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
-      if (left <= 0) return false;
-      const bool open = pipes_[0] >= 0 || pipes_[1] >= 0;
-      read_some(open ? static_cast<int>(left) : 5);
+  /// A process that it started elsewhere may hold the pipes open: nothing is awaited from them once it has ended.
+  End wait(double seconds) {
+    const auto until =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    while (!(fate_ = reap(process_.pid))) {
+      if (Clock::now() >= until) return End::late;
+      read_some(20);
+      if (text_[0].size() > most_answer_) return End::too_long;
     }
-    return true;
+    while (read_some(0) && text_[0].size() <= most_answer_) {
+    }
+    return text_[0].size() > most_answer_ ? End::too_long : End::in_order;
   }
   const std::string& out() const { return text_[0]; }
   const std::string& err() const { return text_[1]; }
   const Fate& fate() const { return *fate_; }
 
  private:
-  void read_some(int milliseconds) {
+  // True if there was something.
+  bool read_some(int milliseconds) {
     std::array<pollfd, 2> waits{pollfd{pipes_[0], POLLIN, 0}, pollfd{pipes_[1], POLLIN, 0}};
+    if (pipes_[0] < 0 && pipes_[1] < 0) milliseconds = std::min(milliseconds, 1);
     ::poll(waits.data(), waits.size(), milliseconds);
+    bool any = false;
     for (std::size_t i = 0; i < waits.size(); ++i) {
       if (pipes_[i] < 0 || !waits[i].revents) continue;
-      std::array<char, 4096> buffer;
+      std::array<char, 65536> buffer;
       const ssize_t got = ::read(pipes_[i], buffer.data(), buffer.size());
       if (got > 0) {
+        any = true;
         text_[i].append(buffer.data(), static_cast<std::size_t>(got));
-      } else {
+        if (i == 1 && text_[1].size() > 2 * kMostErrorText) text_[1].erase(0, text_[1].size() - kMostErrorText);
+      } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
         ::close(std::exchange(pipes_[i], -1));
       }
     }
+    return any;
   }
 
+  const std::size_t most_answer_;
   Process process_;
   std::array<int, 2> pipes_;
   std::array<std::string, 2> text_;
   std::optional<Fate> fate_;
 };
+
+// Throws what is wrong with how a program answered, where something is; `asks`: "which keys it reads".
+void check_answer(const Asked& asked, Asked::End end, double seconds, std::size_t most, const std::string& who,
+                  const std::string& asks) {
+  const std::string lines = last_lines(asked.err());
+  const std::string said = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
+  if (end == Asked::End::late)
+    fail_user(who + " did not say within " + shortest(seconds) + " seconds " + asks +
+              ": construct zr::Program first in its main(), or set ZR_ASK_SECONDS to more seconds" + said);
+  if (end == Asked::End::too_long)
+    fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " when asked " + asks +
+              ": name a program that constructs zr::Program first in its main()" + said);
+  if (!asked.fate().good())
+    fail_environment(who + " " + fate_text(asked.fate()) + " when asked " + asks + ": run it by hand to see why" +
+                     said);
+}
 
 }  // namespace
 
@@ -100,6 +157,8 @@ fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path
             "; build it, or write its absolute path");
 }
 
+std::string place_of_program(const Entry& program) { return program.origin.text() + ": job.program"; }
+
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra) {
   std::vector<std::string> all = extra;
   for (char** one = environ; *one; ++one) {
@@ -113,41 +172,55 @@ std::vector<std::string> clean_environment(const std::vector<std::string>& extra
   return all;
 }
 
-std::vector<Key> ask_keys(const fs::path& program, const std::string& toml) {
-  provide_libraries(program.string());
+namespace {
+
+std::string who_text(const std::string& where, const std::string& program) {
+  return (where.empty() ? "" : where + ": ") + "the program " + program;
+}
+
+ProcessOptions asking(const std::vector<std::string>& argv, const char* what) {
   ProcessOptions options;
-  options.file = program.string();
-  options.arguments = {program.string(), toml};
-  options.environment = clean_environment({"ZR_ASK=schema"});
-  Asked asked(options);
-  const std::string who = "the program " + program.string();
-  if (!asked.wait(std::chrono::steady_clock::now() + kPatience))
-    fail_user(who + " did not say within a minute which keys it reads: construct zr::Program first in its main()");
-  const std::string said = asked.err().empty() ? "" : "; it said:\n" + asked.err();
-  if (!asked.fate().good())
-    fail_environment(who + " " + fate_text(asked.fate()) +
-                     " when asked which keys it reads: run it by hand to see why" + said);
+  options.file = argv[0];
+  options.arguments = argv;
+  options.environment = clean_environment({what});
+  return options;
+}
+
+// A failure that the program has reported itself, as every program built on zr::Engine does.
+bool is_reported(const Fate& fate, const std::string& said) {
+  for (const Exit exit : {Exit::user, Exit::environment, Exit::peer_lost, Exit::bug})
+    if (!fate.signal && fate.code == static_cast<int>(exit) && !said.empty()) return true;
+  return false;
+}
+
+}  // namespace
+
+std::vector<Key> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
+  const double seconds = limit_seconds(kSecondsForKeys);
+  const std::string who = who_text(where, program.string());
+  provide_libraries(program.string());
+  Asked asked(asking({program.string(), toml}, "ZR_ASK=schema"), kMostKeysText);
+  const Asked::End end = asked.wait(seconds);
+  check_answer(asked, end, seconds, kMostKeysText, who, "which keys it reads");
   return keys_from_json(asked.out(), who);
 }
 
-Answer ask_parameters(const std::vector<std::string>& argv) {
-  Answer answer{};
+Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where) {
+  const double seconds = limit_seconds(kSecondsForParameters);
+  const std::string who = who_text(where, argv[0]), asks = "what it trains";
   // A program that reads its model's memory, or loads its data as tensors, needs memory for both.
   for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
-    ProcessOptions options;
-    options.file = argv[0];
-    options.arguments = argv;
-    options.environment = clean_environment({how});
-    Asked asked(options);
-    while (!asked.wait(std::chrono::steady_clock::now() + kPatience)) {
+    const bool last = std::string_view(how) != "ZR_ASK=parameters";
+    Asked asked(asking(argv, how), kMostParametersText);
+    const Asked::End end = asked.wait(seconds);
+    if (end == Asked::End::in_order && !asked.fate().good()) {
+      if (!last) continue;
+      if (is_reported(asked.fate(), asked.err())) return {asked.fate().code, {}, asked.err()};
     }
-    const Fate& fate = asked.fate();
-    answer = {fate.signal ? 128 + fate.signal : fate.code, {}, asked.err()};
-    if (!fate.good()) continue;
-    answer.parameters = parameters_from_json(asked.out(), "the program " + argv[0]);
-    break;
+    check_answer(asked, end, seconds, kMostParametersText, who, asks);
+    return {0, parameters_from_json(asked.out(), who), asked.err()};
   }
-  return answer;
+  fail_bug("the last way to ask always ends");
 }
 
 }  // namespace zr::host

@@ -14,7 +14,7 @@
 namespace zr::host {
 
 namespace {
-// A job of one rank: no sockets, no thread.
+// A job of one rank without zeroth's launcher: no sockets, no thread.
 class Alone final : public Control {
  public:
   explicit Alone(std::string job) : job_(std::move(job)) {}
@@ -72,14 +72,14 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   const std::lock_guard lock(membership.mutex);
   if (membership.control) return membership.control;
   const auto place = place_of([](const char* name) -> const char* { return std::getenv(name); }, getppid());
-  if (place && place->world > 1) {
+  if (place && (place->world > 1 || place->launched)) {
     membership.client = std::make_shared<ControlClient>(*place, timeout);
     membership.control = membership.client;
     membership.pid = getpid();
   } else {
     const std::string own = "alone-" + std::to_string(getpid()) + "-" +
                             std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
-    membership.control = std::make_shared<Alone>(place && place->launched ? place->job : own);
+    membership.control = std::make_shared<Alone>(own);
   }
   return membership.control;
 }

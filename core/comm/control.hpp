@@ -22,18 +22,20 @@ struct Activity {
   int64_t step = 0;
 };
 
-/// A key of the store: the ranks end in order, by themselves, when a signal asks them to.
-inline constexpr const char* kStopsInOrder = "stops_in_order";
+/// The store's key with which `rank` says "yes" while SIGTERM and SIGINT make it save and end by itself. A launcher
+/// that reads it for every rank forwards such a signal and waits.
+inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + std::to_string(rank); }
 
 /// One per process and job. All methods are thread-safe unless said otherwise.
 class Control {
  public:
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
   /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these: one rank, no sockets. Without
-  /// zeroth's launcher rank 0 serves the store. Returns once every rank has joined. A process joins once: later calls
-  /// return the same object, which lives until the process exits. Throws Failure(environment) naming variable and
-  /// remedy, Failure(peer_lost) if a rank died before it joined.
+  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these, or one
+  /// rank that another launcher started: one rank, no sockets. Without zeroth's launcher rank 0 serves the store.
+  /// Returns once every rank has joined. A process joins once: later calls return the same object, which lives until
+  /// the process exits. Throws Failure(environment) naming variable and remedy, Failure(peer_lost) if a rank died
+  /// before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
 

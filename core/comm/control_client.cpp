@@ -11,17 +11,20 @@
 #include <random>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "comm/control_table.hpp"
 
 namespace zr::host {
 
-using boost::asio::ip::tcp;
+namespace ip = boost::asio::ip;
+using boost::system::error_code;
+using ip::tcp;
 using wire::Type;
 
 namespace {
 constexpr auto kForTable = std::chrono::milliseconds(2000);  // the store takes a second to build it
-constexpr std::size_t kMostWhat = 300;
+constexpr auto kBeatOfStep = std::chrono::milliseconds(10);  // so late may the store hear of a step
 
 // As the launcher's: short, for names that are made of it.
 std::string new_job_id() {
@@ -43,9 +46,17 @@ ControlClient::ControlClient(Place place, std::chrono::milliseconds timeout)
   activity_.what = "join";
   activity_.waiting = true;
   activity_since_ = heard_ = Clock::now();
-  const wire::Hello hello{place_.job, place_.token, place_.rank, place_.world, self_};
-  dial_ = std::make_shared<Dial>(io_, find_store(deadline), wire::encode(hello), deadline,
-                                 "rank " + std::to_string(place_.rank));
+  if (place_.shares_secret) secret_ = std::make_unique<JobSecret>(place_.job);
+  auto endpoints = find_store(deadline);
+  const auto hello = [this]() -> std::optional<std::string> {
+    const bool others = place_.shares_secret && !place_.serves;
+    const auto token = others ? secret_->read() : std::optional(place_.token);
+    if (!token) return {};
+    return wire::encode(wire::Hello{place_.job, *token, place_.rank, place_.world, self_});
+  };
+  dial_ = std::make_shared<Dial>(io_, std::move(endpoints), hello,
+                                 secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
+                                 deadline, "rank " + std::to_string(place_.rank));
   dial_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
                [this](const Failure& failure) {
                  const std::lock_guard lock(mutex_);
@@ -71,14 +82,8 @@ ControlClient::~ControlClient() { close(); }
 std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
   auto endpoints = resolve(place_.address, place_.ports, deadline);
   if (!place_.serves) return endpoints;
-  auto address = endpoints.front().address();
-  // A name may mean loopback on its own host only: other hosts' ranks come from outside.
-  const bool one_host =
-      place_.local_world == place_.world || place_.address == "localhost" || place_.address == address.to_string();
-  if (!address.is_loopback() || !one_host) {
-    address = address.is_v4() ? boost::asio::ip::address(boost::asio::ip::address_v4::any())
-                              : boost::asio::ip::address(boost::asio::ip::address_v6::any());
-  }
+  const auto address = address_to_bind(endpoints.front().address());
+  if (place_.shares_secret) place_.token = secret_->create();
   Store::Options options;
   options.world = place_.world;
   options.job = place_.job;
@@ -86,11 +91,36 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   options.job_id = new_job_id();
   store_ = std::make_unique<Store>(io_, std::move(options), address, place_.ports);
   store_finished_ = false;
-  if (address.is_unspecified()) {
-    address = address.is_v4() ? boost::asio::ip::address(boost::asio::ip::address_v4::loopback())
-                              : boost::asio::ip::address(boost::asio::ip::address_v6::loopback());
+  if (!address.is_unspecified() && !address.is_loopback()) warn_if_open(address.to_string());
+  if (!address.is_unspecified()) return {tcp::endpoint(address, store_->port())};
+  warn_if_open("every address of this host");
+  const boost::asio::ip::address own =
+      address.is_v4() ? ip::address(ip::address_v4::loopback()) : ip::address(ip::address_v6::loopback());
+  return {tcp::endpoint(own, store_->port())};
+}
+
+// The address that the other ranks dial, so that no other network reaches the store. Every address where that one is
+// not this host's (a forwarded port), or is loopback by name only and ranks of other hosts come from outside.
+ip::address ControlClient::address_to_bind(const ip::address& dialled) {
+  const bool one_host =
+      place_.local_world == place_.world || place_.address == "localhost" || place_.address == dialled.to_string();
+  error_code error;
+  if (!dialled.is_loopback()) {
+    tcp::acceptor trial(io_);
+    const tcp::endpoint any_port(dialled, 0);
+    trial.open(any_port.protocol(), error);
+    if (!error) trial.bind(any_port, error);
   }
-  return {tcp::endpoint(address, store_->port())};
+  if (dialled.is_loopback() ? one_host : !error) return dialled;
+  return dialled.is_v4() ? ip::address(ip::address_v4::any()) : ip::address(ip::address_v6::any());
+}
+
+void ControlClient::warn_if_open(const std::string& address) const {
+  if (!place_.guessable) return;
+  log(ZR_LOG_WARN, "the job's store listens on " + address + ", port " + std::to_string(store_->port()) + ", and " +
+                       place_.launcher +
+                       " gave the ranks no secret: any process that reaches this port can "
+                       "join the job or end it. Set ZR_TOKEN to one secret for every rank (SECURITY.md)");
 }
 
 void ControlClient::wait_joined(Clock::time_point deadline) {
@@ -128,6 +158,9 @@ void ControlClient::post_send(std::string message) {
 }
 
 void ControlClient::put(const std::string& key, const std::string& value) {
+  if (key.size() > wire::kMostKeyBytes)
+    fail_bug("the job's store takes keys of at most 4 KiB; '" + key.substr(0, 60) + "...' has " +
+             bytes_text(static_cast<int64_t>(key.size())));
   if (value.size() > wire::kMostValueBytes)
     fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " +
              bytes_text(static_cast<int64_t>(value.size())));
@@ -164,8 +197,9 @@ void ControlClient::set_activity(const Activity& activity) {
   activity_.sequence = activity.sequence;
   activity_.fingerprint = activity.fingerprint;
   activity_.waiting = activity.waiting;
-  activity_.step = activity.step;
-  activity_.what.assign(activity.what, 0, kMostWhat);
+  if (std::exchange(activity_.step, activity.step) != activity.step && !std::exchange(beat_is_due_, true))
+    boost::asio::post(io_, [this] { beat_after(kBeatOfStep); });
+  activity_.what.assign(activity.what, 0, wire::kMostWhatBytes);
   activity_since_ = Clock::now();
   if (activity.fingerprint == 0 || activity.sequence == 0) return;
   if (calls_made_ > 0 && calls_[(calls_made_ - 1) % calls_.size()].sequence == activity.sequence) return;
@@ -178,7 +212,8 @@ void ControlClient::set_activity(const Activity& activity) {
 std::string ControlClient::report(const std::string& mine) {
   std::unique_lock lock(mutex_);
   reported_ = true;
-  if (!broken() && !store_gone_) post_send(wire::Writer().text(mine).message(Type::report));
+  if (!broken() && !store_gone_)
+    post_send(wire::Writer().text(mine.substr(0, wire::kMostReportBytes)).message(Type::report));
   changed_.wait_for(lock, kForTable, [&] { return table_ || store_gone_; });
   if (!table_) {
     std::string headline = headline_.empty() ? "rank " + std::to_string(place_.rank) + ": " + mine : headline_;
@@ -235,6 +270,7 @@ void ControlClient::close() {
   }
   boost::asio::post(io_, [this] { shut_down(); });
   if (thread_.joinable()) thread_.join();
+  if (secret_) secret_->remove();
 }
 
 }  // namespace zr::host

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <condition_variable>
 #include <map>
@@ -17,6 +18,7 @@
 #include "comm/control.hpp"
 #include "comm/control_dial.hpp"
 #include "comm/control_environment.hpp"
+#include "comm/job_secret.hpp"
 #include "comm/store.hpp"
 
 namespace zr::host {
@@ -49,6 +51,7 @@ class ControlClient final : public Control {
   void message(wire::Type type, std::string_view body);
   void lost_store();
   void beat();
+  void beat_after(std::chrono::milliseconds pause);
   void check_keeper();
   bool keeper_is_dead() const;
   void broke(const std::string& headline);
@@ -59,6 +62,8 @@ class ControlClient final : public Control {
   // On any thread.
   static int64_t ms_since(Clock::time_point then);
   std::vector<boost::asio::ip::tcp::endpoint> find_store(Clock::time_point deadline);
+  boost::asio::ip::address address_to_bind(const boost::asio::ip::address& dialled);
+  void warn_if_open(const std::string& address) const;
   void wait_joined(Clock::time_point deadline);
   void count_locals();
   void post_send(std::string message);
@@ -77,6 +82,7 @@ class ControlClient final : public Control {
 
   // Of the control thread.
   std::unique_ptr<Store> store_;
+  std::unique_ptr<JobSecret> secret_;
   std::shared_ptr<Dial> dial_;
   std::shared_ptr<Connection> connection_;
   std::optional<wire::Beat> keeper_left_;
@@ -95,8 +101,9 @@ class ControlClient final : public Control {
   Activity activity_;
   std::string getting_;  // the key that get() waits for
   Clock::time_point activity_since_, getting_since_, heard_;
-  std::array<wire::Call, 64> calls_;  // a ring: the last ones issued
+  std::array<wire::Call, wire::kMostCalls> calls_;  // a ring: the last ones issued
   uint64_t calls_made_ = 0, calls_told_ = 0;
+  bool beat_is_due_ = false;  // the step has changed since the last beat
   uint64_t leaves_ = 0, left_sequence_ = 0;
   int64_t left_step_ = 0;
   bool left_failed_ = false;

@@ -86,6 +86,7 @@ void ControlClient::lost_store() {
 void ControlClient::beat() {
   if (connection_) {
     const std::lock_guard lock(mutex_);
+    beat_is_due_ = false;
     connection_->send(wire::encode(Type::beat, beat_locked()));
   }
   if (keeper_left_) check_keeper();
@@ -93,7 +94,11 @@ void ControlClient::beat() {
     std::exchange(connection_, nullptr)->close();
     lost_store();
   }
-  beat_timer_.expires_after(kBeat);
+  beat_after(kBeat);
+}
+
+void ControlClient::beat_after(std::chrono::milliseconds pause) {
+  beat_timer_.expires_after(pause);
   beat_timer_.async_wait([this](const error_code& error) {
     if (!error) beat();
   });
@@ -164,7 +169,7 @@ wire::Beat ControlClient::beat_locked() {
   beat.activity = activity_;
   beat.age_ms = ms_since(activity_since_);
   if (!getting_.empty()) {
-    beat.activity.what = "get of key '" + getting_ + "'";
+    beat.activity.what = ("get of key '" + getting_ + "'").substr(0, wire::kMostWhatBytes);
     beat.activity.waiting = true;
     beat.age_ms = ms_since(getting_since_);
   }

@@ -12,6 +12,10 @@ namespace zr::host {
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+constexpr std::size_t kMostQueued = 64u << 20;
+}
+
 void close_on_exec(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
 
 Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
@@ -61,6 +65,13 @@ void Connection::read_body(wire::Type type, uint32_t bytes) {
 
 void Connection::send(std::string message) {
   if (closed_ || finishing_) return;
+  queued_ += message.size();
+  if (queued_ > kMostQueued && !queue_.empty()) {
+    finishing_ = true;
+    error_code ignored;
+    socket_.shutdown(tcp::socket::shutdown_both, ignored);  // the read side then sees the end
+    return;
+  }
   queue_.push_back(std::move(message));
   if (queue_.size() == 1) write_next();
 }
@@ -70,6 +81,7 @@ void Connection::write_next() {
                            [this, self = shared_from_this()](const error_code& error, std::size_t) {
                              if (closed_) return;
                              if (error) return;  // the read side sees it too, after what the peer sent last
+                             queued_ -= queue_.front().size();
                              queue_.pop_front();
                              if (!queue_.empty()) return write_next();
                              error_code ignored;

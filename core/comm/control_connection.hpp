@@ -24,6 +24,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void start(OnMessage on_message, OnClosed on_closed, uint32_t most);
   /// Other callbacks and limit from the next message on.
   void hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most);
+  /// A peer that does not read until 64 MiB wait for it is closed, as by an error.
   void send(std::string message);
   /// No more is sent after what is queued; on_closed follows when the peer has closed too.
   void finish();
@@ -42,6 +43,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::array<char, wire::kHeaderBytes> header_{};
   std::string body_;
   std::deque<std::string> queue_;
+  std::size_t queued_ = 0;  // bytes
   bool finishing_ = false, closed_ = false;
 };
 

@@ -33,11 +33,12 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
   }
 }
 
-Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, std::string hello, Time deadline,
-           std::string who)
+Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, Hello hello, std::string no_hello,
+           Time deadline, std::string who)
     : io_(io),
       endpoints_(std::move(endpoints)),
       hello_(std::move(hello)),
+      no_hello_(std::move(no_hello)),
       who_(std::move(who)),
       deadline_(deadline),
       timer_(io) {}
@@ -76,12 +77,18 @@ void Dial::attempt(std::size_t index) {
   });
   socket_->async_connect(endpoints_[index], [this, self, mine, index, socket = socket_](const error_code& error) {
     if (over_ || mine != attempt_) return;
+    if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
+      return fail(Failure(Exit::environment, who_ + " cannot reach " + endpoints_[index].address().to_string() +
+                                                 ", where the job's store is: " + error.message() +
+                                                 "; the loopback interface is down: ip link set lo up"));
     if (error) return next(index, error.message());
     greet(index, std::move(*socket));
   });
 }
 
 void Dial::greet(std::size_t index, tcp::socket socket) {
+  auto hello = hello_();
+  if (!hello) return next(index, no_hello_);
   const auto self = shared_from_this();
   const uint64_t mine = attempt_;
   connection_ = std::make_shared<Connection>(std::move(socket));
@@ -105,7 +112,7 @@ void Dial::greet(std::size_t index, tcp::socket socket) {
         if (!over_ && mine == attempt_) next(index, "it closed the connection");
       },
       wire::kMostBytes);
-  connection_->send(hello_);
+  connection_->send(std::move(*hello));
 }
 
 void Dial::next(std::size_t index, const std::string& why) {

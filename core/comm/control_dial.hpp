@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,11 @@ class Dial : public std::enable_shared_from_this<Dial> {
   using Failed = std::function<void(const Failure&)>;
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `hello`: the message to greet with. `who`: "rank 3", for messages.
-  Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, std::string hello,
-       Time deadline, std::string who);
+  /// `hello` gives the message to greet with, at each attempt anew; nothing: there is none yet, and `no_hello` says
+  /// why. `who`: "rank 3", for messages.
+  using Hello = std::function<std::optional<std::string>()>;
+  Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,
+       std::string no_hello, Time deadline, std::string who);
   void start(Welcomed welcomed, Failed failed);
   void stop();
 
@@ -36,7 +39,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
 
   boost::asio::io_context& io_;
   const std::vector<boost::asio::ip::tcp::endpoint> endpoints_;
-  const std::string hello_, who_;
+  const Hello hello_;
+  const std::string no_hello_, who_;
   const Time deadline_;
   boost::asio::steady_timer timer_;
   Welcomed welcomed_;

@@ -53,6 +53,11 @@ std::vector<uint16_t> ports_from(int first) {
   return ports;
 }
 
+// Every rank that meets the others there is on the same host.
+bool is_this_host(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
 // ZR_STORE=host:port, which any launcher's user may set.
 bool take_store(const From& from, Place& place) {
   const std::string store = from.optional("ZR_STORE");
@@ -187,9 +192,13 @@ std::optional<Place> place_of(const Variables& variables, int64_t parent) {
   }
   // The user's own meeting place and secret go before what was derived.
   const From from{variables, place.launcher};
-  take_store(from, place);
+  const bool one_host = place.local_world == place.world || is_this_host(place.address);
+  if (!take_store(from, place) && one_host && place.world > 1) place.address = "127.0.0.1";
   if (has("ZR_TOKEN")) place.token = from.optional("ZR_TOKEN");
-  if (place.token.empty()) place.token = place.job;
+  if (!place.token.empty() || place.world == 1) return place;
+  place.shares_secret = one_host;
+  place.guessable = !one_host;
+  if (place.guessable) place.token = place.job;
   return place;
 }
 

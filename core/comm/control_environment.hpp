@@ -17,7 +17,10 @@ struct Place {
   std::vector<uint16_t> ports;            // the store listens on the first of these that was free
   bool launched = false;                  // by zeroth launch, which keeps the store
   bool serves = false;                    // this rank keeps the store
-  std::string job, token;
+  std::string job;
+  std::string token;           // what a rank shows to the store
+  bool shares_secret = false;  // token is empty: rank 0 makes one, and passes it on in a file (JobSecret)
+  bool guessable = false;      // token is made of the launcher's variables, which other users may know
 };
 
 /// A variable's value, or null.

@@ -6,6 +6,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/text.hpp"
+
 namespace zr::host::wire {
 
 Writer& Writer::u8(uint8_t value) {
@@ -50,6 +52,12 @@ uint64_t Reader::u64() {
 
 std::string Reader::text() { return std::string(take(u64())); }
 
+std::string Reader::text(std::size_t most) {
+  const uint64_t bytes = u64();
+  if (bytes > most) throw Malformed("a text is too long");
+  return std::string(take(bytes));
+}
+
 void Reader::end() const {
   if (!rest_.empty()) throw Malformed("the message has bytes too many");
 }
@@ -76,7 +84,7 @@ Hello decode_hello(std::string_view body) {
   hello.rank = reader.i64();
   hello.world = reader.i64();
   hello.peer.pid = reader.i64();
-  hello.peer.host = reader.text();
+  hello.peer.host = printable(reader.text());
   hello.peer.machine = reader.text();
   reader.end();
   return hello;
@@ -101,7 +109,7 @@ Beat decode_beat(std::string_view body) {
   Beat beat;
   beat.activity.sequence = reader.u64();
   beat.activity.fingerprint = reader.u64();
-  beat.activity.what = reader.text();
+  beat.activity.what = printable(reader.text(kMostWhatBytes));
   beat.activity.waiting = reader.u8() != 0;
   beat.activity.step = reader.i64();
   beat.age_ms = reader.i64();
@@ -110,11 +118,13 @@ Beat decode_beat(std::string_view body) {
   beat.left_step = reader.i64();
   beat.left = reader.u8() != 0;
   beat.failed = reader.u8() != 0;
-  for (uint64_t n = reader.u64(); n > 0; --n) {
+  const uint64_t calls = reader.u64();
+  if (calls > kMostCalls) throw Malformed("a beat has too many calls");
+  for (uint64_t n = calls; n > 0; --n) {
     Call call;
     call.sequence = reader.u64();
     call.fingerprint = reader.u64();
-    call.what = reader.text();
+    call.what = printable(reader.text(kMostWhatBytes));
     beat.recent.push_back(std::move(call));
   }
   reader.end();
@@ -135,7 +145,7 @@ Start decode_start(std::string_view body) {
   for (uint64_t n = reader.u64(); n > 0; --n) {
     Peer peer;
     peer.pid = reader.i64();
-    peer.host = reader.text();
+    peer.host = printable(reader.text());
     peer.machine = reader.text();
     start.peers.push_back(std::move(peer));
   }

@@ -34,6 +34,10 @@ inline constexpr uint32_t kHeaderBytes = 5;
 inline constexpr uint32_t kMostHelloBytes = 4096;  // before a connection has shown the token
 inline constexpr uint32_t kMostBytes = 4u << 20;
 inline constexpr uint32_t kMostValueBytes = 1u << 20;
+inline constexpr uint32_t kMostKeyBytes = 4096;
+inline constexpr uint32_t kMostWhatBytes = 300;          // of an activity's text
+inline constexpr uint32_t kMostReportBytes = 64u << 10;  // of what a rank reports
+inline constexpr uint32_t kMostCalls = 64;               // in a beat
 
 struct Malformed : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -63,6 +67,8 @@ class Reader {
   uint64_t u64();
   int64_t i64() { return static_cast<int64_t>(u64()); }
   std::string text();
+  /// The same; throws Malformed if it has more than `most` bytes.
+  std::string text(std::size_t most);
   /// Throws Malformed if bytes are left.
   void end() const;
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "comm/control_connection.hpp"
 #include "comm/store_members.hpp"
 
@@ -23,6 +24,11 @@ constexpr auto kForHello = std::chrono::seconds(5);
 constexpr auto kPoll = std::chrono::milliseconds(10);
 constexpr auto kWatch = std::chrono::milliseconds(500);
 constexpr std::size_t kMostStrangers = 256;
+// What a peer may make the store hold. A job's largest use is a checkpoint's description, a few MiB per rank.
+constexpr std::size_t kMostValuesOfRank = 64u << 20;
+constexpr std::size_t kMostValues = 512u << 20;
+constexpr std::size_t kOverheadOfValue = 256;  // a map's node, and the strings' own
+constexpr std::size_t kMostGetsOfRank = 4096;  // that wait
 
 // Compares in a time that does not depend on where the two differ.
 bool same_secret(const std::string& a, const std::string& b) {
@@ -56,7 +62,7 @@ struct Store::State : std::enable_shared_from_this<State> {
   void hello(std::shared_ptr<Connection> connection, const wire::Hello& hello);
   void admit(int rank, const std::shared_ptr<Connection>& connection);
   void message(int rank, Type type, std::string_view body);
-  void put(std::string key, std::string value);
+  void put(int rank, std::string key, std::string value);
   void get(int rank, uint64_t id, std::string key);
   void judge();
   void await_table();
@@ -73,7 +79,13 @@ struct Store::State : std::enable_shared_from_this<State> {
   Members members;
   std::map<int, Rank> ranks;  // connected ones
   std::map<Connection*, Stranger> strangers;
-  std::map<std::string, std::string> values;
+  struct Value {
+    std::string bytes;
+    int rank = 0;  // that put it
+  };
+  std::map<std::string, Value> values;
+  std::map<int, std::size_t> bytes_of_rank;  // of values, in memory
+  std::size_t bytes_of_values = 0;
   std::optional<Clock::time_point> broke;
   std::string table;
   bool judging = true;
@@ -167,13 +179,13 @@ void Store::State::message(int rank, Type type, std::string_view body) {
   wire::Reader reader(body);
   switch (type) {
     case Type::put: {
-      auto key = reader.text();
-      put(std::move(key), reader.text());
+      auto key = reader.text(wire::kMostKeyBytes);
+      put(rank, std::move(key), reader.text(wire::kMostValueBytes));
       return reader.end();
     }
     case Type::get: {
       const auto id = reader.u64();
-      get(rank, id, reader.text());
+      get(rank, id, reader.text(wire::kMostKeyBytes));
       return reader.end();
     }
     case Type::beat:
@@ -181,13 +193,28 @@ void Store::State::message(int rank, Type type, std::string_view body) {
       ranks[rank].connection->send(wire::Writer().message(Type::pong));
       return judge();
     case Type::words: members.last_words(rank, wire::decode_beat(body), Clock::now()); return judge();
-    case Type::report: members.reported(rank, reader.text()); return judge();
+    case Type::report: members.reported(rank, printable(reader.text(wire::kMostReportBytes), "\n\t")); return judge();
     default: throw wire::Malformed("not a message to the store");
   }
 }
 
-void Store::State::put(std::string key, std::string value) {
-  if (value.size() > wire::kMostValueBytes) throw wire::Malformed("a value too large");
+void Store::State::put(int rank, std::string key, std::string value) {
+  const auto at = values.find(key);
+  const std::size_t before = at == values.end() ? 0 : key.size() + at->second.bytes.size() + kOverheadOfValue;
+  const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
+  std::size_t& mine = bytes_of_rank[rank];
+  const std::size_t freed = at != values.end() && at->second.rank == rank ? before : 0;
+  if (mine - freed + bytes > kMostValuesOfRank || bytes_of_values - before + bytes > kMostValues) {
+    const bool own = mine - freed + bytes > kMostValuesOfRank;
+    members.reported(rank, "the job's store is full: this rank put '" + key + "', and " +
+                               (own ? "its values have at most " + bytes_text(kMostValuesOfRank)
+                                    : "the values of all ranks have at most " + bytes_text(kMostValues)) +
+                               " together; put less, or put \"\" under keys that every rank has read");
+    return judge();
+  }
+  if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
+  mine += bytes;
+  bytes_of_values += bytes - before;
   for (auto& [rank, peer] : ranks)
     for (auto at = peer.asked.begin(); at != peer.asked.end();) {
       if (at->second != key) {
@@ -197,16 +224,16 @@ void Store::State::put(std::string key, std::string value) {
       peer.connection->send(wire::Writer().u64(at->first).text(value).message(Type::value));
       at = peer.asked.erase(at);
     }
-  values[std::move(key)] = std::move(value);
+  values[std::move(key)] = {std::move(value), rank};
 }
 
 void Store::State::get(int rank, uint64_t id, std::string key) {
   const auto at = values.find(key);
-  if (at == values.end()) {
-    ranks[rank].asked[id] = std::move(key);
-  } else {
-    ranks[rank].connection->send(wire::Writer().u64(id).text(at->second).message(Type::value));
-  }
+  if (at != values.end())
+    return ranks[rank].connection->send(wire::Writer().u64(id).text(at->second.bytes).message(Type::value));
+  auto& asked = ranks[rank].asked;
+  if (asked.size() >= kMostGetsOfRank) throw wire::Malformed("too many gets wait");
+  asked[id] = std::move(key);
 }
 
 void Store::State::judge() {
@@ -275,10 +302,14 @@ void Store::ended(int rank, int64_t pid, const Fate& fate) {
 bool Store::joined(int rank) const { return state_->members.joined(rank); }
 std::string Store::value(const std::string& key) const {
   const auto at = state_->values.find(key);
-  return at == state_->values.end() ? "" : at->second;
+  return at == state_->values.end() ? "" : at->second.bytes;
 }
 bool Store::broken() const { return state_->broke.has_value(); }
 void Store::stop_judging() { state_->judging = false; }
+void Store::resume_judging() {
+  state_->judging = true;
+  state_->judge();
+}
 
 void Store::finish(const wire::Beat& keeper, std::function<void()> then) {
   state_->judging = false;

@@ -41,6 +41,8 @@ class Store {
   bool broken() const;
   /// The user stops the job: ranks that end are no loss from now on.
   void stop_judging();
+  /// It does not stop after all.
+  void resume_judging();
   /// The rank that keeps this store has left in order: tells the others, then closes. `then` runs when they have read
   /// it.
   void finish(const wire::Beat& keeper, std::function<void()> then);

@@ -219,6 +219,8 @@ std::string Members::state(int rank, Time now) const {
 }
 
 std::string Members::table(Time now) const {
+  // One rank: no table that would say the same twice.
+  if (world() == 1 && cause_ == Cause::lost && at(0).joined) return rank_text(0, at(0).peer.pid) + " " + state(0, now);
   std::vector<TableLine> lines;
   for (int rank = 0; rank < world(); ++rank)
     lines.push_back({rank, at(rank).peer.pid, at(rank).peer.host, state(rank, now)});

@@ -62,7 +62,11 @@ class Submission {
   void alias_free(void* writer);                              // of this rank
   WireCounter& counter() { return counter_; }
   const WireCounter& counter() const { return counter_; }
-  void note_step(int64_t step) { activity_.step = step; }
+  /// The rank has made `step` steps: for reports.
+  void note_step(int64_t step) {
+    activity_.step = step;
+    control_->set_activity(activity_);
+  }
   int64_t submitted() const { return submitted_; }
 
  private:

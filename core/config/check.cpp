@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
 #include "config/precision.hpp"
@@ -13,6 +14,8 @@
 namespace zr::host {
 
 namespace {
+
+constexpr std::size_t kMostNameBytes = 200;  // a file system's limit is 255, and suffixes are added
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 std::string join(const std::string& table, std::string_view name) {
@@ -46,8 +49,9 @@ Origin place(const toml::key& key, const toml::node& node) {
 // One run of Document::check: gathers every problem of the file before it throws.
 class Check {
  public:
-  Check(const Document::Tree& tree, const Document& document, const std::vector<Key>& more, const PluginIds& unread)
-      : tree_(tree), unread_(unread), keys_(host_keys()) {
+  Check(const Document::Tree& tree, const Document& document, const std::vector<Key>& more, const PluginIds& unread,
+        std::vector<Unchecked>* unchecked)
+      : tree_(tree), unread_(unread), unchecked_(unchecked), keys_(host_keys()) {
     keys_.insert(keys_.end(), more.begin(), more.end());
     for (const auto& role : roles()) chosen_[role] = document.chosen(role);
     for (const Key& key : keys_) declare(key);
@@ -127,10 +131,21 @@ class Check {
         names(*node.as_table(), here);
       } else if (tables_.count(here) && !role) {
         problem(place(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
+      } else if (!role && unchecked_) {
+        gather_unchecked(key, node, here);
       } else if (!role) {
         unknown(place(key, node), here, node.is_table() || node.is_array_of_tables());
       }
     }
+  }
+
+  void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path) {
+    if (const toml::table* table = node.as_table()) {
+      for (const auto& [inner, value] : *table) gather_unchecked(inner, value, join(path, inner.str()));
+      return;
+    }
+    const auto raw = tree_.overrides.find(path);
+    unchecked_->push_back({path, raw == tree_.overrides.end() ? written(node) : raw->second, place(key, node)});
   }
 
   void unknown(const Origin& origin, const std::string& path, bool is_table) {
@@ -239,6 +254,11 @@ class Check {
     if (text.empty()) text = std::filesystem::path(tree_.file).stem().string();
     if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos)
       problem(name.origin, "job.name: expected the name of one folder, found " + toml_quoted(text));
+    else if (text.size() > kMostNameBytes)
+      problem(name.origin, "job.name: expected a name of at most " + std::to_string(kMostNameBytes) +
+                               " bytes, found one of " + std::to_string(text.size()));
+    else if (printable(text) != text)
+      problem(name.origin, "job.name: expected a name without control characters, found " + toml_quoted(text));
     name.written = toml_quoted(text);
   }
 
@@ -364,6 +384,7 @@ class Check {
 
   const Document::Tree& tree_;
   const PluginIds& unread_;
+  std::vector<Unchecked>* const unchecked_;
   std::vector<Key> keys_;
   std::map<std::string, std::string> chosen_;
   std::set<std::string> paths_, tables_;
@@ -372,8 +393,9 @@ class Check {
   int64_t world_ = 1;
 };
 
-Config Document::check(const std::vector<Key>& more, int world, const PluginIds& unread) const {
-  return Check(*tree_, *this, more, unread).run(world);
+Config Document::check(const std::vector<Key>& more, int world, const PluginIds& unread,
+                       std::vector<Unchecked>* unchecked) const {
+  return Check(*tree_, *this, more, unread, unchecked).run(world);
 }
 
 }  // namespace zr::host

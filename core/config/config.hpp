@@ -86,6 +86,13 @@ class Config {
   std::vector<Rename> renames_;
 };
 
+/// A value that no known key has, where the keys of the job's program are not known.
+struct Unchecked {
+  std::string path;
+  std::string written;  // as TOML text, shortened
+  Origin origin;
+};
+
 /// Ids of plug-ins, by role.
 using PluginIds = std::map<std::string, std::vector<std::string>>;
 
@@ -114,7 +121,9 @@ class Document {
   /// `unread` plug-ins, those that exist but were not loaded, are skipped; other tables are refused. Derives the third
   /// of global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand
   /// in one Failure, a line each.
-  Config check(const std::vector<Key>& more, int world, const PluginIds& unread = {}) const;
+  /// With `unchecked`, values that no key has are added to it instead of being rejected.
+  Config check(const std::vector<Key>& more, int world, const PluginIds& unread = {},
+               std::vector<Unchecked>* unchecked = nullptr) const;
 
   struct Tree;  // toml::table, kept out of this header
 

@@ -1,9 +1,15 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "config/config.hpp"
 #include "config/tree.hpp"
 
@@ -13,14 +19,81 @@ namespace {
 
 constexpr std::string_view kCommandLine = "command line";
 
-std::string read_file(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (in) in.peek();  // a folder opens, but cannot be read
-  if (!in.bad() && in.is_open()) text << in.rdbuf();
-  if (!in.is_open() || in.bad())
-    fail_user(file + ": cannot be read: " + std::strerror(errno ? errno : EIO) + "; name a TOML file");
-  return text.str();
+constexpr std::size_t kMostBytes = 4u << 20;  // of a TOML file
+constexpr std::size_t kDeepest = 32;          // tables in tables, arrays in arrays: what walks them calls itself
+
+const char* kind_text(mode_t mode) {
+  return S_ISDIR(mode)    ? "a folder"
+         : S_ISFIFO(mode) ? "a pipe"
+         : S_ISCHR(mode)  ? "a device"
+         : S_ISBLK(mode)  ? "a disk"
+                          : "a socket";
+}
+
+// Ranks read the file again, so it must be a regular one. O_NONBLOCK: to open a pipe does not wait for its writer.
+std::string read_toml(const std::string& file) {
+  const int fd = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  struct stat status {};
+  const bool sound = fd >= 0 && ::fstat(fd, &status) == 0;
+  const int error = errno;
+  std::string text, problem;
+  if (!sound) {
+    problem = std::string("cannot be read: ") + std::strerror(error);
+  } else if (!S_ISREG(status.st_mode)) {
+    problem = std::string("is ") + kind_text(status.st_mode) + ", not a regular file";
+  } else {
+    std::array<char, 65536> buffer;
+    ssize_t got = 0;
+    while (text.size() <= kMostBytes && (got = ::read(fd, buffer.data(), buffer.size())) > 0)
+      text.append(buffer.data(), static_cast<std::size_t>(got));
+    if (got < 0) problem = std::string("cannot be read: ") + std::strerror(errno);
+    if (text.size() > kMostBytes) problem = "has more than " + bytes_text(kMostBytes);
+  }
+  if (fd >= 0) ::close(fd);
+  if (!problem.empty()) fail_user(file + ": " + problem + "; name a TOML file");
+  return text;
+}
+
+// Where brackets and the parts of a dotted key nest too deep, as "line:column"; "" if nowhere. toml++ limits the
+// brackets of values alone, and frees what it has read by calling itself. Strings and comments are stepped over; a
+// text that is not TOML is left to the parser.
+std::string too_deep_at(std::string_view text) {
+  std::size_t brackets = 0, dots = 0, line = 1, line_begin = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const auto starts = [&](std::string_view what) { return text.substr(i, what.size()) == what; };
+    if (c == '#') {
+      while (i + 1 < text.size() && text[i + 1] != '\n') ++i;
+    } else if (c == '"' || c == '\'') {
+      const bool block = starts(c == '"' ? "\"\"\"" : "'''");
+      const std::string end(block ? 3 : 1, c);
+      for (i += end.size(); i < text.size() && !starts(end) && (block || text[i] != '\n'); ++i) {
+        if (text[i] == '\n') ++line, line_begin = i + 1;
+        if (c == '"' && text[i] == '\\') ++i;
+      }
+      if (i < text.size() && starts(end))
+        i += end.size() - 1;
+      else
+        --i;
+    } else if (c == '.') {
+      ++dots;
+    } else if (c == '[' || c == '{') {
+      ++brackets;
+      dots = 0;
+    } else if (c == ']' || c == '}') {
+      brackets -= brackets > 0 ? 1 : 0;
+      dots = 0;
+    } else if (c == '\n') {
+      ++line;
+      line_begin = i + 1;
+      dots = 0;
+    } else if (c == ',' || c == '=') {
+      dots = 0;
+    }
+    if (brackets > kDeepest || dots >= kDeepest)
+      return std::to_string(line) + ":" + std::to_string(i - std::min(i, line_begin) + 1);
+  }
+  return "";
 }
 
 std::vector<std::string> parts_of(const std::string& path) {
@@ -32,11 +105,11 @@ std::vector<std::string> parts_of(const std::string& path) {
 
 // "20" -> an integer, "5min" -> a string: what is no TOML value is a bare word.
 toml::table parsed_override(const std::string& text) {
-  try {
-    toml::table one = toml::parse("x = " + text, kCommandLine);
-    if (one.size() == 1) return one;
-  } catch (const toml::parse_error&) {
-  }
+  if (text.size() <= kMostBytes && too_deep_at(text).empty()) try {
+      toml::table one = toml::parse("x = " + text, kCommandLine);
+      if (one.size() == 1) return one;
+    } catch (const toml::parse_error&) {
+    }
   return toml::parse("x = " + toml_quoted(text), kCommandLine);
 }
 
@@ -75,6 +148,9 @@ void lay_over(toml::table& root, const std::string& text, std::map<std::string, 
     fail_user("command line: '" + text + "' changes no key; write path=value, as in train.steps=20");
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
+  if (parts.size() > kDeepest)
+    fail_user("command line: '" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
+              " parts; a key has at most " + std::to_string(kDeepest));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
       fail_user("command line: '" + path + "' is no path of bare keys such as train.steps");
@@ -124,12 +200,14 @@ const toml::node* node_at(const toml::table& root, std::string_view path) {
 }
 
 Document Document::load(const std::string& file, const std::vector<std::string>& overrides) {
-  return parse(read_file(file), file, overrides);
+  return parse(read_toml(file), file, overrides);
 }
 
 Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides) {
   auto tree = std::make_shared<Tree>();
   tree->file = file;
+  if (const std::string at = too_deep_at(toml); !at.empty())
+    fail_user(file + ":" + at + ": tables and arrays nest deeper than " + std::to_string(kDeepest) + " levels here");
   try {
     tree->root = toml::parse(toml, file);
   } catch (const toml::parse_error& error) {

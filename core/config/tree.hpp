@@ -21,6 +21,8 @@ struct Document::Tree {
 Origin origin_of(const toml::source_region& region);
 /// The value at `node` for `key`. `raw`: the text of an override, or null; a string key takes it as it is.
 Judged judged(const Key& key, const toml::node& node, const std::string* raw);
+/// A value as TOML text, in at most some 200 bytes.
+std::string written(const toml::node& node);
 /// The node at "a.b.c", or null.
 const toml::node* node_at(const toml::table& root, std::string_view path);
 

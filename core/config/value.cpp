@@ -11,10 +11,17 @@ namespace zr::host {
 
 namespace {
 
+// Enough of a long text to recognise it.
+std::string shortened(const std::string& text) {
+  constexpr std::size_t kMost = 200;
+  if (text.size() <= kMost) return text;
+  return text.substr(0, kMost) + "... (" + std::to_string(text.size()) + " bytes)";
+}
+
 std::string shown(const toml::node& node) {
   if (node.is_table()) return "a table";
   if (node.is_array()) return "an array";
-  if (const auto* text = node.as_string()) return toml_quoted(text->get());
+  if (const auto* text = node.as_string()) return toml_quoted(shortened(text->get()));
   if (const auto* real = node.as_floating_point()) return toml_text(Value(real->get()));
   std::ostringstream out;
   node.visit([&](const auto& one) { out << one; });
@@ -105,8 +112,20 @@ std::string range_problem(const Key& key, const Judged& got) {
 
 }  // namespace
 
+std::string written(const toml::node& node) {
+  if (!node.is_array()) return shown(node);
+  std::string text;
+  for (const toml::node& one : *node.as_array()) {
+    text += (text.empty() ? "" : ", ") + shown(one);
+    if (text.size() > 200) return "[" + text + ", ...]";
+  }
+  return "[" + text + "]";
+}
+
 Judged judged(const Key& key, const toml::node& node, const std::string* raw) {
   Judged got = judged_type(key, node, raw);
+  if (const auto* text = std::get_if<std::string>(&got.value); text && text->find('\0') != text->npos)
+    return wrong("expected a text without NUL characters, found " + toml_quoted(shortened(*text)));
   if (got.problem.empty()) got.problem = range_problem(key, got);
   return got;
 }

@@ -99,7 +99,7 @@ Session::Session(Setup setup, Model& model)
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
     stop_signal_ = std::make_unique<StopSignal>();
-    control_->put(kStopsInOrder, "yes");
+    control_->put(saves_on_signal_key(rank()), "yes");
   }
   try {
     watch_budget();
@@ -146,7 +146,7 @@ Session::~Session() {
     log(ZR_LOG_ERROR, failure.what());
   }
   saver_.reset();
-  if (stop_signal_) control_->put(kStopsInOrder, "no");
+  if (stop_signal_) control_->put(saves_on_signal_key(rank()), "no");
   if (!failed && step_ > begun_) {
     try {
       const NormLeaves& norm = agreement_->norm();

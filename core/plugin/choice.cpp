@@ -84,11 +84,13 @@ Choice choose(const Document& document, const Registry& registry, int64_t ranks)
   return choice;
 }
 
-JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world) {
+JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world,
+                bool knows_all_keys) {
+  std::vector<Unchecked> unchecked;
   const int64_t ranks = world > 0 ? world : std::get<int64_t>(document.early("job.ranks").value);
   Choice choice = choose(document, registry, ranks);
   choice.keys.insert(choice.keys.end(), own.begin(), own.end());
-  return {document.check(choice.keys, world, choice.unread),
+  return {document.check(choice.keys, world, choice.unread, knows_all_keys ? nullptr : &unchecked),
           choice.strategy,
           choice.optimizer,
           choice.communicator,

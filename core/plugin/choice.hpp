@@ -39,7 +39,8 @@ struct JudgedJob {
   std::vector<std::string> tier_ids;      // ids of all that there are
 };
 /// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
-JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world);
+JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world,
+                bool knows_all_keys = true);
 /// The same job with more overrides laid over it. Throws Failure if they make no sense.
 using Rejudge = std::function<JudgedJob(const std::vector<std::string>& more, int world)>;
 

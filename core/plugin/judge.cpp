@@ -1,14 +1,16 @@
 #include "plugin/judge.hpp"
 
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <boost/dll/shared_library.hpp>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "plugin/elf.hpp"
+#include "plugin/probe.hpp"
 
 namespace zr::host {
 
@@ -18,22 +20,16 @@ constexpr std::string_view kTag = "zr_tag_";
 
 std::string abi_text(unsigned major, unsigned minor) { return std::to_string(major) + "." + std::to_string(minor); }
 
-std::string writable_by_others(const std::filesystem::path& path, const std::string& what) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0 || !(status.st_mode & (S_IWGRP | S_IWOTH))) return "";
-  return what + " can be changed by other users, who could run code as you: chmod go-w " + path.string();
-}
-
-// Before anything is read: whose file is it?
-std::string access_problem(const std::filesystem::path& file) {
+// Before anything is read: whose file is it, and may this process read it?
+std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
   std::error_code error;
   if (!file.is_absolute()) return "the path is relative: write it in full, from /";
-  if (!std::filesystem::exists(file, error)) return "there is no such file";
-  if (!std::filesystem::is_regular_file(file, error)) return "it is no file";
-  std::string problem = writable_by_others(file, "it");
-  if (problem.empty())
-    problem = writable_by_others(std::filesystem::canonical(file, error).parent_path(), "its folder");
-  return problem;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return "there is no such file";
+  const std::string problem = trust_problem(file, found);
+  if (!problem.empty()) return problem;
+  if (::access(found.path.c_str(), R_OK) != 0)
+    return std::string("it cannot be read: ") + std::strerror(errno) + ": chmod +r " + found.path.string();
+  return "";
 }
 
 bool parse_abi(std::string_view text, unsigned& major, unsigned& minor) {
@@ -55,6 +51,8 @@ std::string abi_problem(unsigned major, unsigned minor) {
 // The library objects of this process; never destroyed, so that nothing is ever unloaded.
 struct Loaded {
   std::mutex mutex;
+  bool probes = false;
+  std::map<std::pair<dev_t, ino_t>, std::string> probed;  // a file, and what is wrong with it or ""
   std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries;
 };
 Loaded& loaded() {
@@ -83,9 +81,9 @@ const zr_module* enter(boost::dll::shared_library& library, std::string& problem
 
 Tags examine(const std::filesystem::path& file) {
   Tags tags;
-  tags.refusal = access_problem(file);
+  tags.refusal = access_problem(file, tags.file);
   if (!tags.refusal.empty()) return tags;
-  const auto symbols = exported_from(file, "zrabi");
+  const auto symbols = exported_from(tags.file.path, "zrabi");
   if (!symbols) {
     tags.refusal =
         "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
@@ -110,17 +108,40 @@ Tags examine(const std::filesystem::path& file) {
   return tags;
 }
 
+namespace {
+
+// Loads and enters the library, and reads its tables as a loader does.
+std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
+  boost::dll::fs::error_code error;
+  static boost::dll::shared_library library;  // never destroyed: the process ends without it
+  library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+  std::string problem;
+  const zr_module* module = error ? nullptr : enter(library, problem);
+  return module ? module_problem(module, tags) : problem;
+}
+
+const std::string& probe(Loaded& all, const Tags& tags) {
+  const auto [at, fresh] = all.probed.try_emplace({tags.file.device, tags.file.inode});
+  if (fresh && all.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
+  return at->second;
+}
+
+}  // namespace
+
+void probe_before_loading() { loaded().probes = true; }
+
 Judgement open_library(const std::filesystem::path& file, const Tags& tags) {
   Judgement judgement{file, false, tags.refusal, {}};
   if (!judgement.reason.empty()) return judgement;
   Loaded& all = loaded();
   const std::lock_guard lock(all.mutex);
-  const auto key = std::filesystem::canonical(file);
+  const auto& key = tags.file.path;
   auto at = all.libraries.find(key);
   if (at == all.libraries.end()) {
+    judgement.reason = probe(all, tags);
+    if (!judgement.reason.empty()) return judgement;
     boost::dll::fs::error_code error;
-    boost::dll::shared_library library(file, error,
-                                       boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+    boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
       const char* said = ::dlerror();
       judgement.reason = "it cannot be loaded: " + std::string(said ? said : error.message().c_str()) +
@@ -128,6 +149,10 @@ Judgement open_library(const std::filesystem::path& file, const Tags& tags) {
       return judgement;
     }
     const zr_module* module = enter(library, judgement.reason);
+    if (!is_unchanged(tags.file)) {
+      judgement.reason = "it was replaced while it was being loaded; start again";
+      module = nullptr;
+    }
     at = all.libraries.emplace(key, std::pair(std::move(library), module)).first;
   }
   const zr_module* module = at->second.second;

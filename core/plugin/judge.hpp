@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plugin/plugin.hpp"
+#include "plugin/trust.hpp"
 
 namespace zr::host {
 
@@ -15,11 +16,12 @@ inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::opti
 struct Tags {
   std::string refusal;  // "" if the file may be loaded
   std::vector<Role> roles;
+  TrustedFile file;  // what was examined, and what is to be loaded
 };
 /// Reads its data tags.
 Tags examine(const std::filesystem::path& file);
 
-/// Loads an examined file, once per process; never unloads.
+/// Loads an examined file, once per process; never unloads. After probe_before_loading() a child process does so first.
 Judgement open_library(const std::filesystem::path& file, const Tags& tags);
 
 /// What is wrong with a module's own tables, or "".

@@ -33,6 +33,13 @@ struct Judgement {
   std::vector<Component> components;  // if accepted
 };
 
+/// From now on this process loads a library only after a child process has done so, so that one which crashes, ends its
+/// process or never returns is named and rejected. For a process that has one thread when it loads (`zeroth`).
+void probe_before_loading();
+
+/// Why a folder of the search path cannot be searched ("not there", "cannot be read: Permission denied"), or "".
+std::string folder_problem(const std::filesystem::path& folder);
+
 /// The search path of this process. Files are named zr_<role>_<id>.so.
 class Registry {
  public:

@@ -97,13 +97,22 @@ std::vector<fs::path> candidates(const fs::path& folder) {
   std::error_code error;
   Role role{};
   std::string id;
-  for (const auto& one : fs::directory_iterator(folder, error))
-    if (split_name(one.path(), role, id)) found.push_back(one.path());
+  for (fs::directory_iterator one(folder, error), end; !error && one != end; one.increment(error))
+    if (split_name(one->path(), role, id)) found.push_back(one->path());
   std::sort(found.begin(), found.end());
   return found;
 }
 
 }  // namespace
+
+std::string folder_problem(const fs::path& folder) {
+  std::error_code error;
+  const auto status = fs::status(folder, error);
+  if (status.type() == fs::file_type::not_found) return "not there";
+  if (!error && !fs::is_directory(status)) return "not a folder";
+  if (!error) fs::directory_iterator(folder, error);
+  return error ? "cannot be read: " + error.message() : "";
+}
 
 std::vector<fs::path> Registry::standard_directories() {
   std::vector<fs::path> all;
@@ -142,7 +151,9 @@ std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
   std::vector<fs::path> found;
   std::error_code error;
   for (const fs::path& folder : directories_)
-    if (fs::exists(folder / file_name(role, id), error)) found.push_back(folder / file_name(role, id));
+    if (fs::exists(
+            fs::symlink_status(folder / file_name(role, id), error)))  // a link that leads nowhere has its own error
+      found.push_back(folder / file_name(role, id));
   return found;
 }
 
@@ -167,7 +178,11 @@ void Registry::fail_missing(Role role, const std::string& id, const std::string&
   for (const auto& one : there) text += (&one == &there.front() ? " " : ", ") + one;
   if (there.empty()) text += " none";
   text += " (looked for " + file_name(role, id) + " in ";
-  for (const fs::path& folder : directories_) text += (&folder == &directories_.front() ? "" : ", ") + folder.string();
+  for (const fs::path& folder : directories_) {
+    const std::string problem = folder_problem(folder);
+    text += (&folder == &directories_.front() ? "" : ", ") + folder.string();
+    if (!problem.empty()) text += " (" + problem + ")";
+  }
   fail_user(text + (directories_.empty() ? "no folder" : "") + "; ZR_PLUGIN_PATH adds folders)");
 }
 
@@ -178,7 +193,7 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
     fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
   const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
   std::error_code error;
-  if (by_path && !fs::exists(found[0], error))
+  if (by_path && !fs::exists(fs::symlink_status(found[0], error)))
     fail_user(who + "there is no such file; correct the path, or name an id");
   if (found.empty()) fail_missing(role, id, where);
   if (found.size() > 1) fail_user(who + twice(found));

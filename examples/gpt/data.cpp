@@ -1,5 +1,6 @@
 #include "data.hpp"
 
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -29,6 +30,13 @@ uint64_t mix(uint64_t x) {
 }  // namespace
 
 Text::Text(const std::string& file) : file_(file) {
+  struct stat status {};
+  if (::stat(file.c_str(), &status) != 0) {
+    refuse(file, std::strerror(errno));
+  }
+  if (!S_ISREG(status.st_mode)) {  // a pipe would be waited for, a device never ends
+    refuse(file, S_ISDIR(status.st_mode) ? "is a folder, not a file" : "is a pipe or a device, not a regular file");
+  }
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);  // plain files pass through
   if (!in) {
     refuse(file, std::strerror(errno));

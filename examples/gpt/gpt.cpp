@@ -46,6 +46,11 @@ void train(const zr::Program& program) {
   const gpt::Config config{program.integer("model.layers"), program.integer("model.width"),
                            program.integer("model.heads"), program.integer("model.context"),
                            program.number("model.dropout")};
+  if (config.width % config.heads != 0) {  // here, where the place in the file is known
+    throw std::invalid_argument(program.origin("model.width") + ": model.width = " + std::to_string(config.width) +
+                                " is not a multiple of model.heads = " + std::to_string(config.heads) + " (" +
+                                program.origin("model.heads") + ")");
+  }
   const gpt::Text text(std::filesystem::path(program.folder()) / program.text("data.text"));
   torch::manual_seed(static_cast<uint64_t>(program.integer("train.seed")));
   auto model = zr::deferred([&] { return gpt::Model(config); });  // has memory when the engine is made

@@ -58,6 +58,15 @@ TEST(CommandLine, SaysWordForWordWhatTheGoldenFileHolds) {
   });
 }
 
+// Files, programs and plug-ins that nobody should trust: cli_untrusted.txt. Each case ends within its own limits.
+TEST(CommandLine, NamesWhatIsWrongWithHostileInput) {
+  zr::golden::check(ZR_SOURCE_DIR "/tests/golden/cli_untrusted.txt", 20, [](const zr::golden::Case& one) {
+    const Outcome got = run(one["run"]);
+    return std::vector<zr::golden::Part>{
+        {"exit", got.code == 0 ? "" : std::to_string(got.code)}, {"out", got.out, sorted}, {"err", got.err}};
+  });
+}
+
 TEST(CommandLine, ListsThePluginsThereAreAndThoseItRefused) {
   const zr::test::Scratch more;
   more.write("zr_offload_note.so", "a shopping list");

@@ -121,11 +121,18 @@ TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
 }
 
 TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
-  for (const int signal : {SIGTERM, SIGINT}) {
+  for (const auto& [signal, ranks] : {std::pair{SIGTERM, 2}, {SIGINT, 2}, {SIGTERM, 1}}) {
+    const std::vector<std::string> world{"job.ranks=" + std::to_string(ranks),
+                                         "train.accumulation=" + std::to_string(4 / ranks)};
+    const auto with_world = [&world](std::vector<std::string> keys) {
+      keys.insert(keys.end(), world.begin(), world.end());
+      return keys;
+    };
     fs::remove_all(scratch_.path("c"));
     fs::remove_all(scratch_.path("runs"));
     Scene scene;
-    Job job(scene, train("stopped", {"train.steps=100000", "checkpoint.every=0", "checkpoint.on_signal=save"}));
+    Job job(scene,
+            train("stopped", with_world({"train.steps=100000", "checkpoint.every=0", "checkpoint.on_signal=save"})));
     ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
     ::kill(job.pid(), signal);
     EXPECT_EQ(job.wait(), 0) << job.err();
@@ -134,8 +141,8 @@ TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
     const int64_t step = stopped["steps"];
     EXPECT_EQ(host::checkpoints_in(scratch_.path("c")), std::vector<std::string>{host::checkpoint_name(step)});
     const std::string steps = "train.steps=" + std::to_string(step + 5);
-    ASSERT_EQ(shell(words(train("whole", {steps, "checkpoint.every=0"}))).code, 0);
-    std::vector<std::string> resume = train("stopped", {steps});
+    ASSERT_EQ(shell(words(train("whole", with_world({steps, "checkpoint.every=0"})))).code, 0);
+    std::vector<std::string> resume = train("stopped", with_world({steps}));
     resume.insert(resume.begin() + 2, "--resume");
     const Outcome rest = shell(words(resume));
     ASSERT_EQ(rest.code, 0) << rest.output;

@@ -10,4 +10,8 @@ zr_test(launch_join_test SOURCES launch_join_test.cpp LIBRARIES zr_comm GTest::g
 add_dependencies(launch_join_test zeroth launch_rank)
 zr_test(launch_output_test SOURCES launch_output_test.cpp LIBRARIES GTest::gmock util LABELS multirank)
 add_dependencies(launch_output_test zeroth launch_rank)
+zr_test(launch_secret_test SOURCES launch_secret_test.cpp LIBRARIES zr_comm GTest::gmock LABELS multirank)
+add_dependencies(launch_secret_test zeroth launch_rank)
+zr_test(launch_signal_test SOURCES launch_signal_test.cpp LIBRARIES GTest::gmock LABELS multirank)
+add_dependencies(launch_signal_test zeroth launch_rank)
 zr_test(launch_parts_test SOURCES launch_parts_test.cpp LIBRARIES zr_comm GTest::gmock LABELS multirank)

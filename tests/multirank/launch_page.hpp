@@ -28,6 +28,7 @@ struct Page {
     std::array<char, 64> store;    // ZR_STORE, to knock at
   };
   std::array<Rank, kMostRanks> ranks;
+  std::atomic<int64_t> stop_step;  // the steps after which all end, agreed on after a signal; 0: none came
 };
 
 inline Page* map_page(const std::string& file) {

@@ -2,6 +2,7 @@
 // launch_rank key=value...; see Plan.
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,20 +23,23 @@ using std::chrono::steady_clock;
 namespace {
 struct Plan {
   std::map<std::string, int64_t> values{
-      {"steps", 1000000}, {"compute_ms", 1},  {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
-      {"late_rank", -1},  {"late_ms", 0},                         // sleeps so long before it joins
-      {"short_rank", -1}, {"short_steps", 0},                     // its data ends early
-      {"busy_rank", -1},  {"busy_step", 0},                       // computes for ever from this step
-      {"odd_rank", -1},   {"odd_step", 0},                        // issues another collective there
-      {"fail_rank", -1},  {"fail_step", 0},   {"fail_code", 2},   // throws there
-      {"quit_rank", -1},  {"quit_step", 0},                       // _exit(0) there: neither leaves nor fails
-      {"exit_rank", -1},                                          // leaves by exit(0) without a word after its steps
-      {"fork_rank", -1},  {"fork_step", 0},                       // forks: the child exits after fork_ms
-      {"fork_ms", 0},     {"get_rank", -1},   {"get_ms", 60000},  // waits for a key that nobody puts
-      {"engines", 1}};                                            // how often all steps are done
+      {"steps", 1000000},    {"compute_ms", 1},  {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
+      {"late_rank", -1},     {"late_ms", 0},                         // sleeps so long before it joins
+      {"short_rank", -1},    {"short_steps", 0},                     // its data ends early
+      {"busy_rank", -1},     {"busy_step", 0},                       // computes for ever from this step
+      {"odd_rank", -1},      {"odd_step", 0},                        // issues another collective there
+      {"fail_rank", -1},     {"fail_step", 0},   {"fail_code", 2},   // throws there
+      {"quit_rank", -1},     {"quit_step", 0},                       // _exit(0) there: neither leaves nor fails
+      {"exit_rank", -1},                                             // leaves by exit(0) without a word after its steps
+      {"fork_rank", -1},     {"fork_step", 0},                       // forks: the child exits after fork_ms
+      {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits for a key that nobody puts
+      {"save_on_signal", 0},  // 1: catches SIGTERM and SIGINT, and says so to the store; 2: says so once one has come
+      {"engines", 1}};        // how often all steps are done
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
 };
+
+volatile sig_atomic_t g_signal = 0;
 
 struct Trainer {
   const Plan& plan;
@@ -85,6 +89,11 @@ struct Trainer {
     const int64_t steps = plan.is("short", rank) ? plan["short_steps"] : plan["steps"];
     for (step = 0; step < steps; ++step) {
       mine().step = step;
+      if (g_signal && page.stop_step == 0) {
+        if (plan["save_on_signal"] == 2) control.put(saves_on_signal_key(rank), "yes");
+        page.stop_step = step + 2;  // no rank is further than one step ahead
+      }
+      if (page.stop_step && step >= page.stop_step) break;
       if (plan.is("fail", rank) && step == plan["fail_step"])
         throw Failure(Exit(plan["fail_code"]), "the data of this rank are bad");
       if (plan.is("fork", rank) && step == plan["fork_step"] && fork() == 0) {
@@ -128,6 +137,10 @@ int run(int argc, char** argv) {
     if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
       fail_bug("not what was put");
   if (plan.is("get", control->rank())) control->get("what nobody puts", milliseconds(plan["get_ms"]));
+  if (plan["save_on_signal"]) {
+    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, [](int came) { g_signal = came; });
+    if (plan["save_on_signal"] == 1) control->put(saves_on_signal_key(control->rank()), "yes");
+  }
   static std::atomic<bool> broken{false};  // a failure leaves this function before the callback has come
   control->on_broken(&broken, [] { broken = true; });
   for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page, 0, 0, broken}.train();

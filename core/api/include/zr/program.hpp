@@ -38,6 +38,8 @@ class Program {
   int64_t integer(const std::string& path) const;
   double number(const std::string& path) const;
   std::string text(const std::string& path) const;
+  /// Where that value was written, to begin a message about it: "gpt.toml:35:10", "command line", "default".
+  std::string origin(const std::string& path) const;
   /// The folder of the TOML file, for paths written relative to it.
   std::string folder() const;
   /// Who this process is among how many. Under `zeroth plan`: rank 0 of job.ranks.

@@ -1,4 +1,7 @@
 // Optimizer 'bad', sound but for what one BAD_<CASE> definition breaks. The ABI alone, without the authoring layer.
+#include <signal.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -157,10 +160,28 @@ const zr_module module{sizeof(zr_module),
 
 }  // namespace
 
+// What a library does before anybody calls it.
+#if defined(BAD_ABORTS)
+__attribute__((constructor)) static void at_load() {
+  std::fputs("starting\nno device \033[1mfound\n", stderr);
+  std::abort();
+}
+#elif defined(BAD_FAULTS)
+__attribute__((constructor)) static void at_load() { ::raise(SIGSEGV); }
+#elif defined(BAD_EXITS)
+__attribute__((constructor)) static void at_load() { std::_Exit(0); }
+#elif defined(BAD_SLEEPS)
+__attribute__((constructor)) static void at_load() {
+  for (;;) ::pause();
+}
+#endif
+
 #if !defined(BAD_NO_ENTRY)
 extern "C" const zr_module* zr_module_v1(uint32_t) {
 #if defined(BAD_NULL_MODULE)
   return nullptr;
+#elif defined(BAD_WILD)
+  return reinterpret_cast<const zr_module*>(4096 + 8);
 #elif defined(BAD_THROW_MODULE)
   throw std::runtime_error("no module today");
 #else

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -55,6 +56,8 @@ TEST(Registry, NamesTheNearestIdAndThoseThereAre) {
             "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? There are bad (looked for "
             "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
+  EXPECT_THAT(refusal(Registry({kFolder, "/nowhere"}), "bat"),
+              testing::HasSubstr("in " + kFolder + ", /nowhere (not there); ZR_PLUGIN_PATH"));
   EXPECT_EQ(
       refusal(Registry({kFolder}), "shm", Role::communicator),
       "job.toml:1:13: there is no communicator plug-in 'shm'; there are none (looked for zr_communicator_shm.so in " +
@@ -71,7 +74,7 @@ TEST(Registry, RefusesAnAbsolutePathWithoutAFile) {
   EXPECT_EQ(
       refusal(none(), "/nowhere/zr.so"),
       "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
-  EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is no file");
+  EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is not a regular file");
 }
 
 TEST(Registry, RefusesAFileThatIsNoLibrary) {
@@ -102,10 +105,10 @@ TEST(Registry, TakesAFolderNamedTwiceForOne) {
 TEST(Registry, RefusesAFileThatOthersMayChange) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
-  ::chmod(copy.c_str(), 0664);
+  ::chmod(copy.c_str(), 0646);
   EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy +
-                ": it can be changed by other users, who could run code as you: chmod go-w " + copy);
+                ": it can be changed by other users, who could run code as you: chmod o-w " + copy);
 }
 
 TEST(Registry, RefusesAFolderThatOthersMayChange) {
@@ -115,7 +118,8 @@ TEST(Registry, RefusesAFolderThatOthersMayChange) {
   const std::string folder = std::filesystem::canonical(scratch.folder()).string();
   EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy +
-                ": its folder can be changed by other users, who could run code as you: chmod go-w " + folder);
+                ": its folder " + folder + " can be changed by other users, who could run code as you: chmod o-w " +
+                folder);
 }
 
 TEST(Registry, ListsWhatItFoundAndWhatItRefused) {

@@ -1,0 +1,146 @@
+#include "plugin/probe.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr double kSeconds = 20, kMostSeconds = 86400;
+constexpr std::size_t kMostOutput = 4096;  // of what the child printed last
+constexpr char kAlive = 'a';
+
+double limit_seconds() {
+  const char* set = ::secure_getenv("ZR_PLUGIN_LOAD_SECONDS");
+  if (!set) return kSeconds;
+  char* end = nullptr;
+  const double seconds = std::strtod(set, &end);
+  if (end == set || *end || !(seconds > 0) || seconds > kMostSeconds)
+    fail_user("ZR_PLUGIN_LOAD_SECONDS=" + std::string(set) + ": expected seconds, more than 0 and at most 86400");
+  return seconds;
+}
+
+struct Pipe {
+  int read = -1, write = -1;
+  Pipe() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0)
+      fail_environment(std::string("cannot open a pipe to try a plug-in: ") + std::strerror(errno));
+    read = ends[0];
+    write = ends[1];
+  }
+  Pipe(const Pipe&) = delete;
+  ~Pipe() {
+    ::close(read);
+    if (write >= 0) ::close(write);
+  }
+  void close_write() {
+    ::close(write);
+    write = -1;
+  }
+};
+
+[[noreturn]] void run_child(const std::function<void()>& load, const Pipe& answer, const Pipe& output, pid_t parent) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+  const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null >= 0) ::dup2(null, 0);
+  ::dup2(output.write, 1);
+  ::dup2(output.write, 2);
+  try {
+    load();
+  } catch (...) {
+  }
+  [[maybe_unused]] const auto told = ::write(answer.write, &kAlive, 1);
+  ::_exit(0);
+}
+
+// False: the other end is closed.
+bool read_some(int fd, std::string& text) {
+  std::array<char, 4096> buffer;
+  const ssize_t got = ::read(fd, buffer.data(), buffer.size());
+  if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
+  text.append(buffer.data(), static_cast<std::size_t>(got));
+  if (text.size() > kMostOutput) text.erase(0, text.size() - kMostOutput);
+  return true;
+}
+
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  const auto line = text.rfind('\n');
+  return printable(line == text.npos ? text : text.substr(line + 1));
+}
+
+std::string ending_text(int status) {
+  if (!WIFSIGNALED(status)) return "ended the process with exit code " + std::to_string(WEXITSTATUS(status));
+  const char* name = ::sigabbrev_np(WTERMSIG(status));
+  return "crashed with signal " + std::to_string(WTERMSIG(status)) + (name ? " (SIG" + std::string(name) + ")" : "");
+}
+
+}  // namespace
+
+std::string probe_problem(const std::function<void()>& load) {
+  const double seconds = limit_seconds();
+  Pipe answer, output;
+  ::fcntl(output.read, F_SETFL, O_NONBLOCK);
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child == 0) run_child(load, answer, output, parent);
+  if (child < 0)
+    fail_environment(std::string("cannot start a process to try a plug-in: ") + std::strerror(errno) +
+                     "; raise the limit of processes (ulimit -u)");
+  ::setpgid(child, child);
+  answer.close_write();
+  output.close_write();
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  std::string said, printed;
+  bool open = true, prints = true;
+  std::optional<int> status;
+  while (said.empty() && !status && Clock::now() < deadline) {
+    std::array<pollfd, 2> waits{pollfd{open ? answer.read : -1, POLLIN, 0},
+                                pollfd{prints ? output.read : -1, POLLIN, 0}};
+    ::poll(waits.data(), waits.size(), 20);
+    if (waits[1].revents) prints = read_some(output.read, printed);
+    if (waits[0].revents) open = read_some(answer.read, said);
+    int ended = 0;
+    if (said.empty() && ::waitpid(child, &ended, WNOHANG) == child) status = ended;
+  }
+  const bool in_time = status.has_value() || !said.empty();
+  if (!status) {
+    ::kill(-child, SIGKILL);
+    ::kill(child, SIGKILL);  // it may have left its group
+    while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  if (!said.empty()) return "";
+  std::array<pollfd, 1> more{pollfd{output.read, POLLIN, 0}};
+  for (int reads = 0; prints && reads < 64 && ::poll(more.data(), 1, 0) > 0; ++reads)
+    prints = read_some(output.read, printed);
+  const std::string line = last_line(printed);
+  return (in_time ? "its code " + ending_text(*status) + " while it was being loaded"
+                  : "it did not finish loading within " + shortest(seconds) + " seconds") +
+         (line.empty() ? "" : " (it printed: " + line + ")") +
+         (in_time ? "; remove it, or build it anew for this machine"
+                  : "; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
+}
+
+}  // namespace zr::host

@@ -1,0 +1,138 @@
+#include "plugin/trust.hpp"
+
+#include <dlfcn.h>
+#include <grp.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr int kMostLinks = 40;  // as Linux
+
+const std::vector<uid_t>& trusted_users() {
+  static const auto* users = new std::vector<uid_t>([] {
+    std::vector<uid_t> all{0, ::geteuid()};
+    struct stat status {};
+    if (::stat("/proc/self/exe", &status) == 0) all.push_back(status.st_uid);
+    Dl_info self{};
+    const auto* here = reinterpret_cast<const void*>(&trust_problem);
+    if (::dladdr(here, &self) && self.dli_fname && self.dli_fname[0] == '/' && ::stat(self.dli_fname, &status) == 0)
+      all.push_back(status.st_uid);
+    return all;
+  }());
+  return *users;
+}
+
+bool is_trusted(uid_t user) {
+  const auto& all = trusted_users();
+  return std::find(all.begin(), all.end(), user) != all.end();
+}
+
+std::string user_text(uid_t user) {
+  const passwd* entry = ::getpwuid(user);
+  return (entry ? "'" + std::string(entry->pw_name) + "' (uid " : "uid ") + std::to_string(user) + (entry ? ")" : "");
+}
+
+// The group that systems make for one user: its members, as far as this machine's tables tell, are trusted.
+bool is_private_group(gid_t group, uid_t owner) {
+  static std::mutex mutex;  // the tables are read with functions that keep state
+  static std::map<std::pair<gid_t, uid_t>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [at, fresh] = known.try_emplace({group, owner}, false);
+  if (!fresh) return at->second;
+  const struct group* entry = ::getgrgid(group);
+  if (!entry) return false;
+  const std::string name = entry->gr_name;
+  std::vector<std::string> members;
+  for (char** one = entry->gr_mem; *one; ++one) members.emplace_back(*one);
+  const passwd* user = ::getpwuid(owner);
+  bool sound = user && name == user->pw_name;
+  for (const std::string& member : members) {
+    user = ::getpwnam(member.c_str());
+    sound = sound && user && is_trusted(user->pw_uid);
+  }
+  ::setpwent();
+  while (sound && (user = ::getpwent()))
+    if (user->pw_gid == group) sound = is_trusted(user->pw_uid);
+  ::endpwent();
+  return at->second = sound;
+}
+
+// Why others can change what is at `path`, or "".
+std::string component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
+  const std::string risk = ", who could run code as you: ";
+  if (!is_trusted(status.st_uid))
+    return what + " belongs to user " + user_text(status.st_uid) + risk +
+           "use a copy that you, root or the owner of zeroth made, in a folder of theirs";
+  if (S_ISLNK(status.st_mode)) return "";  // its mode says nothing
+  if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return "";
+  const bool listed = ::getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
+  if ((status.st_mode & S_IWGRP) && (listed || !is_private_group(status.st_gid, status.st_uid)))
+    return what + " can be changed by other users" + risk + "chmod g-w " + path.string();
+  if (status.st_mode & S_IWOTH) return what + " can be changed by other users" + risk + "chmod o-w " + path.string();
+  return "";
+}
+
+void put_before(const fs::path& more, std::deque<std::string>& rest) {
+  std::vector<std::string> parts;
+  for (const fs::path& part : more)
+    if (!part.empty() && part != "/" && part != ".") parts.push_back(part.string());
+  rest.insert(rest.begin(), parts.begin(), parts.end());
+}
+
+}  // namespace
+
+std::string trust_problem(const fs::path& file, TrustedFile& found) {
+  fs::path at = "/";
+  std::deque<std::string> rest;
+  put_before(file, rest);
+  struct stat status {};
+  int links = 0;
+  std::error_code error;
+  for (bool first = true; first || !rest.empty(); first = false) {
+    if (!first) {
+      const std::string name = rest.front();
+      rest.pop_front();
+      at = name == ".." ? at.parent_path() : at / name;
+    }
+    if (::lstat(at.c_str(), &status) != 0)
+      return (links ? "it is a link to " : "") + at.string() + (links ? ", which cannot be opened: " : ": ") +
+             std::strerror(errno) + (links ? "; correct or remove the link" : "");
+    const bool last = rest.empty() && !S_ISLNK(status.st_mode);
+    const std::string what = S_ISLNK(status.st_mode) ? "the link " + at.string()
+                             : last      ? std::string(links ? "the file it links to, " + at.string() + "," : "it")
+                             : at == "/" ? "the root folder /"
+                                         : "its folder " + at.string();
+    if (const std::string problem = component_problem(at, status, what); !problem.empty()) return problem;
+    if (!S_ISLNK(status.st_mode)) continue;
+    if (++links > kMostLinks) return "too many links lead to it; name the file itself";
+    const fs::path target = fs::read_symlink(at, error);
+    if (error) return "the link " + at.string() + " cannot be read: " + error.message();
+    at = target.is_absolute() ? fs::path("/") : at.parent_path();
+    put_before(target, rest);
+  }
+  if (!S_ISREG(status.st_mode)) return "it is not a regular file";
+  found = {at, status.st_dev, status.st_ino};
+  return "";
+}
+
+bool is_unchanged(const TrustedFile& file) {
+  struct stat status {};
+  return ::lstat(file.path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_dev == file.device &&
+         status.st_ino == file.inode;
+}
+
+}  // namespace zr::host

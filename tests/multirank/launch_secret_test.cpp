@@ -1,0 +1,244 @@
+// Ranks of a launcher that passes no secret on: who can join them, who can see it, and what a peer can make them hold.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <random>
+#include <regex>
+#include <sstream>
+
+#include "comm/control_wire.hpp"
+#include "comm/job_secret.hpp"
+#include "golden/cases.hpp"
+#include "multirank/launch_job.hpp"
+
+using namespace zr::test;
+namespace wire = zr::host::wire;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+namespace {
+namespace fs = std::filesystem;
+
+int some_port() {
+  static std::mt19937 random{std::random_device{}()};
+  return 9000 + int(random() % 4000);
+}
+
+class SecretOfAJob : public testing::Test {
+ protected:
+  SecretOfAJob() {
+    fs::create_directory(runtime_);
+    fs::permissions(runtime_, fs::perms::owner_all);
+    setenv("XDG_RUNTIME_DIR", runtime_.c_str(), 1);
+    unsetenv("ZR_TOKEN");
+  }
+  ~SecretOfAJob() override { unsetenv("XDG_RUNTIME_DIR"); }
+
+  Environment torchrun(int rank, int world, int local_world, const std::string& address = "127.0.0.1") const {
+    return {{"RANK", std::to_string(rank)},
+            {"WORLD_SIZE", std::to_string(world)},
+            {"LOCAL_RANK", std::to_string(rank % local_world)},
+            {"LOCAL_WORLD_SIZE", std::to_string(local_world)},
+            {"MASTER_ADDR", address},
+            {"MASTER_PORT", std::to_string(port_)},
+            {"TORCHELASTIC_RUN_ID", "none"}};
+  }
+  std::string job_name(const std::string& address = "127.0.0.1") const {
+    return "torchrun-none-" + address + "-" + std::to_string(port_) + "-";
+  }
+  std::vector<std::string> program(const std::string& options = "steps=3") const { return {rank_program(), options}; }
+  fs::path secret() const {
+    for (const auto& file : fs::directory_iterator(runtime_ / "zeroth")) return file.path();
+    return {};
+  }
+  bool has_secret() const { return fs::exists(runtime_ / "zeroth") && !secret().empty(); }
+
+  Scene scene_;
+  const fs::path runtime_ = scene_.folder() / "runtime";
+  const int port_ = some_port();
+};
+
+// A connection to the store of rank 0, which listens on one of the eight ports behind the launcher's.
+class Peer {
+ public:
+  explicit Peer(int port) {
+    for (int at = port + 1; at <= port + 8; ++at) {
+      fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_port = htons(uint16_t(at));
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      if (connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return;
+      close(std::exchange(fd_, -1));
+    }
+  }
+  ~Peer() {
+    if (fd_ >= 0) close(fd_);
+  }
+  bool connected() const { return fd_ >= 0; }
+  bool say(const std::string& bytes) {
+    for (std::size_t at = 0; at < bytes.size();) {
+      const ssize_t n = send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      at += size_t(n);
+    }
+    return true;
+  }
+  std::string read_some() {
+    char buffer[4096];
+    const ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
+    return n > 0 ? std::string(buffer, size_t(n)) : "";
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+TEST_F(SecretOfAJob, KeepsOutAPeerThatGuessesTheTokenFromTheLauncher) {
+  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << keeper.err();
+  for (const std::string& token : {job_name(), std::string()}) {
+    Peer stranger(port_);
+    ASSERT_TRUE(stranger.say(wire::encode(wire::Hello{job_name(), token, 1, 2, wire::this_peer()})));
+    EXPECT_THAT(stranger.read_some(), HasSubstr("it keeps another job's store"));
+  }
+  Job other(scene_, program(), torchrun(1, 2, 2));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+}
+
+TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
+  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  ASSERT_TRUE(eventually([&] { return has_secret(); })) << keeper.err();
+  struct stat file {
+  }, folder{};
+  ASSERT_EQ(stat(secret().c_str(), &file), 0);
+  ASSERT_EQ(stat((runtime_ / "zeroth").c_str(), &folder), 0);
+  EXPECT_EQ(file.st_mode & 07777, 0600u);
+  EXPECT_EQ(folder.st_mode & 07777, 0700u);
+  EXPECT_EQ(file.st_size, 32);
+  Job other(scene_, program(), torchrun(1, 2, 2));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_FALSE(has_secret());
+}
+
+TEST_F(SecretOfAJob, ReplacesThatOfAnEarlierJobOfTheSameName) {
+  zr::host::JobSecret earlier(job_name());
+  earlier.create();
+  Job other(scene_, program(), torchrun(1, 2, 2));
+  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+}
+
+TEST_F(SecretOfAJob, IsReadFromNoLink) {
+  zr::host::JobSecret mine(job_name());
+  const std::string target = (scene_.folder() / "planted").string();
+  std::ofstream(target) << std::string(32, 'a');
+  ASSERT_EQ(symlink(target.c_str(), mine.path().c_str()), 0);
+  EXPECT_EQ(mine.read(), std::nullopt);
+  const std::string secret = mine.create();
+  EXPECT_EQ(mine.read(), secret);
+  EXPECT_EQ(fs::file_size(target), 32u);
+  EXPECT_FALSE(fs::is_symlink(mine.path()));
+}
+
+TEST_F(SecretOfAJob, StoreOfOneHostListensOnLoopbackWhateverTheLauncherCallsTheHost) {
+  const std::string own(wire::this_peer().host);
+  Job keeper(scene_, program(), torchrun(0, 2, 2, own));
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << keeper.err();
+  std::ifstream table("/proc/net/tcp");
+  int loopback = 0, others = 0;
+  for (std::string line; std::getline(table, line);) {
+    std::smatch at;
+    if (!std::regex_search(line, at, std::regex("^ *[0-9]+: ([0-9A-F]{8}):([0-9A-F]{4}) [0-9A-F:]+ 0A "))) continue;
+    const int port = std::stoi(at[2], nullptr, 16);
+    if (port > port_ && port <= port_ + 8) ++(at[1] == "0100007F" ? loopback : others);
+  }
+  EXPECT_EQ(loopback, 1);
+  EXPECT_EQ(others, 0);
+  Job other(scene_, program(), torchrun(1, 2, 2, own));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+}
+
+// The most memory that a process has had, in MiB.
+int64_t peak_mib(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string word; status >> word;)
+    if (word == "VmHWM:") {
+      int64_t kib = 0;
+      status >> kib;
+      return kib >> 10;
+    }
+  return -1;
+}
+
+TEST_F(SecretOfAJob, StoreBoundsWhatAPeerPuts) {
+  auto environment = torchrun(0, 2, 2);
+  environment.emplace_back("ZR_TOKEN", "known");
+  Job keeper(scene_, program("steps=1000000"), environment);
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << keeper.err();
+  Peer peer(port_);
+  ASSERT_TRUE(peer.say(wire::encode(wire::Hello{job_name(), "known", 1, 2, wire::this_peer()})));
+  ASSERT_NE(peer.read_some(), "");
+  int64_t peak = 0;
+  for (int i = 0; i < 300; ++i) {
+    const std::string key = "k" + std::to_string(i);
+    if (!peer.say(wire::Writer().text(key).text(std::string(1 << 20, 'x')).message(wire::Type::put))) break;
+    peak = std::max(peak, peak_mib(keeper.pid()));
+  }
+  EXPECT_EQ(keeper.wait(), 4);
+  EXPECT_THAT(
+      keeper.err(),
+      ContainsRegex("rank 1: the job's store is full: this rank put 'k63', and its values have at most 64.00 MiB "
+                    "together; put less, or put \"\" under keys that every rank has read"));
+  EXPECT_LT(peak, 160);
+}
+
+TEST_F(SecretOfAJob, StoreRejectsABeatThatIsTooLong) {
+  wire::Beat beat;
+  beat.activity.what = std::string(wire::kMostWhatBytes + 1, 'x');
+  const auto body = [](const std::string& message) { return message.substr(wire::kHeaderBytes); };
+  EXPECT_THROW(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))), wire::Malformed);
+  beat.activity.what = "computing\n  rank 9  pid 1  forged\x1b[2J";
+  EXPECT_EQ(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))).activity.what,
+            "computing\\n  rank 9  pid 1  forged\\x1b[2J");
+  beat.recent.resize(wire::kMostCalls + 1);
+  EXPECT_THROW(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))), wire::Malformed);
+}
+
+// "-- environment": NAME=value lines; "-- folders": "PATH MODE" lines made in the runtime folder.
+TEST_F(SecretOfAJob, MessagesAreAsInTheGoldenFile) {
+  zr::golden::check(ZR_SOURCE_DIR "/tests/golden/launch_errors.txt", 4, [&](const zr::golden::Case& one) {
+    fs::remove_all(runtime_ / "zeroth");
+    Environment environment{{"MASTER_PORT", std::to_string(port_)}};
+    for (const auto& line : zr::golden::lines_of(one["environment"]))
+      environment.emplace_back(line.substr(0, line.find('=')), line.substr(line.find('=') + 1));
+    for (const auto& line : zr::golden::lines_of(one["folders"])) {
+      std::istringstream words(line);
+      std::string name;
+      unsigned mode = 0;
+      words >> name >> std::oct >> mode;
+      fs::create_directories(runtime_ / name);
+      chmod((runtime_ / name).c_str(), mode);
+    }
+    Job job(scene_, program("join_timeout_ms=300"), environment);
+    const int code = job.wait();
+    std::string said = job.err();
+    for (auto at = said.find(runtime_.string()); at != std::string::npos; at = said.find(runtime_.string()))
+      said.replace(at, runtime_.string().size(), "{runtime}");
+    said = std::regex_replace(said, std::regex("port [0-9]+( to [0-9]+)?"), "port {port}");
+    said = std::regex_replace(said, std::regex("job-[0-9a-f]{16}"), "job-{job}");
+    said = std::regex_replace(said, std::regex("pid [0-9]+ *"), "pid {pid}  ");
+    said = std::regex_replace(said, std::regex("0\\.[0-9]s in join"), "{time} in join");
+    zr::golden::trim_newlines(said);
+    return std::vector<zr::golden::Part>{{"exit", code == 0 ? "" : std::to_string(code)}, {"says", said}};
+  });
+}
+}  // namespace

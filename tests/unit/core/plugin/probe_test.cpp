@@ -1,0 +1,62 @@
+#include "plugin/probe.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+TEST(ProbeProblem, IsEmptyForCodeThatReturnsOrThrows) {
+  bool here = false;
+  EXPECT_EQ(probe_problem([&] { here = true; }), "");
+  EXPECT_FALSE(here) << "it ran in this process";
+  EXPECT_EQ(probe_problem([] { throw std::runtime_error("no"); }), "");
+}
+
+TEST(ProbeProblem, NamesTheSignalAndTheLastLinePrinted) {
+  EXPECT_EQ(probe_problem([] {
+              std::fputs("one\ntwo\x1b\n", stderr);
+              ::raise(SIGSEGV);
+            }),
+            "its code crashed with signal 11 (SIGSEGV) while it was being loaded (it printed: two\\x1b); remove it, or "
+            "build it anew for this machine");
+}
+
+TEST(ProbeProblem, NamesTheExitCode) {
+  EXPECT_EQ(
+      probe_problem([] { ::_exit(0); }),
+      "its code ended the process with exit code 0 while it was being loaded; remove it, or build it anew for this "
+      "machine");
+}
+
+TEST(ProbeProblem, EndsCodeThatDoesNotReturn) {
+  ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(probe_problem([] {
+              for (;;) ::pause();
+            }),
+            "it did not finish loading within 0.2 seconds; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  ::setenv("ZR_PLUGIN_LOAD_SECONDS", "soon", 1);
+  EXPECT_THROW(probe_problem([] {}), Failure);
+  ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
+}
+
+TEST(ProbeProblem, BoundsWhatTheCodePrints) {
+  ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
+  const std::string said = probe_problem([] {
+    for (;;) std::fputs("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", stdout);
+  });
+  ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
+  EXPECT_LT(said.size(), 6000u);
+}
+
+}  // namespace zr::host
