@@ -7,8 +7,10 @@ folder of a libtorch that holds lib/ and include/.")
 
 find_program(ZR_CCACHE ccache)
 if(ZR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_C_COMPILER_LAUNCHER ${ZR_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${ZR_CCACHE})
+  # Without this ccache keeps nothing that uses a precompiled header (see -fpch-preprocess in core/model).
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${ZR_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
 endif()
 find_program(ZR_MOLD NAMES mold ld.lld)
 if(ZR_MOLD MATCHES "mold$")
