@@ -49,7 +49,7 @@ foreach(plugin ${plugins})  # those of plugins/, not the tests' own
     install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins COMPONENT engine)
   endif()
 endforeach()
-install(FILES README.md DESTINATION ${docs} COMPONENT engine)
+install(FILES README.md SECURITY.md DESTINATION ${docs} COMPONENT engine)
 
 # find_package(Zeroth) and pkg-config.
 set(config ${CMAKE_BINARY_DIR}/ZerothConfig.cmake)

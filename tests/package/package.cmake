@@ -41,7 +41,7 @@ if(NOT installed STREQUAL built)
 endif()
 
 # What an outsider needs is there; nothing is there that names the build, and no debug information.
-foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md
+foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zeroth/SECURITY.md
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
         lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
