@@ -4,15 +4,16 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "engine/session.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_model.hpp"
+#include "module.hpp"
 #include "plan/parameter_list.hpp"
 #include "program_state.hpp"
 
@@ -21,22 +22,20 @@ namespace zr {
 using host::LogicalRole;
 
 namespace {
-std::vector<std::pair<std::string, torch::Tensor>> pairs(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
-  std::vector<std::pair<std::string, torch::Tensor>> list;
-  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
-  return list;
-}
-
 LogicalRole role_of(What what) {
   return what == What::value ? LogicalRole::value : what == What::gradient ? LogicalRole::gradient : LogicalRole::state;
 }
 }  // namespace
 
 struct Engine::State {
-  using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
-  State(const Program& program, const Tensors& parameters, const Tensors& buffers, const std::string& name)
-      : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
-        session(setup_of(program, name), torch_model) {
+  /// `before`: what a session with another list of parameters handed over.
+  State(const Program& p, ProgramModule m, const std::string& engine_name,
+        std::unique_ptr<host::Continued> before = nullptr)
+      : program(p),
+        module(std::move(m)),
+        name(engine_name),
+        torch_model(module.parameters(), module.buffers(), host::float_named(p.text("train.dtype")), before != nullptr),
+        session(setup_of(p, name), torch_model, std::move(before)) {
     at::set_num_threads(session.threads());
   }
   static host::Setup setup_of(const Program& program, const std::string& name) {
@@ -45,42 +44,86 @@ struct Engine::State {
     return setup;
   }
   /// A program that was only asked what it trains says so, and ends here.
-  static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers,
-                                     const std::string& name) {
+  static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name) {
     if (program.state()->tells_parameters()) {
-      const host::TorchModel asked(parameters, {}, host::float_named(program.text("train.dtype")));
+      const host::TorchModel asked(module.parameters(), {}, host::float_named(program.text("train.dtype")));
       std::puts(host::to_json(asked.parameters()).c_str());
       std::exit(0);
     }
-    host::check_param_types(parameters, program.state()->setup().config, program.rank());
-    return std::make_unique<State>(program, parameters, buffers, name);
+    host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+    return std::make_unique<State>(program, module, name);
   }
+  Program program;
+  ProgramModule module;
+  std::string name;
   host::TorchModel torch_model;
   host::Session session;
 };
 
+Engine::Handle::Handle() = default;
+Engine::Handle::Handle(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Engine::Handle::~Handle() = default;
+Engine::Handle& Engine::Handle::operator=(Handle&&) noexcept = default;
+std::unique_ptr<Engine::State> Engine::Handle::take() { return std::move(state_); }
+Engine::State* Engine::Handle::operator->() const {
+  if (!state_)
+    host::fail_user(
+        "engine.refresh() failed, and this engine cannot be used any more; make a new engine, and load the "
+        "checkpoint that the error of engine.refresh() names");
+  return state_.get();
+}
+
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
 Engine::Engine(const Program& program, torch::nn::Module& model, const std::string& name)
-    : state_(State::make(program, pairs(model.named_parameters()), pairs(model.named_buffers()), name)) {}
+    : state_(State::make(program, ProgramModule(model), name)) {}
 
 Engine::Engine(const Program& program, torch::jit::Module& model, const std::string& name) {
   torch::jit::setTensorExprFuserEnabled(false);
   // A graph that is optimised after its first runs gives other bits then, and how many runs that are depends on the
   // number of ranks.
   torch::jit::getProfilingMode() = false;
-  State::Tensors parameters, buffers;
-  for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
-  for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);
-  state_ = State::make(program, parameters, buffers, name);
+  state_ = State::make(program, ProgramModule(model), name);
 }
 
 Engine::~Engine() = default;
+
+void Engine::refresh() {
+  const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
+  std::unique_ptr<host::Continued> handed;
+  {
+    State& before = *state_.operator->();
+    host::ListChange change = change_of(before.torch_model, parameters);
+    host::check_param_types(parameters, before.session.config(), before.session.rank());
+    if (!before.session.agree_on_change(before.torch_model.relist(parameters, buffers), change)) return;
+    handed = std::make_unique<host::Continued>(before.session.hand_over(std::move(change)));
+    before.torch_model.hand_over();
+  }
+  // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
+  for (const auto& [name, tensor] : buffers)
+    if (state_->torch_model.has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
+  const Program program = state_->program;
+  const ProgramModule module = state_->module;
+  const std::string name = state_->name;
+  state_.take().reset();
+  const std::string folder = handed->folder;
+  try {
+    state_ = std::make_unique<State>(program, module, name, std::move(handed));
+  } catch (const std::exception&) {
+    if (program.rank() == 0)
+      host::log(ZR_LOG_ERROR, "engine.refresh() failed; the state before it is the checkpoint " + folder);
+    throw;
+  }
+  const torch::NoGradGuard no_grad;
+  for (auto& [buffer, values] : kept) buffer.copy_(values);
+}
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
   if (!loss.defined() || loss.numel() != 1)
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) +
                     " elements, but must be one number");
+  state_->torch_model.check_trained(state_->module.parameters());
   state_->session.begin_backward(loss.item<double>(), weight);
   const double factor = weight * state_->session.loss_scale();
   // The scale is beyond fp16: a loss in it is widened first.
@@ -93,6 +136,7 @@ bool Engine::step() { return state_->session.step(); }
 bool Engine::done() const { return step_index() >= steps() || state_->session.stopped(); }
 
 std::string Engine::save(const std::string& dir) {
+  state_->torch_model.check_trained(state_->module.parameters());
   host::Session& session = state_->session;
   return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
 }
@@ -125,6 +169,7 @@ bool Engine::validation_due() const {
 }
 
 torch::Tensor Engine::get(const std::string& parameter, What what, const std::string& slot) {
+  state_->torch_model.check_trained(state_->module.parameters(), parameter);
   host::Session& session = state_->session;
   const uint32_t index = session.find(parameter);
   torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
@@ -133,6 +178,7 @@ torch::Tensor Engine::get(const std::string& parameter, What what, const std::st
 }
 
 void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
+  state_->torch_model.check_trained(state_->module.parameters(), parameter);
   host::Session& session = state_->session;
   const uint32_t index = session.find(parameter);
   if (tensor.sizes().vec() != session.plan().input.parameters[index].shape)

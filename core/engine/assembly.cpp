@@ -42,7 +42,7 @@ std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buff
 }
 }  // namespace
 
-Session::Session(Setup setup, Model& model)
+Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     : setup_(std::move(setup)),
       name_(setup_.engine, run_folder(config(), setup_.engine)),
       model_(model),
@@ -89,16 +89,19 @@ Session::Session(Setup setup, Model& model)
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   compare_ranks();
   saver_ = std::make_unique<Saver>(control_, ledger_);
-  agree(saver_->talk(), [&] { record_ = std::make_unique<Record>(config(), setup_.engine, world(), rank()); });
-  if (config().boolean("job.trace")) {
-    trace_ = std::make_unique<Trace>(rank());
-    comm_->set_trace(trace_.get());
+  if (before) {
+    record_ = std::move(before->record);
+    trace_ = std::move(before->trace);
+  } else {
+    agree(saver_->talk(), [&] { record_ = std::make_unique<Record>(config(), setup_.engine, world(), rank()); });
+    if (config().boolean("job.trace")) trace_ = std::make_unique<Trace>(rank());
   }
+  if (trace_) comm_->set_trace(trace_.get());
   comm_->on_end([this](const zr_coll& coll, const void* dst) {
     if (agreement_) agreement_->norm().arrived(coll.dst, dst);
   });
   if (config().text("checkpoint.on_signal") == "save") {
-    stop_signal_ = std::make_unique<StopSignal>();
+    stop_signal_ = before ? std::move(before->stop_signal) : std::make_unique<StopSignal>();
     control_->put(saves_on_signal_key(rank()), "yes");
   }
   try {
@@ -129,9 +132,9 @@ Session::Session(Setup setup, Model& model)
   restart_clock();
   try {
     prepare_saving();
-    begin();
+    before ? continue_from(*before) : begin();
     keep_activations();
-    accept();
+    if (!before) accept();
   } catch (...) {
     release();
     throw;
@@ -149,12 +152,12 @@ Session::~Session() {
   saver_.reset();
   if (stop_signal_) control_->put(saves_on_signal_key(rank()), "no");
   // A failure after the last step, such as that of a last save, leaves the record of the steps complete.
-  if (!failed || done()) try {
+  if (record_ && (!failed || done())) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
-  control_->leave(step_, failed);
+  if (record_) control_->leave(step_, failed);  // else the next session continues the job
   release();
 }
 
@@ -176,6 +179,18 @@ void Session::accept() {
                          std::to_string(steps) + " (" + config().origin("train.steps").text() +
                          "); raise train.steps to continue");
   write_totals();
+}
+
+Overlap Session::overlap() const {
+  const NormLeaves& norm = agreement_->norm();
+  Overlap all = overlap_before_;
+  all.collectives += gradients_->collectives();
+  all.early += gradients_->collectives_early();
+  all.leaves += norm.own();
+  all.leaves_early += norm.early();
+  all.paged_reads += pages_ ? pages_->reads() : 0;
+  all.paged_reads_ahead += pages_ ? pages_->reads_ahead() : 0;
+  return all;
 }
 
 // The parameters outlive the arena they stand in.
