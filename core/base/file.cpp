@@ -29,11 +29,11 @@ int again(F&& call) {
 }
 
 std::string kind_of(mode_t mode) {
-  return S_ISFIFO(mode)                     ? "a FIFO"
-         : S_ISDIR(mode)                    ? "a folder"
-         : S_ISSOCK(mode)                   ? "a socket"
+  return S_ISFIFO(mode)                   ? "a FIFO"
+         : S_ISDIR(mode)                  ? "a folder"
+         : S_ISSOCK(mode)                 ? "a socket"
          : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
-                                            : "not a file";
+                                          : "not a file";
 }
 
 constexpr int64_t kLargestText = int64_t{1} << 30;

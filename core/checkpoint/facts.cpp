@@ -60,21 +60,19 @@ Facts parse_facts(const JsonField& all, int64_t step, int64_t version) {
   facts.samples = all.at("samples").integer(0, kAny);
   facts.seed = all.at("seed").integer(0, kAny);
   const JsonField steps = all.at("parameter_steps");
-  for (const std::string& name : steps.keys())
-    facts.parameter_steps[name] = steps.member(name).integer(0, facts.updates);
+  for (const std::string& name : steps.keys()) facts.parameter_steps[name] = steps.at(name).integer(0, facts.updates);
   const JsonField scale = all.at("loss_scale");
   facts.loss_scale.value = scale_of(scale.at("value"));
   facts.loss_scale.good = scale.at("good").integer(0, step);
   facts.loss_scale.hysteresis_left = scale.at("hysteresis_left").integer(1, kMostSteps);
   facts.loss_scale.skips = scale.at("skips").integer(0, step);
   facts.loss_scale.dynamic = scale.at("dynamic").boolean();
-  facts.last_step_applied =
-      version == 1 ? facts.loss_scale.skips == 0 : all.at("last_step_applied").boolean();
+  facts.last_step_applied = version == 1 ? facts.loss_scale.skips == 0 : all.at("last_step_applied").boolean();
   const JsonField optimizer = all.at("optimizer");
   facts.optimizer = optimizer.at("id").text();
   facts.slots = optimizer.at("slots").texts();
   const JsonField globals = optimizer.at("globals");
-  for (const std::string& key : globals.keys()) facts.globals[key] = globals.member(key).bytes_of_hex();
+  for (const std::string& key : globals.keys()) facts.globals[key] = globals.at(key).bytes_of_hex();
   facts.world = all.at("world").integer(1, kMostWorld);
   facts.strategy = all.at("strategy").text();
   facts.config = all.at("config").text();

@@ -35,8 +35,8 @@ struct Facts {
 
 /// A JSON object.
 std::string to_text(const Facts& facts);
-/// Of a checkpoint of that step and format version. Throws Failure(user) naming file and key where a value is missing, of
-/// another type or out of bounds.
+/// Of a checkpoint of that step and format version. Throws Failure(user) naming file and key where a value is missing,
+/// of another type or out of bounds.
 Facts parse_facts(const JsonField& facts, int64_t step, int64_t version);
 
 }  // namespace zr::host

@@ -19,7 +19,7 @@ void JsonField::fail(const std::string& expected) const {
   fail_user(printable(file_ + ": " + what + " is " + value + ", expected " + expected) + remedy_);
 }
 
-JsonField JsonField::at(const char* key) const {
+JsonField JsonField::at(const std::string& key) const {
   if (!value_.is_object()) fail("an object");
   const auto found = value_.find(key);
   const std::string path = key_.empty() ? key : key_ + "." + key;
@@ -27,7 +27,7 @@ JsonField JsonField::at(const char* key) const {
   return {file_, remedy_, *found, path};
 }
 
-JsonField JsonField::at(std::size_t index) const {
+JsonField JsonField::element(std::size_t index) const {
   if (!value_.is_array() || index >= value_.size())
     fail("an array of at least " + std::to_string(index + 1) + " values");
   return {file_, remedy_, value_[index], key_ + "[" + std::to_string(index) + "]"};
@@ -44,8 +44,6 @@ std::vector<std::string> JsonField::keys() const {
   for (const auto& item : value_.items()) names.push_back(item.key());
   return names;
 }
-
-JsonField JsonField::member(const std::string& name) const { return at(name.c_str()); }
 
 int64_t JsonField::integer(int64_t least, int64_t most) const {
   const auto n = whole(value_, least);
@@ -70,7 +68,7 @@ const std::string& JsonField::text() const {
 
 std::vector<std::string> JsonField::texts() const {
   std::vector<std::string> all;
-  for (std::size_t i = 0, n = size(); i < n; ++i) all.push_back(at(i).text());
+  for (std::size_t i = 0, n = size(); i < n; ++i) all.push_back(element(i).text());
   return all;
 }
 

@@ -16,14 +16,13 @@ class JsonField {
   JsonField(const std::string& file, const std::string& remedy, const nlohmann::json& value, std::string key = "")
       : file_(file), remedy_(remedy), value_(value), key_(std::move(key)) {}
 
-  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
-  JsonField at(const char* key) const;  // of an object
-  JsonField at(std::size_t index) const;
-  std::size_t size() const;                          // of an array
-  std::vector<std::string> keys() const;             // of an object
-  JsonField member(const std::string& name) const;   // one of keys()
-  int64_t integer(int64_t least, int64_t most) const;
-  double number() const;
+  bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
+  JsonField at(const std::string& key) const;          // of an object
+  JsonField element(std::size_t index) const;          // of an array
+  std::size_t size() const;                            // of an array
+  std::vector<std::string> keys() const;               // of an object
+  int64_t integer(int64_t least, int64_t most) const;  // within these bounds
+  double number() const;                               // not a string of digits
   bool boolean() const;
   const std::string& text() const;
   std::vector<std::string> texts() const;  // an array of strings

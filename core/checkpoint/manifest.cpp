@@ -75,8 +75,8 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   int64_t left = tensor.bytes();
   const JsonField chunks = json.at("chunks");
   for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
-    const JsonField one = chunks.at(i);
-    const Chunk chunk{whole(one.at(0).value()).value_or(0), hash_in(one.at(1))};
+    const JsonField one = chunks.element(i);
+    const Chunk chunk{whole(one.element(0).value()).value_or(0), hash_in(one.element(1))};
     if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
       refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
@@ -172,8 +172,9 @@ std::map<std::string, std::string> parse_index(const std::string& path, const st
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain(file.get<std::string>()))
-      fail_user(printable(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder") +
-                remedy);
+      fail_user(
+          printable(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder") +
+          remedy);
     files[tensor] = file.get<std::string>();
   }
   return files;
@@ -187,10 +188,10 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const std::string body = text.substr(first, text.size() - first - kAfter.size());
   if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
     refuse(path, "was changed since it was written: its hash is another");
-  const Json json = is_shallow(body) ? Json::parse(body, nullptr, false) : Json();
   if (!is_shallow(body)) refuse(path, "is no manifest of a checkpoint: its values stand too deep");
   const Json json = Json::parse(body, nullptr, false);
   if (json.is_discarded()) refuse(path, "is no manifest of a checkpoint: it is not valid JSON");
+  if (const auto twice = repeated_key(body)) refuse(path, "has the key '" + *twice + "' twice in one object");
   const JsonField all(path, kRemedy, json);
   const int64_t version = all.at("version").integer(0, kMost);
   if (version < 1 || version > kVersion)
@@ -205,7 +206,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   manifest.training = parse_facts(all.at("facts"), manifest.step, version);
   const JsonField files = all.at("files"), tensors = all.at("tensors");
   for (std::size_t i = 0, n = files.size(); i < n; ++i) {
-    const JsonField one = files.at(i);
+    const JsonField one = files.element(i);
     SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMost), hash_in(one.at("header")),
                    one.at("data").integer(0, kMost)};
     if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
@@ -214,7 +215,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     manifest.files.push_back(std::move(file));
   }
   for (std::size_t i = 0, n = tensors.size(); i < n; ++i)
-    manifest.tensors.push_back(tensor_of(path, tensors.at(i), manifest.files));
+    manifest.tensors.push_back(tensor_of(path, tensors.element(i), manifest.files));
   check(path, manifest);
   return manifest;
 }

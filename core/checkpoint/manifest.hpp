@@ -38,7 +38,8 @@ struct SavedFile {
   int64_t data = 0;     // first byte of data
 };
 
-/// The role of a buffer's values on all ranks, where they differ: one more dimension, the rank, before the buffer's own.
+/// The role of a buffer's values on all ranks, where they differ: one more dimension, the rank, before the buffer's
+/// own.
 inline constexpr const char* kRankBuffer = "buffer.rank";
 
 struct Manifest {
@@ -56,8 +57,8 @@ inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
 std::string to_text(const Manifest& manifest);  // manifest.json, its own hash before it
-/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, a value of another type
-/// or out of bounds (with its key), ranges that overlap or lie outside their files, names that are paths.
+/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, a value of another
+/// type or out of bounds (with its key), ranges that overlap or lie outside their files, names that are paths.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
 /// The files of the tensors in a model.safetensors.index.json, which must be names in its own folder. Throws

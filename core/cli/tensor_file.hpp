@@ -14,8 +14,8 @@ struct TensorFile {
   zr_dtype dtype = ZR_NONE;  // of all of them, if they share one of fp32, bf16, fp16
 };
 /// The floating-point tensors, in the files' order; their data are not read. Throws Failure(user) naming file and
-/// remedy, for every file that checkpoint.init rejects too (checkpoint/safetensors.hpp), and for a tensor that two files
-/// have.
+/// remedy, for every file that checkpoint.init rejects too (checkpoint/safetensors.hpp), and for a tensor that two
+/// files have.
 TensorFile read_safetensors(const std::vector<std::string>& files);
 
 }  // namespace zr::host

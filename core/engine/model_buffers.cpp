@@ -72,8 +72,8 @@ std::vector<char> ModelBuffers::differing(Communicator& comm) {
   const std::vector<std::string> all = comm.all_gather_bytes(mine, "hashes of buffers");
   for (const std::string& other : all)
     for (std::size_t i = 0; i < differ.size(); ++i)
-      differ[i] |= other.compare(i * sizeof(uint64_t), sizeof(uint64_t), all[0], i * sizeof(uint64_t),
-                                 sizeof(uint64_t)) != 0;
+      differ[i] |=
+          other.compare(i * sizeof(uint64_t), sizeof(uint64_t), all[0], i * sizeof(uint64_t), sizeof(uint64_t)) != 0;
   return differ;
 }
 
@@ -90,11 +90,10 @@ std::vector<std::string> ModelBuffers::declared(Communicator& comm, const std::v
       values[i] = comm.broadcast_bytes(mine, 0, "rank 0's buffers");
     } else {
       const std::vector<std::string> all = comm.all_gather_bytes(mine, "buffers of all ranks");
-      values[i] = mean_of_ranks(buffer.dtype, buffer.bytes, comm.world(),
-                                [&](int r, void* to) {
-                                  const std::string& of = all[static_cast<std::size_t>(r)];
-                                  std::memcpy(to, of.data(), of.size());
-                                });
+      values[i] = mean_of_ranks(buffer.dtype, buffer.bytes, comm.world(), [&](int r, void* to) {
+        const std::string& of = all[static_cast<std::size_t>(r)];
+        std::memcpy(to, of.data(), of.size());
+      });
     }
   }
   return values;
@@ -114,7 +113,12 @@ void ModelBuffers::begin_evaluation(Communicator& comm) {
   kept_.clear();
   for (const ModelBuffer& buffer : model_.buffers())
     kept_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
-  apply(comm);
+  try {
+    apply(comm);
+  } catch (...) {
+    end_evaluation();
+    throw;
+  }
 }
 
 void ModelBuffers::refresh(Communicator& comm) {

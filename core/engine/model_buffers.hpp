@@ -16,6 +16,7 @@ namespace zr::host {
 /// train.buffers: rank 0's values, the mean over ranks (floating-point buffers; integer ones are rank 0's), or each
 /// rank's own.
 enum class BufferRule { rank0, mean, per_rank };
+/// As train.buffers has it.
 BufferRule buffer_rule(const Config& config);
 
 /// The mean, in rank order, of a buffer of `bytes` on each of `ranks` ranks; read(r, to) copies rank r's bytes. F16,

@@ -91,7 +91,9 @@ TEST(TensorFile, RejectsATensorThatTwoFilesHave) {
   const zr::test::Scratch scratch;
   const std::string bytes = safetensors(R"({"w":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4);
   const std::string a = scratch.write("a", bytes), b = scratch.write("b", bytes);
-  EXPECT_EQ(said_by([&] { read_safetensors({a, b}); }),
+  EXPECT_EQ(said_by([&] {
+              read_safetensors({a, b});
+            }),
             b + ": has 'w', which " + a + " has too; name the files of one model, each once");
 }
 
