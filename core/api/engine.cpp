@@ -7,6 +7,8 @@
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
+#include <cstring>
+
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/log.hpp"
@@ -52,6 +54,16 @@ struct Engine::State {
     }
     host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
     return std::make_unique<State>(program, module, name);
+  }
+  /// The model's own tensor of that name. Throws Failure(user) with the nearest name.
+  torch::Tensor buffer(const std::string& name) const {
+    std::vector<std::string> names;
+    for (const auto& [own, tensor] : module.buffers()) {
+      if (own == name && tensor.defined()) return tensor;
+      names.push_back(own);
+    }
+    const std::string near = host::nearest(name, names);
+    host::fail_user("the model has no buffer '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
   }
   Program program;
   ProgramModule module;
@@ -187,6 +199,25 @@ void Engine::set(const std::string& parameter, What what, const torch::Tensor& t
   session.write(index, role_of(what), slot, values.data_ptr<float>());
 }
 
+torch::Tensor Engine::buffer(const std::string& name) {
+  const torch::Tensor own = state_->buffer(name);
+  torch::Tensor value = torch::empty(own.sizes(), own.options());
+  if (value.numel() == 0) return value;
+  const std::string bytes = state_->session.buffer(name);
+  std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
+  return value;
+}
+
+void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
+  const torch::Tensor own = state_->buffer(name);
+  if (tensor.sizes() != own.sizes())
+    host::fail_user("engine.set_buffer('" + name + "'): the tensor's shape is " + c10::str(tensor.sizes()) +
+                    ", the buffer's is " + c10::str(own.sizes()));
+  const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
+  if (value.numel() > 0)
+    state_->session.set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
+}
+
 struct Engine::Evaluation::State {
   explicit State(host::Session& s) : session(s), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
     session.evaluation(true);
@@ -202,7 +233,10 @@ Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(
 Engine::Evaluation::~Evaluation() noexcept(false) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_state(state_->random);
-  if (std::uncaught_exceptions() <= state_->exceptions) state_->session.evaluation(false);
+  if (std::uncaught_exceptions() <= state_->exceptions)
+    state_->session.evaluation(false);
+  else
+    state_->session.end_evaluation_buffers();
 }
 
 }  // namespace zr

@@ -28,6 +28,14 @@ int again(F&& call) {
   return result;
 }
 
+std::string kind_of(mode_t mode) {
+  return S_ISFIFO(mode)                   ? "a FIFO"
+         : S_ISDIR(mode)                  ? "a folder"
+         : S_ISSOCK(mode)                 ? "a socket"
+         : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
+                                          : "not a file";
+}
+
 constexpr int64_t kLargestText = int64_t{1} << 30;
 }  // namespace
 
@@ -44,10 +52,19 @@ void fail_file(const std::string& path, const std::string& what, int error) {
 File::File(const std::string& path, Use use) : path_(path) {
   const bool reads = use == Use::read || use == Use::read_linked;
   const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Use::create ? O_CREAT | O_EXCL : 0) |
-                    (use == Use::read_linked ? 0 : O_NOFOLLOW) | O_CLOEXEC;
+                    (use == Use::read_linked ? 0 : O_NOFOLLOW) | O_CLOEXEC | O_NONBLOCK;  // a FIFO's open waits
   const int error = injected("open");
   fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
+  if (fd_ < 0 && !error && reads && (errno == ENOENT || errno == EACCES || errno == ENOTDIR))
+    fail_environment(printable(path) + ": cannot be opened: " + std::strerror(errno) +
+                     "; see that it exists and that this user may read it");
   if (fd_ < 0) fail_file(path, use == Use::create ? "cannot be created" : "cannot be opened", error ? error : errno);
+  struct stat about {};
+  std::string kind;
+  if (::fstat(fd_, &about) == 0 && !S_ISREG(about.st_mode)) kind = kind_of(about.st_mode);
+  if (kind.empty()) return;
+  ::close(std::exchange(fd_, -1));
+  fail_user(printable(path) + ": is " + kind + ", not a regular file; put the file itself in its place");
 }
 
 File::~File() {

@@ -12,7 +12,8 @@ namespace zr::host {
 class File {
  public:
   enum class Use { create, write, read, read_linked };  // create: there is none yet; read_linked: through links
-  /// Opens it; relative paths are from where the process is.
+  /// Opens it; relative paths are from where the process is. A path that names something other than a regular file (a
+  /// FIFO, a folder, a device) is rejected at once, without waiting for it: Failure(user).
   File(const std::string& path, Use use);
   /// Takes over an open descriptor; `path` is for messages.
   File(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

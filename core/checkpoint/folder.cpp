@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -18,8 +19,7 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kSuperseded = ".superseded",
-                  kLock = "lock";
+const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kSuperseded = ".superseded";
 
 bool is_checkpoint_name(const std::string& name) {
   return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
@@ -41,6 +41,14 @@ std::string checkpoint_name(int64_t step) {
   char name[40];
   std::snprintf(name, sizeof name, "%s%08lld", kPrefix.c_str(), static_cast<long long>(step));
   return name;
+}
+
+std::optional<int64_t> step_of_name(const std::string& name) {
+  int64_t step = 0;
+  if (!is_checkpoint_name(name) ||
+      std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step).ec != std::errc())
+    return {};
+  return step;
 }
 
 std::vector<std::string> checkpoints_in(const std::string& root) {
@@ -65,7 +73,7 @@ std::string find_checkpoint(const std::string& path) {
 namespace {
 FileLock take_lock(const std::string& root) {
   std::string holder;
-  auto lock = FileLock::try_take(Directory::open(root, true), kLock, holder);
+  auto lock = FileLock::try_take(Directory::open(root, true), kLockName, holder);
   if (!lock)
     fail_user(root + ": another job saves there (" + holder + "); give each job a folder of its own (checkpoint.dir)");
   return std::move(*lock);
@@ -111,10 +119,25 @@ std::vector<std::string> settle(const std::string& root, int64_t step) {
   return superseded;
 }
 
-void retain(const std::string& root, int64_t keep) {
-  std::vector<std::string> names = checkpoints_in(root);
-  if (keep <= 0) return;
-  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < names.size(); ++i) discard(root, names[i]);
+bool last_step_applied(const std::string& folder) try {
+  const std::string path = place(folder, kManifest);
+  return parse_manifest(path, read_file(path)).training.last_step_applied;
+} catch (const Failure&) {
+  return false;
+}
+
+void retain(const std::string& root, int64_t keep, bool newest_applied) {
+  const std::vector<std::string> names = checkpoints_in(root);
+  if (keep <= 0 || std::ssize(names) <= keep) return;
+  std::size_t applied = names.size();
+  if (newest_applied) {
+    --applied;
+  } else {
+    while (applied > 0 && !last_step_applied(place(root, names[applied - 1]))) --applied;
+    applied = applied > 0 ? applied - 1 : names.size();
+  }
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < names.size(); ++i)
+    if (i != applied) discard(root, names[i]);
 }
 
 }  // namespace zr::host

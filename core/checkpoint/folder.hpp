@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,13 @@
 
 namespace zr::host {
 
+/// The file of FolderLock.
+inline constexpr const char* kLockName = "lock";
+
 /// "step-00000012": a checkpoint that was committed. Others in the folder are not.
 std::string checkpoint_name(int64_t step);
+/// The step that such a name gives; nothing: it is another name.
+std::optional<int64_t> step_of_name(const std::string& name);
 /// Names of the committed checkpoints in `root`, by step.
 std::vector<std::string> checkpoints_in(const std::string& root);
 /// `path` itself if it is a checkpoint, else the newest committed one in it. Throws Failure(user) if there is none.
@@ -36,7 +42,10 @@ void commit(const std::string& root, int64_t step);
 /// What follows a commit: the disk has it, the one it replaced goes, and those of later steps, which an earlier run
 /// left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their new names.
 std::vector<std::string> settle(const std::string& root, int64_t step);
-/// All but the newest `keep` go; 0: all stay.
-void retain(const std::string& root, int64_t keep);
+/// Removes all but the newest `keep` (0: none) and the newest whose last step was applied, so that a run whose steps
+/// are skipped never loses its last good checkpoint. `newest_applied`: the newest is known to be one.
+void retain(const std::string& root, int64_t keep, bool newest_applied);
+/// The last step of a checkpoint was applied; false: it was skipped, or the manifest cannot be read.
+bool last_step_applied(const std::string& folder);
 
 }  // namespace zr::host

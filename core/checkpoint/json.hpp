@@ -33,6 +33,10 @@ inline bool is_shallow(const std::string& text) {
   return true;
 }
 
+/// The first key that an object of the text has twice, at any depth; nothing: none has. Of text that is not JSON only
+/// the part before the error counts. Linear, which nlohmann's parser with a callback is not.
+std::optional<std::string> repeated_key(const std::string& text);
+
 /// A whole number of 64 bits from `least` on; nothing: it is none.
 inline std::optional<int64_t> whole(const nlohmann::json& value, int64_t least = 0) {
   if (value.is_number_unsigned()) {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
 
@@ -34,6 +36,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
     if (!is_there(path))
       fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
     manifest_ = parse_manifest(path, read_file(path));
+    check_step();
     check_index();
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
       check_file(i);
@@ -42,6 +45,16 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   }
   for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
     places_.emplace(std::pair(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+}
+
+// A folder under another name than the one it was committed with says nothing of its step.
+void Checkpoint::check_step() const {
+  std::error_code error;
+  const std::string name = fs::weakly_canonical(folder_, error).filename().string();
+  const auto step = step_of_name(name);
+  if (step && *step != manifest_.step)
+    fail_user(printable(folder_) + ": is named for step " + std::to_string(*step) + ", its manifest is of step " +
+              std::to_string(manifest_.step) + kRemedy);
 }
 
 // Nothing here reads it, but others do.
@@ -62,20 +75,22 @@ void Checkpoint::open_foreign() {
   const bool several = fs::is_directory(place, error) && is_there(place / kIndex);
   if (several) {
     index = parse_index((place / kIndex).string(), read_file((place / kIndex).string()));
+    std::set<std::string> seen;
     for (const auto& [tensor, file] : index)
-      if (std::find(names.begin(), names.end(), file) == names.end()) names.push_back(file);
+      if (seen.insert(file).second) names.push_back(file);
   } else {
     names.push_back(fs::is_directory(place, error) ? kWhole : "");
   }
   manifest_.facts = "{}";
   for (const std::string& name : names) {
     const std::string path = name.empty() ? folder_ : (place / name).string();
-    const TensorHeader header = read_header(path);
+    if (!is_there(path)) read_header(path);  // throws
+    files_.emplace_back(path, File::Use::read_linked);
+    const TensorHeader header = read_header(files_.back());
     if (!name.empty() && header.metadata.count("zeroth_run"))
       fail_user(folder_ + ": has no " + kManifest +
                 ": no checkpoint was committed there, or it lost it; name another, or one of its .safetensors files "
                 "for weights that nobody checked");
-    files_.emplace_back(path, File::Use::read_linked);
     manifest_.files.push_back({name, files_.back().size(), 0, header.data});
     for (const StoredTensor& stored : header.tensors) {
       if (several && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
@@ -88,8 +103,9 @@ void Checkpoint::open_foreign() {
     }
   }
   if (!index.empty())
-    fail_user((place / index.begin()->second).string() + ": has no '" + index.begin()->first + "', which " + kIndex +
-              " says is there; fetch the files again");
+    fail_user(printable((place / index.begin()->second).string() + ": has no '" + index.begin()->first + "', which " +
+                        kIndex + " says is there") +
+              "; fetch the files again");
 }
 
 void Checkpoint::check_file(uint32_t index) {
@@ -106,12 +122,12 @@ void Checkpoint::check_file(uint32_t index) {
   if (hash_of(header.data(), about.data) == about.header) return;
   std::string whose;
   try {
-    const TensorHeader other = read_header(path);
+    const TensorHeader other = read_header(file);
     const auto step = other.metadata.find("zeroth_step"), run = other.metadata.find("zeroth_run");
     if (step != other.metadata.end() && run != other.metadata.end() &&
         (step->second != std::to_string(manifest_.step) || run->second != manifest_.run))
-      whose = "is of step " + step->second + " of run " + run->second + ", its checkpoint of step " +
-              std::to_string(manifest_.step) + " of run " + manifest_.run;
+      whose = printable("is of step " + step->second + " of run " + run->second + ", its checkpoint of step " +
+                        std::to_string(manifest_.step) + " of run " + manifest_.run);
   } catch (const Failure&) {
   }
   fail_user(path + ": " + (whose.empty() ? "its header was changed since it was written" : whose) + kRemedy);
@@ -134,7 +150,7 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
     hash.add(part, n);
   }
   if (hash.value() != chunk.hash)
-    fail_user(file.path() + ": " + tensor.role + " '" + tensor.name +
+    fail_user(printable(file.path() + ": " + tensor.role + " '" + tensor.name) +
               "' was changed since it was written, within the " + std::to_string(chunk.bytes) + " bytes at " +
               std::to_string(tensor.at + first) + kRemedy);
 }

@@ -40,6 +40,7 @@ class Checkpoint {
 
  private:
   void check_file(uint32_t index);
+  void check_step() const;
   void check_index() const;
   void open_foreign();
   void take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <set>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "checkpoint/json.hpp"
+#include "checkpoint/json_field.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace zr::host {
@@ -16,18 +19,21 @@ namespace zr::host {
 using Json = nlohmann::json;
 
 namespace {
-constexpr int kVersion = 1;
+constexpr int64_t kVersion = 2;
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
+const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
+
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  fail_user(path + ": " + why + "; load another checkpoint (zeroth verify says which are whole)");
+  fail_user(printable(path + ": " + why) + kRemedy);
 }
 
-uint64_t number_of(const std::string& path, const Json& digits) {
-  const std::string text = digits.get<std::string>();
+uint64_t hash_in(const JsonField& field) {
+  const std::string& text = field.text();
   if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-    refuse(path, "'" + text + "' is no hash");
+    field.fail("16 hexadecimal digits");
   return std::stoull(text, nullptr, 16);
 }
 
@@ -47,17 +53,17 @@ Json json_of(const SavedTensor& tensor) {
   return json;
 }
 
-SavedTensor tensor_of(const std::string& path, const Json& json, const std::vector<SavedFile>& files) {
+SavedTensor tensor_of(const std::string& path, const JsonField& json, const std::vector<SavedFile>& files) {
   SavedTensor tensor;
-  tensor.role = json.at("role").get<std::string>();
-  tensor.name = json.at("name").get<std::string>();
-  tensor.dtype = json.at("dtype").get<std::string>();
-  if (json.contains("aliases")) tensor.aliases = json.at("aliases").get<std::vector<std::string>>();
+  tensor.role = json.at("role").text();
+  tensor.name = json.at("name").text();
+  tensor.dtype = json.at("dtype").text();
+  if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
   const std::string who = tensor.role + " '" + tensor.name + "'";
-  const auto shape = shape_of(json.at("shape"));
-  const auto in = whole(json.at("file")), at = whole(json.at("at"));
+  const auto shape = shape_of(json.at("shape").value());
   if (!shape) refuse(path, who + " has no type or shape of this world");
   tensor.shape = *shape;
+  const auto in = whole(json.at("file").value()), at = whole(json.at("at").value());
   if (!in || *in >= std::ssize(files)) refuse(path, who + " is in a file that is not listed");
   tensor.file = static_cast<uint32_t>(*in);
   if (!at) refuse(path, who + " lies outside " + files[tensor.file].name + ", at no byte");
@@ -67,8 +73,10 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   if (tensor.at < file.data || tensor.at > file.bytes || tensor.bytes() > file.bytes - tensor.at)
     refuse(path, who + " lies outside " + file.name + ", at byte " + std::to_string(tensor.at));
   int64_t left = tensor.bytes();
-  for (const Json& one : json.at("chunks")) {
-    const Chunk chunk{whole(one.at(0)).value_or(0), number_of(path, one.at(1))};
+  const JsonField chunks = json.at("chunks");
+  for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
+    const JsonField one = chunks.element(i);
+    const Chunk chunk{whole(one.element(0).value()).value_or(0), hash_in(one.element(1))};
     if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
       refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
@@ -78,17 +86,30 @@ SavedTensor tensor_of(const std::string& path, const Json& json, const std::vect
   return tensor;
 }
 
+// One more dimension than its buffer, of the same type.
+void check_rank_buffer(const std::string& path, const SavedTensor& ranks, const SavedTensor* buffer) {
+  const std::string who = "buffer '" + ranks.name + "' of each rank";
+  if (!buffer) refuse(path, who + " is listed without the buffer itself");
+  if (ranks.dtype != buffer->dtype || ranks.shape.empty() || ranks.shape[0] < 1 ||
+      !std::equal(ranks.shape.begin() + 1, ranks.shape.end(), buffer->shape.begin(), buffer->shape.end()))
+    refuse(path, who + " is not of the buffer's type and shape");
+}
+
 // Every tensor once, none on top of another, and what belongs to a weight is like it.
 void check(const std::string& path, const Manifest& manifest) {
   std::set<std::pair<std::string, std::string>> names;
-  std::map<std::string, const SavedTensor*> weights;
-  for (const SavedTensor& tensor : manifest.tensors)
+  std::map<std::string, const SavedTensor*> weights, buffers;
+  for (const SavedTensor& tensor : manifest.tensors) {
     if (tensor.role == "weight") weights.emplace(tensor.name, &tensor);
+    if (tensor.role == "buffer") buffers.emplace(tensor.name, &tensor);
+  }
   std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> places;
   for (const SavedTensor& tensor : manifest.tensors) {
     const auto weight = weights.find(tensor.name);
     if (tensor.role == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
       refuse(path, "master '" + tensor.name + "' is not of its weight's shape");
+    if (const auto buffer = buffers.find(tensor.name); tensor.role == kRankBuffer)
+      check_rank_buffer(path, tensor, buffer == buffers.end() ? nullptr : buffer->second);
     if (!names.emplace(tensor.role, tensor.name).second)
       refuse(path, tensor.role + " '" + tensor.name + "' is listed twice");
     if (tensor.bytes() > 0 && !places.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
@@ -151,8 +172,9 @@ std::map<std::string, std::string> parse_index(const std::string& path, const st
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain(file.get<std::string>()))
-      fail_user(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder" +
-                remedy);
+      fail_user(
+          printable(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder") +
+          remedy);
     files[tensor] = file.get<std::string>();
   }
   return files;
@@ -166,37 +188,36 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const std::string body = text.substr(first, text.size() - first - kAfter.size());
   if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
     refuse(path, "was changed since it was written: its hash is another");
-  try {
-    if (!is_shallow(body)) refuse(path, "is no manifest of a checkpoint: its values stand too deep");
-    const Json json = Json::parse(body);
-    if (json.at("version") != kVersion)
-      fail_user(path + ": is of format version " + json.at("version").dump() + ", this zeroth reads version " +
-                std::to_string(kVersion) + "; load it with the release that wrote it");
-    Manifest manifest;
-    const auto number = [&](const Json& of, const char* key) {
-      const auto n = whole(of.at(key));
-      if (!n) refuse(path, std::string("its '") + key + "' is no whole number");
-      return *n;
-    };
-    manifest.step = number(json, "step");
-    manifest.index_bytes = number(json.at("index"), "bytes");
-    manifest.index_hash = number_of(path, json.at("index").at("xxh3"));
-    manifest.run = json.at("run").get<std::string>();
-    manifest.facts = json.at("facts").dump();
-    for (const Json& one : json.at("files")) {
-      SavedFile file{one.at("name").get<std::string>(), number(one, "bytes"), number_of(path, one.at("header")),
-                     number(one, "data")};
-      if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
-      if (file.data < 8 || file.bytes < file.data || file.data > kLargestHeader + 8)
-        refuse(path, file.name + " has no room for its header");
-      manifest.files.push_back(std::move(file));
-    }
-    for (const Json& one : json.at("tensors")) manifest.tensors.push_back(tensor_of(path, one, manifest.files));
-    check(path, manifest);
-    return manifest;
-  } catch (const Json::exception& error) {
-    refuse(path, std::string("is no manifest of a checkpoint: ") + error.what());
+  if (!is_shallow(body)) refuse(path, "is no manifest of a checkpoint: its values stand too deep");
+  const Json json = Json::parse(body, nullptr, false);
+  if (json.is_discarded()) refuse(path, "is no manifest of a checkpoint: it is not valid JSON");
+  if (const auto twice = repeated_key(body)) refuse(path, "has the key '" + *twice + "' twice in one object");
+  const JsonField all(path, kRemedy, json);
+  const int64_t version = all.at("version").integer(0, kMost);
+  if (version < 1 || version > kVersion)
+    fail_user(path + ": is of format version " + std::to_string(version) + ", this zeroth reads versions 1 to " +
+              std::to_string(kVersion) + "; load it with the release that wrote it");
+  Manifest manifest;
+  manifest.step = all.at("step").integer(0, kMostSteps);
+  manifest.index_bytes = all.at("index").at("bytes").integer(0, kMost);
+  manifest.index_hash = hash_in(all.at("index").at("xxh3"));
+  manifest.run = all.at("run").text();
+  manifest.facts = all.at("facts").value().dump();
+  manifest.training = parse_facts(all.at("facts"), manifest.step, version);
+  const JsonField files = all.at("files"), tensors = all.at("tensors");
+  for (std::size_t i = 0, n = files.size(); i < n; ++i) {
+    const JsonField one = files.element(i);
+    SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMost), hash_in(one.at("header")),
+                   one.at("data").integer(0, kMost)};
+    if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
+    if (file.data < 8 || file.bytes < file.data || file.data > kLargestHeader + 8)
+      refuse(path, file.name + " has no room for its header");
+    manifest.files.push_back(std::move(file));
   }
+  for (std::size_t i = 0, n = tensors.size(); i < n; ++i)
+    manifest.tensors.push_back(tensor_of(path, tensors.element(i), manifest.files));
+  check(path, manifest);
+  return manifest;
 }
 
 }  // namespace zr::host

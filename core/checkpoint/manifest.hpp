@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/facts.hpp"
+
 namespace zr::host {
 
 /// A whole tensor, however it is cut between ranks.
 struct Tensor {
-  std::string role;   // "weight", "buffer", "master", or "state.NAME" of an optimizer
+  std::string role;   // "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
   std::string name;   // of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
@@ -36,10 +38,15 @@ struct SavedFile {
   int64_t data = 0;     // first byte of data
 };
 
+/// The role of a buffer's values on all ranks, where they differ: one more dimension, the rank, before the buffer's
+/// own.
+inline constexpr const char* kRankBuffer = "buffer.rank";
+
 struct Manifest {
   int64_t step = 0;   // steps made when it was saved
   std::string run;    // of the job that saved it
-  std::string facts;  // a JSON object: what is not a tensor
+  std::string facts;  // a JSON object: what is not a tensor (to_text(Facts))
+  Facts training;     // the same, of a manifest that was parsed
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
   int64_t index_bytes = 0;  // of kIndex
@@ -50,8 +57,8 @@ inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
 std::string to_text(const Manifest& manifest);  // manifest.json, its own hash before it
-/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, ranges that overlap or
-/// lie outside their files, names that are paths.
+/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, a value of another
+/// type or out of bounds (with its key), ranges that overlap or lie outside their files, names that are paths.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
 /// The files of the tensors in a model.safetensors.index.json, which must be names in its own folder. Throws

@@ -1,12 +1,10 @@
 #include "checkpoint/safetensors.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <set>
+#include <map>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "checkpoint/json.hpp"
 
 namespace zr::host {
@@ -17,7 +15,7 @@ namespace {
 constexpr int64_t kAlignment = 64;
 
 [[noreturn]] void refuse(const std::string& file, const std::string& why) {
-  fail_user(file + ": is no safetensors file: " + why + "; name one (model.safetensors)");
+  fail_user(printable(file + ": is no safetensors file: " + why) + "; name one (model.safetensors)");
 }
 
 StoredTensor tensor_of(const std::string& file, const std::string& name, const Json& said) {
@@ -56,16 +54,9 @@ int64_t stored_size(const std::string& dtype) {
 }
 
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes) {
-  std::set<std::string> names;
-  std::string twice;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
-      twice = parsed.get<std::string>();
-    return true;
-  };
-  const Json json = is_shallow(text) ? Json::parse(text, watch, false) : Json();
+  const Json json = is_shallow(text) ? Json::parse(text, nullptr, false) : Json();
   if (!json.is_object()) refuse(file, "its header is no JSON object");
-  if (!twice.empty()) refuse(file, "its header has '" + twice + "' twice");
+  if (const auto twice = repeated_key(text)) refuse(file, "its header has '" + *twice + "' twice");
   TensorHeader header;
   header.data = data;
   for (const auto& [name, said] : json.items()) {
@@ -93,20 +84,23 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   return header;
 }
 
-TensorHeader read_header(const std::string& file) {
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  const auto bytes = in ? static_cast<int64_t>(in.tellg()) : -1;
-  if (bytes < 0) fail_user(file + ": cannot be read: " + std::strerror(errno) + "; name a safetensors file");
+TensorHeader read_header(const File& file) {
+  const int64_t bytes = file.size();
   unsigned char word[8] = {};
-  in.seekg(0).read(reinterpret_cast<char*>(word), 8);
+  if (bytes >= 8) file.read(0, word, 8);
   uint64_t length = 0;
   for (int i = 8; i-- > 0;) length = length << 8 | word[i];
-  if (!in || length > kLargestHeader || static_cast<int64_t>(length) + 8 > bytes)
-    refuse(file, "its first eight bytes are not the length of a header");
+  if (bytes < 8 || length > kLargestHeader || static_cast<int64_t>(length) + 8 > bytes)
+    refuse(file.path(), "its first eight bytes are not the length of a header");
   std::string text(length, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(length));
-  if (!in) refuse(file, "its header cannot be read");
-  return parse_header(file, text, static_cast<int64_t>(length) + 8, bytes);
+  file.read(8, text.data(), static_cast<int64_t>(length));
+  return parse_header(file.path(), text, static_cast<int64_t>(length) + 8, bytes);
+}
+
+TensorHeader read_header(const std::string& file) {
+  if (!is_there(file))
+    fail_user(printable(file) + ": cannot be read: No such file or directory; name a safetensors file");
+  return read_header(File(file, File::Use::read_linked));
 }
 
 std::string write_header(TensorHeader& header) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/file.hpp"
+
 namespace zr::host {
 
 /// A tensor of a file: bytes [begin, end) of the file's data, which stands after the header.
@@ -30,7 +32,8 @@ int64_t stored_size(const std::string& dtype);
 /// fill the data without gap or overlap, as long as their shapes say. Throws Failure(user) naming file, tensor and
 /// offset.
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes);
-/// The same of a file.
+/// The same of a file. Throws Failure(environment) where it cannot be read.
+TensorHeader read_header(const File& file);
 TensorHeader read_header(const std::string& file);
 /// The file's first bytes: length and JSON, so that the data begins at a multiple of 64. Fills data.
 std::string write_header(TensorHeader& header);

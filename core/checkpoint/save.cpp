@@ -25,6 +25,7 @@ struct Written {
 // Weights and buffers together: that set alone is what other programs load.
 std::string stem_of(const std::string& role) {
   if (role == "weight" || role == "buffer") return "model";
+  if (role == kRankBuffer) return "rank-buffers";
   std::string stem = role.starts_with("state.") ? role.substr(6) : role;
   for (char& c : stem)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') c = '-';
@@ -263,7 +264,7 @@ Saved save(const std::string& root, const Image& image, const Peers& peers, cons
     throw Failure(failure.exit(), step + " was saved, but may not survive a loss of power: " + failure.what());
   }
   try {
-    first([&] { retain(root, options.keep); });
+    first([&] { retain(root, options.keep, image.last_step_applied); });
   } catch (const Failure& failure) {
     if (failure.exit() == Exit::peer_lost) throw;
     saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());

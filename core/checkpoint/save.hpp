@@ -24,9 +24,13 @@ struct Slab {
 /// What one rank knows of a checkpoint to be.
 struct Image {
   int64_t step = 0;
-  std::string run, facts;       // Manifest
-  std::vector<Tensor> tensors;  // the same on all ranks
-  std::vector<Slab> slabs;      // this rank's
+  std::string run, facts;         // Manifest
+  bool last_step_applied = true;  // as the facts have it
+  std::vector<Tensor> tensors;    // the same on all ranks
+  std::vector<Slab> slabs;        // this rank's
+  /// By how much this rank's slabs, each aligned to kAlignment, can grow in a later image of the same model.
+  int64_t later_bytes = 0;
+  static constexpr int64_t kAlignment = 64;
 };
 
 /// How the ranks of a job talk while they save or load. Both are collective.
@@ -41,7 +45,7 @@ Peers alone();
 void agree(const Peers& peers, const std::function<void()>& work);
 
 struct SaveOptions {
-  int64_t keep = 0;                        // of committed ones; 0: all
+  int64_t keep = 0;                        // of committed ones (retain()); 0: all
   int64_t file_bytes = int64_t{4} << 30;   // a file ends with the tensor that reaches it
   int64_t chunk_bytes = int64_t{4} << 20;  // hashed together
 };

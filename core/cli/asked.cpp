@@ -5,6 +5,7 @@
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/text.hpp"
+#include "cli/tensor_file.hpp"
 #include "cli/trainer.hpp"
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"

@@ -240,7 +240,8 @@ int export_model(const Command& command, const Arguments& arguments) {
   std::string size;
   po::options_description how("options");
   how.add_options()("dtype", po::value(&options.dtype), "fp32, bf16 or fp16, from the fp32 master; else as trained")(
-      "file-size", po::value(&size)->default_value("4GiB"), "of one file, where OUT is a folder");
+      "file-size", po::value(&size)->default_value("4GiB"), "of one file, where OUT is a folder")(
+      "force", "replace files that exist; files of a checkpoint are never replaced");
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   po::notify(parsed.values);
@@ -248,6 +249,7 @@ int export_model(const Command& command, const Arguments& arguments) {
     fail_user(std::string("zeroth export: from where, to where? usage: zeroth ") + command.usage);
   if (!options.dtype.empty() && float_named(options.dtype) == ZR_NONE)
     fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
+  options.force = parsed.values.count("force") > 0;
   options.from = parsed.words[0];
   options.to = parsed.words[1];
   options.file_bytes = size_of_option(command, "file-size", size);
@@ -288,7 +290,7 @@ constexpr Command kCommands[] = {
     {"verify", "verify DIR",
      "Checks every byte of a checkpoint, or of all in a folder (exit code 2: one is not whole).", verify},
     {"show", "show DIR", "Prints what a checkpoint holds: step, configuration, tensors.", show},
-    {"export", "export DIR OUT [--dtype TYPE] [--file-size SIZE]",
+    {"export", "export DIR OUT [--dtype TYPE] [--file-size SIZE] [--force]",
      "Writes a checkpoint's weights as OUT.safetensors, or as several in the folder OUT.", export_model},
     {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]",
      "Starts the ranks of any program built on zr::Engine.", launch_program},

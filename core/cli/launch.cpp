@@ -12,12 +12,15 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <set>
 
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
@@ -198,6 +201,13 @@ int Launch::run() {
   error_code ignored;
   signals_.clear(ignored);  // from here on Ctrl-C ends a launcher whose output nobody reads
   writer_.flush();
+  // A reader that went away ends the launcher as SIGPIPE would have, unless whoever started it ignores SIGPIPE.
+  if (const int error = writer_.error(); error && (error != EPIPE || pipe_before_.sa_handler == SIG_IGN)) {
+    log(ZR_LOG_ERROR, std::string("cannot write all output of the ranks: ") + std::strerror(error) +
+                          (stopped_by_ == SIGPIPE ? ", so the job was ended" : "") +
+                          "; free space where it goes, or keep its reader running");
+    if (stopped_by_ == SIGPIPE || !code_) return static_cast<int>(Exit::environment);
+  }
   return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
 }
 

@@ -68,9 +68,11 @@ bool OutputWriter::congested() const {
   return bytes_ > kCongested;
 }
 
-bool OutputWriter::failed() const {
+bool OutputWriter::failed() const { return error() != 0; }
+
+int OutputWriter::error() const {
   const std::lock_guard lock(mutex_);
-  return failed_;
+  return error_;
 }
 
 void OutputWriter::flush() {
@@ -86,9 +88,13 @@ void OutputWriter::run() {
     if (queue_.empty()) return;
     const auto& [fd, text] = queue_.front();  // stays in place while others append
     lock.unlock();
-    if (!gone.count(fd) && !write_all(fd, text)) gone.insert(fd);
+    int error = 0;
+    if (!gone.count(fd) && !write_all(fd, text)) {
+      error = errno;
+      gone.insert(fd);
+    }
     lock.lock();
-    failed_ = !gone.empty();
+    if (error_ == 0) error_ = error;
     bytes_ -= queue_.front().second.size();
     queue_.pop_front();
     changed_.notify_all();

@@ -24,8 +24,10 @@ class OutputWriter {
   void start();
   void write(int fd, std::string text);
   bool congested() const;
-  /// A descriptor's reader went away; what is for it is dropped.
+  /// A descriptor cannot be written any more (its reader went away, its disk is full); what is for it is dropped.
   bool failed() const;
+  /// The errno of the first such failure; 0: none.
+  int error() const;
   /// Returns when everything is written.
   void flush();
 
@@ -35,7 +37,8 @@ class OutputWriter {
   std::condition_variable changed_;
   std::deque<std::pair<int, std::string>> queue_;
   std::size_t bytes_ = 0;
-  bool failed_ = false, stopping_ = false;
+  bool stopping_ = false;
+  int error_ = 0;
   std::thread thread_;
 };
 

@@ -140,6 +140,10 @@ std::vector<Key> make_host_keys() {
   keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
   keys.push_back(whole("train", "max_skips", "50", 1, kMost,
                        "steps in a row that gradients which are not finite may skip; then the job stops"));
+  keys.push_back(text("train", "buffers", "\"rank0\"",
+                      "the model's buffers in evaluation, exported files and on other numbers of ranks: rank 0's, the "
+                      "mean over ranks, or each rank's own; training always keeps each rank's own",
+                      {"rank0", "mean", "per_rank"}));
   keys.push_back(flag("gradients", "overlap", "true",
                       "buckets leave during backward; false: after it (models that run backward in backward)"));
   keys.push_back(text("gradients", "reduce", "\"each\"",

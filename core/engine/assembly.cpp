@@ -49,6 +49,7 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
       control_(setup_.control),
       accumulation_(static_cast<int>(config().integer("train.accumulation"))),
       loss_scale_(LossScaleKeys::of(config())),
+      model_buffers_(model, buffer_rule(config())),
       pool_(threads_of(config(), *control_)),
       host_(ledger_, pool_) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));

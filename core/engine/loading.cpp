@@ -1,13 +1,13 @@
 // Session's checkpoints, the other way: what a checkpoint has for this model, and every rank's parts of it.
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <sstream>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/load.hpp"
@@ -16,8 +16,6 @@
 #include "shard/rounding.hpp"
 
 namespace zr::host {
-
-using Json = nlohmann::json;
 
 namespace {
 std::string who(const Tensor& tensor) { return tensor.role + " '" + tensor.name + "'"; }
@@ -98,7 +96,7 @@ Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool s
     for (const ModelBuffer& buffer : model_.buffers())
       take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   for (const SavedTensor& saved : from.manifest().tensors) {
-    if (known.count(&saved) || saved.role == "master") continue;
+    if (known.count(&saved) || saved.role == "master" || saved.role == kRankBuffer) continue;
     if (saved.role.starts_with("state."))
       match.dropped.push_back(who(saved));
     else
@@ -148,12 +146,32 @@ void Session::read_part(const Checkpoint& from, const Match::Part& part, int64_t
   }
 }
 
-void Session::read_all(const Checkpoint& from, const Match& found) {
+// This rank's own values where the same number of ranks goes on with training; else those that train.buffers declares
+// of the ranks that saved it.
+void Session::read_buffer(const Checkpoint& from, const Match::Part& part, bool weights_only) {
+  const std::vector<ModelBuffer> own = model_buffers_.own();
+  const ModelBuffer& buffer = own[find_buffer(part.tensor.name)];
+  const int64_t count = buffer.bytes / stored_size(buffer.dtype);
+  const SavedTensor* ranks = from.find(kRankBuffer, part.saved->name);
+  if (!ranks) return read_part(from, part, 0, count, buffer.data);
+  Match::Part of_rank = part;
+  of_rank.saved = ranks;
+  const auto read = [&](int r, void* to) { read_part(from, of_rank, r * count, count, to); };
+  const int saved = static_cast<int>(ranks->shape[0]);
+  const BufferRule rule = model_buffers_.rule();
+  if ((saved == world() && !weights_only) || rule == BufferRule::per_rank)
+    read(rank() % saved, buffer.data);
+  else if (rule == BufferRule::rank0)
+    read(0, buffer.data);
+  else
+    std::memcpy(buffer.data, mean_of_ranks(buffer.dtype, buffer.bytes, saved, read).data(),
+                static_cast<std::size_t>(buffer.bytes));
+}
+
+void Session::read_all(const Checkpoint& from, const Match& found, bool weights_only) {
   for (const Match::Part& part : found.parts) {
     if (part.param == kNoParam) {
-      for (const ModelBuffer& buffer : model_.buffers())
-        if (buffer.name == part.tensor.name && buffer.bytes > 0)
-          read_part(from, part, 0, buffer.bytes / stored_size(buffer.dtype), buffer.data);
+      read_buffer(from, part, weights_only);
     } else if (plan_.input.parameters[part.param].frozen) {
       own_weights(part.param,
                   [&](int64_t first, int64_t count, void* memory) { read_part(from, part, first, count, memory); });
@@ -165,28 +183,6 @@ void Session::read_all(const Checkpoint& from, const Match& found) {
     }
   }
 }
-
-namespace {
-Facts facts_of(const Checkpoint& from) try {
-  const Json all = Json::parse(from.manifest().facts);
-  const Json &scale = all.at("loss_scale"), &optimizer = all.at("optimizer");
-  Facts facts{all.at("updates"), all.at("samples"), all.at("seed"), {}, {}, optimizer.at("id"), {}};
-  for (const auto& [name, steps] : all.at("parameter_steps").items()) facts.parameter_steps[name] = steps;
-  facts.loss_scale = {scale.at("value"), scale.at("good"), scale.at("hysteresis_left"), scale.at("skips"),
-                      scale.at("dynamic")};
-  for (const auto& [key, value] : optimizer.at("globals").items()) {
-    const std::string digits = value;
-    if (digits.size() % 2 || digits.find_first_not_of("0123456789abcdef") != digits.npos)
-      fail_user(from.folder() + "/" + kManifest + ": the optimizer's '" + key +
-                "' is not in hex; load another checkpoint");
-    facts.globals[key] = from_hex(digits);
-  }
-  return facts;
-} catch (const Json::exception& error) {
-  fail_user(from.folder() + "/" + kManifest + ": its facts are not those of a checkpoint (" + error.what() +
-            "); load another checkpoint");
-}
-}  // namespace
 
 void Session::clear_states(uint32_t param) {
   for (const Unit& unit : units_)
@@ -211,7 +207,9 @@ void Session::take_facts(const Checkpoint& from, const Match& found, const Facts
   }
   // A state that begins anew begins at its parameter's first step; the others of that parameter with it.
   for (const uint32_t param : found.fresh_params) clear_states(param);
-  loss_scale_.restore(facts.loss_scale);
+  applied_ = facts.last_step_applied;
+  const auto& scale = facts.loss_scale;
+  loss_scale_.restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
   gradients_->watch(loss_scale_.watches());
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   if (same_optimizer && optimizer->load_global)
@@ -232,6 +230,28 @@ void Session::take_facts(const Checkpoint& from, const Match& found, const Facts
   reseed();
 }
 
+namespace {
+// The training state of `folder` is one to resume from: its last step was applied, or skipped only because fp16's loss
+// scale was being adjusted, which is routine. One that cannot be read counts, so that opening it reports why.
+bool is_resumable(const std::string& folder) try {
+  const std::string path = folder + "/" + kManifest;
+  const Facts facts = parse_manifest(path, read_file(path)).training;
+  return facts.last_step_applied || facts.loss_scale.dynamic;
+} catch (const Failure&) {
+  return true;
+}
+
+// Removes the newest of `folders` up to the first that is resumable, if any is.
+void pass_over_skipped(std::vector<std::string>& folders) {
+  const auto good = std::find_if(folders.begin(), folders.end(), is_resumable);
+  if (good == folders.begin() || good == folders.end()) return;
+  log(ZR_LOG_WARN,
+      folders.front() + ": its last step was skipped because gradients were not finite; resuming from " + *good +
+          ", the newest checkpoint whose last step was applied (engine.load() takes the other by " + "its own path)");
+  folders.erase(folders.begin(), good);
+}
+}  // namespace
+
 // What to try, newest first: the checkpoint `path` is, those that it holds, or weights of another program.
 std::vector<std::string> Session::candidates(const std::string& path, bool fallback) {
   const Peers peers = saver_->talk();
@@ -243,10 +263,15 @@ std::vector<std::string> Session::candidates(const std::string& path, bool fallb
       return;
     }
     const std::string newest = find_checkpoint(path);
-    text = newest + "\n";
-    if (!fallback || newest == path) return;
-    std::vector<std::string> names = checkpoints_in(path);
-    for (auto name = names.rbegin() + 1; name != names.rend(); ++name) text += path + "/" + *name + "\n";
+    std::vector<std::string> all{newest};
+    if (newest != path) {
+      const std::vector<std::string> names = checkpoints_in(path);
+      for (auto name = names.rbegin(); name != names.rend(); ++name)
+        if (path + "/" + *name != newest) all.push_back(path + "/" + *name);
+      pass_over_skipped(all);
+    }
+    if (!fallback) all.resize(1);
+    for (const std::string& one : all) text += one + "\n";
   });
   std::istringstream lines(peers.tell(text));
   std::vector<std::string> all;
@@ -281,7 +306,7 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   const Checkpoint from = open(path, asked);
   LoadHow how = asked;
   how.weights_only |= from.foreign();
-  const Facts facts = how.weights_only ? Facts{} : facts_of(from);
+  const Facts facts = how.weights_only ? Facts{} : from.manifest().training;
   const std::string optimizer = setup_.optimizer.table->id;
   const Match found = match(from, how, facts.optimizer == optimizer);
   check_match(from, found, how, facts.optimizer == optimizer);
@@ -291,12 +316,13 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   const int64_t room = from.largest_chunk();
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
   try {
-    agree(saver_->talk(), [&] { read_all(from, found); });
+    agree(saver_->talk(), [&] { read_all(from, found, how.weights_only); });
   } catch (...) {
     ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
     throw;
   }
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
+  model_buffers_.refresh(*comm_);
   const int64_t before = comm_->wire().total();
   notify_updated();
   wire_aside_ += comm_->wire().total() - before;
@@ -330,6 +356,24 @@ void Session::tell(const LoadReport& report, int64_t step, const std::string& op
     log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' leaves" + list_of("unused", report.dropped));
 }
 
+namespace {
+// Resuming is also how a job that restarts by itself is first started, so that this is not an error; but a folder with
+// other things in it is likely the wrong one.
+void report_no_checkpoint(const std::string& dir) {
+  std::string where = dir;
+  int level = ZR_LOG_INFO;
+  if (!is_there(dir)) {
+    where += " (the folder does not exist yet)";
+  } else if (const auto names = list_folder(dir); std::any_of(names.begin(), names.end(), [](const std::string& name) {
+               return name != kLockName && !name.starts_with("step-");
+             })) {
+    where += " (the folder holds other files; see that checkpoint.dir names the right one)";
+    level = ZR_LOG_WARN;
+  }
+  log(level, "no checkpoint in " + where + "; training starts at step 1");
+}
+}  // namespace
+
 void Session::begin() {
   LoadHow how;
   how.strict = config().boolean("checkpoint.strict");
@@ -340,13 +384,18 @@ void Session::begin() {
     const Peers peers = saver_->talk();
     std::string there;
     agree(peers, [&] {
-      if (rank() == 0 && !checkpoints_in(dir).empty()) there = "yes";
+      if (rank() != 0) return;
+      if (is_there(dir + "/" + kManifest))
+        fail_user(dir +
+                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to the folder above "
+                  "it");
+      if (!checkpoints_in(dir).empty()) there = "yes";
     });
     if (peers.tell(there) == "yes") {
       load(dir, how);
       return;
     }
-    if (rank() == 0) log(ZR_LOG_INFO, dir + ": holds no checkpoint yet; training begins at step 0");
+    if (rank() == 0) report_no_checkpoint(dir);
   }
   if (const std::string& init = config().text("checkpoint.init"); !init.empty()) {
     how.weights_only = true;

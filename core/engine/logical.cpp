@@ -23,6 +23,43 @@ uint32_t Session::find(const std::string& parameter) const {
   fail_user("the model has no parameter '" + parameter + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
+std::size_t Session::find_buffer(const std::string& name) {
+  const std::vector<ModelBuffer> buffers = model_.buffers();
+  const auto found = std::find_if(buffers.begin(), buffers.end(), [&](const ModelBuffer& b) { return b.name == name; });
+  if (found == buffers.end()) fail_bug("the model has no buffer '" + name + "'");
+  return static_cast<std::size_t>(found - buffers.begin());
+}
+
+std::string Session::buffer(const std::string& name) {
+  const std::size_t index = find_buffer(name);
+  const int64_t before = comm_->wire().total();
+  const std::string declared = model_buffers_.declared(*comm_, model_buffers_.differing(*comm_))[index];
+  wire_aside_ += comm_->wire().total() - before;
+  restart_clock();
+  if (!declared.empty()) return declared;
+  const ModelBuffer own = model_buffers_.own()[index];
+  return {static_cast<const char*>(own.data), static_cast<std::size_t>(own.bytes)};
+}
+
+void Session::set_buffer(const std::string& name, const std::string& bytes) {
+  const std::size_t index = find_buffer(name);
+  if (model_buffers_.in_evaluation())
+    fail_user("engine.set_buffer('" + name +
+              "') while a zr::Engine::Evaluation exists, whose end gives the buffer its earlier value back; call it "
+              "before or after the evaluation");
+  const uint64_t hash = hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
+  const int64_t before = comm_->wire().total();
+  const std::vector<std::string> hashes =
+      comm_->all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash), "engine.set_buffer()");
+  wire_aside_ += comm_->wire().total() - before;
+  for (std::size_t r = 1; r < hashes.size(); ++r)
+    if (hashes[r] != hashes[0])
+      fail_user("engine.set_buffer('" + name + "'): rank " + std::to_string(r) +
+                " passes other values than rank 0; pass equal tensors on all ranks");
+  std::memcpy(model_buffers_.own()[index].data, bytes.data(), bytes.size());
+  restart_clock();
+}
+
 // What a role is of a unit: an array of its states, or memory that stands by itself.
 std::optional<std::size_t> Session::array_of(LogicalRole role, const std::string& slot) const {
   if (role == LogicalRole::value && plan_.has_master) return master_array();

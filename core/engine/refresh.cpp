@@ -28,7 +28,8 @@ bool Session::agree_on_change(const std::vector<Parameter>& parameters, const Li
   if (in_backward_ || micro_ > 0)
     fail_user(
         "engine.refresh() between engine.backward() and the engine.step() that ends its step; call it after a step");
-  if (evaluating_) fail_user("engine.refresh() within an Engine::Evaluation; end the evaluation first");
+  if (model_buffers_.in_evaluation())
+    fail_user("engine.refresh() within an Engine::Evaluation; end the evaluation first");
   check_complete();
   model_.verify();
   model_.check_scopes("engine.refresh()");

@@ -15,7 +15,6 @@ namespace zr::host {
 namespace {
 constexpr std::size_t kWord = 900 << 10;            // of the store's values, which hold 1 MiB
 constexpr auto kPatience = std::chrono::hours(24);  // a rank that is lost ends the wait at once
-constexpr int64_t kAlignment = 64;
 
 // Words of any length.
 void put_long(Control& control, const std::string& key, const std::string& word) {
@@ -36,10 +35,10 @@ std::string get_long(Control& control, const std::string& key, bool last) {
   return word;
 }
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t bytes) { return (bytes + Image::kAlignment - 1) / Image::kAlignment * Image::kAlignment; }
 
 int64_t room_for(const Image& image) {
-  int64_t bytes = 0;
+  int64_t bytes = image.later_bytes;
   for (const Slab& slab : image.slabs) bytes += aligned(slab.bytes);
   return bytes;
 }

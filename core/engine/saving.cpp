@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -12,8 +11,6 @@
 #include "engine/stored.hpp"
 
 namespace zr::host {
-
-using Json = nlohmann::json;
 
 void Session::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
                           const std::function<void(void*, int64_t, int64_t)>& fn) {
@@ -78,37 +75,32 @@ void Session::each_tensor(const std::function<void(uint32_t param, Tensor tensor
 }
 
 std::string Session::facts() {
-  Json globals = Json::object();
+  Facts facts;
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   if (optimizer->save_globals) {
     CallError error;
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
-      (*static_cast<Json*>(ctx))[key] = to_hex(value, bytes);
+      static_cast<Facts*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
-    call(optimizer->save_globals(optimizer_->self(), sink, &globals, &error), error, optimizer_->who("save_globals"));
+    call(optimizer->save_globals(optimizer_->self(), sink, &facts, &error), error, optimizer_->who("save_globals"));
   }
-  Json slots = Json::array(), steps = Json::object();
-  for (const zr_slot& slot : plan_.input.slots) slots.push_back(slot.name);
-  for (std::size_t i = 0; i < param_steps_.size(); ++i) steps[plan_.input.parameters[i].name] = param_steps_[i];
+  for (const zr_slot& slot : plan_.input.slots) facts.slots.emplace_back(slot.name);
+  for (std::size_t i = 0; i < param_steps_.size(); ++i)
+    facts.parameter_steps[plan_.input.parameters[i].name] = param_steps_[i];
   const LossScale::Image scale = loss_scale_.image();
-  return Json{{"world", world()},
-              {"strategy", setup_.strategy.table->id},
-              {"optimizer", {{"id", setup_.optimizer.table->id}, {"slots", slots}, {"globals", globals}}},
-              {"updates", updates_},
-              {"parameter_steps", steps},
-              {"loss_scale",
-               {{"value", scale.value},
-                {"good", scale.good},
-                {"hysteresis_left", scale.hysteresis_left},
-                {"skips", scale.skips},
-                {"dynamic", scale.dynamic}}},
-              {"seed", config().integer("train.seed")},
-              {"samples", samples_},
-              {"config", config().to_toml()}}
-      .dump();
+  facts.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
+  facts.last_step_applied = applied_;
+  facts.optimizer = setup_.optimizer.table->id;
+  facts.updates = updates_;
+  facts.samples = samples_;
+  facts.seed = config().integer("train.seed");
+  facts.world = world();
+  facts.strategy = setup_.strategy.table->id;
+  facts.config = config().to_toml();
+  return to_text(facts);
 }
 
-Image Session::image() {
+Image Session::image(const std::vector<char>& differing) {
   Image image;
   image.step = step_;
   image.run = control_->job_id();
@@ -129,15 +121,39 @@ Image Session::image() {
     }
     image.tensors.push_back(std::move(tensor));
   });
-  for (const ModelBuffer& buffer : model_.buffers()) {
+  add_buffers(image, differing);
+  return image;
+}
+
+// Each buffer once, with the values that train.buffers declares; where ranks differ, each rank's own too.
+void Session::add_buffers(Image& image, const std::vector<char>& differing) {
+  const auto aligned = [](int64_t bytes) {
+    return (bytes + Image::kAlignment - 1) / Image::kAlignment * Image::kAlignment;
+  };
+  const std::vector<ModelBuffer> own = model_buffers_.own();
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const ModelBuffer& buffer = own[i];
     if (stored_size(buffer.dtype) == 0)
       fail_user("buffer '" + buffer.name + "' has the type " + buffer.dtype +
                 ", which safetensors files do not have; convert it, or keep it out of the module's buffers");
+    const bool declared = i < declared_buffers_.size() && !declared_buffers_[i].empty();
     if (rank() == 0 && buffer.bytes > 0)
-      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, buffer.bytes, buffer.data, {}});
+      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()),
+                             0,
+                             buffer.bytes,
+                             declared ? declared_buffers_[i].data() : buffer.data,
+                             {}});
     image.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+    if (!differing[i]) {
+      image.later_bytes += world() > 1 ? aligned(buffer.bytes) : 0;
+      continue;
+    }
+    std::vector<int64_t> shape{world()};
+    shape.insert(shape.end(), buffer.shape.begin(), buffer.shape.end());
+    image.slabs.push_back(
+        {static_cast<uint32_t>(image.tensors.size()), rank() * buffer.bytes, buffer.bytes, buffer.data, {}});
+    image.tensors.push_back({kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
   }
-  return image;
 }
 
 std::string Session::checkpoint_dir() const {
@@ -151,10 +167,10 @@ void Session::prepare_saving() {
   if (config().integer("checkpoint.every") > 0 || stop_signal_) saver_->hold(dir);
   if (!snapshots(config())) return;
   int64_t bytes = plan_.snapshot_bytes();
-  if (rank() == 0)
-    for (const ModelBuffer& buffer : model_.buffers()) bytes += buffer.bytes;
+  const std::vector<ModelBuffer> buffers = model_.buffers();
+  for (const ModelBuffer& buffer : buffers) bytes += buffer.bytes * ((rank() == 0 ? 1 : 0) + (world() > 1 ? 1 : 0));
   ledger_.plan(Tier::host, Kind::snapshot, bytes);
-  saver_->reserve_for(image());
+  saver_->reserve_for(image(std::vector<char>(buffers.size(), 0)));
 }
 
 std::string Session::save(const std::string& root, int64_t keep, bool aside) {
@@ -167,8 +183,13 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
   settle();
   take_written();
-  Image now = image();
+  const int64_t before = comm_->wire().total();
+  const std::vector<char> differing = model_buffers_.differing(*comm_);
+  declared_buffers_ = model_buffers_.declared(*comm_, differing);
+  wire_aside_ += comm_->wire().total() - before;
+  Image now = image(differing);
   now.facts = facts();
+  now.last_step_applied = applied_;
   std::string folder = root + "/" + checkpoint_name(step_);
   by_config_ = false;
   saving_ = step_;
@@ -178,6 +199,7 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
     folder = saver_->save(root, now, keep);
     record_->saved(step_);
   }
+  declared_buffers_.clear();
   lap(Phase::checkpoint);
   step_start_ = mark_;
   return folder;

@@ -148,8 +148,9 @@ bool Session::step() {
 
   take_written();
   if (pages_) pages_->step_end();
-  const bool finite = agreed.non_finite == 0, reached = reaches(agreed);
-  if (finite && reached) {
+  const bool reached = reaches(agreed);
+  applied_ = agreed.non_finite == 0 && reached;
+  if (applied_) {
     std::vector<double> rates(agreed.touched.size());
     for (std::size_t i = 0; i < rates.size(); ++i) {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
@@ -325,8 +326,13 @@ void Session::validation(double loss) {
 }
 
 void Session::evaluation(bool begins) {
+  if (!begins) model_buffers_.end_evaluation();
   check_complete();
-  evaluating_ = begins;
+  if (begins) {
+    const int64_t before = comm_->wire().total();
+    model_buffers_.begin_evaluation(*comm_);
+    wire_aside_ += comm_->wire().total() - before;
+  }
   weight_flow_->set_phase(begins ? ZR_EVAL : ZR_FORWARD);
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),

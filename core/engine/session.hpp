@@ -24,6 +24,7 @@
 #include "engine/engine_name.hpp"
 #include "engine/gradients.hpp"
 #include "engine/loss_scale.hpp"
+#include "engine/model_buffers.hpp"
 #include "engine/record.hpp"
 #include "engine/saver.hpp"
 #include "engine/stop_signal.hpp"
@@ -129,6 +130,12 @@ class Session {
   /// Saves the state for the session that continues. Afterwards this one can only be destroyed. A failure changes
   /// nothing. Collective.
   Continued hand_over(ListChange change);
+  /// The model's buffers get this rank's own values back, when the outermost evaluation ends in any way.
+  void end_evaluation_buffers() noexcept { model_buffers_.end_evaluation(); }
+  /// The bytes that train.buffers declares for a buffer. Collective.
+  std::string buffer(const std::string& name);
+  /// Sets a buffer on all ranks to these bytes, which must be equal on all of them. Collective.
+  void set_buffer(const std::string& name, const std::string& bytes);
   /// Where parameters that are not whole on this rank come from.
   WeightFlow& weights() { return *weight_flow_; }
 
@@ -191,6 +198,7 @@ class Session {
     std::set<uint32_t> fresh_params;
   };
   static constexpr uint32_t kNoParam = ~0u;
+  std::size_t find_buffer(const std::string& name);
   const SavedTensor* saved_for(const Checkpoint& from, uint32_t param, const Tensor& tensor,
                                const std::vector<Rename>& renames) const;
   Match match(const Checkpoint& from, const LoadHow& how, bool same_optimizer) const;
@@ -198,7 +206,8 @@ class Session {
   std::vector<std::string> candidates(const std::string& path, bool fallback);
   Checkpoint open(const std::string& path, const LoadHow& how);
   void read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const;
-  void read_all(const Checkpoint& from, const Match& found);
+  void read_buffer(const Checkpoint& from, const Match::Part& part, bool weights_only);
+  void read_all(const Checkpoint& from, const Match& found, bool weights_only);
   void take_facts(const Checkpoint& from, const Match& found, const Facts& facts);
   void clear_states(uint32_t param);
   void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
@@ -209,7 +218,9 @@ class Session {
   /// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
   void each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const;
   std::string facts();
-  Image image();  // without facts
+  /// Without facts. `differing`: which buffers are stored for each rank (ModelBuffers::differing()).
+  Image image(const std::vector<char>& differing);
+  void add_buffers(Image& image, const std::vector<char>& differing);
   void prepare_saving();
   void save_if_due(const Agreed& agreed);
   void settle();
@@ -233,6 +244,7 @@ class Session {
   std::shared_ptr<Control> control_;
   int accumulation_ = 1;
   LossScale loss_scale_;
+  ModelBuffers model_buffers_;
   Ledger ledger_;
   Pool pool_;
   Host host_;
@@ -275,13 +287,14 @@ class Session {
   bool incomplete_ = false;  // a load failed when it had begun to write
   bool by_config_ = false;   // the last save was checkpoint.every's, not the program's
   bool stopped_ = false;
-  bool evaluating_ = false;
+  bool applied_ = true;                    // the last step updated the weights
   const ListChange* refreshed_ = nullptr;  // while the state of the session before is loaded
   WireCount wire_before_;                  // of the sessions before, this rank
   Overlap overlap_before_{};
-  int64_t saving_ = 0;  // the step of the last save
-  int64_t begun_ = 0;   // the step that this run began behind
-  TierWaits waited_;    // up to the last lap
+  int64_t saving_ = 0;                         // the step of the last save
+  std::vector<std::string> declared_buffers_;  // of the image that is being saved
+  int64_t begun_ = 0;                          // the step that this run began behind
+  TierWaits waited_;                           // up to the last lap
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

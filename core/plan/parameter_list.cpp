@@ -1,10 +1,7 @@
 #include "plan/parameter_list.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/failure.hpp"
@@ -55,68 +52,6 @@ std::vector<Parameter> parameters_from_json(const std::string& output, const std
     fail_user(who + " describes its parameters in a form this zeroth does not read (" + error.what() +
               "): build both from the same release");
   }
-}
-
-namespace {
-constexpr uint64_t kLargestHeader = 100'000'000;  // as the format's own reader has it
-
-[[noreturn]] void no_safetensors(const std::string& file, const std::string& why) {
-  fail_user(file + ": is no safetensors file: " + why + "; name one (model.safetensors)");
-}
-
-Json header_of(const std::string& file) {
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  const auto size = in ? static_cast<int64_t>(in.tellg()) : -1;
-  if (size < 0) fail_user(file + ": cannot be read: " + std::strerror(errno) + "; name a safetensors file");
-  unsigned char bytes[8] = {};
-  in.seekg(0).read(reinterpret_cast<char*>(bytes), 8);
-  uint64_t length = 0;
-  for (int i = 8; i-- > 0;) length = length << 8 | bytes[i];
-  if (!in || length > kLargestHeader || static_cast<int64_t>(length) + 8 > size)
-    no_safetensors(file, "its first eight bytes are not the length of a header");
-  std::string text(length, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(length));
-  Json header = Json::parse(text, nullptr, false);
-  if (!in || !header.is_object()) no_safetensors(file, "its header is no JSON object");
-  return header;
-}
-
-// ZR_NONE: a floating-point type that is no weight's here; nothing: an integer.
-std::optional<zr_dtype> float_type(const std::string& name) {
-  if (name == "F32") return ZR_F32;
-  if (name == "BF16") return ZR_BF16;
-  if (name == "F16") return ZR_F16;
-  if (name.rfind('F', 0) == 0) return ZR_NONE;  // F64, F8_E4M3, ...
-  return {};
-}
-}  // namespace
-
-TensorFile read_safetensors(const std::vector<std::string>& files) {
-  TensorFile result;
-  std::vector<zr_dtype> types;
-  for (const std::string& file : files) {
-    std::vector<std::pair<int64_t, Parameter>> found;
-    const Json header = header_of(file);
-    for (const auto& [name, tensor] : header.items()) {
-      if (name == "__metadata__") continue;
-      try {
-        const std::optional<zr_dtype> type = float_type(tensor.at("dtype"));
-        Parameter p = parameter_of(name, tensor.at("shape").get<std::vector<int64_t>>());
-        if (p.count < 0) no_safetensors(file, "the shape of '" + name + "' is none");
-        if (!type) continue;  // a buffer, such as positions
-        types.push_back(*type);
-        found.emplace_back(tensor.at("data_offsets").at(0).get<int64_t>(), std::move(p));
-      } catch (const Json::exception&) {
-        no_safetensors(file, "its header does not give '" + name + "' a dtype, a shape and offsets");
-      }
-    }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (auto& [offset, parameter] : found) result.parameters.push_back(std::move(parameter));
-  }
-  if (result.parameters.empty()) fail_user(files.front() + ": holds no floating-point tensor; name a model's file");
-  if (std::all_of(types.begin(), types.end(), [&](zr_dtype type) { return type == types.front(); }))
-    result.dtype = types.front();
-  return result;
 }
 
 namespace {

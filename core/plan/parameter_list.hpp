@@ -1,4 +1,4 @@
-// Parameters from elsewhere than a model in memory: a program's answer, a safetensors file, or sizes alone.
+// Parameters from elsewhere than a model in memory: a program's answer, or sizes alone.
 #pragma once
 
 #include <string>
@@ -12,15 +12,6 @@ namespace zr::host {
 std::string to_json(const std::vector<Parameter>& parameters);
 /// The parameters in the last such line of a program's output. Throws Failure(user) naming `who` if there is none.
 std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who);
-
-/// What safetensors files hold.
-struct TensorFile {
-  std::vector<Parameter> parameters;
-  zr_dtype dtype = ZR_NONE;  // of all of them, if they share one of fp32, bf16, fp16
-};
-/// The floating-point tensors, in the files' order; their data are not read. Throws Failure(user) naming file and
-/// remedy.
-TensorFile read_safetensors(const std::vector<std::string>& files);
 
 /// A GPT of that many parameters, blocks and width: blocks of 12 width^2 + 13 width, the rest an embedding.
 struct Sizes {

@@ -190,7 +190,9 @@ const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "j
                                    // Those in tests/multirank/checkpoint_*_test.cpp.
                                    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
                                    "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
-                                   "checkpoint.rename"};
+                                   "checkpoint.rename",
+                                   // Those in tests/multirank/buffers_test.cpp.
+                                   "train.buffers"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))

@@ -251,7 +251,7 @@ TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
   host::Image image;
   image.step = 1;
   image.run = "test";
-  image.facts = "{}";
+  image.facts = host::to_text(host::Facts());
   for (int i = 0; i < 22; ++i)
     for (const auto& [role, dtype, size] : {std::tuple{"weight", "BF16", 2}, {"master", "F32", 4}}) {
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, kElements * size, memory.data()});

@@ -7,8 +7,8 @@ if(ZR_TORCH)
   zr_add_plugin(zr_test_halves ROLE strategy ID halves SOURCES plugins/halves.cpp)
   zr_add_plugin(zr_test_blocks ROLE optimizer ID blocks SOURCES plugins/blocks.cpp)
   unset(ZR_PLUGIN_OUTPUT)
-  foreach(program engine_case boundary_case engine_use_case checkpoint_case model_case offload_case operators_trainer
-          sharded_case)
+  foreach(program engine_case boundary_case buffers_case engine_use_case checkpoint_case model_case offload_case
+          operators_trainer sharded_case)
     add_executable(${program})
     target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_libraries(${program} PRIVATE Zeroth::zeroth)
@@ -21,6 +21,7 @@ if(ZR_TORCH)
   target_sources(boundary_case PRIVATE boundary_case.cpp)
   target_sources(engine_use_case PRIVATE engine_use_case.cpp)
   target_sources(model_case PRIVATE alias_case.cpp model_case.cpp pointer_case.cpp refresh_case.cpp)
+  target_sources(buffers_case PRIVATE buffers_case.cpp)
   target_sources(checkpoint_case PRIVATE checkpoint_case.cpp)
   target_link_libraries(checkpoint_case PRIVATE ${CMAKE_DL_LIBS})
   target_sources(offload_case PRIVATE offload_case.cpp)
@@ -39,6 +40,15 @@ if(ZR_TORCH)
   zr_test(checkpoint_test SOURCES checkpoint_test.cpp checkpoint_use_test.cpp
           LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
   zr_test(model_test SOURCES model_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
+  zr_test(resume_test SOURCES resume_test.cpp LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json
+          LABELS multirank TIMEOUT 300)
+  add_dependencies(resume_test engine_case)
+  zr_test(buffers_test SOURCES buffers_test.cpp buffers_message_test.cpp
+          LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
+  add_dependencies(buffers_test buffers_case)
+  zr_test(checkpoint_scale_test SOURCES checkpoint_scale_test.cpp
+          LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank slow TIMEOUT 300)
+  add_dependencies(checkpoint_scale_test buffers_case)
   zr_test(offload_test SOURCES offload_auto_test.cpp offload_fault_test.cpp offload_test.cpp
           LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json GTest::gmock LABELS multirank TIMEOUT 300)
   add_dependencies(offload_test engine_case offload_case zr_offload_cpu zr_offload_nvme zr_offload_nvme_failing)

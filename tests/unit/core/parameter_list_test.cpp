@@ -1,10 +1,9 @@
-// Parameters from a program's answer, from safetensors files, from sizes.
+// Parameters from a program's answer and from sizes.
 #include "plan/parameter_list.hpp"
 
 #include <gtest/gtest.h>
 
 #include "base/failure.hpp"
-#include "scratch.hpp"
 
 namespace {
 
@@ -33,57 +32,6 @@ TEST(ParameterList, OfAProgramIsTheLastLineThatSaysSo) {
   EXPECT_TRUE(read[1].frozen);
   EXPECT_EQ(said_by([] { parameters_from_json("hello\n", "the program x"); }),
             "the program x did not say what it trains: its main() must construct a zr::Engine from its zr::Program");
-}
-
-// A safetensors file with that header and no data.
-std::string safetensors(const std::string& header) {
-  std::string bytes(8, '\0');
-  for (int i = 0; i < 8; ++i) bytes[static_cast<std::size_t>(i)] = static_cast<char>(header.size() >> (8 * i) & 0xff);
-  return bytes + header;
-}
-
-TEST(Safetensors, GiveFloatingTensorsInTheOrderOfTheFile) {
-  const zr::test::Scratch scratch;
-  const std::string first = scratch.write(
-      "a.safetensors",
-      safetensors(R"({"__metadata__":{"format":"pt"},"z":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
-                                       "a":{"dtype":"BF16","shape":[5],"data_offsets":[12,22]},
-                                       "ids":{"dtype":"I64","shape":[9],"data_offsets":[22,94]}})"));
-  const std::string second =
-      scratch.write("b.safetensors", safetensors(R"({"scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})"));
-  const TensorFile one = read_safetensors({first});
-  ASSERT_EQ(one.parameters.size(), 2u);
-  EXPECT_EQ(one.parameters[0].name, "z");
-  EXPECT_EQ(one.parameters[0].count, 6);
-  EXPECT_EQ(one.parameters[1].name, "a");
-  EXPECT_EQ(one.dtype, ZR_BF16);
-  const TensorFile both = read_safetensors({first, second});
-  EXPECT_EQ(both.parameters.size(), 3u);
-  EXPECT_EQ(both.dtype, ZR_NONE) << "they share no type";
-}
-
-TEST(Safetensors, ThatAreNoneAreRefusedByName) {
-  const zr::test::Scratch scratch;
-  const auto refused = [&](const std::string& bytes) {
-    const std::string file = scratch.write("x", bytes), said = said_by([&] { read_safetensors({file}); });
-    return said.rfind(file + ": ", 0) == 0 ? said.substr(file.size() + 2) : "without the file's name: " + said;
-  };
-  const std::string is_none = "is no safetensors file: ", remedy = "; name one (model.safetensors)";
-  const std::string no_length = is_none + "its first eight bytes are not the length of a header" + remedy;
-  EXPECT_EQ(refused(""), no_length);
-  EXPECT_EQ(refused("a text, not a file of tensors"), no_length);
-  EXPECT_EQ(refused(safetensors("{}").substr(0, 9)), no_length) << "cut off";
-  EXPECT_EQ(refused(safetensors("[1, 2]")), is_none + "its header is no JSON object" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32"}})")),
-            is_none + "its header does not give 'w' a dtype, a shape and offsets" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})")),
-            is_none + "the shape of 'w' is none" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})")),
-            is_none + "the shape of 'w' is none" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"I64","shape":[4],"data_offsets":[0,4]}})")),
-            "holds no floating-point tensor; name a model's file");
-  EXPECT_EQ(said_by([] { read_safetensors({"/nowhere/x"}); }),
-            "/nowhere/x: cannot be read: No such file or directory; name a safetensors file");
 }
 
 int64_t total(const Sizes& sizes) {

@@ -83,6 +83,13 @@ class Engine {
   torch::Tensor get(const std::string& parameter, What what = What::value, const std::string& slot = "");
   /// Sets value or state on all ranks from this whole tensor (equal on all ranks). Collective.
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");
+  /// The value of a buffer, such as a running statistic, that counts for the model as one: ranks have their own during
+  /// training, and train.buffers declares whether this is rank 0's, the mean over ranks or each rank's own. A copy with
+  /// the buffer's type and shape. Between steps only. Collective.
+  torch::Tensor buffer(const std::string& name);
+  /// Sets a buffer on all ranks to this tensor, converted to the buffer's type; equal on all ranks, else all throw. Not
+  /// during an Evaluation. Between steps only. Collective.
+  void set_buffer(const std::string& name, const torch::Tensor& tensor);
   /// Hash of the fp32 weights in name order: the same for every way of sharding. Collective.
   std::string weights_hash();
   /// Ends a run before train.steps, or after more steps, on all ranks alike: summary.json then has the weights hash and
@@ -113,7 +120,8 @@ class Engine {
   /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).
   void validation(double loss);
 
-  /// While it lives: gradients off, the training random state kept, the strategy told.
+  /// While it lives: gradients off, the training random state kept, the strategy told, and the model's buffers have the
+  /// values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit.
   class Evaluation {
    public:
     explicit Evaluation(Engine& engine);  // collective, as is its end

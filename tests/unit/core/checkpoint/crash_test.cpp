@@ -173,6 +173,35 @@ TEST(Checkpoints, JustSavedAreTheNewestAndStay) {
   expect_holds(root + "/step-00000100.superseded-2", Model(3));
 }
 
+// A job whose steps are skipped keeps its last checkpoint of a step that was applied, however few are to be kept.
+TEST(Retention, KeepsTheNewestCheckpointWhoseStepWasApplied) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const FolderLock lock(root);
+  const auto saves_step = [&](int64_t step, bool applied, int64_t keep) {
+    Image image = image_of(Model(1), step, 0, 1);
+    Facts facts;
+    facts.last_step_applied = image.last_step_applied = applied;
+    image.facts = to_text(facts);
+    SaveOptions options = kSmall;
+    options.keep = keep;
+    save(root, image, alone(), options);
+  };
+  using Names = std::vector<std::string>;
+  saves_step(1, true, 2);
+  saves_step(2, true, 2);
+  saves_step(3, false, 2);
+  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(3)}));
+  for (const int64_t step : {4, 5, 6}) saves_step(step, false, 2);
+  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(5), checkpoint_name(6)}));
+  saves_step(7, false, 1);
+  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(7)}));
+  EXPECT_TRUE(last_step_applied(root + "/" + checkpoint_name(2)));
+  EXPECT_FALSE(last_step_applied(root + "/" + checkpoint_name(7)));
+  saves_step(8, true, 1);
+  EXPECT_EQ(checkpoints_in(root), Names{checkpoint_name(8)});
+}
+
 TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
   const Scratch scratch;
   const auto ends = on_ranks(1, [&](const Peers&) {

@@ -150,9 +150,12 @@ TEST_F(Damaged, ByAManifestOfStrangeNumbersIsRefused) {
   };
   refused("\"facts\":{", "\"facts\":{\"deep\":" + std::string(300000, '[') + std::string(300000, ']') + ",",
           "stand too deep");
-  refused("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"", "its 'step' is no whole number");
-  refused("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"", "its 'step' is no whole number");
-  refused("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"", "its 'step' is no whole number");
+  refused("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"",
+          "'step' is -1, expected an integer from 0 to 2147483647");
+  refused("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"",
+          "'step' is 1e+300, expected an integer from 0 to 2147483647");
+  refused("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"",
+          "'step' is 9223372036854775808, expected an integer");
   refused("\"shape\":[", "\"shape\":[1.5,", "no type or shape");
   refused("\"data\":", "\"data\":99999999999,\"was\":", "has no room for its header");
   refused("\"at\":", "\"at\":1e19,\"was\":", "lies outside");

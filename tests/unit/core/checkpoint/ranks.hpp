@@ -63,7 +63,7 @@ inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how
 }
 
 inline Image image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
-  return {step, "job", R"({"step":)" + std::to_string(step) + "}", model.tensors, slabs_of(model, r, n, how)};
+  return {step, "job", to_text(Facts()), true, model.tensors, slabs_of(model, r, n, how)};
 }
 
 constexpr SaveOptions kSmall{0, 50000, 4096};

@@ -1,0 +1,85 @@
+#include "checkpoint/json_field.hpp"
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "checkpoint/json.hpp"
+
+namespace zr::host {
+
+void JsonField::fail(const std::string& expected) const {
+  constexpr std::size_t kLongest = 60;
+  std::string value;
+  if (value_.is_structured()) {
+    value = value_.is_array() ? "an array" : "an object";
+  } else {
+    value = value_.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    if (value.size() > kLongest) value = value.substr(0, kLongest) + "...";
+  }
+  const std::string what = key_.empty() ? "the top-level value" : "'" + key_ + "'";
+  fail_user(printable(file_ + ": " + what + " is " + value + ", expected " + expected) + remedy_);
+}
+
+JsonField JsonField::at(const std::string& key) const {
+  if (!value_.is_object()) fail("an object");
+  const auto found = value_.find(key);
+  const std::string path = key_.empty() ? key : key_ + "." + key;
+  if (found == value_.end()) fail_user(printable(file_ + ": has no '" + path + "'") + remedy_);
+  return {file_, remedy_, *found, path};
+}
+
+JsonField JsonField::element(std::size_t index) const {
+  if (!value_.is_array() || index >= value_.size())
+    fail("an array of at least " + std::to_string(index + 1) + " values");
+  return {file_, remedy_, value_[index], key_ + "[" + std::to_string(index) + "]"};
+}
+
+std::size_t JsonField::size() const {
+  if (!value_.is_array()) fail("an array");
+  return value_.size();
+}
+
+std::vector<std::string> JsonField::keys() const {
+  if (!value_.is_object()) fail("an object");
+  std::vector<std::string> names;
+  for (const auto& item : value_.items()) names.push_back(item.key());
+  return names;
+}
+
+int64_t JsonField::integer(int64_t least, int64_t most) const {
+  const auto n = whole(value_, least);
+  if (!n || *n > most) fail("an integer from " + std::to_string(least) + " to " + std::to_string(most));
+  return *n;
+}
+
+double JsonField::number() const {
+  if (!value_.is_number()) fail("a number");
+  return value_.get<double>();
+}
+
+bool JsonField::boolean() const {
+  if (!value_.is_boolean()) fail("true or false");
+  return value_.get<bool>();
+}
+
+const std::string& JsonField::text() const {
+  if (!value_.is_string()) fail("a string");
+  return value_.get_ref<const std::string&>();
+}
+
+std::vector<std::string> JsonField::texts() const {
+  std::vector<std::string> all;
+  for (std::size_t i = 0, n = size(); i < n; ++i) all.push_back(element(i).text());
+  return all;
+}
+
+std::string JsonField::bytes_of_hex() const {
+  const std::string& digits = text();
+  if (digits.size() % 2 || digits.find_first_not_of("0123456789abcdef") != digits.npos)
+    fail("an even number of hexadecimal digits");
+  std::string bytes;
+  for (std::size_t i = 0; i < digits.size(); i += 2)
+    bytes.push_back(static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16)));
+  return bytes;
+}
+
+}  // namespace zr::host

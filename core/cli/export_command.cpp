@@ -1,0 +1,206 @@
+// zeroth export: a checkpoint's weights and buffers as safetensors files.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "checkpoint/folder.hpp"
+#include "checkpoint/load.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "cli/checkpoint_commands.hpp"
+#include "cli/progress.hpp"
+#include "engine/stored.hpp"
+#include "shard/rounding.hpp"
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+struct ExportItem {
+  const SavedTensor *tensor, *source;  // source: its fp32 master where the type changes
+  std::string dtype;
+  int64_t bytes() const { return tensor->bytes() / stored_size(tensor->dtype) * stored_size(dtype); }
+};
+
+// Refuses a place that a checkpoint has: a path of its own, through links and "..", or a hard link to one of its files.
+void check_target(const ExportOptions& options, const Checkpoint& from, const std::string& file) {
+  std::error_code error;
+  const fs::path parent = fs::weakly_canonical(fs::absolute(file), error).parent_path();
+  const fs::path beside = fs::weakly_canonical(fs::absolute(file).parent_path(), error);
+  for (const fs::path& folder : {parent, beside})
+    if (is_there(folder / kManifest))
+      fail_user("zeroth export: " + printable(file) + " is in the checkpoint " + printable(folder.string()) +
+                ", which stays as it is; name another place");
+  struct stat target {
+  }, own{};
+  if (::stat(file.c_str(), &target) == 0)
+    for (const SavedFile& one : from.manifest().files) {
+      const std::string path = one.name.empty() ? from.folder() : (fs::path(from.folder()) / one.name).string();
+      if (::stat(path.c_str(), &own) == 0 && own.st_dev == target.st_dev && own.st_ino == target.st_ino)
+        fail_user("zeroth export: " + printable(file) + " is the same file as " + printable(path) +
+                  ", which is exported; name another place");
+    }
+  if (!options.force && fs::symlink_status(file, error).type() != fs::file_type::not_found)
+    fail_user("zeroth export: " + printable(file) + " exists already; name another place, or replace it with --force");
+}
+
+// Files written under temporary names, then renamed together; what was not renamed is removed.
+class StagedFiles {
+ public:
+  explicit StagedFiles(bool replace) : replace_(replace) {}
+  ~StagedFiles() {
+    for (const auto& [aside, path] : staged_) ::unlink(aside.c_str());
+    if (!committed_)
+      for (const std::string& path : created_) ::unlink(path.c_str());
+    std::error_code error;
+    if (!made_.empty() && !committed_) fs::remove(made_, error);  // if it is empty
+  }
+  StagedFiles(const StagedFiles&) = delete;
+
+  /// Makes a folder, which is removed again unless commit() ends well.
+  void make(const std::string& folder) {
+    if (is_there(folder)) return;
+    make_folder(folder);
+    made_ = folder;
+  }
+  /// Messages about the file name `path`.
+  File create(const std::string& path) {
+    const std::string aside = path + ".partial-" + std::to_string(::getpid());
+    const int fd = ::open(aside.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) fail_file(path, "cannot be created", errno);
+    staged_.emplace_back(aside, path);
+    return {path, fd};
+  }
+  void commit() {
+    while (!staged_.empty()) {
+      const auto& [aside, path] = staged_.front();
+      if (replace_) {
+        rename_path(aside, path);
+      } else if (::link(aside.c_str(), path.c_str()) == 0) {  // unlike a rename it never replaces
+        created_.push_back(path);
+        ::unlink(aside.c_str());
+      } else if (errno == EPERM || errno == EOPNOTSUPP) {  // a file system without hard links
+        rename_path(aside, path);
+      } else {
+        fail_file(path, "cannot be created", errno);
+      }
+      staged_.pop_front();
+    }
+    committed_ = true;
+  }
+
+ private:
+  bool replace_, committed_ = false;
+  std::string made_;
+  std::vector<std::string> created_;                        // where there was no file before
+  std::deque<std::pair<std::string, std::string>> staged_;  // temporary name, name
+};
+
+// Elements of the item to byte `at` of the file and behind it, converted, some MiB at a time.
+void write_item(const Checkpoint& from, const ExportItem& item, File& file, int64_t at,
+                const std::function<void(int64_t)>& wrote) {
+  constexpr int64_t kRun = int64_t{1} << 20;  // elements
+  const int64_t size = stored_size(item.source->dtype), count = item.source->bytes() / size;
+  const bool converts = item.source->dtype != item.dtype;
+  const auto most = static_cast<std::size_t>(std::min(kRun, count));
+  std::vector<char> bytes(most * static_cast<std::size_t>(size)), narrowed(converts ? most * 4 : 0);
+  std::vector<float> wide(converts ? most : 0);
+  for (int64_t first = 0; first < count; first += kRun) {
+    const int64_t n = std::min(kRun, count - first);
+    from.read(*item.source, first * size, n * size, bytes.data());
+    const char* out = bytes.data();
+    if (converts) {
+      widen(bytes.data(), float_of(item.source->dtype), n, wide.data());
+      narrow(wide.data(), n, float_of(item.dtype), narrowed.data());
+      out = narrowed.data();
+    }
+    const int64_t length = n * stored_size(item.dtype);
+    file.write(at, out, length);
+    at += length;
+    wrote(length);
+  }
+}
+}  // namespace
+
+void export_weights(const ExportOptions& options) {
+  const Checkpoint from = opened_newest(options.from);
+  if (is_there((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
+    fail_user("zeroth export: " + printable(options.to) +
+              " holds checkpoints, and stays as it is; name another folder");
+  const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_named(options.dtype);
+  std::vector<ExportItem> items;
+  int64_t all = 0;
+  for (const SavedTensor& tensor : from.manifest().tensors) {
+    if (tensor.role != "weight" && tensor.role != "buffer") continue;
+    const bool converts = tensor.role == "weight" && wanted != ZR_NONE && float_of(tensor.dtype) != ZR_NONE &&
+                          float_of(tensor.dtype) != wanted;
+    const SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
+    items.push_back({&tensor, master ? master : &tensor, converts ? stored_name(wanted) : tensor.dtype});
+    all += items.back().bytes();
+  }
+  const bool one = options.to.ends_with(".safetensors");
+  std::vector<TensorHeader> headers(1);
+  std::vector<std::size_t> file_of;
+  std::stable_sort(items.begin(), items.end(), [](const ExportItem& a, const ExportItem& b) {
+    return stored_size(a.dtype) > stored_size(b.dtype);
+  });
+  for (const ExportItem& item : items) {
+    int64_t at = headers.back().tensors.empty() ? 0 : headers.back().tensors.back().end;
+    if (!one && at >= options.file_bytes) {
+      headers.emplace_back();
+      at = 0;
+    }
+    headers.back().tensors.push_back({item.tensor->name, item.dtype, item.tensor->shape, at, at + item.bytes()});
+    headers.back().metadata = {{"format", "pt"}};
+    file_of.push_back(headers.size() - 1);
+  }
+  const auto name = [&](std::size_t k) {
+    char text[80];
+    std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", k + 1, headers.size());
+    return one ? options.to : (fs::path(options.to) / text).string();
+  };
+  const std::string index = (fs::path(options.to) / kIndex).string();
+  for (std::size_t k = 0; k < headers.size(); ++k) check_target(options, from, name(k));
+  if (!one) check_target(options, from, index);
+  StagedFiles files(options.force);
+  if (!one) files.make(options.to);
+  Progress progress("exporting to " + printable(options.to), all);
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  std::size_t next = 0;
+  int64_t done = 0;
+  for (std::size_t k = 0; k < headers.size(); ++k) {
+    File file = files.create(name(k));
+    const std::string header = write_header(headers[k]);
+    file.write(0, header.data(), static_cast<int64_t>(header.size()));
+    int64_t at = headers[k].data;
+    for (; next < items.size() && file_of[next] == k; ++next) {
+      map[items[next].tensor->name] = fs::path(name(k)).filename().string();
+      write_item(from, items[next], file, at, [&](int64_t bytes) { progress.at(done += bytes); });
+      at += items[next].bytes();
+    }
+    file.sync();
+  }
+  if (!one) {
+    File file = files.create(index);
+    const std::string text =
+        nlohmann::ordered_json{{"metadata", {{"total_size", all}}}, {"weight_map", map}}.dump(1) + "\n";
+    file.write(0, text.data(), static_cast<int64_t>(text.size()));
+    file.sync();
+  }
+  files.commit();
+  sync_folder(fs::absolute(options.to).parent_path().string());
+  if (!one) sync_folder(options.to);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,36 @@
+#include "cli/tensor_file.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "engine/stored.hpp"
+
+namespace zr::host {
+
+TensorFile read_safetensors(const std::vector<std::string>& files) {
+  TensorFile result;
+  std::vector<zr_dtype> types;
+  std::map<std::string, std::string> file_of;
+  for (const std::string& file : files)
+    for (StoredTensor& tensor : read_header(file).tensors) {
+      const auto [before, is_new] = file_of.emplace(tensor.name, file);
+      if (!is_new)
+        fail_user(printable(file + ": has '" + tensor.name + "', which " + before->second + " has too") +
+                  "; name the files of one model, each once");
+      if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // an integer buffer, such as positions
+      int64_t count = 1;
+      for (const int64_t size : tensor.shape) count *= size;
+      types.push_back(float_of(tensor.dtype));
+      result.parameters.push_back({std::move(tensor.name), {}, std::move(tensor.shape), count, false, 0});
+    }
+  if (result.parameters.empty())
+    fail_user(printable(files.front()) + ": holds no floating-point tensor; name a model's file");
+  if (std::all_of(types.begin(), types.end(), [&](zr_dtype type) { return type == types.front(); }))
+    result.dtype = types.front();
+  return result;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,135 @@
+#include "engine/model_buffers.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/dtype.hpp"
+#include "checkpoint/manifest.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "engine/stored.hpp"
+#include "shard/rounding.hpp"
+
+namespace zr::host {
+
+BufferRule buffer_rule(const Config& config) {
+  const std::string& name = config.text("train.buffers");
+  return name == "mean" ? BufferRule::mean : name == "per_rank" ? BufferRule::per_rank : BufferRule::rank0;
+}
+
+std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int ranks,
+                          const std::function<void(int rank, void* to)>& read) {
+  std::string first(static_cast<std::size_t>(bytes_each), '\0');
+  read(0, first.data());
+  const zr_dtype narrow_type = float_of(dtype);
+  if (narrow_type == ZR_NONE && dtype != "F64") return first;
+  const int64_t count = bytes_each / stored_size(dtype);
+  const auto n = static_cast<std::size_t>(count);
+  bool equal = true;
+  std::vector<double> sum(n, 0.0);
+  std::vector<float> wide(n);
+  std::string bytes = first;
+  for (int r = 0; r < ranks; ++r) {
+    if (r > 0) read(r, bytes.data());
+    equal &= bytes == first;
+    if (dtype == "F64") {
+      for (std::size_t i = 0; i < n; ++i) {
+        double value = 0;
+        std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+        sum[i] += value;
+      }
+    } else {
+      widen(bytes.data(), narrow_type, count, wide.data());
+      for (std::size_t i = 0; i < n; ++i) sum[i] += static_cast<double>(wide[i]);
+    }
+  }
+  if (equal) return first;  // so that no value changes by a rounding
+  for (double& value : sum) value /= ranks;
+  if (dtype == "F64") {
+    std::memcpy(bytes.data(), sum.data(), bytes.size());
+  } else {
+    std::transform(sum.begin(), sum.end(), wide.begin(), [](double value) { return static_cast<float>(value); });
+    narrow(wide.data(), count, narrow_type, bytes.data());
+  }
+  return bytes;
+}
+
+std::vector<ModelBuffer> ModelBuffers::own() {
+  std::vector<ModelBuffer> all = model_.buffers();
+  if (depth_ > 0)
+    for (std::size_t i = 0; i < all.size(); ++i) all[i].data = kept_[i].data();
+  return all;
+}
+
+std::vector<char> ModelBuffers::differing(Communicator& comm) {
+  const std::vector<ModelBuffer> buffers = own();
+  std::vector<char> differ(buffers.size(), 0);
+  if (buffers.empty() || comm.world() == 1) return differ;
+  std::string mine;
+  for (const ModelBuffer& buffer : buffers) {
+    const uint64_t hash = hash_of(buffer.data, buffer.bytes);
+    mine.append(reinterpret_cast<const char*>(&hash), sizeof hash);
+  }
+  const std::vector<std::string> all = comm.all_gather_bytes(mine, "hashes of buffers");
+  for (const std::string& other : all)
+    for (std::size_t i = 0; i < differ.size(); ++i)
+      differ[i] |=
+          other.compare(i * sizeof(uint64_t), sizeof(uint64_t), all[0], i * sizeof(uint64_t), sizeof(uint64_t)) != 0;
+  return differ;
+}
+
+std::vector<std::string> ModelBuffers::declared(Communicator& comm, const std::vector<char>& differing) {
+  const std::vector<ModelBuffer> buffers = own();
+  std::vector<std::string> values(buffers.size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (!differing[i]) continue;
+    const ModelBuffer& buffer = buffers[i];
+    const std::string mine(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
+    if (rule_ == BufferRule::per_rank) {
+      values[i] = mine;
+    } else if (rule_ == BufferRule::rank0) {
+      values[i] = comm.broadcast_bytes(mine, 0, "rank 0's buffers");
+    } else {
+      const std::vector<std::string> all = comm.all_gather_bytes(mine, "buffers of all ranks");
+      values[i] = mean_of_ranks(buffer.dtype, buffer.bytes, comm.world(), [&](int r, void* to) {
+        const std::string& of = all[static_cast<std::size_t>(r)];
+        std::memcpy(to, of.data(), of.size());
+      });
+    }
+  }
+  return values;
+}
+
+void ModelBuffers::apply(Communicator& comm) {
+  const std::vector<std::string> values = declared(comm, differing(comm));
+  const std::vector<ModelBuffer> buffers = model_.buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const std::string& value = values[i].empty() ? kept_[i] : values[i];
+    std::memcpy(buffers[i].data, value.data(), value.size());
+  }
+}
+
+void ModelBuffers::begin_evaluation(Communicator& comm) {
+  if (++depth_ > 1) return;
+  kept_.clear();
+  for (const ModelBuffer& buffer : model_.buffers())
+    kept_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
+  try {
+    apply(comm);
+  } catch (...) {
+    end_evaluation();
+    throw;
+  }
+}
+
+void ModelBuffers::refresh(Communicator& comm) {
+  if (depth_ > 0) apply(comm);
+}
+
+void ModelBuffers::end_evaluation() noexcept {
+  if (depth_ == 0 || --depth_ > 0) return;
+  const std::vector<ModelBuffer> buffers = model_.buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) std::memcpy(buffers[i].data, kept_[i].data(), kept_[i].size());
+  kept_.clear();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,247 @@
+// One rank of the tests of buffers: runs the case named on the command line, prints what the test compares between
+// ranks, and exits 1 if something is not so.
+//   buffers_case CASE TOML [path=value ...]
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <iomanip>
+#include <limits>
+#include <sstream>
+
+#include "multirank/buffers_model.hpp"
+#include "multirank/engine_run.hpp"
+
+namespace {
+
+using buffers_tests::Running;
+using engine_tests::require;
+using engine_tests::Run;
+using engine_tests::same;
+using Buffers = std::map<std::string, torch::Tensor>;
+
+std::string text_of(const torch::Tensor& tensor) {
+  std::ostringstream text;
+  const torch::Tensor wide = tensor.to(torch::kDouble).reshape({-1});
+  for (int64_t i = 0; i < wide.numel(); ++i) text << (i ? " " : "") << std::hexfloat << wide[i].item<double>();
+  return text.str();
+}
+
+// A job of this process: its own program, model and engine.
+struct Job {
+  Job(const Run& run, const std::vector<std::string>& more)
+      : program(run.arguments[0], joined(run.arguments, more)), model(7), engine(program, model) {}
+  static std::vector<std::string> joined(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+    std::vector<std::string> all(a.begin() + 1, a.end());
+    all.insert(all.end(), b.begin(), b.end());
+    return all;
+  }
+  void step() {
+    const int64_t before = engine.step_index();
+    while (engine.step_index() == before) {
+      engine.backward(model.loss(engine.step_index(), engine.micro_index()));
+      engine.step();
+    }
+    losses.push_back(engine.last_loss());
+  }
+  void train() {
+    while (!engine.done()) step();
+  }
+  Buffers buffers() const {
+    Buffers all;
+    for (const auto& item : model.named_buffers()) all[item.key()] = item.value().clone();
+    return all;
+  }
+  double validation() {
+    const zr::Engine::Evaluation evaluation(engine);
+    model.eval();
+    const double loss = model.loss(999, 0).item<double>();
+    model.train();
+    return loss;
+  }
+  zr::Program program;
+  Running model;
+  zr::Engine engine;
+  std::vector<double> losses;
+};
+
+bool equal(const Buffers& a, const Buffers& b) {
+  for (const auto& [name, tensor] : a)
+    if (!b.count(name) || !same(tensor, b.at(name))) return false;
+  return a.size() == b.size();
+}
+
+// The uninterrupted run and the one that stops half way, under every strategy: the same on each rank.
+void resumes_exactly(Run& run) {
+  const std::string folder = std::getenv("CHECKPOINT");
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string aside : {"false", "true"}) {
+      const std::string who = strategy + (aside == "true" ? " async" : ""), dir = "checkpoint.dir=" + folder + who;
+      const std::vector<std::string> how{"strategy=" + strategy, "checkpoint.async=" + aside};
+      const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.end(), how.begin(), how.end());
+        return more;
+      };
+      std::string hash;
+      std::vector<double> losses;
+      Buffers buffers;
+      {
+        Job whole(run, with({"train.steps=6", "job.name=whole"}));
+        whole.train();
+        hash = whole.engine.weights_hash();
+        losses = whole.losses;
+        buffers = whole.buffers();
+        std::cout << who << " validation " << std::hexfloat << whole.validation() << std::endl;
+        require(equal(whole.buffers(), buffers), who + ": an evaluation gives the buffers back");
+      }
+      Buffers half;
+      {
+        Job first(run, with({"train.steps=3", "job.name=first", "checkpoint.every=3", dir}));
+        first.train();
+        half = first.buffers();
+      }
+      Job rest(run, with({"train.steps=6", "job.name=rest", "checkpoint.resume=true", dir}));
+      require(rest.engine.step_index() == 3, who + ": resumes at step 3");
+      require(equal(rest.buffers(), half), who + ": each rank has its own buffers again");
+      rest.train();
+      require(rest.losses == std::vector<double>(losses.begin() + 3, losses.end()), who + ": the same losses");
+      require(rest.engine.weights_hash() == hash, who + ": the same weights");
+      require(equal(rest.buffers(), buffers), who + ": the same buffers");
+      std::cout << who << " validation " << std::hexfloat << rest.validation() << std::endl;
+    }
+}
+
+// Saves in CHECKPOINT what the ranks have after three steps.
+void saves(Run& run) {
+  Job job(run, {"train.steps=3", "job.name=saves"});
+  job.train();
+  job.engine.save(std::getenv("CHECKPOINT"));
+}
+
+const std::vector<std::string> kRules{"rank0", "mean", "per_rank"};
+
+// What the ranks have after loading CHECKPOINT under each rule, one line per buffer.
+void loads_with(Run& run, const std::string& rule) {
+  Job job(run, {"train.steps=6", "job.name=loads-" + rule, "checkpoint.resume=true", "train.buffers=" + rule,
+                std::string("checkpoint.dir=") + std::getenv("CHECKPOINT")});
+  std::cout << "step " << job.engine.step_index() << " hash " << job.engine.weights_hash() << std::endl;
+  for (const auto& [name, tensor] : job.buffers())
+    std::cout << rule << " " << name << ": " << text_of(tensor) << std::endl;
+  job.train();
+  std::cout << "trained to " << job.engine.step_index() << std::endl;
+}
+
+void loads(Run& run) {
+  for (const std::string& rule : kRules) loads_with(run, rule);
+}
+
+// Buffers that differ in a known way: level is 1 + rank, the count of batches 10 rank.
+void declares_by(Run& run, const std::string& rule) {
+  const std::string folder = std::getenv("CHECKPOINT") + rule;
+  Job job(run, {"train.steps=4", "job.name=declares-" + rule, "train.buffers=" + rule});
+  const int rank = job.engine.rank(), world = job.engine.world();
+  job.step();
+  torch::Tensor batches = job.model.norm->num_batches_tracked;
+  job.model.level.fill_(1 + rank);
+  batches.fill_(10 * rank);
+  const Buffers own = job.buffers();
+  const double level = rule == "rank0" ? 1 : rule == "mean" ? (world + 1) / 2.0 : 1 + rank;
+  const int64_t count = rule == "per_rank" ? 10 * rank : 0;
+  const auto declared = [&](const std::string& when) {
+    require(job.model.level.eq(level).all().item<bool>(), rule + ": level " + when);
+    require(batches.item<int64_t>() == count, rule + ": num_batches_tracked " + when);
+  };
+  {
+    const zr::Engine::Evaluation outer(job.engine);
+    declared("in an evaluation");
+    {
+      const zr::Engine::Evaluation inner(job.engine);
+      declared("in an evaluation within another");
+    }
+    declared("after the inner evaluation");
+    require(job.engine.buffer("level").eq(level).all().item<bool>(), rule + ": buffer() in an evaluation");
+    job.model.level.fill_(77);  // what an evaluation writes is not kept
+    job.engine.save(folder);
+  }
+  require(equal(job.buffers(), own), rule + ": own buffers after the evaluation");
+  try {
+    const zr::Engine::Evaluation evaluation(job.engine);
+    throw std::runtime_error("thrown within");
+  } catch (const std::runtime_error&) {
+  }
+  require(equal(job.buffers(), own), rule + ": own buffers after an exception ended the evaluation");
+  require(job.engine.buffer("level").eq(level).all().item<bool>(), rule + ": buffer()");
+  require(job.engine.buffer("norm.num_batches_tracked").item<int64_t>() == count, rule + ": buffer() of integers");
+  require(same(job.engine.buffer("table"), own.at("table")), rule + ": buffer() of what is equal on all ranks");
+  job.engine.load(folder);
+  require(equal(job.buffers(), own), rule + ": a save within an evaluation has each rank's own buffers");
+  {
+    const zr::Engine::Evaluation evaluation(job.engine);
+    job.engine.load(folder);
+    declared("after a load in an evaluation");
+  }
+  require(equal(job.buffers(), own), rule + ": own buffers after a load in an evaluation");
+  job.engine.set_buffer("level", torch::full({Running::kHidden}, 5, torch::kDouble));
+  require(job.model.level.eq(5).all().item<bool>(), rule + ": set_buffer() sets this rank's own");
+  require(job.engine.buffer("level").eq(5).all().item<bool>(), rule + ": and what buffer() returns");
+}
+void declares(Run& run) {
+  for (const std::string& rule : kRules) declares_by(run, rule);
+}
+
+// CPU seconds of loading weights from a safetensors file, the least of three.
+double seconds_of_loading(Job& job, const std::string& file) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 3; ++i) {
+    const std::clock_t begin = std::clock();
+    const zr::Loaded loaded = job.engine.load(file, {true, false, false, false});
+    least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+    require(loaded.missing.empty() && loaded.unexpected.size() > 9000, "the file has the weights and many others");
+  }
+  return least;
+}
+
+// CHECKPOINT-few.safetensors has a tenth of the tensors of CHECKPOINT-many.safetensors.
+void loads_large(Run& run) {
+  Job job(run, {"train.steps=1", "job.name=loads-large"});
+  const std::string folder = std::getenv("CHECKPOINT");
+  const double few = seconds_of_loading(job, folder + "-few.safetensors"),
+               many = seconds_of_loading(job, folder + "-many.safetensors");
+  std::cout << "few " << few << " s, many " << many << " s, ratio " << many / few << std::endl;
+  require(many <= 20 * few, "ten times the tensors take about ten times as long");
+}
+
+// Each is an error.
+void no_such_buffer(Run& run) {
+  Job job(run, {});
+  job.engine.buffer("levle");
+}
+void other_shape(Run& run) {
+  Job job(run, {});
+  job.engine.set_buffer("level", torch::zeros({2}));
+}
+void other_values(Run& run) {
+  Job job(run, {});
+  job.engine.set_buffer("level", torch::full({Running::kHidden}, job.engine.rank()));
+}
+void set_in_evaluation(Run& run) {
+  Job job(run, {});
+  const zr::Engine::Evaluation evaluation(job.engine);
+  job.engine.set_buffer("level", torch::zeros({Running::kHidden}));
+}
+void resumes(Run& run) { Job job(run, {"checkpoint.resume=true"}); }
+
+const engine_tests::Cases kCases{{"resumes_exactly", resumes_exactly},
+                                 {"saves", saves},
+                                 {"loads", loads},
+                                 {"declares", declares},
+                                 {"loads_large", loads_large},
+                                 {"no_such_buffer", no_such_buffer},
+                                 {"other_shape", other_shape},
+                                 {"other_values", other_values},
+                                 {"set_in_evaluation", set_in_evaluation},
+                                 {"resumes", resumes}};
+
+}  // namespace
+
+int main(int argc, char** argv) { return engine_tests::run_case(argc, argv, kCases); }

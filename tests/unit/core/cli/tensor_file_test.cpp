@@ -1,0 +1,109 @@
+// The model in safetensors files, and the files that are rejected.
+#include "cli/tensor_file.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "base/failure.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using namespace zr::host;
+
+std::string said_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.exit(), Exit::user);
+    return failure.what();
+  }
+  return "nothing";
+}
+
+// A safetensors file with that header and `data` bytes of data.
+std::string safetensors(const std::string& header, std::size_t data = 0) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[static_cast<std::size_t>(i)] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return bytes + header + std::string(data, '\0');
+}
+
+TEST(TensorFile, HasTheFloatingPointTensorsInTheOrderOfTheFile) {
+  const zr::test::Scratch scratch;
+  const std::string first = scratch.write(
+      "a.safetensors",
+      safetensors(R"({"__metadata__":{"format":"pt"},"z":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
+                                       "a":{"dtype":"BF16","shape":[5],"data_offsets":[12,22]},
+                                       "ids":{"dtype":"I64","shape":[9],"data_offsets":[22,94]}})",
+                  94));
+  const std::string second =
+      scratch.write("b.safetensors", safetensors(R"({"scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4));
+  const TensorFile one = read_safetensors({first});
+  ASSERT_EQ(one.parameters.size(), 2u);
+  EXPECT_EQ(one.parameters[0].name, "z");
+  EXPECT_EQ(one.parameters[0].count, 6);
+  EXPECT_EQ(one.parameters[1].name, "a");
+  EXPECT_EQ(one.dtype, ZR_BF16);
+  const TensorFile both = read_safetensors({first, second});
+  EXPECT_EQ(both.parameters.size(), 3u);
+  EXPECT_EQ(both.dtype, ZR_NONE) << "they share no type";
+}
+
+TEST(TensorFile, RejectsWhatIsNotASafetensorsFile) {
+  const zr::test::Scratch scratch;
+  const auto refused = [&](const std::string& bytes) {
+    const std::string file = scratch.write("x", bytes), said = said_by([&] { read_safetensors({file}); });
+    return said.rfind(file + ": ", 0) == 0 ? said.substr(file.size() + 2) : "without the file's name: " + said;
+  };
+  const std::string is_none = "is no safetensors file: ", remedy = "; name one (model.safetensors)";
+  const std::string no_length = is_none + "its first eight bytes are not the length of a header" + remedy;
+  EXPECT_EQ(refused(""), no_length);
+  EXPECT_EQ(refused("a text, not a file of tensors"), no_length);
+  EXPECT_EQ(refused(safetensors("{}").substr(0, 9)), no_length) << "cut off";
+  EXPECT_EQ(refused(safetensors("[1, 2]")), is_none + "its header is no JSON object" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32"}})")),
+            is_none + "its header does not give 'w' a dtype, a shape and offsets" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})")),
+            is_none + "the shape of 'w' is none" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})")),
+            is_none + "the shape of 'w' is none" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"I64","shape":[4],"data_offsets":[0,32]}})", 32)),
+            "holds no floating-point tensor; name a model's file");
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4)),
+            is_none + "the shape of 'w' is none" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                                R"("w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                                8)),
+            is_none + "its header has 'w' twice" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],"dtype":"F32","data_offsets":[0,4]}})", 4)),
+            is_none + "its header has 'dtype' twice" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],)"
+                                R"("data_offsets":[9223372036854775804,9223372036854775808]}})",
+                                4)),
+            is_none + "the data_offsets of 'w' are no two numbers" + remedy);
+  EXPECT_EQ(refused(safetensors(R"({"w\n":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8)),
+            is_none + "'w\\n' begins at 4, where the tensors before it end at 0" + remedy);
+  EXPECT_EQ(said_by([] { read_safetensors({"/nowhere/x"}); }),
+            "/nowhere/x: cannot be read: No such file or directory; name a safetensors file");
+}
+
+TEST(TensorFile, RejectsATensorThatTwoFilesHave) {
+  const zr::test::Scratch scratch;
+  const std::string bytes = safetensors(R"({"w":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4);
+  const std::string a = scratch.write("a", bytes), b = scratch.write("b", bytes);
+  EXPECT_EQ(said_by([&] {
+              read_safetensors({a, b});
+            }),
+            b + ": has 'w', which " + a + " has too; name the files of one model, each once");
+}
+
+TEST(TensorFile, RejectsWhatIsNotARegularFileAtOnce) {
+  const zr::test::Scratch scratch;
+  ASSERT_EQ(::mkfifo(scratch.path("fifo").c_str(), 0600), 0);
+  const std::string remedy = ", not a regular file; put the file itself in its place";
+  EXPECT_EQ(said_by([&] { read_safetensors({scratch.path("fifo")}); }), scratch.path("fifo") + ": is a FIFO" + remedy);
+  EXPECT_EQ(said_by([&] { read_safetensors({scratch.path("")}); }), scratch.path("") + ": is a folder" + remedy);
+  EXPECT_EQ(said_by([&] { read_safetensors({"/dev/zero"}); }), "/dev/zero: is a device" + remedy);
+}
+
+}  // namespace
