@@ -58,8 +58,7 @@ Continued Session::hand_over(ListChange change) {
   comm_->barrier("engine.refresh()");
   settle();
   take_written();
-  Image now = image();
-  now.facts = facts();
+  const Image now = present();
   Continued all;
   std::string folder = saver_->talk().tell(record_->folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(config(), setup_.engine);

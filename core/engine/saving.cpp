@@ -173,6 +173,18 @@ void Session::prepare_saving() {
   saver_->reserve_for(image(std::vector<char>(buffers.size(), 0)));
 }
 
+// The state now, with facts; until the save ends declared_buffers_ keeps what it refers to.
+Image Session::present() {
+  const int64_t before = comm_->wire().total();
+  const std::vector<char> differing = model_buffers_.differing(*comm_);
+  declared_buffers_ = model_buffers_.declared(*comm_, differing);
+  wire_aside_ += comm_->wire().total() - before;
+  Image now = image(differing);
+  now.facts = facts();
+  now.last_step_applied = applied_;
+  return now;
+}
+
 std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   if (in_backward_ || micro_ > 0)
     fail_user(
@@ -183,13 +195,7 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
   settle();
   take_written();
-  const int64_t before = comm_->wire().total();
-  const std::vector<char> differing = model_buffers_.differing(*comm_);
-  declared_buffers_ = model_buffers_.declared(*comm_, differing);
-  wire_aside_ += comm_->wire().total() - before;
-  Image now = image(differing);
-  now.facts = facts();
-  now.last_step_applied = applied_;
+  Image now = present();
   std::string folder = root + "/" + checkpoint_name(step_);
   by_config_ = false;
   saving_ = step_;

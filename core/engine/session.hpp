@@ -220,6 +220,7 @@ class Session {
   std::string facts();
   /// Without facts. `differing`: which buffers are stored for each rank (ModelBuffers::differing()).
   Image image(const std::vector<char>& differing);
+  Image present();
   void add_buffers(Image& image, const std::vector<char>& differing);
   void prepare_saving();
   void save_if_due(const Agreed& agreed);
