@@ -34,20 +34,26 @@ LogicalRole role_of(What what) {
 
 struct Engine::State {
   using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
-  State(const Program& program, const Tensors& parameters, const Tensors& buffers)
+  State(const Program& program, const Tensors& parameters, const Tensors& buffers, const std::string& name)
       : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
-        session(program.state()->setup(), torch_model) {
+        session(setup_of(program, name), torch_model) {
     at::set_num_threads(session.threads());
   }
+  static host::Setup setup_of(const Program& program, const std::string& name) {
+    host::Setup setup = program.state()->setup();
+    setup.engine = name;
+    return setup;
+  }
   /// A program that was only asked what it trains says so, and ends here.
-  static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers) {
+  static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers,
+                                     const std::string& name) {
     if (program.state()->tells_parameters()) {
       const host::TorchModel asked(parameters, {}, host::float_named(program.text("train.dtype")));
       std::puts(host::to_json(asked.parameters()).c_str());
       std::exit(0);
     }
     host::check_param_types(parameters, program.state()->setup().config, program.rank());
-    return std::make_unique<State>(program, parameters, buffers);
+    return std::make_unique<State>(program, parameters, buffers, name);
   }
   host::TorchModel torch_model;
   host::Session session;
@@ -55,10 +61,10 @@ struct Engine::State {
 
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
-Engine::Engine(const Program& program, torch::nn::Module& model)
-    : state_(State::make(program, pairs(model.named_parameters()), pairs(model.named_buffers()))) {}
+Engine::Engine(const Program& program, torch::nn::Module& model, const std::string& name)
+    : state_(State::make(program, pairs(model.named_parameters()), pairs(model.named_buffers()), name)) {}
 
-Engine::Engine(const Program& program, torch::jit::Module& model) {
+Engine::Engine(const Program& program, torch::jit::Module& model, const std::string& name) {
   torch::jit::setTensorExprFuserEnabled(false);
   // A graph that is optimised after its first runs gives other bits then, and how many runs that are depends on the
   // number of ranks.
@@ -66,7 +72,7 @@ Engine::Engine(const Program& program, torch::jit::Module& model) {
   State::Tensors parameters, buffers;
   for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
   for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);
-  state_ = State::make(program, parameters, buffers);
+  state_ = State::make(program, parameters, buffers, name);
 }
 
 Engine::~Engine() = default;

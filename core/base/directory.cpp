@@ -37,12 +37,6 @@ Directory::~Directory() {
 
 Directory::Directory(Directory&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
-Directory& Directory::operator=(Directory&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
 std::string Directory::in(const std::string& name) const { return path_ + "/" + name; }
 
 bool Directory::make(const std::string& name) const {

@@ -21,8 +21,7 @@ class Directory {
   ~Directory();
   /// The other has no directory then.
   Directory(Directory&& other) noexcept;
-  /// The same.
-  Directory& operator=(Directory&& other) noexcept;
+  Directory& operator=(Directory&&) = delete;
 
   const std::string& path() const { return path_; }  // as it was opened, for messages
   /// The directory `name` in this one, created if it is missing.

@@ -1,6 +1,10 @@
 #include "base/trace.hpp"
 
+#include <cstdio>
+#include <utility>
+
 #include "base/failure.hpp"
+#include "base/log.hpp"
 
 namespace zr::host {
 
@@ -14,29 +18,57 @@ std::string quoted(const std::string& text) {
   return out + '"';
 }
 
-double microseconds(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration<double, std::micro>(duration).count();
+std::string microseconds(std::chrono::steady_clock::duration duration) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3f", std::chrono::duration<double, std::micro>(duration).count());
+  return text;
 }
+
+constexpr std::size_t kBuffer = 64 << 10;
 }  // namespace
 
-Trace::Trace(const std::string& path, int rank) : file_(path, std::ios::trunc), rank_(rank) {
-  if (!file_) fail_environment("cannot write " + path + "; set job.runs to a folder that can be written");
-  file_.setf(std::ios::fixed);
-  file_.precision(3);
-  file_ << "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": " << rank << ", \"args\": {\"name\": \"rank " << rank
-        << "\"}}";
+Trace::Trace(int rank) : rank_(rank) {
+  text_ = "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": " + std::to_string(rank) +
+          ", \"args\": {\"name\": \"rank " + std::to_string(rank) + "\"}}";
 }
 
-Trace::~Trace() { file_ << "]\n"; }
+Trace::~Trace() {
+  if (!file_) return;
+  text_ += "]\n";
+  try {
+    flush();
+  } catch (const Failure& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+  }
+}
+
+void Trace::open(File file) {
+  const std::lock_guard lock(mutex_);
+  file_.emplace(std::move(file));
+  flush();
+}
+
+void Trace::flush() {
+  file_->write(at_, text_.data(), static_cast<int64_t>(text_.size()));
+  at_ += static_cast<int64_t>(text_.size());
+  text_.clear();
+}
 
 void Trace::span(const std::string& track, const std::string& name, Time begin, Time end) {
   const std::lock_guard lock(mutex_);
   const auto [at, fresh] = tracks_.emplace(track, static_cast<int>(tracks_.size()) + 1);
+  const std::string ids = ", \"pid\": " + std::to_string(rank_) + ", \"tid\": " + std::to_string(at->second);
   if (fresh)
-    file_ << ",\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": " << rank_ << ", \"tid\": " << at->second
-          << ", \"args\": {\"name\": " << quoted(track) << "}}";
-  file_ << ",\n{\"ph\": \"X\", \"name\": " << quoted(name) << ", \"pid\": " << rank_ << ", \"tid\": " << at->second
-        << ", \"ts\": " << microseconds(begin.time_since_epoch()) << ", \"dur\": " << microseconds(end - begin) << "}";
+    text_ += ",\n{\"ph\": \"M\", \"name\": \"thread_name\"" + ids + ", \"args\": {\"name\": " + quoted(track) + "}}";
+  text_ += ",\n{\"ph\": \"X\", \"name\": " + quoted(name) + ids +
+           ", \"ts\": " + microseconds(begin.time_since_epoch()) + ", \"dur\": " + microseconds(end - begin) + "}";
+  if (!file_ || text_.size() <= kBuffer) return;
+  try {
+    flush();
+  } catch (const Failure& failure) {  // training does not end for its trace
+    log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace ends here");
+    file_.reset();
+  }
 }
 
 }  // namespace zr::host

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+
+#include "base/file.hpp"
 
 namespace zr::host {
 
@@ -13,16 +15,21 @@ namespace zr::host {
 class Trace {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// Writes `path` anew; a file that cannot be written is a Failure(environment).
-  Trace(const std::string& path, int rank);
-  ~Trace();  // closes the list
+  /// Keeps spans in memory until open().
+  explicit Trace(int rank);
+  ~Trace();  // closes the list; a file that cannot be written then is logged
   Trace(const Trace&) = delete;
-  /// From begin to end; the track is made at its first span.
+  /// Writes the spans so far, and later ones, to `file`, which is empty. Once. Throws Failure(environment).
+  void open(File file);
+  /// From begin to end; the track is made at its first span. A file that cannot be written is logged, and closed.
   void span(const std::string& track, const std::string& name, Time begin, Time end);
 
  private:
+  void flush();
   std::mutex mutex_;
-  std::ofstream file_;
+  std::optional<File> file_;
+  std::string text_;  // not yet in the file
+  int64_t at_ = 0;    // bytes in the file
   int rank_;
   std::map<std::string, int> tracks_;
 };

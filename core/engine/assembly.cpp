@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
+#include "base/directory.hpp"
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/log.hpp"
@@ -44,6 +44,7 @@ std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buff
 
 Session::Session(Setup setup, Model& model)
     : setup_(std::move(setup)),
+      name_(setup_.engine, run_folder(config(), setup_.engine)),
       model_(model),
       control_(setup_.control),
       accumulation_(static_cast<int>(config().integer("train.accumulation"))),
@@ -51,7 +52,7 @@ Session::Session(Setup setup, Model& model)
       pool_(threads_of(config(), *control_)),
       host_(ledger_, pool_) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(config().number("communicator.timeout") * 1e3));
-  services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config()), timeout);
+  services_ = std::make_unique<JobServices>(host_, *control_, run_folder(config(), setup_.engine), timeout);
   strategy_ = std::make_unique<Instance>(host_, setup_.strategy, config(), table_of(setup_.strategy));
   optimizer_ = std::make_unique<Instance>(host_, setup_.optimizer, config(), table_of(setup_.optimizer));
   if (setup_.communicator)
@@ -77,7 +78,7 @@ Session::Session(Setup setup, Model& model)
   check_budget();
   plan_.enter(ledger_);
   if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
-    const Besides besides = besides_of(config(), communicator_.get(), world());
+    const Besides besides = besides_of(setup_, communicator_.get(), world());
     const std::string title = "plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id;
     std::fputs(plan_.text(title, besides).c_str(), stdout);
     std::fflush(stdout);
@@ -87,16 +88,15 @@ Session::Session(Setup setup, Model& model)
   options.timeout = timeout;
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   compare_ranks();
-  record_ = std::make_unique<Record>(config(), world(), rank() == 0);
+  saver_ = std::make_unique<Saver>(control_, ledger_);
+  agree(saver_->talk(), [&] { record_ = std::make_unique<Record>(config(), setup_.engine, world(), rank()); });
   if (config().boolean("job.trace")) {
-    std::filesystem::create_directories(record_->folder());
-    trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
+    trace_ = std::make_unique<Trace>(rank());
     comm_->set_trace(trace_.get());
   }
   comm_->on_end([this](const zr_coll& coll, const void* dst) {
     if (agreement_) agreement_->norm().arrived(coll.dst, dst);
   });
-  saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
     stop_signal_ = std::make_unique<StopSignal>();
     control_->put(saves_on_signal_key(rank()), "yes");
@@ -131,6 +131,7 @@ Session::Session(Setup setup, Model& model)
     prepare_saving();
     begin();
     keep_activations();
+    accept();
   } catch (...) {
     release();
     throw;
@@ -147,17 +148,34 @@ Session::~Session() {
   }
   saver_.reset();
   if (stop_signal_) control_->put(saves_on_signal_key(rank()), "no");
-  if (!failed && step_ > begun_) {
-    try {
-      const NormLeaves& norm = agreement_->norm();
-      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early(),
-                                pages_ ? pages_->reads() : 0, pages_ ? pages_->reads_ahead() : 0});
+  // A failure after the last step, such as that of a last save, leaves the record of the steps complete.
+  if (!failed || done()) try {
+      write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
-  }
   control_->leave(step_, failed);
   release();
+}
+
+// Every check passed: from here on this run has a folder of its own.
+void Session::accept() {
+  const Peers peers = saver_->talk();
+  agree(peers, [&] {
+    if (rank() == 0) record_->accept();
+  });
+  if (trace_) {
+    const std::string folder = peers.tell(record_->folder());
+    agree(peers,
+          [&] { trace_->open(Directory::open(folder, true).create("trace-" + std::to_string(rank()) + ".json")); });
+  }
+  const int64_t steps = config().integer("train.steps");
+  if (step_ < steps) return;
+  if (rank() == 0)
+    log(ZR_LOG_INFO, "nothing is left to train: " + std::to_string(step_) + " steps are done, and train.steps is " +
+                         std::to_string(steps) + " (" + config().origin("train.steps").text() +
+                         "); raise train.steps to continue");
+  write_totals();
 }
 
 // The parameters outlive the arena they stand in.

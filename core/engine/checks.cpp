@@ -70,7 +70,7 @@ void Session::check_optimizer() {
 }
 
 void Session::compare_ranks() {
-  std::string mine;
+  std::string mine = setup_.engine.empty() ? "" : "engine '" + setup_.engine + "'\n";
   std::vector<std::optional<Component>> components{setup_.strategy, setup_.optimizer, setup_.communicator};
   components.insert(components.end(), setup_.tiers.begin(), setup_.tiers.end());
   for (const auto& component : components)

@@ -283,6 +283,7 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   check_match(from, found, how, facts.optimizer == optimizer);
   incomplete_ = true;
   gradients_summed_ = false;
+  record_->forget_hash();
   const int64_t room = from.largest_chunk();
   ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
   try {
@@ -330,7 +331,8 @@ void Session::begin() {
   how.strict = config().boolean("checkpoint.strict");
   how.convert = config().boolean("checkpoint.convert");
   how.fallback = config().boolean("checkpoint.fallback");
-  if (const std::string& dir = config().text("checkpoint.dir"); config().boolean("checkpoint.resume") && !dir.empty()) {
+  const std::string dir = checkpoint_dir();
+  if (config().boolean("checkpoint.resume") && !dir.empty()) {
     const Peers peers = saver_->talk();
     std::string there;
     agree(peers, [&] {
@@ -345,7 +347,11 @@ void Session::begin() {
   if (const std::string& init = config().text("checkpoint.init"); !init.empty()) {
     how.weights_only = true;
     how.renames = config().renames();
-    load(init, how);
+    // A folder that engines of these names saved to has one folder for each.
+    const Peers peers = saver_->talk();
+    std::string own;
+    if (rank() == 0 && !setup_.engine.empty() && is_there(init + "/" + setup_.engine)) own = "/" + setup_.engine;
+    load(init + peers.tell(own), how);
   }
 }
 

@@ -192,6 +192,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     model_.check_scopes("engine.set('" + parameter.name + "')");
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
     store(param, values);
+    record_->forget_hash();
     const int64_t before = comm_->wire().total();
     notify_updated();
     wire_aside_ += comm_->wire().total() - before;

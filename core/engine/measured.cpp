@@ -1,6 +1,8 @@
 // Activations as an earlier run of the same model and micro-batch measured them.
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -29,26 +31,38 @@ std::set<std::string> that_matter(std::istream& toml, bool anywhere) {
   }
   return lines;
 }
-}  // namespace
 
-Besides measured(const Config& config) {
-  Besides besides;
-  const std::string folder = run_folder(config);
-  std::ifstream then(folder + "/config.toml"), summary(folder + "/summary.json");
+// What one run measured, if it is comparable.
+std::optional<Besides> measured_in(const std::string& run, const Config& config) {
+  std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
   std::istringstream now(config.to_toml());
   const bool anywhere = config.text("offload.activations") == kAutomatic;
-  if (!then || !summary || that_matter(then, anywhere) != that_matter(now, anywhere)) return besides;
+  if (!then || !summary || that_matter(then, anywhere) != that_matter(now, anywhere)) return {};
   const auto json = nlohmann::json::parse(summary, nullptr, false);
   const auto peak = [](const std::string& tier) {
     return nlohmann::json::json_pointer("/memory/" + tier + "/activations/peak");
   };
-  if (!json.contains(peak("device"))) return besides;
+  if (!json.contains(peak("device"))) return {};
   for (const char* tier : {"device", "host", "disk"})
-    if (json.contains(peak(tier)) && !json[peak(tier)].is_number_integer()) return besides;
+    if (json.contains(peak(tier)) && !json[peak(tier)].is_number_integer()) return {};
+  Besides besides;
   for (const char* tier : {"host", "disk"}) besides.aside += json.value(peak(tier), int64_t{0});
   besides.activations = json[peak("device")].get<int64_t>();
-  besides.measured_by = folder;
   return besides;
+}
+
+constexpr std::size_t kRuns = 8;  // looked at, the newest first
+}  // namespace
+
+Besides measured(const Config& config, const std::string& engine) {
+  const std::string folder = run_folder(config, engine);
+  const std::vector<std::string> runs = runs_in(folder);
+  for (std::size_t i = 0; i < std::min(runs.size(), kRuns); ++i)
+    if (auto besides = measured_in(runs[i], config)) {
+      besides->measured_by = folder;
+      return *besides;
+    }
+  return {};
 }
 
 }  // namespace zr::host

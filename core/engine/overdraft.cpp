@@ -22,7 +22,7 @@ std::vector<Edit> Session::edits(const Overdraft& over) const {
 }
 
 void Session::check_budget() const {
-  check_host_budget(config(), plan_, control_->local_world(), besides_of(config(), communicator_.get(), world()));
+  check_host_budget(config(), plan_, control_->local_world(), besides_of(setup_, communicator_.get(), world()));
   const int64_t budget = config().integer("memory.device_budget");
   if (budget == 0 || plan_.most_bytes <= budget) return;
   const Planner planner(setup_, model_.parameters(), world());

@@ -107,7 +107,7 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   wanted.activations = index("offload.activations");
   wanted.fraction = config.number("offload.fraction");
   wanted.elementwise = elementwise;
-  const Besides known = measured(config);
+  const Besides known = measured(config, job.engine);
   wanted.activations_known = known.activations.has_value();
   wanted.activations_here = known.activations.value_or(0);
   wanted.activations_aside = known.aside;
@@ -235,14 +235,14 @@ int64_t Planner::most_bytes() const {
   return most;
 }
 
-Besides besides_of(const Config& config, const Instance* communicator, int world) {
-  Besides besides = measured(config);
+Besides besides_of(const JudgedJob& job, const Instance* communicator, int world) {
+  Besides besides = measured(job.config, job.engine);
   besides.communicator = communicator_bytes(communicator, world);
-  besides.snapshot = snapshots(config);
+  besides.snapshot = snapshots(job.config);
   return besides;
 }
 
-Besides Planner::besides() const { return besides_of(job_.config, communicator_.get(), input_.world); }
+Besides Planner::besides() const { return besides_of(job_, communicator_.get(), input_.world); }
 
 std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits) {
   return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +

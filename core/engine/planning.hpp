@@ -27,7 +27,7 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
 /// Throws Failure(user) where [offload] asks for what this plan has not got.
 void check_places(const Config& config, const Plan& plan, const std::string& strategy);
 /// What a plan of this job is shown with. `communicator`: null for one rank.
-Besides besides_of(const Config& config, const Instance* communicator, int world);
+Besides besides_of(const JudgedJob& job, const Instance* communicator, int world);
 /// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
 int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
 /// Throws Failure(user) with the plan if that is more than memory.host_budget.

@@ -41,76 +41,36 @@ constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce
                                                        "broadcast",  "reduce",     "gather",         "scatter",
                                                        "all_to_all", "send",       "recv",           "barrier"};
 
-void write_file(const std::string& file, const std::string& text) {
-  const std::string aside = file + ".part";
-  std::ofstream out(aside, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out || std::rename(aside.c_str(), file.c_str()) != 0)
-    fail_environment("cannot write " + file + ": " + std::strerror(errno) +
-                     "; free space or set job.runs to another folder");
+std::optional<RunFolder> locked(const Config& config, const std::string& engine, int rank) {
+  if (rank > 0) return {};
+  return std::optional<RunFolder>(std::in_place, config, engine);
 }
 }  // namespace
 
-std::string run_folder(const Config& config) {
-  return (std::filesystem::absolute(config.text("job.runs")) / config.text("job.name")).string();
+Record::Record(const Config& config, const std::string& engine, int ranks, int rank)
+    : folder_(locked(config, engine, rank)),
+      ranks_(ranks),
+      steps_(config.integer("train.steps")),
+      config_(config.to_toml()),
+      resumes_(config.boolean("checkpoint.resume")),
+      start_(std::chrono::steady_clock::now()) {
+  if (!folder_) return;
+  if (const char* progress = std::getenv("ZR_PROGRESS"))
+    progress_ = std::string_view(progress) == "tty" ? Progress::terminal : Progress::plain;
 }
 
-Record::Record(const Config& config, int ranks, bool writes)
-    : folder_(run_folder(config)),
-      ranks_(ranks),
-      writes_(writes),
-      steps_(config.integer("train.steps")),
-      start_(std::chrono::steady_clock::now()) {
-  if (!writes_) return;
-  const char* progress = std::getenv("ZR_PROGRESS");
-  if (progress) progress_ = std::string_view(progress) == "tty" ? Progress::terminal : Progress::plain;
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  if (error)
-    fail_environment("cannot make the run folder " + folder_ + ": " + error.message() +
-                     "; set job.runs to a folder that can be written");
-  keeps_ = config.boolean("checkpoint.resume");
-  if (!keeps_) std::filesystem::remove(folder_ + "/summary.json", error);
-  write_file(folder_ + "/config.toml", config.to_toml());
-  metrics_.open(folder_ + "/metrics.jsonl", keeps_ ? std::ios::app : std::ios::trunc);
-  check_metrics();
+void Record::accept() {
+  folder_->begin(config_, resumes_ && first_step_ > 0 ? folder_->rows_up_to(first_step_) : "");
+  config_.clear();
 }
 
 void Record::resume(int64_t step) {
-  first_step_ = step;
-  if (!writes_ || !keeps_) return;
-  std::ifstream before(folder_ + "/metrics.jsonl");
-  std::string rows;
-  for (std::string line; std::getline(before, line);) {
-    long long of = 0;
-    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step) rows += line + "\n";
-  }
-  metrics_.close();
-  write_file(folder_ + "/metrics.jsonl", rows);
-  metrics_.open(folder_ + "/metrics.jsonl", std::ios::app);
-  keeps_ = false;
-  check_metrics();
-}
-
-void Record::row(const std::string& text) {
-  if (keeps_) {  // another run after all
-    metrics_.close();
-    metrics_.open(folder_ + "/metrics.jsonl", std::ios::trunc);
-    keeps_ = false;
-  }
-  metrics_ << text << std::flush;
-  check_metrics();
-}
-
-void Record::check_metrics() const {
-  if (!metrics_)
-    fail_environment("cannot write " + folder_ + "/metrics.jsonl: " + std::strerror(errno) +
-                     "; free space or set job.runs to another folder");
+  first_step_ = last_.step = step;
+  forget_hash();
 }
 
 Record::~Record() {
-  if (progress_ == Progress::terminal && last_.step) std::fputc('\n', stdout);
+  if (progress_ == Progress::terminal && last_.step > first_step_) std::fputc('\n', stdout);
 }
 
 void Record::step(const StepRow& row, int64_t memory_bytes) {
@@ -119,9 +79,10 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
   milliseconds_ += row.step_ms;
   skipped_ += row.skipped;
   recent_rate_ = recent_rate_ == 0 ? row.tokens_per_s : 0.9 * recent_rate_ + 0.1 * row.tokens_per_s;
-  if (!writes_) return;
-  std::error_code none;
-  if (row.step == first_step_ + 1) std::filesystem::remove(folder_ + "/summary.json", none);  // of the run before
+  ++made_;
+  hash_.reset();
+  wire_.reset();
+  if (!folder_) return;
   Fields fields{{"step", number(row.step)},
                 {"loss", number(row.loss)},
                 {"grad_norm", number(row.grad_norm)},
@@ -132,7 +93,7 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
                 {"wire_bytes", number(row.wire_bytes)}};
   if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
   if (row.skipped) fields.emplace_back("skipped", "true");
-  this->row(object(fields) + "\n");
+  folder_->append(object(fields) + "\n");
   show(row, memory_bytes);
 }
 
@@ -171,8 +132,8 @@ void Record::show(const StepRow& row, int64_t memory_bytes) {
 void Record::validation(int64_t step, double loss) {
   val_loss_ = loss;
   has_val_ = true;
-  if (!writes_) return;
-  row(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
+  if (!folder_) return;
+  folder_->append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
   if (progress_ == Progress::none) return;
   std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
               static_cast<long long>(step), static_cast<long long>(steps_), loss);
@@ -199,7 +160,7 @@ std::vector<std::pair<std::string_view, double>> Record::waits() const {
 }
 
 void Record::finish(const Ledger& ledger, const Overlap& overlap) {
-  if (!writes_) return;
+  if (!folder_) return;
   std::map<std::string_view, Fields> tiers;
   for (const Ledger::Row& row : ledger.rows())
     tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
@@ -212,16 +173,18 @@ void Record::finish(const Ledger& ledger, const Overlap& overlap) {
         tier.id, object({{"read_bytes", number(tier.read_bytes)}, {"written_bytes", number(tier.written_bytes)}}));
   for (const auto& [cause, seconds] : waits()) waited.emplace_back(cause, number(seconds * 1e3));
   for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
-  for (std::size_t i = 1; i < kOperations.size(); ++i)
-    if (wire_.calls[i]) wire.emplace_back(kOperations[i], number(wire_.bytes[i]));
-  wire.emplace_back("control", number(wire_.control_bytes));
+  if (wire_) {
+    for (std::size_t i = 1; i < kOperations.size(); ++i)
+      if (wire_->calls[i]) wire.emplace_back(kOperations[i], number(wire_->bytes[i]));
+    wire.emplace_back("control", number(wire_->control_bytes));
+  }
   for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time.emplace_back(kPhaseNames[i], number(seconds_[i] * 1e3));
   const Fields fields{
       {"steps", number(last_.step)},
       {"ranks", number(int64_t{ranks_})},
-      {"loss", number(last_.loss)},
+      {"loss", made_ > 0 ? number(last_.loss) : "null"},
       {"val_loss", has_val_ ? number(val_loss_) : "null"},
-      {"weights_hash", hash_.empty() ? "null" : '"' + hash_ + '"'},
+      {"weights_hash", hash_ ? '"' + *hash_ + '"' : "null"},
       {"tokens", number(tokens_)},
       {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
       {"skipped", number(skipped_)},
@@ -230,7 +193,7 @@ void Record::finish(const Ledger& ledger, const Overlap& overlap) {
       {"checkpoints",
        object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
       {"memory", object(memory)},
-      {"wire_bytes", object(wire)},
+      {"wire_bytes", wire_ ? object(wire) : "null"},
       {"overlap", object({{"collectives", number(overlap.collectives)},
                           {"early", number(overlap.early)},
                           {"norm_leaves", number(overlap.leaves)},
@@ -240,7 +203,7 @@ void Record::finish(const Ledger& ledger, const Overlap& overlap) {
       {"tiers", object(moved)},
       {"waits_ms", object(waited)},
       {"time_ms", object(time)}};
-  write_file(folder_ + "/summary.json", object(fields, true) + "\n");
+  folder_->summarise(object(fields, true) + "\n");
 }
 
 }  // namespace zr::host

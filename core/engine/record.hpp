@@ -3,14 +3,15 @@
 
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/ledger.hpp"
 #include "comm/communicator.hpp"
 #include "config/config.hpp"
+#include "engine/run_folder.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -20,11 +21,9 @@ enum class Phase { forward, backward, reduce, agree, optimizer, gather, checkpoi
 inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backward", "reduce",    "agree",
                                                              "optimizer", "gather",   "checkpoint"};
 
-/// Absolute path of the run's folder: job.runs / job.name.
-std::string run_folder(const Config& config);
-
-/// Activations as an earlier run in that folder measured them, if it had the same program's keys, type and micro-batch.
-Besides measured(const Config& config);
+/// Activations as the newest run in the run folder of that engine measured them that had the same program's keys, type
+/// and micro-batch.
+Besides measured(const Config& config, const std::string& engine);
 
 struct StepRow {
   int64_t step;  // 1 at the first
@@ -51,21 +50,26 @@ struct Overlap {
 
 class Record {
  public:
-  /// Makes runs/<name>/ (job.runs, job.name) and writes config.toml. `writes` false: keeps numbers only (ranks above
-  /// 0).
-  Record(const Config& config, int ranks, bool writes);
+  /// Rank 0 locks the run folder of `engine`, and writes nothing in it before accept(); other ranks keep numbers only.
+  /// Throws Failure(user) if another job has the folder.
+  Record(const Config& config, const std::string& engine, int ranks, int rank);
   ~Record();
+  /// The job passed every check: makes the folder of this run. Rows of the newest earlier run up to the step that
+  /// resume() named are copied to it. Rank 0 only.
+  void accept();
   /// A row of metrics.jsonl, and of what the user watches.
   void step(const StepRow& row, int64_t memory_bytes);
   void validation(int64_t step, double loss);  // likewise
-  /// The run goes on behind `step`: with checkpoint.resume, rows of the one before it in this folder stay up to it.
+  /// A checkpoint of `step` was loaded.
   void resume(int64_t step);
   void saved(int64_t step) { saved_step_ = step, ++saved_; }  // a checkpoint
   void not_saved() { ++not_saved_; }
   void stopped(int signal) { signal_ = signal; }  // that ends the run
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
-  void set_hash(const std::string& hash) { hash_ = hash; }
-  void set_wire(const WireCount& all_ranks) { wire_ = all_ranks; }
+  /// Weights hash and communication of all ranks after the last step; the next step makes both unknown again.
+  void set_totals(const std::string& hash, const WireCount& all_ranks) { hash_ = hash, wire_ = all_ranks; }
+  /// The weights changed otherwise than by a step: their hash is unknown.
+  void forget_hash() { hash_.reset(); }
   /// Tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
   /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them; of a checkpoint,
@@ -73,22 +77,21 @@ class Record {
   void add_waits(Phase phase, double read, double write);
   /// Writes summary.json aside and renames it.
   void finish(const Ledger& ledger, const Overlap& overlap);
-  const std::string& folder() const { return folder_; }
+  /// Path of this run's own folder; "" before accept() and on ranks above 0.
+  std::string folder() const { return folder_ ? folder_->run() : ""; }
 
  private:
-  void row(const std::string& text);
-  void check_metrics() const;
   void show(const StepRow& row, int64_t memory_bytes);
   std::vector<std::pair<std::string_view, double>> waits() const;
 
-  std::string folder_;
+  std::optional<RunFolder> folder_;  // null on ranks above 0
   int ranks_;
-  bool writes_;
   int64_t steps_;
+  std::string config_;  // as TOML, until accept()
+  bool resumes_;        // checkpoint.resume
   enum class Progress { none, plain, terminal } progress_ = Progress::none;
-  std::ofstream metrics_;
-  bool keeps_ = false;  // rows of an earlier run, until it is known whether this one goes on with it
-  int64_t first_step_ = 0;
+  int64_t first_step_ = 0;  // the last checkpoint that was loaded
+  int64_t made_ = 0;        // steps of this run
   int64_t saved_ = 0, not_saved_ = 0, saved_step_ = 0;
   int signal_ = 0;
   std::array<double, kPhaseNames.size()> seconds_{};
@@ -98,8 +101,8 @@ class Record {
   int64_t skipped_ = 0;
   double val_loss_ = 0;
   bool has_val_ = false;
-  std::string hash_;
-  WireCount wire_;
+  std::optional<std::string> hash_;
+  std::optional<WireCount> wire_;
   std::vector<TierRow> tiers_;
   double read_wait_ = 0, write_wait_ = 0;
   std::array<double, kPhaseNames.size()> waited_{};  // of seconds_

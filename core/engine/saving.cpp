@@ -140,9 +140,15 @@ Image Session::image() {
   return image;
 }
 
+std::string Session::checkpoint_dir() const {
+  const std::string& dir = config().text("checkpoint.dir");
+  return dir.empty() || setup_.engine.empty() ? dir : dir + "/" + setup_.engine;
+}
+
 void Session::prepare_saving() {
-  if (config().text("checkpoint.dir").empty()) return;
-  if (config().integer("checkpoint.every") > 0 || stop_signal_) saver_->hold(config().text("checkpoint.dir"));
+  const std::string dir = checkpoint_dir();
+  if (dir.empty()) return;
+  if (config().integer("checkpoint.every") > 0 || stop_signal_) saver_->hold(dir);
   if (!snapshots(config())) return;
   int64_t bytes = plan_.snapshot_bytes();
   if (rank() == 0)
@@ -202,7 +208,7 @@ void Session::not_saved(const Failure& failure) {
 }
 
 void Session::save_if_due(const Agreed& agreed) {
-  const std::string& dir = config().text("checkpoint.dir");
+  const std::string dir = checkpoint_dir();
   const int64_t every = config().integer("checkpoint.every"), keep = config().integer("checkpoint.keep");
   const bool ends = step_ == config().integer("train.steps") || agreed.stop;
   if (agreed.stop && !stopped_) {
@@ -223,7 +229,10 @@ void Session::save_if_due(const Agreed& agreed) {
       save(dir, keep, config().boolean("checkpoint.async"));
       by_config_ = true;
     } catch (const Failure& failure) {
-      if (ends) throw;  // what the run came to is lost: its exit code says so
+      if (ends) {  // what the run came to is lost: its exit code says so
+        record_->not_saved();
+        throw;
+      }
       not_saved(failure);
     }
   if (untold) std::rethrow_exception(untold);

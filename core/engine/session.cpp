@@ -5,6 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "config/schedule.hpp"
 
@@ -230,7 +231,13 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
   samples_ += config().integer("train.global_batch");
   if (loss_scale_.gives_up()) give_up(agreed);
   reseed();
-  if (step_ == config().integer("train.steps") || agreed.stop) write_totals();
+  const int64_t steps = config().integer("train.steps");
+  if (step_ == steps + 1 && rank() == 0)
+    log(ZR_LOG_INFO, "step " + std::to_string(step_) + " is past train.steps = " + std::to_string(steps) + " (" +
+                         config().origin("train.steps").text() +
+                         "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
+                         "has its weights hash");
+  if (step_ == steps || agreed.stop) write_totals();
 }
 
 void Session::give_up(const Agreed& agreed) const {
@@ -266,7 +273,7 @@ void Session::finish() {
 }
 
 void Session::write_totals() {
-  record_->set_hash(weights_hash());
+  const std::string hash = weights_hash();
   WireCount all;
   for (const WireCount& other : all_gather(*comm_, comm_->wire(), "wire count")) {
     for (std::size_t i = 0; i < all.bytes.size(); ++i) {
@@ -275,8 +282,15 @@ void Session::write_totals() {
     }
     all.control_bytes += other.control_bytes;
   }
-  record_->set_wire(all);
+  record_->set_totals(hash, all);
   restart_clock();
+}
+
+void Session::write_summary() {
+  if (!model_.written().empty()) record_->forget_hash();
+  const NormLeaves& norm = agreement_->norm();
+  record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early(),
+                            pages_ ? pages_->reads() : 0, pages_ ? pages_->reads_ahead() : 0});
 }
 
 double Session::mean(double value) {

@@ -20,6 +20,7 @@
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
 #include "engine/budget.hpp"
+#include "engine/engine_name.hpp"
 #include "engine/gradients.hpp"
 #include "engine/loss_scale.hpp"
 #include "engine/record.hpp"
@@ -64,7 +65,7 @@ struct LoadReport {
 class Session {
  public:
   /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives
-  /// it.
+  /// it. Nothing is written to the run folder before all of that succeeded.
   Session(Setup setup, Model& model);
   ~Session();
   Session(const Session&) = delete;
@@ -109,6 +110,8 @@ class Session {
   /// are used leaves all as it was; in a model that was not trained yet it leaves no weights, and another load must
   /// follow. Collective.
   LoadReport load(const std::string& path, const LoadHow& how);
+  /// checkpoint.dir, and below it the engine's name if it has one; "" if there is no such folder.
+  std::string checkpoint_dir() const;
   /// What [checkpoint] resume and init ask for. Collective.
   void begin();
   /// A signal asked for the end (checkpoint.on_signal), and a checkpoint of this step was written.
@@ -137,6 +140,7 @@ class Session {
   void compare_ranks();
   void allocate();
   void take_rank_zero();
+  void accept();
   void release();
   void reseed();
   void keep_activations();
@@ -203,6 +207,7 @@ class Session {
   void adopt_master(const Unit& unit, const void* weights);
   void notify_updated();
   void write_totals();
+  void write_summary();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
@@ -210,6 +215,7 @@ class Session {
   void write_tiers();
   TierWaits tier_waits() const;
   Setup setup_;
+  EngineName name_;
   Model& model_;
   std::shared_ptr<Control> control_;
   int accumulation_ = 1;

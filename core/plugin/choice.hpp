@@ -37,6 +37,7 @@ struct JudgedJob {
   std::vector<std::string> strategies;    // ids of all that there are
   std::vector<Component> tiers;           // that [offload] names, or lets auto fill, in this order
   std::vector<std::string> tier_ids;      // ids of all that there are
+  std::string engine{};                   // name of the engine that runs it; empty: the job's unnamed one
 };
 /// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
 JudgedJob judge(const Document& document, const Registry& registry, const std::vector<Key>& own, int world,

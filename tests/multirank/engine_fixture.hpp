@@ -65,11 +65,12 @@ class Engine : public testing::Test {
     std::ofstream(toml_) << text << more;
   }
   // Golden messages of the rank program binary_: "-- run" is "RANKS CASE [key=value ...]", "-- exit" its code unless 0,
-  // "-- says" what it prints, lines sorted because those of several ranks come in any order; {run} is the run folder.
+  // "-- says" what it prints, lines sorted because those of several ranks come in any order; {run} is the run folder,
+  // also in "-- run".
   // The launcher's own report of who ended how is left out: which rank it sees first is a race.
   void check_messages(const std::string& file, std::size_t least_cases) {
     zr::golden::check(ZR_SOURCE_DIR "/tests/golden/" + file, least_cases, [&](const zr::golden::Case& one) {
-      std::istringstream words(one["run"]);
+      std::istringstream words(std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string()));
       int ranks = 1;
       std::string name, overrides;
       words >> ranks >> name;

@@ -32,19 +32,22 @@ struct Loaded {
   std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
 };
 
-/// One per model; a process may have several, used in the same order on all ranks. Methods are for the training thread;
-/// those marked collective are called on all ranks alike.
+/// One per model; a process may have several, used in the same order on all ranks. Several at the same time need
+/// names. Methods are for the training thread; those marked collective are called on all ranks alike.
 class Engine {
  public:
   /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine,
   /// its parameters keep their identity. Throws std::runtime_error with thing, place and remedy. Program: see
   /// zr/program.hpp.
   Engine(const std::string& toml, torch::nn::Module& model);
-  Engine(const Program& program, torch::nn::Module& model);
+  /// `name`: letters, digits, '-' and '_'. An engine with a name has its own folders below those of the job:
+  /// runs/NAME/<name>/ and checkpoint.dir/<name>/, for its metrics, checkpoints and resume. Two engines of one program
+  /// that are alive at the same time have different names; one after another may have the same.
+  Engine(const Program& program, torch::nn::Module& model, const std::string& name = "");
   /// A TorchScript module that has not run yet. What reads weights past libtorch's dispatcher (the fuser), or computes
   /// otherwise after some runs (the profiling executor), is switched off for the process.
-  Engine(const Program& program, torch::jit::Module& model);
-  ~Engine();  // leaves the job; writes summary.json if the run ended well
+  Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
+  ~Engine();  // leaves the job; writes summary.json, unless an exception ended the run before its last step
   Engine(const Engine&) = delete;
 
   /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's
@@ -82,8 +85,8 @@ class Engine {
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");
   /// Hash of the fp32 weights in name order: the same for every way of sharding. Collective.
   std::string weights_hash();
-  /// Ends a run before train.steps, on all ranks alike: summary.json then has the weights hash and the wire counts. The
-  /// last step implies it. Collective.
+  /// Ends a run before train.steps, or after more steps, on all ranks alike: summary.json then has the weights hash and
+  /// the wire counts. Step train.steps implies it. Collective.
   void finish();
   /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure
   /// is thrown on all ranks and leaves earlier checkpoints as they were; training may go on. With checkpoint.async it

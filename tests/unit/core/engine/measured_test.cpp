@@ -19,9 +19,11 @@ class Measured : public testing::Test {
   }
   // A run in the folder, with this in its summary.
   Besides after(const std::string& memory) const {
-    Record(config(), 2, true).finish(Ledger(), {});
+    Record record(config(), "", 2, 0);
+    record.accept();
+    record.finish(Ledger(), {});
     scratch_.write("runs/a/summary.json", "{\"memory\": " + memory + "}");
-    return measured(config());
+    return measured(config(), "");
   }
   const test::Scratch scratch_;
 };
@@ -32,7 +34,7 @@ TEST_F(Measured, ActivationsAreThoseOfTheDeviceAndBesideThemThoseOfTiers) {
   EXPECT_EQ(all.activations, 70);
   EXPECT_EQ(all.aside, 13);
   EXPECT_EQ(all.measured_by, scratch_.path("runs/a"));
-  EXPECT_FALSE(measured(config({"train.micro_batch=2"})).activations) << "of another micro-batch";
+  EXPECT_FALSE(measured(config({"train.micro_batch=2"}), "").activations) << "of another micro-batch";
   EXPECT_EQ(after(R"({"device": {"activations": {"peak": 70}}, "host": {}})").aside, 0);
 }
 

@@ -1,0 +1,124 @@
+#include "engine/run_folder.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <sstream>
+#include <utility>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace fs = std::filesystem;
+
+namespace {
+const std::string kLock = "lock", kLatest = "latest", kConfig = "config.toml", kMetrics = "metrics.jsonl",
+                  kSummary = "summary.json";
+const std::array kFiles{kConfig, kMetrics, kSummary};
+
+// The number of a run's folder; 0: `name` is another entry.
+int64_t run_number(const std::string& name) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  const bool whole = error == std::errc() && end == name.data() + name.size() && name[0] != '0';
+  return whole && number > 0 ? number : 0;
+}
+
+Directory open_folder(const Config& config, const std::string& engine) {
+  // job.runs may be a link of the user's own; below it no link is followed.
+  Directory folder =
+      Directory::open(fs::absolute(config.text("job.runs")).string(), true).subdirectory(config.text("job.name"));
+  return engine.empty() ? std::move(folder) : folder.subdirectory(engine);
+}
+
+FileLock take_lock(const Directory& folder) {
+  std::string holder;
+  auto lock = FileLock::try_take(folder, kLock, holder);
+  if (!lock)
+    fail_user("the run folder " + folder.path() + " is in use by another job (" + holder +
+              "); set job.name or job.runs to another folder, or wait for that job to end");
+  return std::move(*lock);
+}
+}  // namespace
+
+std::string run_folder(const Config& config, const std::string& engine) {
+  const fs::path job = fs::absolute(config.text("job.runs")) / config.text("job.name");
+  return (engine.empty() ? job : job / engine).string();
+}
+
+std::vector<std::string> runs_in(const std::string& run_folder) {
+  std::vector<int64_t> numbers;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run_folder, error))
+    if (const int64_t number = run_number(entry.path().filename().string())) numbers.push_back(number);
+  std::sort(numbers.rbegin(), numbers.rend());
+  std::vector<std::string> runs;
+  if (!fs::is_symlink(fs::path(run_folder) / kSummary, error)) runs.push_back(run_folder);
+  for (const int64_t number : numbers) runs.push_back(run_folder + "/" + std::to_string(number));
+  return runs;
+}
+
+RunFolder::RunFolder(const Config& config, const std::string& engine)
+    : directory_(open_folder(config, engine)), lock_(take_lock(directory_)) {}
+
+std::string RunFolder::rows_up_to(int64_t step) const {
+  std::optional<std::string> text;
+  if (directory_.has_file(kMetrics)) {
+    text = directory_.read(kMetrics);
+  } else if (const auto newest = directory_.link_target(kLatest); newest && run_number(*newest)) {
+    text = directory_.subdirectory(*newest).read(kMetrics);
+  }
+  std::istringstream in(text.value_or(""));
+  std::string rows;
+  for (std::string line; std::getline(in, line);) {
+    long long of = 0;
+    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step && line.back() == '}')
+      rows += line + "\n";
+  }
+  return rows;
+}
+
+std::string RunFolder::next_number() const {
+  int64_t number = 1;
+  for (const std::string& name : directory_.list()) number = std::max(number, run_number(name) + 1);
+  return std::to_string(number);
+}
+
+void RunFolder::make_newest(const std::string& number) const {
+  for (const std::string& file : kFiles)
+    if (const std::string target = kLatest + "/" + file; directory_.link_target(file) != target)
+      directory_.link(target, file);
+  directory_.link(number, kLatest);
+}
+
+// Earlier versions wrote a run's files where the links are now: they become a run of their own.
+void RunFolder::adopt_old_files() const {
+  if (std::none_of(kFiles.begin(), kFiles.end(), [&](const auto& file) { return directory_.has_file(file); })) return;
+  const std::string number = next_number();
+  const Directory run = directory_.subdirectory(number);
+  for (const std::string& file : kFiles)
+    if (directory_.has_file(file)) directory_.move(file, run);
+  make_newest(number);
+}
+
+void RunFolder::begin(const std::string& config, const std::string& rows) {
+  adopt_old_files();
+  const std::string number = next_number();
+  run_.emplace(directory_.subdirectory(number));
+  run_->write(kConfig, config);
+  metrics_.emplace(run_->create(kMetrics));
+  append(rows);
+  make_newest(number);
+}
+
+void RunFolder::append(const std::string& row) {
+  metrics_->write(metrics_bytes_, row.data(), static_cast<int64_t>(row.size()));
+  metrics_bytes_ += static_cast<int64_t>(row.size());
+}
+
+void RunFolder::summarise(const std::string& text) { run_->write(kSummary, text); }
+
+}  // namespace zr::host

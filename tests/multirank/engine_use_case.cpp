@@ -1,0 +1,169 @@
+// A rank of the tests of how programs use zr::Engine: several engines, runs past their end, writes that differ by rank.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "multirank/engine_run.hpp"
+
+namespace {
+
+using engine_tests::require;
+using engine_tests::Run;
+namespace fs = std::filesystem;
+
+// --- Two models that train each other ---
+
+constexpr int64_t kNoise = 5, kSample = 7, kBatch = 3;
+
+// Numbers that depend on step, micro-batch and purpose alone.
+torch::Tensor numbers(int64_t step, int64_t micro, int64_t purpose, int64_t columns) {
+  return torch::randn({kBatch, columns}, at::make_generator<at::CPUGeneratorImpl>(
+                                             static_cast<uint64_t>((step * 64 + micro) * 4 + purpose + 1)));
+}
+
+struct Pair {
+  explicit Pair(uint64_t seed) {
+    torch::manual_seed(seed);
+    generator = torch::nn::Sequential(torch::nn::Linear(kNoise, 16), torch::nn::Tanh(), torch::nn::Linear(16, kSample));
+    discriminator = torch::nn::Sequential(torch::nn::Linear(kSample, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
+  }
+  torch::nn::Sequential generator{nullptr}, discriminator{nullptr};
+  torch::Tensor fake(int64_t step, int64_t micro, int64_t purpose) {
+    return generator->forward(numbers(step, micro, purpose, kNoise));
+  }
+  torch::Tensor judged(const torch::Tensor& samples, bool real) {
+    const auto says = discriminator->forward(samples);
+    return torch::binary_cross_entropy_with_logits(says, torch::full_like(says, real ? 1.0 : 0.0));
+  }
+  torch::Tensor discriminator_loss(int64_t step, int64_t micro) {
+    return judged(numbers(step, micro, 0, kSample) + 1, true) + judged(fake(step, micro, 1).detach(), false);
+  }
+  torch::Tensor generator_loss(int64_t step, int64_t micro) { return judged(fake(step, micro, 2), true); }
+  void learn(bool discriminator_learns) {
+    for (auto& p : discriminator->parameters()) p.requires_grad_(discriminator_learns);
+  }
+};
+
+// Losses of generator and discriminator, step by step, by plain libtorch on one process.
+std::vector<std::pair<double, double>> plain(const zr::Program& program, int64_t steps, int64_t micros) {
+  Pair pair(7);
+  const auto options = torch::optim::AdamWOptions(program.number("optimizer.lr")).weight_decay(0.01);
+  torch::optim::AdamW generator(pair.generator->parameters(), options),
+      discriminator(pair.discriminator->parameters(), options);
+  std::vector<std::pair<double, double>> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    double d = 0, g = 0;
+    const auto mean = [&](torch::Tensor loss, double& sum) {
+      loss = loss / static_cast<double>(micros);
+      loss.backward();
+      sum += loss.item<double>();
+    };
+    discriminator.zero_grad();
+    for (int64_t m = 0; m < micros; ++m) mean(pair.discriminator_loss(step, m), d);
+    discriminator.step();
+    pair.learn(false);
+    generator.zero_grad();
+    for (int64_t m = 0; m < micros; ++m) mean(pair.generator_loss(step, m), g);
+    generator.step();
+    pair.learn(true);
+    losses.emplace_back(g, d);
+  }
+  return losses;
+}
+
+// Trains both with an engine each. Losses of the steps, as in metrics.jsonl, are those of plain libtorch.
+void gan(Run& run) {
+  Pair pair(run.program.rank() == 0 ? 7 : 8);
+  zr::Engine generator(run.program, *pair.generator, "generator");
+  zr::Engine discriminator(run.program, *pair.discriminator, "discriminator");
+  require(generator.step_index() == discriminator.step_index(), "both resume from the same step");
+  const int64_t micros = generator.world() * generator.accumulation();
+  const auto expected = plain(run.program, generator.steps(), micros);
+  while (!generator.done()) {
+    const int64_t step = generator.step_index();
+    for (int a = 0; a < discriminator.accumulation(); ++a) {
+      discriminator.backward(pair.discriminator_loss(step, discriminator.micro_index()));
+      discriminator.step();
+    }
+    pair.learn(false);
+    for (int a = 0; a < generator.accumulation(); ++a) {
+      generator.backward(pair.generator_loss(step, generator.micro_index()));
+      generator.step();
+    }
+    pair.learn(true);
+    const auto [g, d] = expected[static_cast<std::size_t>(step)];
+    require(std::abs(generator.last_loss() - g) < 1e-5 * g && std::abs(discriminator.last_loss() - d) < 1e-5 * d,
+            "step " + std::to_string(step) + ": losses " + std::to_string(generator.last_loss()) + " and " +
+                std::to_string(discriminator.last_loss()) + ", of plain libtorch " + std::to_string(g) + " and " +
+                std::to_string(d));
+  }
+}
+
+// --- Engines and their names ---
+
+// A second engine of the same name while the first is alive.
+void same_name(Run& run, const std::string& name) {
+  Pair pair(7);
+  zr::Engine first(run.program, *pair.generator, name);
+  zr::Engine second(run.program, *pair.discriminator, name);
+}
+
+void one_after_another(Run& run) {
+  for (int i = 0; i < 2; ++i) {
+    run.build();
+    run.train();
+    run.engine.reset();
+  }
+}
+
+void bad_name(Run& run) {
+  Pair pair(7);
+  const char* name = std::getenv("ENGINE_NAME");
+  zr::Engine engine(run.program, *pair.generator, name ? name : "a/b");
+}
+
+// --- The end of a run ---
+
+void past_the_end(Run& run) {
+  run.build();
+  while (run.engine->step_index() < run.engine->steps() + 3) run.micro_step();
+  if (std::getenv("FINISH")) {
+    run.engine->finish();
+    std::ofstream(fs::path(run.program.text("job.runs")) / "hash") << run.engine->weights_hash();
+  }
+}
+
+// The last step's checkpoint cannot be written: a file is where its folder was.
+void last_save_fails(Run& run) {
+  run.build();
+  while (run.engine->step_index() < run.engine->steps() - 1) run.micro_step();
+  if (run.program.rank() == 0) {
+    const fs::path folder = run.program.text("checkpoint.dir");
+    fs::rename(folder, folder.string() + ".moved");
+    std::ofstream(folder) << "a file\n";
+  }
+  run.train();
+}
+
+// After the last step a weight is set, so that the hash of the last step is no longer that of the weights.
+void set_after_the_end(Run& run) {
+  run.build();
+  run.train();
+  run.engine->set("scalar", zr::What::value, run.engine->get("scalar") + 1);
+}
+
+const engine_tests::Cases kCases{{"gan", gan},
+                                 {"same_name", [](Run& run) { same_name(run, "generator"); }},
+                                 {"no_names", [](Run& run) { same_name(run, ""); }},
+                                 {"one_after_another", one_after_another},
+                                 {"bad_name", bad_name},
+                                 {"past_the_end", past_the_end},
+                                 {"last_save_fails", last_save_fails},
+                                 {"set_after_the_end", set_after_the_end}};
+
+}  // namespace
+
+int main(int argc, char** argv) { return engine_tests::run_case(argc, argv, kCases); }

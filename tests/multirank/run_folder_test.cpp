@@ -1,0 +1,254 @@
+// The run folder: one job at a time, nothing written before a job is accepted, earlier runs kept.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "multirank/engine_fixture.hpp"
+#include "multirank/launch_job.hpp"
+
+namespace {
+
+using engine_tests::Result;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class RunFolderTest : public engine_tests::Engine {
+ protected:
+  std::string text(const fs::path& file) const {
+    std::ifstream in(folder_ / file);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // Every file below runs/run with what is in it, links by their targets.
+  std::map<std::string, std::string> contents() const {
+    std::map<std::string, std::string> all;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_ / "run")) {
+      const std::string name = fs::relative(entry.path(), folder_);
+      if (entry.is_symlink())
+        all[name] = "-> " + fs::read_symlink(entry.path()).string();
+      else if (entry.is_regular_file() && entry.path().filename() != "lock")
+        all[name] = text(name);
+    }
+    return all;
+  }
+  std::vector<int64_t> steps(const std::string& name = "run") const {
+    std::vector<int64_t> all;
+    for (const auto& row : metrics(name)) all.push_back(row["step"]);
+    return all;
+  }
+};
+
+TEST_F(RunFolderTest, KeepsEarlierRunsAndItsFileNamesLeadToTheNewest) {
+  ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0);
+  ASSERT_EQ(run(2, "trains", "train.steps=4").code, 0);
+  EXPECT_EQ(steps("run/1"), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(steps("run/2"), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(summary("run/1")["steps"], 2);
+  EXPECT_EQ(summary()["steps"], 4);
+  EXPECT_THAT(text("run/config.toml"), HasSubstr("steps = 4"));
+  EXPECT_THAT(text("run/1/config.toml"), HasSubstr("steps = 2"));
+}
+
+TEST_F(RunFolderTest, AStartThatFailsLeavesEveryFileAsItWas) {
+  ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0);
+  const auto before = contents();
+  ASSERT_FALSE(before.at("run/1/summary.json").empty());
+  const std::string dir = (folder_ / "ck").string();
+  for (const auto& [overrides, code] :
+       std::map<std::string, int>{{"offload.optimizer=nvme offload.nvme.path=/nonexistent/x", 3},
+                                  {"memory.device_budget=1KiB", 2},
+                                  {"checkpoint.init=" + dir, 2},
+                                  {"optimizer=adamw optimizer.adamw.eps=-1", 2},
+                                  {"checkpoint.every=1 checkpoint.dir=/proc/none", 3}}) {
+    const Result result = run(2, "trains", overrides);
+    EXPECT_EQ(result.code, code) << overrides << "\n" << result.output;
+    EXPECT_EQ(contents(), before) << overrides;
+  }
+}
+
+TEST_F(RunFolderTest, ASecondJobOfTheSameNameIsRejectedAndTheFirstGoesOn) {
+  zr::test::Scene scene;
+  zr::test::Job first(scene, zr::test::launch_of(2, {ZR_BUILD_DIR "/tests/engine_case", "trains", toml_, "job.name=run",
+                                                     "job.runs=\"" + folder_.string() + "\"", "job.threads=1",
+                                                     "job.ranks=2", "train.steps=1000000"}));
+  const auto rows = [&] {
+    std::ifstream in(folder_ / "run" / "metrics.jsonl");
+    return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
+  };
+  ASSERT_TRUE(zr::test::eventually([&] { return rows() > 3; }, zr::test::milliseconds(60000))) << first.err();
+  const Result second = run(2, "trains", "train.steps=2");
+  EXPECT_EQ(second.code, 2) << second.output;
+  const std::vector<pid_t> ranks = zr::test::ranks_of(first.pid());
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_THAT(second.output, HasSubstr("the run folder " + (folder_ / "run").string() +
+                                       " is in use by another job (process " + std::to_string(ranks[0]) + " on "));
+  EXPECT_THAT(second.output, HasSubstr("; set job.name or job.runs to another folder, or wait for that job to end"));
+  const auto before = rows();
+  EXPECT_TRUE(zr::test::eventually([&] { return rows() > before; })) << first.err();
+  kill(first.pid(), SIGKILL);
+  for (const pid_t pid : ranks) EXPECT_TRUE(zr::test::eventually([&] { return zr::test::gone(pid); }));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json")) << "the first run did not end";
+  ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0) << "the lock ends with its holder";
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
+}
+
+TEST_F(RunFolderTest, WritesThroughNoSymbolicLink) {
+  std::ofstream(folder_ / "victim") << "precious\n";
+  const std::string victim = (folder_ / "victim").string();
+  fs::create_directories(folder_ / "run");
+  for (const char* name : {"metrics.jsonl", "summary.json", "config.toml", "latest"})
+    fs::create_symlink(victim, folder_ / "run" / name);
+  const Result replaced = run(1, "trains", "train.steps=2");
+  EXPECT_EQ(replaced.code, 0) << replaced.output;
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(text("victim"), "precious\n");
+  fs::remove(folder_ / "run" / "lock");
+  fs::create_symlink(victim, folder_ / "run" / "lock");
+  const Result locked = run(1, "trains", "train.steps=2");
+  EXPECT_EQ(locked.code, 3);
+  EXPECT_THAT(locked.output,
+              HasSubstr("/run/lock: cannot be created: it is a symbolic link, which is not followed here"));
+  EXPECT_EQ(text("victim"), "precious\n");
+  fs::rename(folder_ / "run", folder_ / "elsewhere");
+  fs::create_directory_symlink(folder_ / "elsewhere", folder_ / "run");
+  const Result folder = run(1, "trains", "train.steps=2");
+  EXPECT_EQ(folder.code, 3);
+  EXPECT_THAT(folder.output, HasSubstr("/run: cannot be opened: it is a symbolic link"));
+}
+
+TEST_F(RunFolderTest, FilesOfEarlierVersionsBecomeTheFirstRun) {
+  fs::create_directories(folder_ / "run");
+  std::ofstream(folder_ / "run" / "metrics.jsonl") << "{\"step\": 1, \"loss\": 2}\n";
+  std::ofstream(folder_ / "run" / "summary.json") << "{\"steps\": 1}\n";
+  ASSERT_EQ(run(1, "trains", "train.steps=2").code, 0);
+  EXPECT_EQ(steps("run/1"), std::vector<int64_t>{1});
+  EXPECT_EQ(summary("run/1")["steps"], 1);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(fs::read_symlink(folder_ / "run" / "latest"), "2");
+}
+
+TEST_F(RunFolderTest, AResumedRunHasTheRowsUpToTheStepItLoaded) {
+  const std::string save = " checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string();
+  ASSERT_EQ(run(2, "trains", "train.steps=3" + save).code, 0);
+  fs::remove_all(folder_ / "ck" / "step-00000003");
+  const std::string first = text("run/1/metrics.jsonl");
+  ASSERT_EQ(run(2, "trains", "train.steps=5 checkpoint.resume=true" + save).code, 0);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(text("run/1/metrics.jsonl"), first) << "the run that was resumed keeps its own";
+  EXPECT_EQ(text("run/metrics.jsonl").substr(0, first.find("{\"step\": 3")),
+            first.substr(0, first.find("{\"step\": 3")));
+  fs::remove_all(folder_ / "ck");
+  ASSERT_EQ(run(2, "trains", "train.steps=2 checkpoint.resume=true" + save).code, 0);
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2})) << "nothing was resumed";
+}
+
+// --- summary.json ---
+
+class RunSummaryTest : public RunFolderTest {
+ protected:
+  void SetUp() override {
+    RunFolderTest::SetUp();
+    binary_ = "engine_use_case";
+  }
+  std::string save() const { return " checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string(); }
+};
+
+TEST_F(RunSummaryTest, IsWrittenWhenTheLastSaveFailed) {
+  const Result result = run(2, "last_save_fails", "train.steps=4" + save());
+  EXPECT_EQ(result.code, 3) << result.output;
+  const auto json = summary();
+  EXPECT_EQ(json["steps"], 4);
+  EXPECT_EQ(json["checkpoints"]["saved"], 1);
+  EXPECT_EQ(json["checkpoints"]["failed"], 1);
+  EXPECT_EQ(json["checkpoints"]["last_step"], 2);
+  binary_ = "engine_case";
+  ASSERT_EQ(run(2, "trains", "train.steps=4").code, 0);
+  EXPECT_EQ(summary()["weights_hash"], json["weights_hash"]);
+}
+
+TEST_F(RunSummaryTest, IsWrittenWhenAResumedRunHasNothingLeftToTrain) {
+  binary_ = "engine_case";
+  ASSERT_EQ(run(2, "trains", "train.steps=4" + save()).code, 0);
+  const auto first = summary();
+  fs::remove(folder_ / "run" / "1" / "summary.json");
+  const Result again = run(2, "trains", "train.steps=4 checkpoint.resume=true" + save());
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_THAT(again.output, HasSubstr("nothing is left to train: 4 steps are done, and train.steps is 4 ("));
+  EXPECT_THAT(again.output, HasSubstr("); raise train.steps to continue"));
+  EXPECT_EQ(summary()["steps"], 4);
+  EXPECT_EQ(summary()["weights_hash"], first["weights_hash"]);
+  EXPECT_EQ(summary()["loss"], nullptr) << "no step was made";
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4}));
+}
+
+TEST_F(RunSummaryTest, HasNoHashOfAnotherStep) {
+  const Result past = run(2, "past_the_end", "train.steps=2");
+  EXPECT_EQ(past.code, 0) << past.output;
+  EXPECT_EQ(summary()["steps"], 5);
+  EXPECT_EQ(summary()["weights_hash"], nullptr);
+  EXPECT_EQ(summary()["wire_bytes"], nullptr);
+  EXPECT_THAT(past.output, HasSubstr("step 3 is past train.steps = 2 ("));
+  const Result finished = shell("export FINISH=1; " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +
+                                program(2, "past_the_end", "train.steps=2"));
+  EXPECT_EQ(finished.code, 0) << finished.output;
+  EXPECT_EQ(summary()["steps"], 5);
+  EXPECT_EQ(summary()["weights_hash"], text("hash"));
+  EXPECT_GT(summary()["wire_bytes"].size(), 1u) << summary()["wire_bytes"];
+  ASSERT_EQ(run(2, "set_after_the_end", "train.steps=2").code, 0);
+  EXPECT_EQ(summary()["weights_hash"], nullptr) << "the weights changed after the last step";
+}
+
+// --- Several engines ---
+
+class EngineNameTest : public RunSummaryTest {
+ protected:
+  Result named(const std::string& name, const std::string& which, const std::string& overrides = "") {
+    return shell("export ENGINE_NAME='" + name + "'; " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +
+                 program(2, which, overrides));
+  }
+};
+
+TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
+  for (const std::string how : {"strategy=zero0", "strategy=zero1 communicator.alias=false",
+                                "strategy=zero3 communicator.alias=false train.accumulation=2", "strategy=zero3"}) {
+    fs::remove_all(folder_ / "ck");
+    fs::remove_all(folder_ / "run");
+    const std::string words = how + " optimizer.lr=0.01 checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string();
+    const Result all = run(2, "gan", words + " train.steps=6 job.name=all");
+    ASSERT_EQ(all.code, 0) << how << "\n" << all.output;
+    fs::remove_all(folder_ / "ck");
+    const Result first = run(2, "gan", words + " train.steps=4");
+    ASSERT_EQ(first.code, 0) << how << "\n" << first.output;
+    const Result rest = run(2, "gan", words + " train.steps=6 checkpoint.resume=true");
+    ASSERT_EQ(rest.code, 0) << how << "\n" << rest.output;
+    for (const std::string engine : {"generator", "discriminator"}) {
+      const auto rows = metrics("run/" + engine), reference = metrics("all/" + engine);
+      ASSERT_EQ(rows.size(), 6u);
+      for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["loss"], reference[i]["loss"]) << how << " " << i;
+      EXPECT_EQ(summary("run/" + engine)["weights_hash"], summary("all/" + engine)["weights_hash"]) << how;
+      EXPECT_TRUE(fs::exists(folder_ / "ck" / engine / "step-00000006"));
+    }
+    EXPECT_NE(summary("run/generator")["weights_hash"], summary("run/discriminator")["weights_hash"]);
+  }
+}
+
+TEST_F(EngineNameTest, OneEngineAfterAnotherOfTheSameNameIsANewRun) {
+  ASSERT_EQ(run(2, "one_after_another", "train.steps=2").code, 0);
+  EXPECT_EQ(steps("run/1"), steps("run/2"));
+  EXPECT_EQ(summary("run/1")["weights_hash"], summary("run/2")["weights_hash"]);
+}
+
+TEST_F(EngineNameTest, MistakesOfNamesAndOfStepsAreReported) { check_messages("engine_use_errors.txt", 6); }
+
+TEST_F(EngineNameTest, ANameThatIsNoFolderOfItsOwnIsRejected) {
+  for (const std::string name : {"a/b", "..", "1", "lock", "latest", "step-00000001", "metrics.jsonl", "a b"}) {
+    const Result result = named(name, "bad_name");
+    EXPECT_EQ(result.code, 2) << name << "\n" << result.output;
+    EXPECT_THAT(result.output, HasSubstr("zr::Engine(program, model, \"" + name + "\"): an engine's name is 1 to 64 " +
+                                         "letters, digits, '-' and '_', begins with a letter"));
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+}  // namespace
