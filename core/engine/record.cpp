@@ -60,8 +60,18 @@ Record::Record(const Config& config, const std::string& engine, int ranks, int r
 }
 
 void Record::accept() {
+  if (first_step_ >= steps_ && folder_->has_summary_of(first_step_)) return;
+  begin();
+}
+
+void Record::begin() {
   folder_->begin(config_, resumes_ && first_step_ > 0 ? folder_->rows_up_to(first_step_) : "");
-  config_.clear();
+  begun_ = true;
+}
+
+void Record::append(const std::string& row) {
+  if (!begun_) begin();
+  folder_->append(row);
 }
 
 void Record::resume(int64_t step) {
@@ -93,7 +103,7 @@ void Record::step(const StepRow& row, int64_t memory_bytes) {
                 {"wire_bytes", number(row.wire_bytes)}};
   if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
   if (row.skipped) fields.emplace_back("skipped", "true");
-  folder_->append(object(fields) + "\n");
+  append(object(fields) + "\n");
   show(row, memory_bytes);
 }
 
@@ -133,7 +143,7 @@ void Record::validation(int64_t step, double loss) {
   val_loss_ = loss;
   has_val_ = true;
   if (!folder_) return;
-  folder_->append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
+  append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
   if (progress_ == Progress::none) return;
   std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
               static_cast<long long>(step), static_cast<long long>(steps_), loss);
@@ -160,7 +170,7 @@ std::vector<std::pair<std::string_view, double>> Record::waits() const {
 }
 
 void Record::finish(const Ledger& ledger, const Overlap& overlap) {
-  if (!folder_) return;
+  if (!folder_ || !begun_) return;
   std::map<std::string_view, Fields> tiers;
   for (const Ledger::Row& row : ledger.rows())
     tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(

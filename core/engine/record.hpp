@@ -55,7 +55,8 @@ class Record {
   Record(const Config& config, const std::string& engine, int ranks, int rank);
   ~Record();
   /// The job passed every check: makes the folder of this run. Rows of the newest earlier run up to the step that
-  /// resume() named are copied to it. Rank 0 only.
+  /// resume() named are copied to it. If that was the last step and the earlier run has its summary.json, nothing is
+  /// left to record: the earlier run stays the newest, unless a row follows. Rank 0 only.
   void accept();
   /// A row of metrics.jsonl, and of what the user watches.
   void step(const StepRow& row, int64_t memory_bytes);
@@ -77,17 +78,20 @@ class Record {
   void add_waits(Phase phase, double read, double write);
   /// Writes summary.json aside and renames it.
   void finish(const Ledger& ledger, const Overlap& overlap);
-  /// Path of this run's own folder; "" before accept() and on ranks above 0.
-  std::string folder() const { return folder_ ? folder_->run() : ""; }
+  /// Path of this run's own folder; "" if it has none (yet), and on ranks above 0.
+  std::string folder() const { return folder_ && begun_ ? folder_->run() : ""; }
 
  private:
+  void begin();
+  void append(const std::string& row);
   void show(const StepRow& row, int64_t memory_bytes);
   std::vector<std::pair<std::string_view, double>> waits() const;
 
   std::optional<RunFolder> folder_;  // null on ranks above 0
   int ranks_;
   int64_t steps_;
-  std::string config_;  // as TOML, until accept()
+  std::string config_;  // as TOML
+  bool begun_ = false;  // this run has a folder
   bool resumes_;        // checkpoint.resume
   enum class Progress { none, plain, terminal } progress_ = Progress::none;
   int64_t first_step_ = 0;  // the last checkpoint that was loaded

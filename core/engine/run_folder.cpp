@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -64,14 +65,20 @@ std::vector<std::string> runs_in(const std::string& run_folder) {
 RunFolder::RunFolder(const Config& config, const std::string& engine)
     : directory_(open_folder(config, engine)), lock_(take_lock(directory_)) {}
 
+std::string RunFolder::of_newest(const std::string& file) const {
+  if (directory_.has_file(file)) return directory_.read(file).value_or("");
+  const auto newest = directory_.link_target(kLatest);
+  if (!newest || !run_number(*newest)) return "";
+  return directory_.subdirectory(*newest).read(file).value_or("");
+}
+
+bool RunFolder::has_summary_of(int64_t steps) const {
+  const auto summary = nlohmann::json::parse(of_newest(kSummary), nullptr, false);
+  return summary.is_object() && summary.value("steps", nlohmann::json()) == steps;
+}
+
 std::string RunFolder::rows_up_to(int64_t step) const {
-  std::optional<std::string> text;
-  if (directory_.has_file(kMetrics)) {
-    text = directory_.read(kMetrics);
-  } else if (const auto newest = directory_.link_target(kLatest); newest && run_number(*newest)) {
-    text = directory_.subdirectory(*newest).read(kMetrics);
-  }
-  std::istringstream in(text.value_or(""));
+  std::istringstream in(of_newest(kMetrics));
   std::string rows;
   for (std::string line; std::getline(in, line);) {
     long long of = 0;

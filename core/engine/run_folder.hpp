@@ -30,6 +30,8 @@ class RunFolder {
 
   /// Rows of the newest run's metrics.jsonl up to `step`; "" if there is no such run.
   std::string rows_up_to(int64_t step) const;
+  /// True if the newest run has a summary.json that says it made `steps` steps.
+  bool has_summary_of(int64_t steps) const;
   /// Makes the folder of a new run, with `config` and `rows` in it, and makes it the newest. Once.
   void begin(const std::string& config, const std::string& rows);
   /// Appends to metrics.jsonl. After begin(), as the next.
@@ -40,6 +42,7 @@ class RunFolder {
   const std::string& run() const { return run_->path(); }
 
  private:
+  std::string of_newest(const std::string& file) const;
   std::string next_number() const;
   void make_newest(const std::string& number) const;
   void adopt_old_files() const;
