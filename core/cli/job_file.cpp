@@ -108,7 +108,7 @@ std::string list_text(const std::vector<Judgement>& judged) {
   std::string accepted, refused;
   for (const Judgement& one : judged) {
     for (const Component& component : one.components) accepted += one_plugin(component);
-    if (!one.accepted) refused += "refused: " + one.file.string() + "\n    " + one.reason + "\n";
+    if (!one.accepted) refused += "refused: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
   }
   return accepted + refused;
 }

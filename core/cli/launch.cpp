@@ -90,6 +90,7 @@ class Launch {
   int running_ = 0;
   int stopped_by_ = 0;     // the user's signal
   bool asked_ = false;     // to end in order, by the user's signal
+  bool kills_ = false;     // SIGKILL is sent
   bool told_ = false;      // the table is printed
   int code_ = 0;           // of the failure that came first
   bool followed_ = false;  // code_ is that of a rank which only followed another's failure
@@ -315,7 +316,8 @@ bool Launch::saves_on_signal() const {
 
 // The signal came after every rank began to catch it and before the store had heard so: they save all the same.
 void Launch::save_after_all() {
-  if (!stopped_by_ || asked_ || running_ < options_.ranks || stopped_by_ == SIGHUP || !saves_on_signal()) return;
+  if ((stopped_by_ != SIGTERM && stopped_by_ != SIGINT) || kills_ || running_ < options_.ranks || !saves_on_signal())
+    return;
   asked_ = true;
   stopped_by_ = 0;
   deadline_.expires_at({});  // as if never set
@@ -324,6 +326,7 @@ void Launch::save_after_all() {
 }
 
 void Launch::send_away(int signal, bool joined_too) {
+  kills_ |= signal == SIGKILL;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running || (!joined_too && store_->joined(rank))) continue;
     at(rank).sent_away = true;

@@ -15,10 +15,11 @@ namespace {
 struct Header {
   int64_t non_finite, tokens, first_non_finite;
   int32_t stop, save_failed;
+  WeightDigest::Word digest;
 };
 
 std::string encode(const Agreement::Mine& mine, int64_t non_finite) {
-  const Header header{non_finite, mine.tokens, mine.first_non_finite, mine.stop, mine.save_failed};
+  const Header header{non_finite, mine.tokens, mine.first_non_finite, mine.stop, mine.save_failed, mine.digest};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   for (const auto* list : {&mine.losses, &mine.weights})
     bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
@@ -54,6 +55,7 @@ Agreed Agreement::reach(const Mine& mine) {
     agreed.tokens += header.tokens;
     agreed.stop = std::max(agreed.stop, header.stop);
     agreed.save_failed |= header.save_failed != 0;
+    agreed.digests.push_back(header.digest);
     if (header.first_non_finite >= 0 && (agreed.giver < 0 || header.first_non_finite < agreed.first_given)) {
       agreed.giver = static_cast<int>(r);
       agreed.first_given = header.first_non_finite;

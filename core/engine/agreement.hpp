@@ -9,6 +9,7 @@
 #include "base/pool.hpp"
 #include "comm/communicator.hpp"
 #include "engine/norm_leaves.hpp"
+#include "engine/weight_digest.hpp"
 #include "plan/plan.hpp"
 #include "shard/update.hpp"
 
@@ -25,8 +26,9 @@ struct Agreed {
   int giver = -1, loss_rank = -1;
   int64_t tokens = 0;
   std::vector<char> touched;
-  int stop = 0;              // a signal that some rank got
-  bool save_failed = false;  // a checkpoint in the background
+  int stop = 0;                             // a signal that some rank got
+  bool save_failed = false;                 // a checkpoint in the background
+  std::vector<WeightDigest::Word> digests;  // by rank
 };
 
 class Agreement {
@@ -43,6 +45,7 @@ class Agreement {
     int64_t first_non_finite;  // parameter, of the gradients handed over; -1: none
     int stop = 0;
     bool save_failed = false;
+    WeightDigest::Word digest{};
   };
   NormLeaves& norm() { return norm_; }
   /// Collective. Reads the units' sums, which must be complete.

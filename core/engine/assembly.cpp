@@ -119,6 +119,7 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
         [this](uint32_t param, const void* whole) { store_whole(param, whole); },
         [this] { comm_->barrier("shared weights"); });
     take_rank_zero();
+    weight_digest_ = std::make_unique<WeightDigest>(plan_, buffers_, readers_, world());
     agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_, pages_.get());
     gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
                                                 config().boolean("gradients.overlap"), use_, check_call, pages_.get());

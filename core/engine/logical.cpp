@@ -207,9 +207,11 @@ void Session::store_whole(uint32_t param, const void* whole) {
 }
 
 void Session::take_written() {
-  for (const uint32_t param : model_.written())
+  for (const uint32_t param : model_.written()) {
+    if (weight_digest_) weight_digest_->written(param);
     for (const Unit& unit : units_)
       if (unit.param == param) adopt_master(unit, unit.weight.data);
+  }
 }
 
 void Session::adopt_master(const Unit& unit, const void* weights) {
@@ -222,9 +224,22 @@ void Session::adopt_master(const Unit& unit, const void* weights) {
         });
 }
 
+void Session::check_same_values(const Parameter& parameter, const float* values) {
+  const uint64_t mine = XXH3_64bits(values, static_cast<std::size_t>(parameter.count) * 4);
+  const auto all =
+      comm_->all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "engine.set");
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      fail_user("engine.set('" + parameter.name + "'): rank " + std::to_string(r) +
+                " gives other values than rank 0; give the same tensor on all ranks");
+}
+
 void Session::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
   const Parameter& parameter = plan_.input.parameters[param];
   if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
+  if (role == LogicalRole::state && parameter.frozen)
+    fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+  check_same_values(parameter, values);
   if (role == LogicalRole::value) {
     model_.check_scopes("engine.set('" + parameter.name + "')");
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
@@ -235,7 +250,6 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     wire_aside_ += comm_->wire().total() - before;
     return;
   }
-  if (parameter.frozen) fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
   const auto array = array_of(role, slot);
   for (const Unit& unit : units_)
     if (unit.param == param)

@@ -210,6 +210,9 @@ void Record::finish(const Ledger& ledger, const Overlap& overlap) {
                           {"norm_leaves_early", number(overlap.leaves_early)},
                           {"paged_reads", number(overlap.paged_reads)},
                           {"paged_reads_ahead", number(overlap.paged_reads_ahead)}})},
+      {"weight_digest", object({{"bytes", number(digest_.bytes)},
+                                {"optimizer_bytes", number(digest_.optimizer_bytes)},
+                                {"cycles", number(digest_.cycles)}})},
       {"tiers", object(moved)},
       {"waits_ms", object(waited)},
       {"time_ms", object(time)}};

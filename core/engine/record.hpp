@@ -48,6 +48,11 @@ struct Overlap {
   int64_t collectives, early, leaves, leaves_early, paged_reads, paged_reads_ahead;
 };
 
+/// What was compared between ranks (WeightDigest): bytes per rank, against bytes that its optimizer touched.
+struct DigestRow {
+  int64_t bytes, optimizer_bytes, cycles;
+};
+
 class Record {
  public:
   /// Rank 0 locks the run folder of `engine`, and writes nothing in it before accept(); other ranks keep numbers only.
@@ -73,6 +78,7 @@ class Record {
   void forget_hash() { hash_.reset(); }
   /// Tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
+  void set_digest(const DigestRow& digest) { digest_ = digest; }
   /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them; of a checkpoint,
   /// which is no part of a step, they are not told.
   void add_waits(Phase phase, double read, double write);
@@ -108,6 +114,7 @@ class Record {
   std::optional<std::string> hash_;
   std::optional<WireCount> wire_;
   std::vector<TierRow> tiers_;
+  DigestRow digest_{};
   double read_wait_ = 0, write_wait_ = 0;
   std::array<double, kPhaseNames.size()> waited_{};  // of seconds_
   std::chrono::steady_clock::time_point start_, shown_;

@@ -134,10 +134,12 @@ bool Session::step() {
        strategy_->who("grads_finish"));
   lap(Phase::reduce);
 
+  take_written();
   const Agreed agreed =
       agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
                          &gradients_->touched(), gradients_->first_non_finite(), stop_signal_ ? StopSignal::came() : 0,
-                         saver_->failed()});
+                         saver_->failed(), weight_digest_->next()});
+  weight_digest_->compare(agreed.digests, *comm_, step_ + 1);
   const double divisor = agreed.weight * loss_scale_.value();  // M S
   const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
   const double clip = config().number("train.clip");
@@ -146,7 +148,6 @@ bool Session::step() {
   const double rate = learning_rate(config(), updates_);
   lap(Phase::agree);
 
-  take_written();
   if (pages_) pages_->step_end();
   const bool reached = reaches(agreed);
   applied_ = agreed.non_finite == 0 && reached;
@@ -158,6 +159,7 @@ bool Session::step() {
     }
     update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
     ++updates_;
+    weight_digest_->updated(agreed.touched);
     lap(Phase::optimizer);
     notify_updated();
   }
@@ -252,6 +254,7 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
                  plan_.input.weight_dtype == ZR_F16 ? loss_scale_.value() : 0},
                 ledger_.peak(Tier::device));
   agreed.non_finite > 0 ? loss_scale_.skipped() : loss_scale_.made();
+  if (agreed.non_finite > 0) report_skip(agreed);
   gradients_->watch(loss_scale_.watches());
   losses_.clear();
   weights_.clear();
@@ -266,6 +269,29 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
                          "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
                          "has its weights hash");
   if (step_ == steps || agreed.stop) write_totals();
+}
+
+void Session::report_skip(const Agreed& agreed) {
+  constexpr int64_t kLines = 10, kSteps = 100;
+  ++skips_;
+  if (skip_lines_ >= kLines && step_ - last_skip_line_ < kSteps) return;
+  const auto name = [&](int64_t param) {
+    return "'" + plan_.input.parameters[static_cast<std::size_t>(param)].name + "'";
+  };
+  std::string text = "step " + std::to_string(step_) + " skipped, weights unchanged: ";
+  text += agreed.giver >= 0
+              ? "the gradient of " + name(agreed.first_given) + " is not finite on rank " + std::to_string(agreed.giver)
+              : "the reduced gradient of " + name(agreed.first_param) + " is not finite";
+  if (agreed.loss_rank >= 0) text += "; the loss of rank " + std::to_string(agreed.loss_rank) + " is not finite either";
+  if (plan_.input.weight_dtype == ZR_F16) text += "; the loss scale is now " + shortest(loss_scale_.value());
+  if (const int64_t silent = skips_ - skips_reported_ - 1; silent > 0)
+    text += "; " + std::to_string(silent) + " more skipped since the last such line";
+  if (++skip_lines_ == kLines)
+    text +=
+        "; from here on one such line per " + std::to_string(kSteps) + " steps at most, see `skipped` in metrics.jsonl";
+  skips_reported_ = skips_;
+  last_skip_line_ = step_;
+  if (rank() == 0) log(ZR_LOG_WARN, text);
 }
 
 void Session::give_up(const Agreed& agreed) const {
@@ -311,6 +337,7 @@ void Session::write_totals() {
 
 void Session::write_summary() {
   if (!model_.written().empty()) record_->forget_hash();
+  record_->set_digest({weight_digest_->bytes(), weight_digest_->optimizer_bytes(), weight_digest_->cycles()});
   record_->finish(ledger_, overlap());
 }
 

@@ -29,6 +29,7 @@
 #include "engine/saver.hpp"
 #include "engine/stop_signal.hpp"
 #include "engine/stored.hpp"
+#include "engine/weight_digest.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "offload/activations.hpp"
@@ -176,6 +177,9 @@ class Session {
   void reach(const zr_view& view, States::Use use, uint32_t param,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   void call(zr_code code, const zr_error& error, const std::string& who);
+  /// Collective. Throws Failure(user) on all ranks, before anything changes, if the ranks' values for engine.set()
+  /// differ.
+  void check_same_values(const Parameter& parameter, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
   /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights, part by part.
@@ -234,6 +238,8 @@ class Session {
   void write_totals();
   void write_summary();
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
+  /// Logs a skipped step: the first ten, then at most one in a hundred steps.
+  void report_skip(const Agreed& agreed);
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
 
@@ -267,6 +273,7 @@ class Session {
   std::recursive_mutex use_;           // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
+  std::unique_ptr<WeightDigest> weight_digest_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;
   std::unique_ptr<StopSignal> stop_signal_;
@@ -292,10 +299,12 @@ class Session {
   const ListChange* refreshed_ = nullptr;  // while the state of the session before is loaded
   WireCount wire_before_;                  // of the sessions before, this rank
   Overlap overlap_before_{};
-  int64_t saving_ = 0;                         // the step of the last save
-  std::vector<std::string> declared_buffers_;  // of the image that is being saved
-  int64_t begun_ = 0;                          // the step that this run began behind
-  TierWaits waited_;                           // up to the last lap
+  int64_t saving_ = 0;                                       // the step of the last save
+  std::vector<std::string> declared_buffers_;                // of the image that is being saved
+  int64_t skips_ = 0, skips_reported_ = 0, skip_lines_ = 0;  // steps of this run
+  int64_t last_skip_line_ = 0;                               // a step
+  int64_t begun_ = 0;                                        // the step that this run began behind
+  TierWaits waited_;                                         // up to the last lap
   float grad_mul_ = 1;
   struct {
     double loss = 0, grad_norm = 0;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -22,15 +23,24 @@ namespace fs = std::filesystem;
 namespace {
 constexpr int kMostLinks = 40;  // as Linux
 
+// What the kernel shows for every user that a user namespace does not know: it stands for several.
+uid_t unknown_user() {
+  uid_t user = 65534;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> user;
+  return user;
+}
+
 const std::vector<uid_t>& trusted_users() {
   static const auto* users = new std::vector<uid_t>([] {
-    std::vector<uid_t> all{0, ::geteuid()};
+    std::vector<uid_t> all;
     struct stat status {};
     if (::stat("/proc/self/exe", &status) == 0) all.push_back(status.st_uid);
     Dl_info self{};
     const auto* here = reinterpret_cast<const void*>(&trust_problem);
     if (::dladdr(here, &self) && self.dli_fname && self.dli_fname[0] == '/' && ::stat(self.dli_fname, &status) == 0)
       all.push_back(status.st_uid);
+    std::erase(all, unknown_user());
+    all.insert(all.end(), {0, ::geteuid()});
     return all;
   }());
   return *users;

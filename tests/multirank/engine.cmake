@@ -35,6 +35,8 @@ if(ZR_TORCH)
           LABELS multirank TIMEOUT 300)
   zr_test(boundary_test SOURCES boundary_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
   zr_test(engine_use_test SOURCES run_folder_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
+  zr_test(engine_use_test SOURCES run_folder_test.cpp weight_digest_test.cpp
+          LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   add_dependencies(engine_use_test engine_case engine_use_case)
   zr_test(checkpoint_test SOURCES checkpoint_test.cpp checkpoint_use_test.cpp

@@ -155,11 +155,68 @@ void set_after_the_end(Run& run) {
   run.engine->set("scalar", zr::What::value, run.engine->get("scalar") + 1);
 }
 
+// --- Writes to weights that differ by rank ---
+
+bool last_rank(const Run& run) { return run.engine->rank() == run.engine->world() - 1; }
+
+// After every step, rank 0 (or every rank) keeps a weight within bounds.
+void clamp(Run& run, bool everywhere) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    if (everywhere || run.engine->rank() == 0) run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
+  }
+}
+
+// Every rank draws new values for a weight, each from its own generator.
+void draw_per_rank(Run& run) {
+  run.build();
+  run.micro_step();
+  {
+    const torch::NoGradGuard no_grad;
+    torch::manual_seed(static_cast<uint64_t>(run.engine->rank()));
+    run.model->named_parameters()["large.weight"].normal_();
+  }
+  run.micro_step();
+}
+
+// One element on the last rank, by its address, which libtorch cannot notice.
+void write_by_address(Run& run, const std::string& parameter) {
+  run.build();
+  run.micro_step();
+  if (last_rank(run)) run.model->named_parameters()[parameter].data_ptr<float>()[21] += 1;
+  run.train();
+}
+
+void set_per_rank(Run& run) {
+  run.build();
+  run.engine->set("scalar", zr::What::value, torch::full({}, run.engine->rank()));
+}
+
+// In steps 2, 3, ... the last rank's loss is no number.
+void skips(Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    const bool spoilt = run.engine->step_index() >= 1 && last_rank(run);
+    const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    run.engine->backward(spoilt ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+    run.engine->step();
+  }
+}
+
 const engine_tests::Cases kCases{{"gan", gan},
                                  {"same_name", [](Run& run) { same_name(run, "generator"); }},
                                  {"no_names", [](Run& run) { same_name(run, ""); }},
                                  {"one_after_another", one_after_another},
                                  {"bad_name", bad_name},
+                                 {"clamp_rank_zero", [](Run& run) { clamp(run, false); }},
+                                 {"clamp_everywhere", [](Run& run) { clamp(run, true); }},
+                                 {"draw_per_rank", draw_per_rank},
+                                 {"write_by_address", [](Run& run) { write_by_address(run, "embedding.weight"); }},
+                                 {"write_frozen", [](Run& run) { write_by_address(run, "frozen.weight"); }},
+                                 {"set_per_rank", set_per_rank},
+                                 {"skips", skips},
                                  {"past_the_end", past_the_end},
                                  {"last_save_fails", last_save_fails},
                                  {"set_after_the_end", set_after_the_end}};

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -43,6 +44,19 @@ class GptData : public testing::Test {
 
   std::filesystem::path folder_;
 };
+
+TEST_F(GptData, RejectsWhatIsNotARegularFileAtOnce) {
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::string remedy =
+      "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own";
+  EXPECT_EQ(refusal([] { Text("/dev/zero"); }),
+            "data.text: /dev/zero: is a pipe or a device, not a regular file" + remedy);
+  EXPECT_EQ(refusal([&] { Text text(pipe); }),
+            "data.text: " + pipe + ": is a pipe or a device, not a regular file" + remedy);
+  EXPECT_EQ(refusal([&] { Text text(folder_); }),
+            "data.text: " + folder_.string() + ": is a folder, not a file" + remedy);
+}
 
 // Byte i tells where it stands (modulo 251), so a sample shows from where it was cut.
 std::string counting(size_t n) {
@@ -105,7 +119,8 @@ TEST_F(GptData, AGzippedTextGivesTheSameBatches) {
 TEST_F(GptData, RefusesWhatItCannotReadWithTheRemedy) {
   EXPECT_EQ(refusal([] { Text("/no/such/file"); }),
             "data.text: /no/such/file: No such file or directory" + std::string(kRemedy));
-  EXPECT_EQ(refusal([&] { Text{folder_.string()}; }), "data.text: " + folder_.string() + ": Is a directory" + kRemedy);
+  EXPECT_EQ(refusal([&] { Text{folder_.string()}; }),
+            "data.text: " + folder_.string() + ": is a folder, not a file" + kRemedy);
   const auto cut = gzipped(counting(20000));
   std::filesystem::resize_file(cut, 100);
   EXPECT_EQ(refusal([&] { Text{cut}; }), "data.text: " + cut + ": its gzip data is damaged or cut off" + kRemedy);

@@ -1,0 +1,155 @@
+#include "engine/weight_digest.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr int64_t kShare = 200;         // of the optimizer's bytes, one is digested
+constexpr int64_t kLeastElements = 64;  // worth a digest
+constexpr int64_t kSample = 16;         // elements at start, middle and end of a parameter that was written to
+
+uint64_t hash_of(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+}  // namespace
+
+WeightDigest::WeightDigest(const Plan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
+                           int world)
+    : plan_(plan), world_(world), size_(size_of(plan.input.weight_dtype)) {
+  const auto& parameters = plan.input.parameters;
+  memory_.assign(parameters.size(), nullptr);
+  if (world > 1)
+    for (const Piece& piece : plan.mine.weights)
+      if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 && !readers[piece.buffer])
+        memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
+  int64_t per_element = size_ + size_of(plan.input.sum_dtype) + (plan.has_master ? 4 : 0);
+  for (const zr_slot& slot : plan.input.slots) per_element += size_of(slot.dtype);
+  for (uint32_t i = 0; i < parameters.size(); ++i) {
+    if (memory_[i]) replicated_.push_back(i);
+    int64_t elements = 0;
+    for (const Segment& segment : plan.segments[i]) elements += segment.count * std::ssize(segment.owners);
+    state_bytes_.push_back(parameters[i].frozen ? 0 : elements * per_element);
+  }
+}
+
+uint64_t WeightDigest::digest(const Part& part) const {
+  return hash_of(memory_[part.param] + part.first * size_, static_cast<std::size_t>(part.count * size_));
+}
+
+void WeightDigest::take_turn(int64_t elements) {
+  while (elements > 0) {
+    const uint32_t param = replicated_[at_];
+    const int64_t n = std::min(elements, plan_.input.parameters[param].count - element_);
+    parts_.push_back({param, element_, n});
+    elements -= n;
+    element_ += n;
+    if (element_ < plan_.input.parameters[param].count) continue;
+    element_ = 0;
+    if (++at_ < replicated_.size()) continue;
+    at_ = 0;
+    ++cycles_;
+    return;  // no weight twice in a step
+  }
+}
+
+void WeightDigest::sample_written() {
+  for (const uint32_t param : compared_) {
+    const int64_t count = plan_.input.parameters[param].count;
+    if (count <= 3 * kSample) {
+      parts_.push_back({param, 0, count});
+      continue;
+    }
+    for (const int64_t first : {int64_t{0}, (count - kSample) / 2, count - kSample})
+      parts_.push_back({param, first, kSample});
+  }
+}
+
+WeightDigest::Word WeightDigest::next() {
+  parts_.clear();
+  compared_.clear();
+  for (const uint32_t param : written_)
+    if (memory_[param]) compared_.insert(param);
+  written_.clear();
+  if (replicated_.empty()) return {};
+  Word word;
+  const std::vector<uint32_t> list(compared_.begin(), compared_.end());
+  if (!list.empty()) word.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
+  const int64_t elements = (optimizer_bytes_ / world_ / kShare - bytes_) / size_;
+  sampled_ = !compared_.empty() && !sampled_ && elements > 0;
+  if (sampled_)
+    sample_written();
+  else if (elements >= kLeastElements)
+    take_turn(elements);
+  std::vector<uint64_t> digests;
+  for (const Part& part : parts_) {
+    digests.push_back(digest(part));
+    bytes_ += part.count * size_;
+  }
+  if (!digests.empty()) word.weights = hash_of(digests.data(), digests.size() * sizeof(uint64_t));
+  return word;
+}
+
+void WeightDigest::compare(const std::vector<Word>& words, Communicator& comm, int64_t step) {
+  const auto differ = [&](auto member) {
+    return std::any_of(words.begin(), words.end(), [&](const Word& word) { return word.*member != words[0].*member; });
+  };
+  if (differ(&Word::written)) {  // the ranks' parts need not be the same: all that any rank wrote to
+    std::string mine(memory_.size(), 0);
+    for (const uint32_t param : compared_) mine[param] = 1;
+    std::set<uint32_t> any;
+    for (const std::string& other : comm.all_gather_bytes(mine, "written parameters"))
+      for (uint32_t i = 0; i < other.size(); ++i)
+        if (other[i]) any.insert(i);
+    parts_.clear();
+    for (const uint32_t param : any) parts_.push_back({param, 0, plan_.input.parameters[param].count});
+  } else if (!differ(&Word::weights)) {
+    return;
+  }
+  std::string mine;
+  for (const Part& part : parts_) {
+    const uint64_t one = digest(part);
+    mine.append(reinterpret_cast<const char*>(&one), sizeof one);
+  }
+  const std::vector<std::string> all = comm.all_gather_bytes(mine, "digests of weights");
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    std::map<std::string, std::vector<int>> groups;  // ranks by digest
+    for (std::size_t r = 0; r < all.size(); ++r) groups[all[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
+    if (groups.size() == 1) continue;
+    // The largest group, of equal ones that with the lowest rank, is taken for right.
+    const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.second.size(), -a.second[0]) < std::pair(b.second.size(), -b.second[0]);
+    });
+    std::vector<int> wrong;
+    for (const auto& [digest, ranks] : groups)
+      if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
+    std::sort(wrong.begin(), wrong.end());
+    const Part& part = parts_[i];
+    fail_user(
+        "weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
+        std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " + list_of(wrong) +
+        (wrong.size() == 1 ? " has" : " have") + " other values than " + list_of(right->second) + " (found in step " +
+        std::to_string(step) +
+        "); write the same values to a weight on all ranks (seed generators alike, write on every rank), or use " +
+        "engine.set()");
+  }
+}
+
+void WeightDigest::updated(const std::vector<char>& touched) {
+  for (std::size_t i = 0; i < touched.size(); ++i)
+    if (touched[i]) optimizer_bytes_ += state_bytes_[i];
+}
+
+}  // namespace zr::host

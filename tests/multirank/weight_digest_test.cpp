@@ -1,0 +1,77 @@
+// Weights that differ between ranks are found, within a bounded number of steps and at a bounded cost.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "multirank/engine_fixture.hpp"
+
+namespace {
+
+using engine_tests::Result;
+using testing::HasSubstr;
+
+class WeightDigestTest : public engine_tests::Engine {
+ protected:
+  void SetUp() override {
+    Engine::SetUp();
+    binary_ = "engine_use_case";
+  }
+  // The case ends with exit code 2 and a message that begins so.
+  void expect_found(int ranks, const std::string& name, const std::string& overrides, const std::string& message) {
+    const Result result = run(ranks, name, overrides);
+    EXPECT_EQ(result.code, 2) << name << " " << overrides << "\n" << result.output;
+    EXPECT_THAT(result.output, HasSubstr("weights differ between ranks: in " + message)) << overrides;
+    EXPECT_THAT(result.output, HasSubstr("; write the same values to a weight on all ranks (seed generators alike, "
+                                         "write on every rank), or use engine.set()"));
+  }
+  const std::vector<std::string> replicated_{"strategy=zero0 communicator.alias=false",
+                                             "strategy=zero1 communicator.alias=false",
+                                             "strategy=zero2 communicator.alias=false"};
+};
+
+TEST_F(WeightDigestTest, AWriteOnOneRankIsFoundInTheNextStep) {
+  for (const std::string& how : replicated_)
+    expect_found(2, "clamp_rank_zero", how,
+                 "'twice.weight', elements 0 to 1295, rank 1 has other values than rank 0 (found in step 2)");
+  expect_found(3, "clamp_rank_zero", replicated_[1],
+               "'twice.weight', elements 0 to 1295, rank 0 has other values than ranks 1 and 2 (found in step 2)");
+}
+
+TEST_F(WeightDigestTest, ValuesDrawnByEachRankAreFoundInTheNextStep) {
+  for (const std::string& how : replicated_)
+    expect_found(2, "draw_per_rank", how,
+                 "'large.weight', elements 0 to 15, rank 1 has other values than rank 0 (found in step 2)");
+}
+
+// One element that nothing announces, in a weight that training moves and in one that it does not.
+TEST_F(WeightDigestTest, EveryReplicatedWeightIsComparedWithinItsCycle) {
+  expect_found(2, "write_by_address", "train.steps=110 " + replicated_[0], "'embedding.weight', elements ");
+  for (const std::string& how : replicated_)
+    expect_found(2, "write_frozen", "train.steps=110 " + how, "'frozen.weight', elements ");
+}
+
+TEST_F(WeightDigestTest, WritesThatAreAlikeAreAccepted) {
+  for (const std::string& how : replicated_) {
+    const Result result = run(2, "clamp_everywhere", "train.steps=8 " + how);
+    EXPECT_EQ(result.code, 0) << how << "\n" << result.output;
+  }
+}
+
+TEST_F(WeightDigestTest, DigestsAtMostOnePerCentOfTheOptimizersBytes) {
+  binary_ = "engine_case";
+  for (const std::string& how : replicated_) {
+    ASSERT_EQ(run(2, "trains", "train.steps=110 " + how).code, 0) << how;
+    const auto digest = summary()["weight_digest"];
+    const int64_t bytes = digest["bytes"], optimizer = digest["optimizer_bytes"];
+    EXPECT_GT(bytes, 0) << how;
+    EXPECT_LE(100 * bytes, optimizer) << how;
+    EXPECT_GE(digest["cycles"].get<int64_t>(), 1) << how << ": all weights within 50 steps for each rank";
+  }
+  for (const std::string how : {"strategy=zero3 communicator.alias=false", "strategy=zero1"}) {
+    ASSERT_EQ(run(2, "trains", "train.steps=3 " + how).code, 0);
+    EXPECT_EQ(summary()["weight_digest"]["bytes"], 0) << how << ": no rank has weights of its own";
+  }
+}
+
+TEST_F(WeightDigestTest, MistakesAreReported) { check_messages("weight_errors.txt", 3); }
+
+}  // namespace
