@@ -34,7 +34,6 @@ if(ZR_TORCH)
           LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
   zr_test(boundary_test SOURCES boundary_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
-  zr_test(engine_use_test SOURCES run_folder_test.cpp LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
   zr_test(engine_use_test SOURCES run_folder_test.cpp weight_digest_test.cpp
           LIBRARIES nlohmann_json::nlohmann_json GTest::gmock
           LABELS multirank TIMEOUT 300)
