@@ -4,15 +4,16 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "engine/session.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_model.hpp"
+#include "module.hpp"
 #include "plan/parameter_list.hpp"
 #include "program_state.hpp"
 
@@ -21,60 +22,98 @@ namespace zr {
 using host::LogicalRole;
 
 namespace {
-std::vector<std::pair<std::string, torch::Tensor>> pairs(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
-  std::vector<std::pair<std::string, torch::Tensor>> list;
-  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
-  return list;
-}
-
 LogicalRole role_of(What what) {
   return what == What::value ? LogicalRole::value : what == What::gradient ? LogicalRole::gradient : LogicalRole::state;
 }
 }  // namespace
 
 struct Engine::State {
-  using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
-  State(const Program& program, const Tensors& parameters, const Tensors& buffers)
-      : torch_model(parameters, buffers, host::float_named(program.text("train.dtype"))),
-        session(program.state()->setup(), torch_model) {
+  /// `before`: what a session with another list of parameters handed over.
+  State(const Program& p, ProgramModule m, std::unique_ptr<host::Continued> before = nullptr)
+      : program(p),
+        module(std::move(m)),
+        torch_model(module.parameters(), module.buffers(), host::float_named(p.text("train.dtype")), before != nullptr),
+        session(p.state()->setup(), torch_model, std::move(before)) {
     at::set_num_threads(session.threads());
   }
   /// A program that was only asked what it trains says so, and ends here.
-  static std::unique_ptr<State> make(const Program& program, const Tensors& parameters, const Tensors& buffers) {
+  static std::unique_ptr<State> make(const Program& program, const ProgramModule& module) {
     if (program.state()->tells_parameters()) {
-      const host::TorchModel asked(parameters, {}, host::float_named(program.text("train.dtype")));
+      const host::TorchModel asked(module.parameters(), {}, host::float_named(program.text("train.dtype")));
       std::puts(host::to_json(asked.parameters()).c_str());
       std::exit(0);
     }
-    host::check_param_types(parameters, program.state()->setup().config, program.rank());
-    return std::make_unique<State>(program, parameters, buffers);
+    host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+    return std::make_unique<State>(program, module);
   }
+  Program program;
+  ProgramModule module;
   host::TorchModel torch_model;
   host::Session session;
 };
 
+Engine::Handle::Handle() = default;
+Engine::Handle::Handle(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Engine::Handle::~Handle() = default;
+Engine::Handle& Engine::Handle::operator=(Handle&&) noexcept = default;
+std::unique_ptr<Engine::State> Engine::Handle::take() { return std::move(state_); }
+Engine::State* Engine::Handle::operator->() const {
+  if (!state_)
+    host::fail_user(
+        "engine.refresh() failed, and this engine cannot be used any more; make a new engine, and load the "
+        "checkpoint that the error of engine.refresh() names");
+  return state_.get();
+}
+
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
-Engine::Engine(const Program& program, torch::nn::Module& model)
-    : state_(State::make(program, pairs(model.named_parameters()), pairs(model.named_buffers()))) {}
+Engine::Engine(const Program& program, torch::nn::Module& model) : state_(State::make(program, ProgramModule(model))) {}
 
 Engine::Engine(const Program& program, torch::jit::Module& model) {
   torch::jit::setTensorExprFuserEnabled(false);
   // A graph that is optimised after its first runs gives other bits then, and how many runs that are depends on the
   // number of ranks.
   torch::jit::getProfilingMode() = false;
-  State::Tensors parameters, buffers;
-  for (const auto& item : model.named_parameters()) parameters.emplace_back(item.name, item.value);
-  for (const auto& item : model.named_buffers()) buffers.emplace_back(item.name, item.value);
-  state_ = State::make(program, parameters, buffers);
+  state_ = State::make(program, ProgramModule(model));
 }
 
 Engine::~Engine() = default;
+
+void Engine::refresh() {
+  const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
+  std::unique_ptr<host::Continued> handed;
+  {
+    State& before = *state_.operator->();
+    host::ListChange change = change_of(before.torch_model, parameters);
+    host::check_param_types(parameters, before.session.config(), before.session.rank());
+    if (!before.session.agree_on_change(before.torch_model.relist(parameters, buffers), change)) return;
+    handed = std::make_unique<host::Continued>(before.session.hand_over(std::move(change)));
+    before.torch_model.hand_over();
+  }
+  // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
+  for (const auto& [name, tensor] : buffers)
+    if (state_->torch_model.has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
+  const Program program = state_->program;
+  const ProgramModule module = state_->module;
+  state_.take().reset();
+  const std::string folder = handed->folder;
+  try {
+    state_ = std::make_unique<State>(program, module, std::move(handed));
+  } catch (const std::exception&) {
+    if (program.rank() == 0)
+      host::log(ZR_LOG_ERROR, "engine.refresh() failed; the state before it is the checkpoint " + folder);
+    throw;
+  }
+  const torch::NoGradGuard no_grad;
+  for (auto& [buffer, values] : kept) buffer.copy_(values);
+}
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
   if (!loss.defined() || loss.numel() != 1)
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) +
                     " elements, but must be one number");
+  state_->torch_model.check_trained(state_->module.parameters());
   state_->session.begin_backward(loss.item<double>(), weight);
   const double factor = weight * state_->session.loss_scale();
   // The scale is beyond fp16: a loss in it is widened first.

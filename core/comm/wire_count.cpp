@@ -8,6 +8,15 @@
 
 namespace zr::host {
 
+WireCount& WireCount::operator+=(const WireCount& other) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] += other.bytes[i];
+    calls[i] += other.calls[i];
+  }
+  control_bytes += other.control_bytes;
+  return *this;
+}
+
 int64_t WireCount::total() const { return std::accumulate(bytes.begin(), bytes.end(), int64_t{0}); }
 
 void WireCounter::set_live(LiveRuns live) {

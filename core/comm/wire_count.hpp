@@ -16,6 +16,7 @@ struct WireCount {
   std::array<int64_t, 16> calls{};
   int64_t control_bytes = 0;
   int64_t total() const;  // without control
+  WireCount& operator+=(const WireCount& other);
 };
 
 /// Runs of live elements of a planned buffer: what is not alignment padding. Ascending, disjoint.

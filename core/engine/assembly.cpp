@@ -42,7 +42,7 @@ std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buff
 }
 }  // namespace
 
-Session::Session(Setup setup, Model& model)
+Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     : setup_(std::move(setup)),
       model_(model),
       control_(setup_.control),
@@ -87,18 +87,19 @@ Session::Session(Setup setup, Model& model)
   options.timeout = timeout;
   comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
   compare_ranks();
-  record_ = std::make_unique<Record>(config(), world(), rank() == 0);
-  if (config().boolean("job.trace")) {
+  record_ = before ? std::move(before->record) : std::make_unique<Record>(config(), world(), rank() == 0);
+  if (before) trace_ = std::move(before->trace);
+  if (config().boolean("job.trace") && !before) {
     std::filesystem::create_directories(record_->folder());
     trace_ = std::make_unique<Trace>(record_->folder() + "/trace-" + std::to_string(rank()) + ".json", rank());
-    comm_->set_trace(trace_.get());
   }
+  if (trace_) comm_->set_trace(trace_.get());
   comm_->on_end([this](const zr_coll& coll, const void* dst) {
     if (agreement_) agreement_->norm().arrived(coll.dst, dst);
   });
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (config().text("checkpoint.on_signal") == "save") {
-    stop_signal_ = std::make_unique<StopSignal>();
+    stop_signal_ = before ? std::move(before->stop_signal) : std::make_unique<StopSignal>();
     control_->put(saves_on_signal_key(rank()), "yes");
   }
   try {
@@ -129,7 +130,7 @@ Session::Session(Setup setup, Model& model)
   restart_clock();
   try {
     prepare_saving();
-    begin();
+    before ? continue_from(*before) : begin();
     keep_activations();
   } catch (...) {
     release();
@@ -147,17 +148,27 @@ Session::~Session() {
   }
   saver_.reset();
   if (stop_signal_) control_->put(saves_on_signal_key(rank()), "no");
-  if (!failed && step_ > begun_) {
+  if (!failed && record_ && step_ > begun_) {
     try {
-      const NormLeaves& norm = agreement_->norm();
-      record_->finish(ledger_, {gradients_->collectives(), gradients_->collectives_early(), norm.own(), norm.early(),
-                                pages_ ? pages_->reads() : 0, pages_ ? pages_->reads_ahead() : 0});
+      record_->finish(ledger_, overlap());
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
   }
-  control_->leave(step_, failed);
+  if (record_) control_->leave(step_, failed);  // else the next session continues the job
   release();
+}
+
+Overlap Session::overlap() const {
+  const NormLeaves& norm = agreement_->norm();
+  Overlap all = overlap_before_;
+  all.collectives += gradients_->collectives();
+  all.early += gradients_->collectives_early();
+  all.leaves += norm.own();
+  all.leaves_early += norm.early();
+  all.paged_reads += pages_ ? pages_->reads() : 0;
+  all.paged_reads_ahead += pages_ ? pages_->reads_ahead() : 0;
+  return all;
 }
 
 // The parameters outlive the arena they stand in.

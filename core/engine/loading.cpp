@@ -79,7 +79,9 @@ Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool s
   std::set<const SavedTensor*> known;
   const auto take = [&](uint32_t param, const Tensor& tensor) {
     const bool state = tensor.role.starts_with("state.");
-    const SavedTensor* saved = state && !same_optimizer ? nullptr : saved_for(from, param, tensor, how.renames);
+    const bool fresh = refreshed_ && param != kNoParam && refreshed_->fresh.count(tensor.name);
+    const SavedTensor* saved =
+        fresh || (state && !same_optimizer) ? nullptr : saved_for(from, param, tensor, how.renames);
     known.insert(saved);
     if (!saved && state) match.fresh_params.insert(param);
     if (!saved)
@@ -92,8 +94,9 @@ Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool s
   each_tensor([&](uint32_t param, const Tensor& tensor) {
     if (!how.weights_only || is_weight(tensor)) take(param, tensor);
   });
-  for (const ModelBuffer& buffer : model_.buffers())
-    take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+  if (!refreshed_)  // buffers stay in memory
+    for (const ModelBuffer& buffer : model_.buffers())
+      take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   for (const SavedTensor& saved : from.manifest().tensors) {
     if (known.count(&saved) || saved.role == "master") continue;
     if (saved.role.starts_with("state."))
@@ -217,6 +220,7 @@ void Session::take_facts(const Checkpoint& from, const Match& found, const Facts
       call(optimizer->load_global(optimizer_->self(), key.c_str(), bytes.data(), bytes.size(), &error), error,
            optimizer_->who("load_global"));
     }
+  if (refreshed_) return reseed();
   if (const int64_t own = config().integer("train.seed"); facts.seed != own && rank() == 0)
     log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(facts.seed) +
                          ", from here on it is " + std::to_string(own) + ": another run than the one that goes on");
@@ -313,7 +317,7 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
 
 // What was not taken is never a secret.
 void Session::tell(const LoadReport& report, int64_t step, const std::string& optimizer) const {
-  if (rank() != 0) return;
+  if (rank() != 0 || refreshed_) return;
   std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
   text += list_of("missing", report.missing) + list_of("of another shape", report.other_shape) +
           list_of("unexpected", report.unexpected);

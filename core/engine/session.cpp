@@ -1,5 +1,6 @@
 #include "engine/session.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -146,8 +147,8 @@ bool Session::step() {
 
   take_written();
   if (pages_) pages_->step_end();
-  const bool finite = agreed.non_finite == 0;
-  if (finite) {
+  const bool finite = agreed.non_finite == 0, reached = reaches(agreed);
+  if (finite && reached) {
     std::vector<double> rates(agreed.touched.size());
     for (std::size_t i = 0; i < rates.size(); ++i) {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
@@ -161,6 +162,7 @@ bool Session::step() {
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
        strategy_->who("event"));
   lap(Phase::gather);
+  if (!reached) reject_step();
 
   write_tiers();
   comm_->note_step(++step_);
@@ -170,6 +172,31 @@ bool Session::step() {
   finish_step(agreed, rate, wire_before);
   save_if_due(agreed);
   return true;
+}
+
+bool Session::reaches(const Agreed& agreed) const {
+  return std::any_of(agreed.touched.begin(), agreed.touched.end(), [](char touched) { return touched != 0; });
+}
+
+// No micro-batch of any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
+void Session::reject_step() {
+  micro_ = 0;
+  losses_.clear();
+  weights_.clear();
+  tokens_ = 0;
+  reseed();
+  std::string names;
+  const auto& parameters = plan_.input.parameters;
+  const bool all_frozen =
+      std::all_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.frozen; });
+  for (std::size_t i = 0; i < std::min<std::size_t>(parameters.size(), 3); ++i)
+    names += (i ? ", '" : "'") + parameters[i].name + "'";
+  fail_user("engine.step(): step " + std::to_string(step_ + 1) + " gave no parameter of this engine's model (" + names +
+            (parameters.size() > 3 ? ", ..." : "") + ") a gradient on any rank" +
+            (all_frozen ? ", because all of them were frozen (requires_grad false) when the engine was made; call "
+                          "requires_grad_(true) and then engine.refresh()"
+                        : "; compute the loss with this model, without detach() or torch::NoGradGuard between the "
+                          "parameters and the loss, and unfreeze the parameters that it uses"));
 }
 
 // States on disk are on their way while those in memory are worked on.
@@ -267,14 +294,9 @@ void Session::finish() {
 
 void Session::write_totals() {
   record_->set_hash(weights_hash());
-  WireCount all;
-  for (const WireCount& other : all_gather(*comm_, comm_->wire(), "wire count")) {
-    for (std::size_t i = 0; i < all.bytes.size(); ++i) {
-      all.bytes[i] += other.bytes[i];
-      all.calls[i] += other.calls[i];
-    }
-    all.control_bytes += other.control_bytes;
-  }
+  WireCount all, mine = comm_->wire();
+  mine += wire_before_;
+  for (const WireCount& other : all_gather(*comm_, mine, "wire count")) all += other;
   record_->set_wire(all);
   restart_clock();
 }
@@ -292,6 +314,7 @@ void Session::validation(double loss) {
 
 void Session::evaluation(bool begins) {
   check_complete();
+  evaluating_ = begins;
   weight_flow_->set_phase(begins ? ZR_EVAL : ZR_FORWARD);
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), begins ? ZR_EVAL_BEGIN : ZR_EVAL_END, 0, &error),

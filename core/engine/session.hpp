@@ -20,6 +20,7 @@
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
 #include "engine/budget.hpp"
+#include "engine/continued.hpp"
 #include "engine/gradients.hpp"
 #include "engine/loss_scale.hpp"
 #include "engine/record.hpp"
@@ -65,7 +66,9 @@ class Session {
  public:
   /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives
   /// it.
-  Session(Setup setup, Model& model);
+  /// `before`, if any: of the session that trained the model with another list of parameters; its state is loaded
+  /// instead of what [checkpoint] resume and init ask for.
+  Session(Setup setup, Model& model, std::unique_ptr<Continued> before = nullptr);
   ~Session();
   Session(const Session&) = delete;
 
@@ -117,6 +120,12 @@ class Session {
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
+  /// Checks that training can continue with these parameters, and that all ranks want it. False if nothing changed on
+  /// any rank. Throws Failure(user) before anything changes. Collective.
+  bool agree_on_change(const std::vector<Parameter>& parameters, const ListChange& change);
+  /// Saves the state for the session that continues. Afterwards this one can only be destroyed. A failure changes
+  /// nothing. Collective.
+  Continued hand_over(ListChange change);
   /// Where parameters that are not whole on this rank come from.
   WeightFlow& weights() { return *weight_flow_; }
 
@@ -137,6 +146,10 @@ class Session {
   void compare_ranks();
   void allocate();
   void take_rank_zero();
+  void continue_from(const Continued& before);
+  bool reaches(const Agreed& agreed) const;
+  [[noreturn]] void reject_step();
+  Overlap overlap() const;
   void release();
   void reseed();
   void keep_activations();
@@ -256,6 +269,10 @@ class Session {
   bool incomplete_ = false;  // a load failed when it had begun to write
   bool by_config_ = false;   // the last save was checkpoint.every's, not the program's
   bool stopped_ = false;
+  bool evaluating_ = false;
+  const ListChange* refreshed_ = nullptr;  // while the state of the session before is loaded
+  WireCount wire_before_;                  // of the sessions before, this rank
+  Overlap overlap_before_{};
   int64_t saving_ = 0;  // the step of the last save
   int64_t begun_ = 0;   // the step that this run began behind
   TierWaits waited_;    // up to the last lap

@@ -97,6 +97,11 @@ std::shared_ptr<Construction> Construction::of(const at::Tensor& tensor) {
   return nullptr;
 }
 
+std::string Construction::instead() const {
+  return "set checkpoint.init to a .safetensors file or a checkpoint, or call engine.load(), or torch::load() within a "
+         "zr::gather(model->parameters()) scope once the engine is made";
+}
+
 void Construction::enter(const Touch* touches, std::size_t) { fail_user(touches->placeholder->reason()); }
 
 at::Tensor Construction::placeholder(const at::Tensor& like) {

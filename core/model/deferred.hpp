@@ -41,6 +41,7 @@ class Construction final : public Keeper, public std::enable_shared_from_this<Co
   /// Operators outside the scope: refused.
   void enter(const Touch* touches, std::size_t n) override;
   void leave(const Touch*, std::size_t, bool) override {}
+  std::string instead() const override;
 
  private:
   struct Step {

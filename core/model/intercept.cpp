@@ -53,12 +53,24 @@ const Traits& traits_of(const c10::FunctionSchema& schema) {
   return known.emplace(&schema, Traits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
 }
 
-void refuse_replacement(const c10::OperatorHandle& op, const Stack& stack) {
-  const Placeholder* self = Placeholder::behind(stack[stack.size() - op.schema().arguments().size()].toTensor());
-  if (self && self->keeper())
-    fail_user(self->reason() +
-              "; to replace its data (module->to(), torch::load, set_data) do so before the engine is "
-              "made, or use engine.set()");
+// An operator that exchanges the storage of a placeholder's tensor. Within a scope set_(source), which torch::load()
+// calls, copies the source's values instead; all else is an error.
+void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+  const std::size_t first = stack->size() - op.schema().arguments().size();
+  const at::Tensor self = (*stack)[first].toTensor();
+  const Placeholder* placeholder = Placeholder::behind(self);
+  if (!placeholder || !placeholder->keeper()) return op.redispatchBoxed(below, stack);
+  if (op.schema().name() != "aten::set_" || op.schema().overload_name() != "source_Tensor" ||
+      !placeholder->keeper()->in_scope(*placeholder))
+    fail_user(placeholder->reason() + "; to replace its data, " + placeholder->keeper()->instead());
+  const at::Tensor source = (*stack)[first + 1].toTensor();
+  if (source.sizes() != self.sizes())
+    fail_user("cannot load a tensor of " + std::to_string(source.numel()) + " elements and " +
+              std::to_string(source.dim()) + " dimensions into a parameter of " + std::to_string(self.numel()) +
+              " and " + std::to_string(self.dim()) + ": " + placeholder->reason());
+  self.copy_(source);  // comes here again
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(self);
 }
 
 // Calls each keeper for its own touches, which stand side by side; `n` of them in all.
@@ -103,7 +115,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   find_touches(op, *stack, touches);
   if (touches.empty()) return op.redispatchBoxed(below, stack);
   const Traits& traits = traits_of(op.schema());
-  if (traits.replaces) refuse_replacement(op, *stack);
+  if (traits.replaces) return replace(op, below, stack);
   // Some `views` copy when they must (contiguous, reshape, to): what they call comes here again.
   if (traits.view) return op.redispatchBoxed(below, stack);
   enter(touches);

@@ -18,14 +18,17 @@ struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
 };
 
-// The switch that makes reads of a storage's pointer throw is private up to libtorch 2.11, which can set it but not
-// clear it. An explicit instantiation may name a private member.
+// The switches that make reads of a storage's pointer throw are private up to libtorch 2.11, which can set them but not
+// clear them. An explicit instantiation may name a private member. The second one guards the mutable accessors
+// (data_ptr(), mutable_data()): they look at the first only if the second is set.
 bool c10::StorageImpl::*throws_on_read();
-template <bool c10::StorageImpl::*Member>
+bool c10::StorageImpl::*checks_mutable();
+template <bool c10::StorageImpl::*Read, bool c10::StorageImpl::*Mutable>
 struct Named {
-  friend bool c10::StorageImpl::*throws_on_read() { return Member; }
+  friend bool c10::StorageImpl::*throws_on_read() { return Read; }
+  friend bool c10::StorageImpl::*checks_mutable() { return Mutable; }
 };
-template struct Named<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct Named<&c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
 }  // namespace
 
@@ -81,21 +84,24 @@ void Placeholder::mark(const at::TensorBase& tensor, bool intercepted) {
 }
 
 void Placeholder::attach(void* memory) {
-  storage_->*throws_on_read() = false;
+  expose(true);
   storage_->set_data_ptr_noswap(pointer(memory));
 }
 
 void Placeholder::detach() {
-  storage_->*throws_on_read() = true;  // with the text of make()
+  expose(false);  // with the text of make()
   storage_->set_data_ptr_noswap(pointer(nullptr));
 }
 
-void Placeholder::expose(bool readable) { storage_->*throws_on_read() = !readable; }
+void Placeholder::expose(bool readable) {
+  storage_->*throws_on_read() = !readable;
+  storage_->*checks_mutable() = !readable;
+}
 
 void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks().mutable_get(); }
 
 void Placeholder::keep(at::DataPtr memory) {
-  storage_->*throws_on_read() = false;
+  expose(true);
   storage_->set_data_ptr_noswap(std::move(memory));  // deletes this
 }
 

@@ -17,6 +17,8 @@ struct Touch {
   bool written;  // the operator writes to it
 };
 
+class Placeholder;
+
 /// Whoever gives placeholders memory while an operator uses them. Any thread, several at once.
 class Keeper {
  public:
@@ -25,6 +27,11 @@ class Keeper {
   virtual void enter(const Touch* touches, std::size_t n) = 0;
   /// It has run; not `done`: it has thrown, and nothing that it wrote counts.
   virtual void leave(const Touch* touches, std::size_t n, bool done) = 0;
+  /// A scope of the program holds the placeholder's memory: Tensor::set_() on it copies the values there. Training
+  /// thread.
+  virtual bool in_scope(const Placeholder&) const { return false; }
+  /// How else its data can be replaced; a clause of an error.
+  virtual std::string instead() const = 0;
 };
 
 /// Stands behind one storage as the context of its data pointer, and lives as long as that storage. Tensors on it carry

@@ -4,6 +4,8 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "base/failure.hpp"
@@ -39,14 +41,19 @@ class Hook final : public torch::autograd::FunctionPostHook {
 
 }  // namespace
 
-TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype)
-    : state_(std::make_unique<State>()) {
-  TorchMemory::count();
+namespace {
+struct Listed {
+  std::vector<Parameter> parameters;
+  Storages::Tensors tensors;  // of each its first name
+};
+
+// Parameters by tensor. Throws for those that cannot be trained.
+Listed list(const Storages::Tensors& parameters) {
+  Listed listed;
   std::map<const c10::TensorImpl*, std::size_t> seen;
   for (auto& [name, tensor] : parameters) {
     if (const auto at = seen.find(tensor.unsafeGetTensorImpl()); at != seen.end()) {
-      state_->parameters[at->second].aliases.push_back(name);
+      listed.parameters[at->second].aliases.push_back(name);
       continue;
     }
     if (!tensor.defined() || !tensor.is_floating_point() || tensor.is_sparse() || !tensor.device().is_cpu())
@@ -55,19 +62,97 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
                 "the engine is made");
     if (tensor.grad_fn())
       fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
-    check_deferred(name, tensor);
-    if (!Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size())}))
-      fail_user("parameter '" + name +
-                "' is trained by another zr::Engine; destroy that one first, or give each engine "
-                "a model of its own");
-    seen.emplace(tensor.unsafeGetTensorImpl(), state_->slots.size());
-    state_->parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
-    state_->slots.emplace_back().tensor = tensor;
+    seen.emplace(tensor.unsafeGetTensorImpl(), listed.tensors.size());
+    listed.parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
+    listed.tensors.emplace_back(name, tensor);
   }
+  return listed;
+}
+
+Storages::Tensors filled(Storages::Tensors buffers) {
+  std::erase_if(buffers, [](const auto& item) { return !item.second.defined() || item.second.numel() == 0; });
+  return buffers;
+}
+
+void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* own) {
+  const auto place = Trained::find(tensor.unsafeGetTensorImpl());
+  if (place && place->model != own)
+    fail_user("parameter '" + name +
+              "' is trained by another zr::Engine; destroy that one first, or give each engine "
+              "a model of its own");
+  if (!place && Storages::has_engine_memory(tensor))
+    fail_user("parameter '" + name +
+              "' is on the memory of a parameter that a zr::Engine trains; destroy that engine first, or register a "
+              "clone()");
+}
+}  // namespace
+
+TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads)
+    : state_(std::make_unique<State>()) {
+  TorchMemory::count();
+  Listed listed = list(parameters);
+  for (const auto& [name, tensor] : listed.tensors) {
+    check_deferred(name, tensor);
+    check_other_engine(name, tensor, nullptr);
+    auto& slot = state_->slots.emplace_back();
+    slot.tensor = tensor;
+    Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size() - 1)});
+    const Placeholder* left = reloads ? Placeholder::behind(tensor) : nullptr;
+    if (!left || left->keeper()) continue;
+    Placeholder::mark(tensor, false);
+    slot.vacant = true;
+  }
+  state_->parameters = std::move(listed.parameters);
   state_->buffer_type = torch_type(dtype);
-  state_->buffers = buffers;
-  std::erase_if(state_->buffers, [](const auto& item) { return !item.second.defined() || item.second.numel() == 0; });
+  state_->buffers = filled(buffers);
+  state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
   if (!state_->construction) state_->convert_buffers();
+}
+
+std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, const Storages::Tensors& buffers) const {
+  Listed listed = list(parameters);
+  for (const auto& [name, tensor] : listed.tensors) {
+    check_other_engine(name, tensor, this);
+    if (Construction::of(tensor))
+      fail_user("parameter '" + name +
+                "' was built by zr::deferred, which engine.refresh() does not support; build what is added to a model "
+                "in training without zr::deferred");
+  }
+  const Storages check(listed.tensors, filled(buffers));
+  return std::move(listed.parameters);
+}
+
+bool TorchModel::has_buffer(const torch::Tensor& tensor) const {
+  return std::any_of(state_->buffers.begin(), state_->buffers.end(),
+                     [&](const auto& item) { return item.second.is_same(tensor); });
+}
+
+void TorchModel::hand_over() { state_->hands_over = true; }
+
+void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const {
+  std::vector<std::string> untrained;
+  for (const auto& [name, tensor] : parameters) {
+    const auto place = Trained::find(tensor.unsafeGetTensorImpl());
+    if (place && place->model == this) {
+      const Parameter& known = state_->parameters[place->param];
+      if (known.frozen && tensor.requires_grad() && known.name == name)
+        untrained.push_back("'" + name + "' was frozen then, and requires a gradient now");
+      continue;
+    }
+    const bool replaced =
+        std::any_of(state_->parameters.begin(), state_->parameters.end(), [&name = name](const Parameter& known) {
+          return known.name == name || std::count(known.aliases.begin(), known.aliases.end(), name) > 0;
+        });
+    untrained.push_back("'" + name + (replaced ? "' was replaced by another tensor" : "' was added to the model"));
+  }
+  if (untrained.empty()) return;
+  constexpr std::size_t kShown = 5;
+  std::string list;
+  for (std::size_t i = 0; i < std::min(untrained.size(), kShown); ++i) list += (i ? ", " : "") + untrained[i];
+  if (untrained.size() > kShown) list += " and " + std::to_string(untrained.size() - kShown) + " more";
+  fail_user("this engine does not train all parameters of its model, which changed after the engine was made: " + list +
+            "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
 }
 
 TorchModel::~TorchModel() {
@@ -113,6 +198,7 @@ std::vector<ModelBuffer> TorchModel::buffers() {
 void TorchModel::read(uint32_t param, float* out) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& tensor = state_->slots[param].tensor;
+  if (state_->slots[param].vacant) return void(std::fill_n(out, tensor.numel(), 0.0f));
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
 }
 
@@ -152,8 +238,14 @@ void TorchModel::construct(const Loading& loading, bool computes) {
 
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   auto& slot = state_->slots[param];
-  slot.tensor.set_data(torch::from_blob(memory, slot.tensor.sizes(), torch_type(dtype)));
-  slot.binding = {slot.tensor.storage().unsafeGetStorageImpl(), torch_type(dtype), version_of(slot.tensor)};
+  const at::ScalarType type = torch_type(dtype);
+  if (!state_->storages->replaceable(slot.tensor, type))
+    state_->storages->move(state_->parameters[param].name, slot.tensor,
+                           torch::from_blob(memory, slot.tensor.sizes(), type));
+  const c10::Storage storage = slot.tensor.storage();
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
+  storage.unsafeGetStorageImpl()->set_resizable(false);
+  slot.binding = {storage, memory, type, version_of(slot.tensor)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -188,9 +280,11 @@ void TorchModel::hold(const std::vector<uint32_t>& params) {
 
 void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
   std::vector<uint32_t> sharded;
+  std::string misfit;
   for (const uint32_t param : params) {
     auto& slot = state_->slots[param];
     --slot.scopes;
+    misfit = misfit.empty() ? state_->take_exchanged(param, takes_over) : misfit;
     slot.binding.version = -1;  // writes through pointers leave no other trace
     if (slot.shared) {
       state_->take_copy(param, takes_over);
@@ -202,6 +296,10 @@ void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
   std::fill_n(written.get(), sharded.size(), takes_over);
   if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
+  if (!misfit.empty())
+    fail_user(
+        "the data of parameter '" + misfit +
+        "' was exchanged for a tensor of another shape within a zr::gather scope; load a file that fits the model");
 }
 
 void TorchModel::lend(uint32_t param, void* memory) {
@@ -224,11 +322,12 @@ std::vector<uint32_t> TorchModel::written() {
 void TorchModel::verify() {
   for (uint32_t i = 0; i < state_->slots.size(); ++i) {
     const auto& slot = state_->slots[i];
-    if (slot.binding.storage && (slot.tensor.storage().unsafeGetStorageImpl() != slot.binding.storage ||
-                                 slot.tensor.scalar_type() != slot.binding.type))
+    if (slot.binding.storage &&
+        (!slot.tensor.storage().is_alias_of(slot.binding.storage) ||
+         slot.binding.storage.data() != slot.binding.memory || slot.tensor.scalar_type() != slot.binding.type))
       fail_user("the data of parameter '" + state_->parameters[i].name +
-                "' was exchanged after the engine was made (module->to(), torch::load, set_data); do so before, or use "
-                "engine.set()");
+                "' was exchanged after the engine was made (torch::load(), module->to(), set_data()); " +
+                state_->instead());
   }
 }
 
@@ -249,9 +348,11 @@ void TorchModel::release() {
     auto& slot = state_->slots[i];
     if (slot.shared) {
       const c10::Storage old = slot.tensor.storage();  // views of it may live on
-      slot.placeholder->expose(true);
-      Placeholder::mark(slot.tensor, false);
-      slot.tensor.set_data(slot.tensor.detach().clone());
+      if (!state_->hands_over) {
+        slot.placeholder->expose(true);
+        Placeholder::mark(slot.tensor, false);
+        slot.tensor.set_data(slot.tensor.detach().clone());
+      }
       slot.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
                                "' is gone, and with it the memory of views taken before; take them anew");
       slot.shared = nullptr;
@@ -260,7 +361,15 @@ void TorchModel::release() {
       slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
                                "' is gone; read it with engine.get() while the engine lives");
     } else if (slot.binding.storage) {
-      slot.tensor.set_data(slot.tensor.detach().clone());
+      c10::StorageImpl& storage = *slot.binding.storage.unsafeGetStorageImpl();
+      if (storage.data() == slot.binding.memory) {  // tensors made from the parameter see its values after the engine
+        c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
+        at::DataPtr own = allocator->allocate(storage.nbytes());
+        std::memcpy(own.mutable_get(), slot.binding.memory, storage.nbytes());
+        storage.set_data_ptr_noswap(std::move(own));
+        storage.set_allocator(allocator);
+        storage.set_resizable(true);
+      }
     }
     slot.binding = {};
   }
@@ -276,7 +385,8 @@ void TorchModel::hide_gradients(bool hidden) {
                             "the gradient of '" + state_->parameters[i].name +
                                 "' is the engine's: read it with engine.get(\"" + state_->parameters[i].name +
                                 "\", zr::What::gradient), clip with train.clip, update with engine.step(), and call "
-                                "engine.backward(loss) instead of loss.backward()");
+                                "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
+                                "engine (a GAN), call requires_grad_(false) on these parameters around its backward");
     slot.tensor.mutable_grad() = hidden ? slot.hidden : torch::Tensor();
   }
 }

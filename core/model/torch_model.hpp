@@ -13,8 +13,9 @@ class TorchModel final : public Model {
  public:
   /// Names in the model's order; a tensor under several names is one parameter. Throws Failure(user) for parameters
   /// that are not dense floating-point CPU tensors, or that another engine trains.
+  /// `reloads`: parameters that an engine left without memory read as zeros, until their values are stored.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype);
+             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false);
   ~TorchModel() override;
 
   const std::vector<Parameter>& parameters() const override;
@@ -42,6 +43,17 @@ class TorchModel final : public Model {
   void limit_temporaries(int64_t bytes, const std::function<void(int64_t asked)>& over) override;
   void keep_activations(Aside aside) override;
   void seed(uint64_t seed) override;
+
+  /// Throws Failure(user) naming parameters of the program's model, as it is now, that this one does not train: added
+  /// or replaced since, or frozen then and no longer.
+  void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const;
+  /// What a TorchModel of these would train instead of this one. Throws Failure(user) where none can be made.
+  std::vector<Parameter> relist(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                                const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  /// True for a buffer that this model was made with.
+  bool has_buffer(const torch::Tensor& tensor) const;
+  /// release() leaves sharded and shared parameters without memory, for a TorchModel that reloads them.
+  void hand_over();
 
   /// Real memory for parameters, each named once, until let_go(), which takes over what was written to it, or not.
   /// Collective; letting go without taking over is not.

@@ -10,8 +10,8 @@ void TorchModel::State::convert_buffers() {
   for (auto& [name, tensor] : buffers) {
     Placeholder::mark(tensor, false);
     if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
-      tensor.set_data(tensor.to(buffer_type));
-    if (!tensor.is_contiguous()) tensor.set_data(tensor.contiguous());
+      storages->move_buffer(name, tensor, tensor.to(buffer_type));
+    if (!tensor.is_contiguous()) storages->move_buffer(name, tensor, tensor.contiguous());
   }
 }
 
@@ -20,7 +20,7 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
   const torch::Tensor empty =
       Placeholder::make(slot.tensor.sizes(), type, this, param, "parameter '" + parameters[param].name + reason);
   Placeholder::mark(empty, false);  // set_data wants the same keys
-  slot.tensor.set_data(empty);
+  storages->move(parameters[param].name, slot.tensor, empty);
   Placeholder::mark(slot.tensor, true);
   slot.placeholder = Placeholder::behind(slot.tensor);
 }
@@ -54,6 +54,27 @@ void TorchModel::State::leave(const Touch* touches, std::size_t n, bool done) {
     expose(param, -1);
   }
   if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
+}
+
+bool TorchModel::State::in_scope(const Placeholder& placeholder) const { return slots[placeholder.index()].scopes > 0; }
+
+std::string TorchModel::State::instead() const {
+  return "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
+         "module->to() and set_data() before the engine is made";
+}
+
+std::string TorchModel::State::take_exchanged(uint32_t param, bool takes_over) {
+  auto& slot = slots[param];
+  if (!slot.binding.storage || slot.tensor.storage().is_alias_of(slot.binding.storage)) return "";
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor values = slot.tensor.detach();
+  torch::Tensor bound = torch::empty({0}, slot.binding.type);
+  bound.set_(slot.binding.storage, 0, parameters[param].shape);
+  slot.tensor.set_data(bound);
+  if (!takes_over) return "";
+  if (values.sizes() != bound.sizes()) return parameters[param].name;
+  bound.copy_(values);
+  return "";
 }
 
 void TorchModel::State::expose(uint32_t param, int by) {

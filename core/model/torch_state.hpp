@@ -15,6 +15,7 @@
 #include "model/placeholder.hpp"
 #include "model/saved.hpp"
 #include "model/set_aside.hpp"
+#include "model/storages.hpp"
 #include "model/torch_model.hpp"
 #include "model/trained.hpp"
 
@@ -22,7 +23,8 @@ namespace zr::host {
 
 /// What bind() made of a parameter.
 struct Binding {
-  const c10::StorageImpl* storage = nullptr;
+  c10::Storage storage;  // tensors that share it outlive the engine's memory
+  const void* memory = nullptr;
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
 };
@@ -37,6 +39,7 @@ struct TorchModel::State final : Keeper {
     at::DataPtr copy;                    // of it, while it is written to
     int readers = 0, writers = 0;        // operators and scopes on what is shared
     int scopes = 0;                      // of zr::gather, however the parameter is stored
+    bool vacant = false;                 // an earlier engine left it without memory
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
@@ -48,7 +51,9 @@ struct TorchModel::State final : Keeper {
   std::vector<Slot> slots;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;
   std::shared_ptr<Construction> construction;  // of a deferred model, until construct()
-  at::ScalarType buffer_type;                  // of floating-point buffers
+  std::unique_ptr<Storages> storages;
+  at::ScalarType buffer_type;  // of floating-point buffers
+  bool hands_over = false;     // see TorchModel
   Arrived arrived;
   Uses uses;
   std::unique_ptr<SetAside> aside;
@@ -65,6 +70,8 @@ struct TorchModel::State final : Keeper {
   /// See Keeper.
   void enter(const Touch* touches, std::size_t n) override;
   void leave(const Touch* touches, std::size_t n, bool done) override;
+  bool in_scope(const Placeholder& placeholder) const override;
+  std::string instead() const override;
   /// One more (by = 1) or less (-1) may read what is shared. Outside operators and scopes nobody can, so that a write
   /// past both is refused, not a fault.
   void expose(uint32_t param, int by);
@@ -72,6 +79,9 @@ struct TorchModel::State final : Keeper {
   /// owners of its parts then take them over, unless an exception ended the scope.
   void lend_copy(uint32_t param);
   void take_copy(uint32_t param, bool takes_over);
+  /// A bound parameter whose data was exchanged within a scope (torch::load): its values are copied to the engine's
+  /// memory if the engine takes them over, and the parameter is bound again. Returns its name if the shapes differ.
+  std::string take_exchanged(uint32_t param, bool takes_over);
   /// Autograd has accumulated into a parameter's .grad.
   void fired(uint32_t param);
 };

@@ -94,6 +94,17 @@ class Engine {
   /// weights then, refuses to train and needs another load. Throws where something does not fit, naming it (see Load).
   /// Collective.
   Loaded load(const std::string& dir, const Load& how = {});
+  /// Trains the model's parameters as they are now: after a parameter or module was added, replaced or removed, or
+  /// requires_grad changed. backward() throws until it is called where a parameter would not be trained. A tensor that
+  /// was trained before keeps its values, optimizer states, fp32 master weights and step count bit for bit, under a new
+  /// name too; a new or newly trained one begins with none; one that is frozen or removed loses its states. Step,
+  /// schedule, loss scale and this rank's buffers stay; get(gradient) gives zeros until the next step. Call it between
+  /// steps, outside zr::gather and Evaluation, with the same changes on all ranks: otherwise it throws and nothing
+  /// changes. It writes the state to job.runs/job.name/refresh and reads it back, so ranks on several hosts need that
+  /// folder on a shared file system. Without a change it does nothing. A parameter that is frozen later
+  /// (requires_grad_(false)) needs no refresh(): it keeps its values and states, as under a torch::optim optimizer.
+  /// Collective.
+  void refresh();
   /// Mean over ranks, in rank order. Collective.
   double mean(double value);
   /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).
@@ -113,7 +124,20 @@ class Engine {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  /// Throws where the state is gone after a failed refresh().
+  class Handle {
+   public:
+    Handle();
+    Handle(std::unique_ptr<State> state);
+    ~Handle();
+    Handle& operator=(Handle&& other) noexcept;
+    State* operator->() const;
+    std::unique_ptr<State> take();
+
+   private:
+    std::unique_ptr<State> state_;
+  };
+  Handle state_;
 };
 
 }  // namespace zr

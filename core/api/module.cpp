@@ -1,0 +1,67 @@
+#include "module.hpp"
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <map>
+
+#include "model/trained.hpp"
+
+namespace zr {
+
+ProgramModule::ProgramModule(torch::nn::Module& module) : module_(&module) {}
+ProgramModule::ProgramModule(const torch::jit::Module& module)
+    : script_(std::make_shared<const torch::jit::Module>(module)) {}
+
+Tensors ProgramModule::parameters() const {
+  Tensors list;
+  if (module_)
+    for (const auto& item : module_->named_parameters()) list.emplace_back(item.key(), item.value());
+  else
+    for (const auto& item : script_->named_parameters()) list.emplace_back(item.name, item.value);
+  return list;
+}
+
+Tensors ProgramModule::buffers() const {
+  Tensors list;
+  if (module_)
+    for (const auto& item : module_->named_buffers()) list.emplace_back(item.key(), item.value());
+  else
+    for (const auto& item : script_->named_buffers()) list.emplace_back(item.name, item.value);
+  return list;
+}
+
+host::ListChange change_of(const host::TorchModel& model, const Tensors& now) {
+  host::ListChange change;
+  std::map<uint32_t, std::vector<std::string>> names;  // now, by parameter
+  std::set<const void*> added;
+  const auto& known = model.parameters();
+  for (const auto& [name, tensor] : now) {
+    const auto place = host::Trained::find(tensor.unsafeGetTensorImpl());
+    if (place && place->model == &model) {
+      auto& all = names[place->param];
+      all.push_back(name);
+      if (all.size() > 1) continue;
+      const host::Parameter& before = known[place->param];
+      if (before.name != name) change.renames.push_back({name, before.name, {}});
+      if (before.frozen && tensor.requires_grad()) change.log.push_back("'" + name + "' is trained from now on");
+      if (!before.frozen && !tensor.requires_grad())
+        change.log.push_back("'" + name + "' is frozen from now on; its optimizer state is dropped");
+    } else if (added.insert(tensor.unsafeGetTensorImpl()).second) {
+      change.fresh.insert(name);
+      change.log.push_back("'" + name + "' is new");
+    }
+  }
+  for (uint32_t i = 0; i < known.size(); ++i) {
+    std::vector<std::string> before{known[i].name};
+    before.insert(before.end(), known[i].aliases.begin(), known[i].aliases.end());
+    const auto at = names.find(i);
+    if (at == names.end())
+      change.log.push_back("the former '" + known[i].name + "' is no longer in the model; its state is dropped");
+    else if (at->second != before)
+      change.log.push_back("'" + at->second.front() + "' has other names than before");
+  }
+  change.any = !change.log.empty();
+  return change;
+}
+
+}  // namespace zr

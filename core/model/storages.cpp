@@ -1,0 +1,189 @@
+#include "model/storages.hpp"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/Storage.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/failure.hpp"
+#include "model/placeholder.hpp"
+
+namespace zr::host {
+
+namespace {
+const c10::StorageImpl* storage_of(const torch::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+// First byte and end of what the tensor spans of its storage.
+std::pair<int64_t, int64_t> extent(const torch::Tensor& tensor) {
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  return {tensor.storage_offset() * size, (last + 1) * size};
+}
+
+// Calls fn with the first byte of each element.
+template <class F>
+void each_element(const torch::Tensor& tensor, F&& fn) {
+  std::vector<int64_t> index(static_cast<std::size_t>(tensor.dim()), 0);
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  int64_t at = tensor.storage_offset();
+  for (int64_t left = tensor.numel(); left > 0; --left) {
+    fn(at * size);
+    for (int64_t d = tensor.dim(); d-- > 0;) {
+      auto& i = index[static_cast<std::size_t>(d)];
+      at += tensor.stride(d);
+      if (++i < tensor.size(d)) break;
+      at -= i * tensor.stride(d);
+      i = 0;
+    }
+  }
+}
+
+// Its elements fill its extent.
+bool dense(const torch::Tensor& tensor) {
+  const auto [begin, end] = extent(tensor);
+  return end - begin == static_cast<int64_t>(tensor.nbytes());
+}
+
+void in_use(void*) {}
+
+// Tensors on the storage that are no registered ones, except bases that only autograd's views refer to.
+int64_t strangers(const Storages::Tensors& registered) {
+  std::map<const c10::TensorImpl*, std::size_t> views;  // by base
+  int64_t known = 0, held = 0;
+  for (const auto& [name, tensor] : registered) {
+    ++known;
+    if (tensor.is_view()) ++views[tensor._base().unsafeGetTensorImpl()];
+  }
+  const c10::Storage& storage = registered.front().second.storage();
+  for (const auto& [base, count] : views) {
+    const bool is_registered = std::any_of(registered.begin(), registered.end(), [base = base](const auto& item) {
+      return item.second.unsafeGetTensorImpl() == base;
+    });
+    if (is_registered) continue;
+    for (const auto& [name, tensor] : registered)
+      if (tensor.is_view() && tensor._base().unsafeGetTensorImpl() == base) {
+        if (tensor._base().use_count() > count) ++held;
+        break;
+      }
+    ++known;
+  }
+  return std::max<int64_t>(static_cast<int64_t>(storage.use_count()) - known, 0) + held;
+}
+}  // namespace
+
+bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
+  if (storage_of(a) != storage_of(b) || a.numel() == 0 || b.numel() == 0) return false;
+  const auto [begin_a, end_a] = extent(a);
+  const auto [begin_b, end_b] = extent(b);
+  const int64_t begin = std::max(begin_a, begin_b), end = std::min(end_a, end_b);
+  if (begin >= end) return false;
+  if (dense(a) && dense(b)) return true;
+  std::vector<bool> taken(static_cast<std::size_t>(end - begin));
+  const auto each_byte = [&](const torch::Tensor& tensor, const auto& fn) {
+    const auto size = static_cast<int64_t>(tensor.element_size());
+    each_element(tensor, [&](int64_t first) {
+      for (int64_t byte = std::max(first, begin); byte < std::min(first + size, end); ++byte)
+        fn(static_cast<std::size_t>(byte - begin));
+    });
+  };
+  each_byte(a, [&](std::size_t byte) { taken[byte] = true; });
+  bool shared = false;
+  each_byte(b, [&](std::size_t byte) { shared |= taken[byte]; });
+  return shared;
+}
+
+Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
+  for (const auto& [name, tensor] : parameters) {
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      fail_user("parameter '" + name +
+                "' has several elements at one address (expand()); register its contiguous() copy, made under "
+                "torch::NoGradGuard");
+    users_[storage_of(tensor)].parameters.emplace_back(name, tensor);
+  }
+  std::set<const c10::TensorImpl*> seen;  // a buffer may have several names
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.has_storage() && seen.insert(tensor.unsafeGetTensorImpl()).second)
+      users_[storage_of(tensor)].buffers.emplace_back(name, tensor);
+  std::erase_if(users_,
+                [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
+  for (const auto& [storage, users] : users_) {
+    check(users);
+    left_[storage] = users.parameters.size() + users.buffers.size();
+  }
+}
+
+void Storages::check(const Users& users) const {
+  if (users.parameters.empty()) return;
+  for (std::size_t i = 0; i < users.parameters.size(); ++i) {
+    const auto& [name, tensor] = users.parameters[i];
+    for (std::size_t j = i + 1; j < users.parameters.size(); ++j)
+      if (overlap(tensor, users.parameters[j].second))
+        fail_user("parameters '" + name + "' and '" + users.parameters[j].first +
+                  "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
+                  "parameter, so that they would no longer share it; to tie weights, register one tensor under both "
+                  "names, else register a clone()");
+    for (const auto& [buffer, values] : users.buffers)
+      if (overlap(tensor, values))
+        fail_user("buffer '" + buffer + "' is on the memory of parameter '" + name +
+                  "'; the engine moves the parameter, so that the buffer would keep its old values; compute it in "
+                  "forward(), or register a clone()");
+  }
+  if (users.buffers.empty()) return;
+  Tensors all = users.parameters;
+  all.insert(all.end(), users.buffers.begin(), users.buffers.end());
+  if (const int64_t others = strangers(all); others > 0)
+    fail_user("parameter '" + users.parameters.front().first + "' and buffer '" + users.buffers.front().first +
+              "' are parts of one storage, which " + std::to_string(others) +
+              (others == 1 ? " unregistered tensor also uses" : " unregistered tensors also use") +
+              "; the engine moves the parameter, so that these tensors would keep its old values; register a clone() "
+              "of the parameter");
+}
+
+bool Storages::replaceable(const torch::Tensor& parameter, at::ScalarType type) const {
+  return parameter.scalar_type() == type && parameter.numel() > 0 && parameter.is_contiguous() &&
+         parameter.storage_offset() == 0 && parameter.nbytes() == parameter.storage().nbytes() &&
+         !users_.count(storage_of(parameter)) && !Placeholder::behind(*parameter.storage().unsafeGetStorageImpl());
+}
+
+void Storages::move(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other) {
+  leave("parameter '" + name + "'", parameter, other);
+}
+
+void Storages::move_buffer(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other) {
+  if (const auto users = users_.find(storage_of(buffer)); users != users_.end())
+    for (const auto& [with, values] : users->second.buffers)
+      if (!values.is_same(buffer) && overlap(buffer, values))
+        fail_user("buffers '" + name + "' and '" + with +
+                  "' are on the same memory, and train.dtype or a row-major layout gives each its own; register one "
+                  "tensor under both names, or a clone()");
+  leave("buffer '" + name + "'", buffer, other);
+}
+
+void Storages::leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other) {
+  const c10::Storage before = tensor.storage();
+  c10::StorageImpl& storage = *before.unsafeGetStorageImpl();
+  tensor.set_data(other);
+  const auto left = left_.find(&storage);
+  if (left != left_.end() && --left->second > 0) return;
+  if (left != left_.end()) left_.erase(left);
+  if (const auto users = users_.find(&storage); users != users_.end()) users_.erase(users);
+  if (before.use_count() == 1 || Placeholder::behind(storage)) return;
+  storage.set_resizable(false);
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "this tensor was made from " + what +
+      " before the zr::Engine, which has moved its data: the values here would be stale; make it in forward() (a view, "
+      "t(), detach() that a constructor or a class member keeps), or after the engine");
+}
+
+at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &in_use, at::Device(at::kCPU)}; }
+
+bool Storages::has_engine_memory(const torch::Tensor& tensor) {
+  return tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &in_use;
+}
+
+}  // namespace zr::host

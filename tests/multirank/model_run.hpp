@@ -1,0 +1,90 @@
+// What the cases of model_case share: the strategies that a case is run under, and the text of an error.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "multirank/engine_run.hpp"
+
+namespace model_tests {
+
+using engine_tests::require;
+using engine_tests::Run;
+using engine_tests::same;
+
+/// A strategy, and whether the ranks of a host share weights; a lone rank shares nothing.
+struct How {
+  std::string strategy;
+  bool share;
+  std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " apart"); }
+};
+
+inline std::vector<How> ways(int world) {
+  std::vector<How> all;
+  for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const bool share : {false, true})
+      if (share || world > 1) all.push_back({strategy, share});
+  return all;
+}
+
+/// The program of `run` under another strategy, with plain descent whose products are exact (the rate is a power of
+/// two), zero3 releases each weight after its use.
+inline zr::Program program_of(const Run& run, const How& how, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
+  for (const char* key :
+       {"optimizer=sgd", "optimizer.sgd.momentum=0.0", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
+        "optimizer.lr=0.0625", "train.clip=0.0", "train.steps=4", "strategy.zero3.max_live_bytes=0",
+        "strategy.zero3.max_reuse_bytes=0", "strategy.zero3.prefetch_bytes=0"})
+    overrides.emplace_back(key);
+  overrides.push_back("strategy.use=" + how.strategy);
+  overrides.push_back(std::string("communicator.alias=") + (how.share ? "true" : "false"));
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return zr::Program(run.arguments[0], overrides,
+                     {{"parity.model", "everything", "which model"},
+                      {"parity.weighted", false, "unused here"},
+                      {"parity.overflows", false, "unused here"}});
+}
+
+/// What fn throws, without libtorch's backtrace; empty if it returns.
+template <class F>
+std::string error_of(F&& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// Prints on rank 0, when it is destroyed, which strategies have each outcome.
+class Outcomes {
+ public:
+  explicit Outcomes(const Run& run) : world_(run.program.world()), prints_(run.program.rank() == 0) {}
+  ~Outcomes() {
+    for (const auto& [outcome, hows] : hows_)
+      if (prints_) std::cout << hows << ": " << outcome << std::endl;
+  }
+  Outcomes(const Outcomes&) = delete;
+  void add(const How& how, const std::string& outcome) {
+    std::string& hows = hows_[outcome];
+    hows += (hows.empty() ? "" : ", ") + how.text(world_);
+  }
+
+ private:
+  int world_;
+  bool prints_;
+  std::map<std::string, std::string> hows_;
+};
+
+/// Cases of the files that make up model_case.
+const engine_tests::Cases& alias_cases();
+const engine_tests::Cases& pointer_cases();
+const engine_tests::Cases& refresh_cases();
+
+}  // namespace model_tests

@@ -1,0 +1,65 @@
+// What a program does with its model beside zr::Engine: results equal plain libtorch's, or an error says why not.
+#include "multirank/engine_fixture.hpp"
+
+namespace {
+
+class EngineModel : public engine_tests::Engine {
+ protected:
+  EngineModel() { binary_ = "model_case"; }
+  // The golden file of check_messages(), all of whose cases end with 0.
+  void check_outcomes(const std::string& file, std::size_t least_cases) {
+    check_messages(file, least_cases);
+    for (const zr::golden::Case& one : zr::golden::read_file(ZR_SOURCE_DIR "/tests/golden/" + file).cases)
+      EXPECT_EQ(one["exit"], "") << file << ", " << one.title;
+  }
+};
+
+TEST_F(EngineModel, TrainsATensorOnAWeightsMemoryAsLibtorchOrRejectsIt) { check_outcomes("model_aliases.txt", 40); }
+
+TEST_F(EngineModel, GivesPointersToMemoryThatMayBeWrittenOrThrows) { check_outcomes("model_pointers.txt", 10); }
+
+TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 13); }
+
+TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
+  for (const int ranks : {1, 2})
+    for (const char* name : {"refresh_continues", "refresh_continues_bf16", "refresh_continues_offloaded"}) {
+      const engine_tests::Result result = run(ranks, name);
+      EXPECT_EQ(result.code, 0) << name << " on " << ranks << "\n" << result.output;
+    }
+}
+
+TEST_F(EngineModel, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {
+  const auto hash = [](const engine_tests::Result& result) {
+    EXPECT_EQ(result.code, 0) << result.output;
+    std::smatch found;
+    EXPECT_TRUE(std::regex_search(result.output, found, std::regex("hash ([0-9a-f]{16})"))) << result.output;
+    return found.str(1);
+  };
+  const std::string saved = hash(run(2, "refresh_saves"));
+  ::setenv("MODEL_CASE_RESUMES", "yes", 1);
+  EXPECT_EQ(hash(run(1, "refresh_saves")), saved);
+  EXPECT_EQ(hash(run(2, "refresh_saves")), saved);
+  ::unsetenv("MODEL_CASE_RESUMES");
+}
+
+TEST_F(EngineModel, RefreshKeepsEachRanksBuffers) {
+  const engine_tests::Result result = run(2, "refresh_keeps_buffers");
+  EXPECT_EQ(result.code, 0) << result.output;
+}
+
+TEST_F(EngineModel, RefreshContinuesTheRunFolder) {
+  ASSERT_EQ(run(2, "refresh_saves").code, 0);
+  const auto rows = metrics();
+  ASSERT_EQ(rows.size(), 8u);
+  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i]["step"], i + 1);
+  EXPECT_EQ(summary()["steps"], 8);
+}
+
+TEST_F(EngineModel, TrainsAParameterFrozenLaterAsLibtorchDoes) {
+  for (const int ranks : {1, 2}) {
+    const engine_tests::Result result = run(ranks, "freezes_again");
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
+}
+
+}  // namespace

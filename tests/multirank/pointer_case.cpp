@@ -1,0 +1,158 @@
+// Every way of libtorch to get at a parameter's memory past the dispatcher, and torch::load().
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "multirank/model_run.hpp"
+#include "zr/parameters.hpp"
+
+namespace model_tests {
+
+namespace {
+
+struct Path {
+  const char* name;
+  std::function<const void*(const torch::Tensor&)> pointer;
+  bool writable;
+};
+
+const std::vector<Path>& paths() {
+  using T = torch::Tensor;
+  static const std::vector<Path> all{
+      {"data_ptr()", [](const T& t) { return t.data_ptr(); }, true},
+      {"data_ptr<float>()", [](const T& t) { return t.data_ptr<float>(); }, true},
+      {"mutable_data_ptr()", [](const T& t) { return t.mutable_data_ptr(); }, true},
+      {"mutable_data_ptr<float>()", [](const T& t) { return t.mutable_data_ptr<float>(); }, true},
+      {"const_data_ptr()", [](const T& t) { return t.const_data_ptr(); }, false},
+      {"const_data_ptr<float>()", [](const T& t) { return t.const_data_ptr<float>(); }, false},
+      {"accessor", [](const T& t) { return t.accessor<float, 2>().data(); }, true},
+      {"packed_accessor32", [](const T& t) { return t.packed_accessor32<float, 2>().data(); }, true},
+      {"packed_accessor64", [](const T& t) { return t.packed_accessor64<float, 2>().data(); }, true},
+      {"storage().data()", [](const T& t) { return t.storage().data(); }, false},
+      {"storage().mutable_data()", [](const T& t) { return t.storage().mutable_data(); }, true},
+      {"storage().data_ptr()", [](const T& t) { return t.storage().data_ptr().get(); }, false},
+      {"storage().mutable_data_ptr()", [](const T& t) { return t.storage().mutable_data_ptr().mutable_get(); }, true},
+      {"detach().data_ptr()", [](const T& t) { return t.detach().data_ptr(); }, true},
+      {"view().data_ptr()", [](const T& t) { return t.view(-1).data_ptr(); }, true},
+      {"variable_data().data_ptr()", [](const T& t) { return t.variable_data().data_ptr(); }, true},
+      {"TensorImpl::data()", [](const T& t) { return t.unsafeGetTensorImpl()->data(); }, false},
+      {"TensorImpl::mutable_data()", [](const T& t) { return t.unsafeGetTensorImpl()->mutable_data(); }, true}};
+  return all;
+}
+
+// Tries them outside and inside a zr::gather scope, before and after operators; writes where a pointer may be written.
+void accesses(Run& run) {
+  const int world = run.program.world();
+  Outcomes all(run);
+  for (const How& how : ways(world)) {
+    torch::manual_seed(3);
+    torch::nn::Linear net(16, 16);
+    zr::Engine engine(program_of(run, how), *net);
+    const auto try_all = [&](const std::string& where) {
+      std::map<std::string, std::string> outcomes;  // of an outcome: the paths
+      for (const Path& path : paths()) {
+        std::string outcome = error_of([&] {
+          const void* pointer = path.pointer(net->weight);
+          if (path.writable) static_cast<float*>(const_cast<void*>(pointer))[0] = 0.5f;
+          require(static_cast<const float*>(pointer)[1] != 0, "there are values");
+        });
+        if (outcome.empty()) outcome = "memory";
+        outcomes[outcome] += (outcomes[outcome].empty() ? "" : ", ") + std::string(path.name);
+      }
+      for (const auto& [outcome, names] : outcomes)
+        all.add(how, where + ", " + (outcomes.size() == 1 ? std::to_string(paths().size()) + " ways" : names) + ": " +
+                         outcome);
+    };
+    const auto backward = [&] { engine.backward(net(torch::ones({2, 16})).square().mean()); };
+    try_all("at first");
+    backward();
+    try_all("after backward");
+    engine.step();
+    {
+      const auto scope = zr::gather(net->weight);
+      try_all("within zr::gather");
+    }
+    try_all("after zr::gather");
+    require(engine.get("weight").view(-1)[0].item<float>() == 0.5f, "what was written is the weight");
+    backward();
+    engine.step();
+  }
+}
+
+// A file of torch::save() is loaded into a model in training, within a scope.
+torch::nn::Sequential small(int64_t out, uint64_t seed) {
+  torch::manual_seed(seed);
+  return torch::nn::Sequential(torch::nn::Linear(16, 16), torch::nn::BatchNorm1d(16), torch::nn::Linear(16, out));
+}
+
+void load(torch::nn::Sequential& net, int64_t out) {
+  std::stringstream file;
+  torch::save(small(out, 99), file);
+  torch::load(net, file);
+}
+
+void loads_in_scope(Run& run) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    auto net = small(4, 3);
+    const auto expected = small(4, 99);
+    zr::Engine engine(program_of(run, how), *net);
+    const auto step = [&] {
+      engine.backward(net->forward(torch::ones({2, 16})).square().mean());
+      engine.step();
+    };
+    step();
+    {
+      const auto scope = zr::gather(net->parameters());
+      load(net, 4);
+    }
+    for (const auto& item : expected->named_parameters()) {
+      require(same(engine.get(item.key()), item.value()), item.key() + " is the file's");
+      require(same(net->named_parameters()[item.key()] + 0, item.value()), "the model computes with " + item.key());
+    }
+    step();
+    require(!same(engine.get("0.weight"), expected->named_parameters()["0.weight"]), "training continues from it");
+    outcomes.add(how, "loaded");
+  }
+}
+
+// Loads a file otherwise: outside a scope, with a weight of another shape, into a deferred model.
+void loads(Run& run, const std::function<void(torch::nn::Sequential&, const zr::Program&)>& act) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    auto net = small(4, 3);
+    outcomes.add(how, error_of([&] { act(net, program_of(run, how)); }));
+  }
+}
+
+}  // namespace
+
+const engine_tests::Cases& pointer_cases() {
+  static const engine_tests::Cases cases{{"pointers", accesses},
+                                         {"loads_in_scope", loads_in_scope},
+                                         {"loads_outside",
+                                          [](Run& run) {
+                                            loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
+                                              zr::Engine engine(program, *net);
+                                              load(net, 4);
+                                              engine.backward(net->forward(torch::ones({2, 16})).square().mean());
+                                            });
+                                          }},
+                                         {"loads_other_shape",
+                                          [](Run& run) {
+                                            loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
+                                              zr::Engine engine(program, *net);
+                                              const auto scope = zr::gather(net->parameters());
+                                              load(net, 5);
+                                            });
+                                          }},
+                                         {"loads_deferred", [](Run& run) {
+                                            loads(run, [](torch::nn::Sequential&, const zr::Program&) {
+                                              auto net = zr::deferred([] { return small(4, 3); });
+                                              load(net, 4);
+                                            });
+                                          }}};
+  return cases;
+}
+
+}  // namespace model_tests

@@ -1,0 +1,348 @@
+// Parameters that an engine does not train because the model changed: found by name, and trained after
+// engine.refresh(). The model has independent parts, so that each part's values must be those of a model of that part
+// alone, to the bit.
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "multirank/model_run.hpp"
+#include "zr/parameters.hpp"
+
+namespace model_tests {
+
+namespace {
+
+constexpr int64_t kIn = 12;
+using torch::Tensor;
+
+// Parts are Linear modules by name; each has values of its own, whatever else the model has.
+struct Parts : torch::nn::Module {
+  torch::nn::Linear add(const std::string& name, int64_t out = 10) {
+    torch::manual_seed(static_cast<uint64_t>(name.back()) + static_cast<uint64_t>(out));
+    torch::nn::Linear part(kIn, out);
+    const torch::NoGradGuard no_grad;  // values of bf16, which a frozen weight under bf16 is rounded to
+    for (Tensor& p : part->parameters()) p.copy_(p.to(torch::kBFloat16));
+    return parts.insert_or_assign(name, register_module(name, part)).first->second;
+  }
+  Tensor loss(int64_t micro) {
+    const Tensor x = (torch::arange(4 * kIn, torch::kFloat) * static_cast<double>(micro + 1)).sin().view({4, kIn});
+    Tensor sum = torch::zeros({});
+    for (auto& [name, part] : parts)
+      sum = sum + torch::tanh(part(x.to(part->weight.scalar_type()))).to(torch::kFloat).square().mean();
+    return sum;
+  }
+  std::map<std::string, torch::nn::Linear> parts;
+};
+
+// A part's weight and states after a step, by step.
+using History = std::vector<Tensor>;
+
+struct Training {
+  Training(const Run& run, const How& how, const std::vector<std::string>& keys) : world(run.program.world()) {
+    std::vector<std::string> more{"optimizer=adamw", "optimizer.lr=0.05", "train.steps=6"};
+    more.insert(more.end(), keys.begin(), keys.end());
+    program = std::make_unique<zr::Program>(program_of(run, how, more));
+  }
+  void start() { engine = std::make_unique<zr::Engine>(*program, net); }
+  // Steps [first, end) of the data.
+  void train(int64_t first, int64_t end) {
+    for (int64_t step = first; step < end; ++step) {
+      for (int micro = 0; micro < engine->accumulation(); ++micro) {
+        const int64_t batch = step * world * engine->accumulation() + engine->micro_index();
+        engine->backward(net.loss(batch));
+        engine->step();
+      }
+      for (auto& [name, part] : net.parts)
+        if (part->weight.requires_grad()) note(name);
+    }
+  }
+  void note(const std::string& name) {
+    const std::string weight = name + ".weight";
+    histories[name].push_back(torch::stack({engine->get(weight), engine->get(weight, zr::What::state, "exp_avg"),
+                                            engine->get(weight, zr::What::state, "exp_avg_sq")}));
+  }
+  int world;
+  std::unique_ptr<zr::Program> program;
+  Parts net;
+  std::unique_ptr<zr::Engine> engine;
+  std::map<std::string, History> histories;
+};
+
+bool equal(const History& a, const History& b) {
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](const Tensor& x, const Tensor& y) { return torch::equal(x, y); });
+}
+
+// One part alone, on steps [first, 6).
+History alone(Run& run, const How& how, const std::vector<std::string>& keys, const std::string& part, int64_t first) {
+  Training one(run, how, keys);
+  one.net.add(part);
+  one.start();
+  one.train(first, 6);
+  return one.histories[part];
+}
+
+// Part 'a' trains from the start, 'b' from step 3 on; how `b` comes in differs.
+void continues(Run& run, const std::vector<std::string>& keys) {
+  for (const How& how : ways(run.program.world())) {
+    const History a = alone(run, how, keys, "a", 0), b = alone(run, how, keys, "b", 3);
+    const auto check = [&](const std::string& what, const std::function<void(Training&)>& before,
+                           const std::function<void(Training&)>& change, const std::string& name_of_a = "a") {
+      Training both(run, how, keys);
+      both.net.add("a");
+      before(both);
+      both.start();
+      both.train(0, 3);
+      change(both);
+      both.engine->refresh();
+      both.engine->refresh();  // nothing changed since
+      both.train(3, 6);
+      History of_a = both.histories["a"];
+      if (name_of_a != "a") of_a.insert(of_a.end(), both.histories[name_of_a].begin(), both.histories[name_of_a].end());
+      require(equal(of_a, a), what + " under " + how.text(run.program.world()) + ": 'a' continues to the bit");
+      require(equal(both.histories["b"], b), what + " under " + how.text(run.program.world()) + ": 'b' begins anew");
+      require(both.engine->step_index() == 6 && both.engine->done(), what + ": the steps are counted on");
+    };
+    const auto nothing = [](Training&) {};
+    check("added", nothing, [](Training& t) { t.net.add("b"); });
+    check(
+        "unfrozen",
+        [](Training& t) {
+          for (Tensor& p : t.net.add("b")->parameters()) p.set_requires_grad(false);
+        },
+        [](Training& t) {
+          for (Tensor& p : t.net.parts.at("b")->parameters()) p.set_requires_grad(true);
+        });
+    check(
+        "replaced",
+        [](Training& t) {
+          t.net.add("b", 7);
+          for (Tensor& p : t.net.parts.at("b")->parameters()) p.set_requires_grad(false);
+        },
+        [](Training& t) {
+          t.net.unregister_module("b");
+          t.net.add("b");
+        });
+    check(
+        "renamed", nothing,
+        [](Training& t) {
+          const auto a_part = t.net.parts.at("a");
+          t.net.unregister_module("a");
+          t.net.parts.erase("a");
+          t.net.add("b");
+          t.net.parts.emplace("c", t.net.register_module("c", a_part));
+        },
+        "c");
+  }
+}
+
+// Saves after a refresh; with RESUMES in the environment, another number of ranks loads it and continues.
+void saves(Run& run) {
+  const bool resumes = std::getenv("MODEL_CASE_RESUMES") != nullptr;
+  const std::string folder = run.program.text("job.runs") + "/refreshed";
+  Training both(run, {"zero2", true}, {"train.global_batch=6", "train.steps=8"});
+  both.net.add("a");
+  if (resumes) both.net.add("b");
+  both.start();
+  if (!resumes) {
+    both.train(0, 3);
+    both.net.add("b");
+    both.engine->refresh();
+    both.train(3, 5);
+    both.engine->save(folder);
+  } else {
+    both.engine->load(folder);
+    require(both.engine->step_index() == 5, "it is the checkpoint of step 5");
+  }
+  both.train(5, 8);
+  const std::string hash = both.engine->weights_hash();
+  if (both.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
+}
+
+// Buffers are each rank's own, before and after; a new one is rank 0's.
+void keeps_buffers(Run& run) {
+  for (const How& how : ways(run.program.world())) {
+    Training both(run, how, {});
+    both.net.add("a");
+    Tensor own = both.net.register_buffer("own", torch::zeros({3}));
+    both.start();
+    own.fill_(1 + both.engine->rank());
+    both.train(0, 2);
+    Tensor added = both.net.register_buffer("added", torch::full({2}, 7 + both.engine->rank()));
+    both.net.add("b");
+    both.engine->refresh();
+    require(own.eq(1 + both.engine->rank()).all().item<bool>(), "a buffer is this rank's own after refresh()");
+    require(added.eq(7).all().item<bool>(), "a new buffer is rank 0's");
+    require(!std::filesystem::exists(both.program->text("job.runs") + "/run/refresh"), "no private checkpoint is left");
+  }
+}
+
+// Frozen by requires_grad_(false) for steps 1 and 2, without refresh(): as under an optimizer of plain libtorch.
+void freezes_again(Run& run) {
+  const int world = run.program.world();
+  for (const How& how : ways(world)) {
+    const auto freeze = [](Parts& net, int64_t step) {
+      net.parts.at("b")->weight.set_requires_grad(step != 1 && step != 2);
+    };
+    Parts plain;
+    plain.add("a");
+    plain.add("b");
+    torch::optim::SGD sgd(plain.parameters(), torch::optim::SGDOptions(0.0625));
+    for (int64_t step = 0; step < 4; ++step) {
+      freeze(plain, step);
+      sgd.zero_grad();
+      for (int rank = 0; rank < world; ++rank) (plain.loss(step * world + rank) / world).backward();
+      sgd.step();
+    }
+    Parts net;
+    net.add("a");
+    net.add("b");
+    zr::Engine engine(program_of(run, how), net);
+    for (int64_t step = 0; step < 4; ++step) {
+      freeze(net, step);
+      engine.backward(net.loss(step * world + engine.rank()));
+      engine.step();
+    }
+    for (const auto& item : plain.named_parameters())
+      require(same(engine.get(item.key()), item.value()), item.key() + " is plain libtorch's under " + how.text(world));
+  }
+}
+
+// Prints under which strategies `act` throws what, on two steps.
+void rejects(Run& run, const std::function<void(Training&)>& before, const std::function<void(Training&)>& act,
+             const std::vector<std::string>& keys = {}) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    Training both(run, how, keys);
+    both.net.add("a");
+    before(both);
+    both.start();
+    both.train(0, 1);
+    const std::string error = error_of([&] { act(both); });
+    outcomes.add(how, error.empty() ? "no error" : error);
+    // The engine is as it was: undo, and train on.
+    for (auto& [name, part] : std::map(both.net.parts))
+      if (name != "a") {
+        both.net.unregister_module(name);
+        both.net.parts.erase(name);
+      }
+  }
+}
+
+void nothing(Training&) {}
+void next(Training& t) { t.train(1, 2); }
+
+void reaches_nothing(Run& run) {
+  rejects(run, nothing, [](Training& t) {
+    const Tensor other = torch::ones({3}, torch::requires_grad());
+    t.engine->backward(other.sum());
+    const std::string error = error_of([&] { t.engine->step(); });
+    t.engine->backward(t.net.loss(t.engine->micro_index()));
+    t.engine->step();
+    require(t.engine->step_index() == 2, "after the error the step is made with another loss");
+    throw std::runtime_error(error);
+  });
+}
+
+// Only the last rank's loss reaches the model: it trains.
+void reaches_on_one_rank(Run& run) {
+  rejects(run, nothing, [&](Training& t) {
+    const Tensor other = torch::ones({3}, torch::requires_grad());
+    const bool mine = t.engine->rank() == t.world - 1;
+    const Tensor loss = t.net.loss(0);  // zero3 gathers weights on all ranks
+    t.engine->backward(mine ? loss : other.sum() + loss.detach());
+    t.engine->step();
+  });
+}
+
+}  // namespace
+
+const engine_tests::Cases& refresh_cases() {
+  static const engine_tests::Cases cases{
+      {"refresh_continues", [](Run& run) { continues(run, {}); }},
+      {"refresh_continues_bf16", [](Run& run) { continues(run, {"train.dtype=bf16"}); }},
+      {"refresh_continues_offloaded", [](Run& run) { continues(run, {"offload.optimizer=cpu"}); }},
+      {"refresh_saves", saves},
+      {"refresh_keeps_buffers", keeps_buffers},
+      {"freezes_again", freezes_again},
+      {"untrained_added",
+       [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           t.net.add("b");
+           next(t);
+         });
+       }},
+      {"untrained_replaced",
+       [](Run& run) {
+         rejects(
+             run, [](Training& t) { t.net.add("b"); },
+             [](Training& t) {
+               t.net.unregister_module("b");
+               t.net.add("b");
+               next(t);
+             });
+       }},
+      {"untrained_unfrozen",
+       [](Run& run) {
+         rejects(
+             run,
+             [](Training& t) {
+               for (Tensor& p : t.net.add("b")->parameters()) p.set_requires_grad(false);
+             },
+             [](Training& t) {
+               t.net.parts.at("b")->weight.set_requires_grad(true);
+               next(t);
+             });
+       }},
+      {"untrained_many",
+       [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           for (const char* name : {"b", "c", "d"}) t.net.add(name);
+           next(t);
+         });
+       }},
+      {"reaches_nothing", reaches_nothing},
+      {"reaches_on_one_rank", reaches_on_one_rank},
+      {"refresh_inside_step",
+       [](Run& run) {
+         rejects(run, nothing,
+                 [](Training& t) {
+                   t.engine->backward(t.net.loss(t.engine->micro_index()));
+                   t.engine->step();
+                   t.net.add("b");
+                   t.engine->refresh();
+                 },
+                 {"train.global_batch=" + std::to_string(6 * run.program.world())});
+       }},
+      {"refresh_inside_evaluation",
+       [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           const zr::Engine::Evaluation evaluation(*t.engine);
+           t.net.add("b");
+           t.engine->refresh();
+         });
+       }},
+      {"refresh_inside_scope",
+       [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           const auto scope = zr::gather(t.net.parameters());
+           t.engine->refresh();
+         });
+       }},
+      {"refresh_differs",
+       [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           t.net.add(t.engine->rank() == 0 ? "b" : "c");
+           t.engine->refresh();
+         });
+       }},
+      {"refresh_overlap", [](Run& run) {
+         rejects(run, nothing, [](Training& t) {
+           t.net.register_parameter("view", t.net.parts.at("a")->weight.detach()[0]);
+           t.engine->refresh();
+         });
+       }}};
+  return cases;
+}
+
+}  // namespace model_tests
