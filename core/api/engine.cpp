@@ -126,6 +126,7 @@ bool Engine::step() { return state_->session.step(); }
 bool Engine::done() const { return step_index() >= steps() || state_->session.stopped(); }
 
 std::string Engine::save(const std::string& dir) {
+  state_->torch_model.check_trained(state_->module.parameters());
   host::Session& session = state_->session;
   return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
 }
@@ -158,6 +159,7 @@ bool Engine::validation_due() const {
 }
 
 torch::Tensor Engine::get(const std::string& parameter, What what, const std::string& slot) {
+  state_->torch_model.check_trained(state_->module.parameters(), parameter);
   host::Session& session = state_->session;
   const uint32_t index = session.find(parameter);
   torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
@@ -166,6 +168,7 @@ torch::Tensor Engine::get(const std::string& parameter, What what, const std::st
 }
 
 void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
+  state_->torch_model.check_trained(state_->module.parameters(), parameter);
   host::Session& session = state_->session;
   const uint32_t index = session.find(parameter);
   if (tensor.sizes().vec() != session.plan().input.parameters[index].shape)

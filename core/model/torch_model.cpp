@@ -6,15 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/failure.hpp"
 #include "model/allocator.hpp"
 #include "model/torch_state.hpp"
 
 namespace zr::host {
-
-namespace {
 
 at::ScalarType torch_type(zr_dtype dtype) {
   switch (dtype) {
@@ -24,6 +21,8 @@ at::ScalarType torch_type(zr_dtype dtype) {
     default: fail_bug("weights are fp32, bf16 or fp16, not dtype " + std::to_string(dtype));
   }
 }
+
+namespace {
 
 // Fires when autograd has accumulated into one parameter's .grad.
 class Hook final : public torch::autograd::FunctionPostHook {
@@ -41,119 +40,12 @@ class Hook final : public torch::autograd::FunctionPostHook {
 
 }  // namespace
 
-namespace {
-struct Listed {
-  std::vector<Parameter> parameters;
-  Storages::Tensors tensors;  // of each its first name
-};
-
-// Parameters by tensor. Throws for those that cannot be trained.
-Listed list(const Storages::Tensors& parameters) {
-  Listed listed;
-  std::map<const c10::TensorImpl*, std::size_t> seen;
-  for (auto& [name, tensor] : parameters) {
-    if (const auto at = seen.find(tensor.unsafeGetTensorImpl()); at != seen.end()) {
-      listed.parameters[at->second].aliases.push_back(name);
-      continue;
-    }
-    if (!tensor.defined() || !tensor.is_floating_point() || tensor.is_sparse() || !tensor.device().is_cpu())
-      fail_user("parameter '" + name +
-                "' is not a dense floating-point tensor in CPU memory; register it as a buffer, or convert it before "
-                "the engine is made");
-    if (tensor.grad_fn())
-      fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
-    seen.emplace(tensor.unsafeGetTensorImpl(), listed.tensors.size());
-    listed.parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
-    listed.tensors.emplace_back(name, tensor);
-  }
-  return listed;
-}
-
-Storages::Tensors filled(Storages::Tensors buffers) {
-  std::erase_if(buffers, [](const auto& item) { return !item.second.defined() || item.second.numel() == 0; });
-  return buffers;
-}
-
-void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* own) {
-  const auto place = Trained::find(tensor.unsafeGetTensorImpl());
-  if (place && place->model != own)
-    fail_user("parameter '" + name +
-              "' is trained by another zr::Engine; destroy that one first, or give each engine "
-              "a model of its own");
-  if (!place && Storages::has_engine_memory(tensor))
-    fail_user("parameter '" + name +
-              "' is on the memory of a parameter that a zr::Engine trains; destroy that engine first, or register a "
-              "clone()");
-}
-}  // namespace
-
-TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads)
-    : state_(std::make_unique<State>()) {
-  TorchMemory::count();
-  Listed listed = list(parameters);
-  for (const auto& [name, tensor] : listed.tensors) {
-    check_deferred(name, tensor);
-    check_other_engine(name, tensor, nullptr);
-    auto& slot = state_->slots.emplace_back();
-    slot.tensor = tensor;
-    Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size() - 1)});
-    const Placeholder* left = reloads ? Placeholder::behind(tensor) : nullptr;
-    if (!left || left->keeper()) continue;
-    Placeholder::mark(tensor, false);
-    slot.vacant = true;
-  }
-  state_->parameters = std::move(listed.parameters);
-  state_->buffer_type = torch_type(dtype);
-  state_->buffers = filled(buffers);
-  state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
-  if (!state_->construction) state_->convert_buffers();
-}
-
-std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, const Storages::Tensors& buffers) const {
-  Listed listed = list(parameters);
-  for (const auto& [name, tensor] : listed.tensors) {
-    check_other_engine(name, tensor, this);
-    if (Construction::of(tensor))
-      fail_user("parameter '" + name +
-                "' was built by zr::deferred, which engine.refresh() does not support; build what is added to a model "
-                "in training without zr::deferred");
-  }
-  const Storages check(listed.tensors, filled(buffers));
-  return std::move(listed.parameters);
-}
-
 bool TorchModel::has_buffer(const torch::Tensor& tensor) const {
   return std::any_of(state_->buffers.begin(), state_->buffers.end(),
                      [&](const auto& item) { return item.second.is_same(tensor); });
 }
 
 void TorchModel::hand_over() { state_->hands_over = true; }
-
-void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const {
-  std::vector<std::string> untrained;
-  for (const auto& [name, tensor] : parameters) {
-    const auto place = Trained::find(tensor.unsafeGetTensorImpl());
-    if (place && place->model == this) {
-      const Parameter& known = state_->parameters[place->param];
-      if (known.frozen && tensor.requires_grad() && known.name == name)
-        untrained.push_back("'" + name + "' was frozen then, and requires a gradient now");
-      continue;
-    }
-    const bool replaced =
-        std::any_of(state_->parameters.begin(), state_->parameters.end(), [&name = name](const Parameter& known) {
-          return known.name == name || std::count(known.aliases.begin(), known.aliases.end(), name) > 0;
-        });
-    untrained.push_back("'" + name + (replaced ? "' was replaced by another tensor" : "' was added to the model"));
-  }
-  if (untrained.empty()) return;
-  constexpr std::size_t kShown = 5;
-  std::string list;
-  for (std::size_t i = 0; i < std::min(untrained.size(), kShown); ++i) list += (i ? ", " : "") + untrained[i];
-  if (untrained.size() > kShown) list += " and " + std::to_string(untrained.size() - kShown) + " more";
-  fail_user("this engine does not train all parameters of its model, which changed after the engine was made: " + list +
-            "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
-}
 
 TorchModel::~TorchModel() {
   for (auto& slot : state_->slots)

@@ -1,5 +1,4 @@
-// What TorchModel keeps of each parameter, and what happens around operators on it. Of torch_model.cpp and
-// torch_state.cpp alone.
+// What TorchModel keeps of each parameter, and what happens around operators on it. Included by torch_*.cpp alone.
 #pragma once
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -20,6 +19,9 @@
 #include "model/trained.hpp"
 
 namespace zr::host {
+
+/// The type of weights; others are a bug.
+at::ScalarType torch_type(zr_dtype dtype);
 
 /// What bind() made of a parameter.
 struct Binding {

@@ -18,7 +18,7 @@ TEST_F(EngineModel, TrainsATensorOnAWeightsMemoryAsLibtorchOrRejectsIt) { check_
 
 TEST_F(EngineModel, GivesPointersToMemoryThatMayBeWrittenOrThrows) { check_outcomes("model_pointers.txt", 10); }
 
-TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 13); }
+TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 15); }
 
 TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
   for (const int ranks : {1, 2})
@@ -45,6 +45,13 @@ TEST_F(EngineModel, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {
 TEST_F(EngineModel, RefreshKeepsEachRanksBuffers) {
   const engine_tests::Result result = run(2, "refresh_keeps_buffers");
   EXPECT_EQ(result.code, 0) << result.output;
+}
+
+TEST_F(EngineModel, RefreshTrainsATorchScriptModule) {
+  for (const int ranks : {1, 2}) {
+    const engine_tests::Result result = run(ranks, "refresh_script");
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
 }
 
 TEST_F(EngineModel, RefreshContinuesTheRunFolder) {

@@ -1,6 +1,7 @@
 // Parameters that an engine does not train because the model changed: found by name, and trained after
 // engine.refresh(). The model has independent parts, so that each part's values must be those of a model of that part
 // alone, to the bit.
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -229,6 +230,55 @@ void rejects(Run& run, const std::function<void(Training&)>& before, const std::
   }
 }
 
+// A TorchScript module: what is unfrozen is named, and trained after refresh().
+void script(Run& run) {
+  for (const How& how : ways(run.program.world())) {
+    torch::jit::Module module("Script");
+    for (const char* name : {"kept", "later"}) {
+      torch::manual_seed(5);
+      module.register_parameter(name, torch::randn({kIn}).set_requires_grad(name[0] == 'k'), false);
+    }
+    module.define("def forward(self, x):\n  return (x * self.kept + self.later).square().mean()\n");
+    zr::Engine engine(program_of(run, how), module);
+    const auto step = [&] {
+      engine.backward(module.forward({torch::ones({3, kIn})}).toTensor());
+      engine.step();
+    };
+    step();
+    module.attr("later").toTensor().set_requires_grad(true);
+    const std::string error = error_of(step);
+    require(error.find("'later' was frozen then, and requires a gradient now") != error.npos, error);
+    const Tensor before = engine.get("kept");
+    engine.refresh();
+    require(same(engine.get("kept"), before), "the old parameter has its value");
+    const Tensor later = engine.get("later");
+    step();
+    require(!same(engine.get("later"), later), "the other one trains");
+  }
+}
+
+// What get(), set() and save() say of a parameter that was replaced.
+void uses_replaced(Run& run) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    Training both(run, how, {});
+    both.net.add("a");
+    both.net.add("b");
+    both.start();
+    both.net.unregister_module("b");
+    both.net.add("b");
+    require(both.engine->get("a.weight").defined(), "the others can be read");
+    const std::string read = error_of([&] { both.engine->get("b.weight"); });
+    require(error_of([&] {
+              both.engine->set("b.weight", zr::What::value, torch::zeros({10, kIn}));
+            }) == read,
+            "set() says what get() says");
+    const std::string saved = error_of([&] { both.engine->save(run.program.text("job.runs") + "/none"); });
+    require(saved.find("'b.bias' was replaced") != saved.npos, "save() names all: " + saved);
+    outcomes.add(how, read);
+  }
+}
+
 void nothing(Training&) {}
 void next(Training& t) { t.train(1, 2); }
 
@@ -265,6 +315,8 @@ const engine_tests::Cases& refresh_cases() {
       {"refresh_saves", saves},
       {"refresh_keeps_buffers", keeps_buffers},
       {"freezes_again", freezes_again},
+      {"refresh_script", script},
+      {"untrained_used", uses_replaced},
       {"untrained_added",
        [](Run& run) {
          rejects(run, nothing, [](Training& t) {

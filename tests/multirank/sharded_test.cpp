@@ -57,9 +57,14 @@ class Sharded : public testing::Test {
 const std::string kSharded =
     "parameter 'first.weight' is sharded: it has memory only inside operators; read or write it within a "
     "zr::gather(parameter) scope";
+const std::string kInstead =
+    "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
+    "module->to() and set_data() before the engine is made";
 const std::string kGradient =
     "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", zr::What::gradient), "
-    "clip with train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward()";
+    "clip with train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward(); if "
+    "the "
+    "loss belongs to another engine (a GAN), call requires_grad_(false) on these parameters around its backward";
 
 class Operators : public Sharded, public testing::WithParamInterface<std::tuple<std::string, int>> {};
 
@@ -134,8 +139,8 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
   refuses(
       "converts_module",
       "parameter 'first.weight' is shared by the ranks of this host (communicator.alias): it has memory only inside "
-      "operators; read or write it within a zr::gather(parameter) scope; to replace its data "
-      "(module->to(), torch::load, set_data) do so before the engine is made, or use engine.set()",
+      "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
+          kInstead,
       "zero1 communicator.alias=true");
 }
 
@@ -221,13 +226,11 @@ TEST_F(Sharded, AScopeEndsBeforeTheStep) {
 
 TEST_F(Sharded, DataExchangedBehindTheEngineIsRefused) {
   for (const std::string name : {"converts_module", "loads_module"})
-    refuses(name,
-            kSharded +
-                "; to replace its data (module->to(), torch::load, set_data) do so before the engine is made, or use "
-                "engine.set()");
+    refuses(name, kSharded + "; to replace its data, " + kInstead);
   refuses("converts_module",
-          "the data of parameter 'first.weight' was exchanged after the engine was made (module->to(), torch::load, "
-          "set_data); do so before, or use engine.set()",
+          "the data of parameter 'first.weight' was exchanged after the engine was made (torch::load(), module->to(), "
+          "set_data()); " +
+              kInstead,
           "zero1");
 }
 

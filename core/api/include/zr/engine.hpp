@@ -98,7 +98,7 @@ class Engine {
   /// requires_grad changed. backward() throws until it is called where a parameter would not be trained. A tensor that
   /// was trained before keeps its values, optimizer states, fp32 master weights and step count bit for bit, under a new
   /// name too; a new or newly trained one begins with none; one that is frozen or removed loses its states. Step,
-  /// schedule, loss scale and this rank's buffers stay; get(gradient) gives zeros until the next step. Call it between
+  /// schedule, loss scale and this rank's buffers stay; get(gradient) needs another step(). Call it between
   /// steps, outside zr::gather and Evaluation, with the same changes on all ranks: otherwise it throws and nothing
   /// changes. It writes the state to job.runs/job.name/refresh and reads it back, so ranks on several hosts need that
   /// folder on a shared file system. Without a change it does nothing. A parameter that is frozen later
