@@ -71,6 +71,8 @@ std::string TorchModel::State::take_exchanged(uint32_t param, bool takes_over) {
   torch::Tensor bound = torch::empty({0}, slot.binding.type);
   bound.set_(slot.binding.storage, 0, parameters[param].shape);
   slot.tensor.set_data(bound);
+  // set_() gives the tensor another accumulator at its next use, which would not have the hook.
+  if (slot.accumulator) torch::autograd::impl::set_grad_accumulator(slot.tensor, slot.accumulator);
   if (!takes_over) return "";
   if (values.sizes() != bound.sizes()) return parameters[param].name;
   bound.copy_(values);

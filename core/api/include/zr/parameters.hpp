@@ -9,10 +9,10 @@
 namespace zr {
 
 /// While it lives, the parameters have memory that may be read and written by pointer (data_ptr, accessor,
-/// torch::save): whole, in train.dtype, equal on all ranks. What was written is taken over at the end; write the same
-/// on all ranks. What an exception leaves is not. Weights that the ranks
-/// of a host share are copied for it. Collective, as is its end; on the training
-/// thread, within the engine's life, and ended before engine.step().
+/// torch::save, torch::load of the whole model): whole, in train.dtype, equal on all ranks. What was written is taken
+/// over at the end; write the same on all ranks. What an exception leaves is not. Weights that the ranks of a host
+/// share are copied for it. Collective, as is its end; on the training thread, within the engine's life, and ended
+/// before engine.step().
 class Gathered {
  public:
   explicit Gathered(const std::vector<torch::Tensor>& parameters);
