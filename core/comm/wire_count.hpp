@@ -16,6 +16,7 @@ struct WireCount {
   std::array<int64_t, 16> calls{};
   int64_t control_bytes = 0;
   int64_t total() const;  // without control
+  /// Adds the other's bytes and calls to these.
   WireCount& operator+=(const WireCount& other);
 };
 
