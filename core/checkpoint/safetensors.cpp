@@ -104,17 +104,27 @@ TensorHeader read_header(const std::string& file) {
 }
 
 std::string write_header(TensorHeader& header) {
-  nlohmann::ordered_json json;
-  if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
+  // Member by member: a JSON object that keeps its order looks through all members for each new one.
+  std::string text = "{";
+  const auto add = [&](const std::string& name, const nlohmann::ordered_json& value) {
+    text += (text.size() > 1 ? "," : "") + Json(name).dump() + ":" + value.dump();
+  };
+  if (!header.metadata.empty()) add("__metadata__", header.metadata);
   for (const StoredTensor& tensor : header.tensors)
-    json[tensor.name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
-  std::string text = json.is_null() ? "{}" : json.dump();
+    add(tensor.name, {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}});
+  text += "}";
   text.resize((text.size() + 8 + kAlignment - 1) / kAlignment * kAlignment - 8, ' ');
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(text.size() >> (8 * i)));
   header.data = static_cast<int64_t>(text.size()) + 8;
   return bytes + text;
+}
+
+std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, std::string>>& files) {
+  std::string text = "{\n \"metadata\": {\n  \"total_size\": " + std::to_string(bytes) + "\n },\n \"weight_map\": {";
+  for (std::size_t i = 0; i < files.size(); ++i)
+    text += (i ? ",\n  " : "\n  ") + Json(files[i].first).dump() + ": " + Json(files[i].second).dump();
+  return text + (files.empty() ? "}\n}\n" : "\n }\n}\n");
 }
 
 }  // namespace zr::host

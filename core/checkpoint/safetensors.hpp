@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.hpp"
@@ -37,5 +38,7 @@ TensorHeader read_header(const File& file);
 TensorHeader read_header(const std::string& file);
 /// The file's first bytes: length and JSON, so that the data begins at a multiple of 64. Fills data.
 std::string write_header(TensorHeader& header);
+/// A model.safetensors.index.json: bytes of all tensors, then the file of each.
+std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, std::string>>& files);
 
 }  // namespace zr::host

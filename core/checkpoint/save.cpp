@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/failure.hpp"
 #include "base/file.hpp"
@@ -91,14 +90,14 @@ Layout lay_out(const Image& image, int64_t file_bytes) {
 }
 
 std::string index_of(const Manifest& manifest) {
-  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  std::vector<std::pair<std::string, std::string>> files;
   int64_t bytes = 0;
   for (const SavedTensor& tensor : manifest.tensors)
     if (stem_of(tensor.role) == "model") {
-      map[tensor.name] = manifest.files[tensor.file].name;
+      files.emplace_back(tensor.name, manifest.files[tensor.file].name);
       bytes += tensor.bytes();
     }
-  return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(1) + "\n";
+  return write_index(bytes, files);
 }
 
 std::string in(const std::string& folder, const std::string& name) {

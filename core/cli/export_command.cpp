@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <deque>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -176,7 +175,7 @@ void export_weights(const ExportOptions& options) {
   StagedFiles files(options.force);
   if (!one) files.make(options.to);
   Progress progress("exporting to " + printable(options.to), all);
-  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  std::vector<std::pair<std::string, std::string>> places;
   std::size_t next = 0;
   int64_t done = 0;
   for (std::size_t k = 0; k < headers.size(); ++k) {
@@ -185,7 +184,7 @@ void export_weights(const ExportOptions& options) {
     file.write(0, header.data(), static_cast<int64_t>(header.size()));
     int64_t at = headers[k].data;
     for (; next < items.size() && file_of[next] == k; ++next) {
-      map[items[next].tensor->name] = fs::path(name(k)).filename().string();
+      places.emplace_back(items[next].tensor->name, fs::path(name(k)).filename().string());
       write_item(from, items[next], file, at, [&](int64_t bytes) { progress.at(done += bytes); });
       at += items[next].bytes();
     }
@@ -193,8 +192,7 @@ void export_weights(const ExportOptions& options) {
   }
   if (!one) {
     File file = files.create(index);
-    const std::string text =
-        nlohmann::ordered_json{{"metadata", {{"total_size", all}}}, {"weight_map", map}}.dump(1) + "\n";
+    const std::string text = write_index(all, places);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }

@@ -153,7 +153,8 @@ void Session::read_buffer(const Checkpoint& from, const Match::Part& part, bool 
   const ModelBuffer& buffer = own[find_buffer(part.tensor.name)];
   const int64_t count = buffer.bytes / stored_size(buffer.dtype);
   const SavedTensor* ranks = from.find(kRankBuffer, part.saved->name);
-  if (!ranks) return read_part(from, part, 0, count, buffer.data);
+  read_part(from, part, 0, count, buffer.data);
+  if (!ranks) return;  // else it was read only to be checked
   Match::Part of_rank = part;
   of_rank.saved = ranks;
   const auto read = [&](int r, void* to) { read_part(from, of_rank, r * count, count, to); };

@@ -16,7 +16,7 @@ class CheckpointUses : public Checkpoints {
   }
   // The weights of folder c as another program would have written them.
   void exported_as(const std::string& file, const std::function<void(host::StoredTensor&)>& change) {
-    ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
+    ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
     std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(in), {}};
     host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
@@ -130,7 +130,7 @@ TEST_F(CheckpointUses, ADamagedOneLeavesATrainingModelAlone) {
 // The exported weights under other names, as another program would have written them.
 TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
   save("parity.model=everything");
-  ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors").code, 0);
+  ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
   EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=plain.safetensors"), "step 0 hash " + hash("a"));
   exported_as("foreign/model.safetensors", [](host::StoredTensor& tensor) {
     const auto dot = tensor.name.find('.');
