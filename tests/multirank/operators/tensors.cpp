@@ -61,7 +61,9 @@ const std::vector<Case>& tensors() {
              return {x.mm((w[0] - w[0].mean(1, true)) / w[0].std(1, true, true)), w[0].norm(), w[0].pow(2).sum()};
            }),
       bare("item", {{16, 16}},
-           [](W& w, const Tensor& x) -> Outputs { return {x * w[0][0][0].item<float>() * w[0].sum().item<float>()}; }),
+           [](W& w, const Tensor& x) -> Outputs {
+             return {x * w[0][0][0].item<float>() * w[0].sum().item<float>(), x.mm(w[0])};
+           }),
       bare("equal and is_nonzero", {{16, 16}},
            [](W& w, const Tensor& x) -> Outputs {
              return {torch::equal(w[0], w[0].clone()) && w[0][0][0].is_nonzero() ? x.mm(w[0]) : x};
