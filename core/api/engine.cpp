@@ -7,11 +7,16 @@
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
+#include <atomic>
 #include <cstring>
+#include <optional>
+#include <sstream>
+#include <thread>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "engine/session.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_model.hpp"
@@ -29,6 +34,25 @@ LogicalRole role_of(What what) {
 }
 }  // namespace
 
+namespace {
+torch::ScalarType torch_type(zr_dtype dtype) {
+  return dtype == ZR_BF16 ? torch::kBFloat16 : dtype == ZR_F16 ? torch::kHalf : torch::kFloat;
+}
+
+// The type of the parameters of the engine made last, for advice about errors of libtorch.
+std::atomic<const char*> last_dtype{nullptr};
+
+std::string advice(const std::string& type, const std::string& text) {
+  const char* dtype = last_dtype;
+  if (!dtype || !type.starts_with("c10::")) return "";
+  for (const char* words : {"same dtype", "scalar type", "should be the same", "Found dtype"})
+    if (text.find(words) != text.npos)
+      return std::string("the engine keeps parameters in ") + dtype +
+             " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
+  return "";
+}
+}  // namespace
+
 struct Engine::State {
   /// `before`: what a session with another list of parameters handed over.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
@@ -36,9 +60,12 @@ struct Engine::State {
       : program(p),
         module(std::move(m)),
         name(engine_name),
-        torch_model(module.parameters(), module.buffers(), host::float_named(p.text("train.dtype")), before != nullptr),
-        session(setup_of(p, name), torch_model, std::move(before)) {
-    at::set_num_threads(session.threads());
+        dtype(host::float_named(p.text("train.dtype"))),
+        torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
+        session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
+    at::set_num_threads(session->threads());
+    last_dtype = host::name_of(dtype).data();  // of a literal
+    host::set_advice(&advice);
   }
   static host::Setup setup_of(const Program& program, const std::string& name) {
     host::Setup setup = program.state()->setup();
@@ -52,8 +79,14 @@ struct Engine::State {
       std::puts(host::to_json(asked.parameters()).c_str());
       std::exit(0);
     }
-    host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
-    return std::make_unique<State>(program, module, name);
+    if (module.parameters().empty())
+      host::fail_user(
+          "zr::Engine: the model has no parameters; register its submodules and parameters in the "
+          "constructor (register_module, register_parameter)");
+    return host::host_code("zr::Engine", [&] {
+      host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+      return std::make_unique<State>(program, module, name);
+    });
   }
   /// The model's own tensor of that name. Throws Failure(user) with the nearest name.
   torch::Tensor buffer(const std::string& name) const {
@@ -63,13 +96,64 @@ struct Engine::State {
       names.push_back(own);
     }
     const std::string near = host::nearest(name, names);
-    host::fail_user("the model has no buffer '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
+    host::fail_user("the model has no buffer '" + host::printable(name) + "'" +
+                    (near.empty() ? "" : "; did you mean '" + near + "'?"));
   }
+  /// For the method of that name ("step"): the session, which release() ends.
+  host::Session& live(const char* name) {
+    if (!session)
+      host::fail_user(std::string("engine.") + name +
+                      "() was called after engine.release(); make a new engine for the model");
+    return *session;
+  }
+  /// One public call from its start to its end: on the training thread, not inside another, named in reports.
+  class Call {
+   public:
+    Call(State& state, const char* name, const std::string& arguments = "")
+        : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
+      host::Session& session = state.live(name);
+      if (std::this_thread::get_id() != state.thread)
+        host::fail_user(text_ + " was called on another thread than the one that made the engine; use one thread");
+      if (!state.call.empty())
+        host::fail_user(text_ + " was called inside " + state.call +
+                        ", from a hook or an autograd function; call it after that returns");
+      state.call = text_;
+      scope_.emplace(session.communicator(), text_);
+    }
+    ~Call() {
+      scope_.reset();
+      state_.call.clear();
+    }
+    Call(const Call&) = delete;
+    const std::string& text() const { return text_; }
+    void not_in_evaluation() const {
+      if (state_.evaluations > 0)
+        host::fail_user(text_ + " was called inside a zr::Engine::Evaluation; end that scope first");
+    }
+
+   private:
+    State& state_;
+    std::string text_;
+    std::optional<host::CallScope> scope_;
+  };
+  /// The same around fn(session, call), compared between the ranks first: collective.
+  template <class Fn>
+  auto collective(const char* name, const std::string& arguments, Fn&& fn) {
+    const Call call(*this, name, arguments);
+    session->meet(call.text());
+    return host::host_code(call.text(), [&] { return fn(*session, call); });
+  }
+
   Program program;
   ProgramModule module;
   std::string name;
-  host::TorchModel torch_model;
-  host::Session session;
+  const zr_dtype dtype;
+  std::optional<host::TorchModel> torch_model;  // nothing after release()
+  std::optional<host::Session> session;
+  const std::thread::id thread = std::this_thread::get_id();
+  std::string call;     // under way
+  int evaluations = 0;  // scopes that live
+  const std::shared_ptr<const void> life = std::make_shared<char>();
 };
 
 Engine::Handle::Handle() = default;
@@ -101,20 +185,23 @@ Engine::Engine(const Program& program, torch::jit::Module& model, const std::str
 Engine::~Engine() = default;
 
 void Engine::refresh() {
+  state_->live("refresh");
   const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
   std::unique_ptr<host::Continued> handed;
   {
-    State& before = *state_.operator->();
-    host::ListChange change = change_of(before.torch_model, parameters);
-    host::check_param_types(parameters, before.session.config(), before.session.rank());
-    if (!before.session.agree_on_change(before.torch_model.relist(parameters, buffers), change)) return;
-    handed = std::make_unique<host::Continued>(before.session.hand_over(std::move(change)));
-    before.torch_model.hand_over();
+    State& before = *state_;
+    const State::Call call(before, "refresh");
+    call.not_in_evaluation();
+    host::ListChange change = change_of(*before.torch_model, parameters);
+    host::check_param_types(parameters, before.session->config(), before.session->rank());
+    if (!before.session->agree_on_change(before.torch_model->relist(parameters, buffers), change)) return;
+    handed = std::make_unique<host::Continued>(before.session->hand_over(std::move(change)));
+    before.torch_model->hand_over();
   }
   // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
   std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
   for (const auto& [name, tensor] : buffers)
-    if (state_->torch_model.has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
+    if (state_->torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
   const Program program = state_->program;
   const ProgramModule module = state_->module;
   const std::string name = state_->name;
@@ -132,111 +219,226 @@ void Engine::refresh() {
 }
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
-  if (!loss.defined() || loss.numel() != 1)
-    host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.defined() ? loss.numel() : 0) +
+  const State::Call call(*state_, "backward");
+  host::Session& session = *state_->session;
+  call.not_in_evaluation();
+  if (!loss.defined()) host::fail_user("engine.backward(loss): the loss is an undefined tensor");
+  if (loss.numel() != 1)
+    host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must be one number");
-  state_->torch_model.check_trained(state_->module.parameters());
-  state_->session.begin_backward(loss.item<double>(), weight);
-  const double factor = weight * state_->session.loss_scale();
-  // The scale is beyond fp16: a loss in it is widened first.
-  const torch::Tensor wide = factor != 1 && loss.scalar_type() == torch::kHalf ? loss.to(torch::kFloat) : loss;
-  torch::autograd::backward({factor == 1 ? wide : wide * factor}, {});
-  state_->session.end_backward();
+  state_->torch_model->check_trained(state_->module.parameters());
+  if (!loss.requires_grad())
+    host::fail_user(
+        "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so that no parameter gets a "
+        "gradient; compute it from the model's parameters, without detach(), torch::NoGradGuard or "
+        "zr::Engine::Evaluation around the forward pass");
+  session.begin_backward(loss.item<double>(), weight);
+  try {
+    // What weighs nothing is not scaled: its gradients are dropped as they arrive, even if they are not numbers.
+    const double factor = weight == 0 ? 1 : weight * session.loss_scale();
+    // The scale is beyond fp16: a loss in it is widened first.
+    const torch::Tensor wide = factor != 1 && loss.scalar_type() == torch::kHalf ? loss.to(torch::kFloat) : loss;
+    torch::autograd::backward({factor == 1 ? wide : wide * factor}, {});
+  } catch (...) {
+    session.fail_backward();
+    throw;
+  }
+  session.end_backward();
 }
 
-bool Engine::step() { return state_->session.step(); }
-bool Engine::done() const { return step_index() >= steps() || state_->session.stopped(); }
+bool Engine::step() {
+  const State::Call call(*state_, "step");
+  call.not_in_evaluation();
+  return host::host_code(call.text(), [&] { return state_->session->step(); });
+}
+bool Engine::done() const {
+  const host::Session& session = state_->live("done");
+  return session.step_index() >= steps() || session.stopped();
+}
 
 std::string Engine::save(const std::string& dir) {
-  state_->torch_model.check_trained(state_->module.parameters());
-  host::Session& session = state_->session;
-  return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
+  return state_->collective("save", "", [&](host::Session& session, const State::Call&) {
+    state_->torch_model->check_trained(state_->module.parameters());
+    if (dir.empty()) host::fail_user("engine.save(dir): the folder's name is empty; name a folder for checkpoints");
+    return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
+  });
 }
 
 Loaded Engine::load(const std::string& dir, const Load& how) {
-  const host::LoadReport report = state_->session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
-  return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};
+  return state_->collective("load", "", [&](host::Session& session, const State::Call& call) -> Loaded {
+    call.not_in_evaluation();
+    if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
+    const host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
+    return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};
+  });
 }
 
-void Engine::add_tokens(int64_t tokens) { state_->session.add_tokens(tokens); }
-int Engine::rank() const { return state_->session.rank(); }
-int Engine::world() const { return state_->session.world(); }
-int Engine::accumulation() const { return state_->session.accumulation(); }
-int64_t Engine::micro_batch() const { return state_->session.config().integer("train.micro_batch"); }
-int64_t Engine::steps() const { return state_->session.config().integer("train.steps"); }
-int64_t Engine::step_index() const { return state_->session.step_index(); }
-int64_t Engine::micro_index() const { return state_->session.micro_index(); }
-int64_t Engine::seed() const { return state_->session.config().integer("train.seed"); }
-double Engine::last_loss() const { return state_->session.last_loss(); }
-double Engine::loss_scale() const { return state_->session.loss_scale(); }
-double Engine::last_grad_norm() const { return state_->session.last_grad_norm(); }
-std::string Engine::weights_hash() { return state_->session.weights_hash(); }
-void Engine::finish() { state_->session.finish(); }
-double Engine::mean(double value) { return state_->session.mean(value); }
-void Engine::validation(double loss) { state_->session.validation(loss); }
+void Engine::release() {
+  state_->live("release");
+  release(dtype());
+}
+void Engine::release(torch::ScalarType dtype) {
+  state_->collective("release", "", [&](host::Session& session, const State::Call& call) {
+    call.not_in_evaluation();
+    if (dtype != torch::kFloat && dtype != torch_type(state_->dtype))
+      host::fail_user("engine.release(dtype): the weights can be returned in " +
+                      std::string(state_->dtype == ZR_F32 ? "" : "torch::kFloat or in ") + "engine.dtype(), " +
+                      c10::toString(torch_type(state_->dtype)) + ", not in " + c10::toString(dtype));
+    session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
+  });
+  state_->session.reset();
+  state_->torch_model.reset();
+}
+
+void Engine::add_tokens(int64_t tokens) {
+  host::Session& session = state_->live("add_tokens");
+  if (tokens < 0) host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): a count is at least 0");
+  session.add_tokens(tokens);
+}
+int Engine::rank() const { return state_->live("rank").rank(); }
+int Engine::world() const { return state_->live("world").world(); }
+int Engine::accumulation() const { return state_->live("accumulation").accumulation(); }
+int64_t Engine::micro_batch() const { return state_->live("micro_batch").config().integer("train.micro_batch"); }
+int64_t Engine::steps() const { return state_->live("steps").config().integer("train.steps"); }
+int64_t Engine::step_index() const { return state_->live("step_index").step_index(); }
+int64_t Engine::micro_index() const { return state_->live("micro_index").micro_index(); }
+int64_t Engine::seed() const { return state_->live("seed").config().integer("train.seed"); }
+double Engine::last_loss() const { return state_->live("last_loss").last_loss(); }
+double Engine::loss_scale() const { return state_->live("loss_scale").loss_scale(); }
+double Engine::last_grad_norm() const { return state_->live("last_grad_norm").last_grad_norm(); }
+torch::ScalarType Engine::dtype() const {
+  state_->live("dtype");
+  return torch_type(state_->dtype);
+}
+std::string Engine::weights_hash() {
+  return state_->collective("weights_hash", "",
+                            [](host::Session& session, const State::Call&) { return session.weights_hash(); });
+}
+void Engine::finish() {
+  state_->collective("finish", "", [](host::Session& session, const State::Call&) { session.finish(); });
+}
+double Engine::mean(double value) {
+  return state_->collective("mean", "",
+                            [&](host::Session& session, const State::Call&) { return session.mean(value); });
+}
+void Engine::validation(double loss) {
+  const State::Call call(*state_, "validation");
+  host::host_code(call.text(), [&] { state_->session->validation(loss); });
+}
 
 bool Engine::validation_due() const {
-  const int64_t every = state_->session.config().integer("eval.every"), made = step_index();
+  const int64_t every = state_->live("validation_due").config().integer("eval.every"), made = step_index();
   return made > 0 && every > 0 && (made % every == 0 || made == steps());
 }
 
+namespace {
+// "\"b.weight\", state, \"exp_avg\"": a tensor of the engine, as reports name it.
+std::string arguments_of(const std::string& parameter, What what, const std::string& slot) {
+  std::string text = "\"" + host::printable(parameter) + "\"";
+  if (what == What::gradient) text += ", gradient";
+  if (what == What::state) text += ", state, \"" + host::printable(slot) + "\"";
+  return text;
+}
+
+void check_slot(const std::string& call, What what, const std::string& slot) {
+  if (what != What::state && !slot.empty())
+    host::fail_user(call + ": '" + host::printable(slot) +
+                    "' names an optimizer state; pass zr::What::state with it, or no slot");
+}
+}  // namespace
+
 torch::Tensor Engine::get(const std::string& parameter, What what, const std::string& slot) {
-  state_->torch_model.check_trained(state_->module.parameters(), parameter);
-  host::Session& session = state_->session;
-  const uint32_t index = session.find(parameter);
-  torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
-  session.read(index, role_of(what), slot, tensor.data_ptr<float>());
-  return tensor;
+  return state_->collective(
+      "get", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
+        check_slot(call.text(), what, slot);
+        state_->torch_model->check_trained(state_->module.parameters(), parameter);
+        const uint32_t index = session.find(parameter);
+        torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
+        session.read(index, role_of(what), slot, tensor.data_ptr<float>());
+        return tensor;
+      });
 }
 
 void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
-  state_->torch_model.check_trained(state_->module.parameters(), parameter);
-  host::Session& session = state_->session;
-  const uint32_t index = session.find(parameter);
-  if (tensor.sizes().vec() != session.plan().input.parameters[index].shape)
-    host::fail_user("engine.set('" + parameter + "'): the tensor's shape is not the parameter's");
-  const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
-  session.write(index, role_of(what), slot, values.data_ptr<float>());
+  state_->collective("set", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
+    check_slot(call.text(), what, slot);
+    state_->torch_model->check_trained(state_->module.parameters(), parameter);
+    const uint32_t index = session.find(parameter);
+    const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
+    if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");
+    if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() || tensor.is_quantized())
+      host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
+                      tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
+                      ", but must be a dense, real tensor in CPU memory");
+    if (tensor.sizes() != shape) {
+      std::ostringstream text;
+      text << call.text() << ": the tensor has shape " << tensor.sizes() << ", the parameter "
+           << c10::IntArrayRef(shape);
+      host::fail_user(text.str());
+    }
+    const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
+    session.write(index, role_of(what), slot, values.data_ptr<float>());
+  });
 }
 
 torch::Tensor Engine::buffer(const std::string& name) {
-  const torch::Tensor own = state_->buffer(name);
-  torch::Tensor value = torch::empty(own.sizes(), own.options());
-  if (value.numel() == 0) return value;
-  const std::string bytes = state_->session.buffer(name);
-  std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
-  return value;
+  return state_->collective("buffer", "\"" + host::printable(name) + "\"",
+                            [&](host::Session& session, const State::Call&) {
+                              const torch::Tensor own = state_->buffer(name);
+                              torch::Tensor value = torch::empty(own.sizes(), own.options());
+                              if (value.numel() == 0) return value;
+                              const std::string bytes = session.buffer(name);
+                              std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
+                              return value;
+                            });
 }
 
 void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
-  const torch::Tensor own = state_->buffer(name);
-  if (tensor.sizes() != own.sizes())
-    host::fail_user("engine.set_buffer('" + name + "'): the tensor's shape is " + c10::str(tensor.sizes()) +
-                    ", the buffer's is " + c10::str(own.sizes()));
-  const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
-  if (value.numel() > 0)
-    state_->session.set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
+  state_->collective(
+      "set_buffer", "\"" + host::printable(name) + "\"", [&](host::Session& session, const State::Call& call) {
+        const torch::Tensor own = state_->buffer(name);
+        if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");
+        if (tensor.sizes() != own.sizes())
+          host::fail_user("engine.set_buffer('" + name + "'): the tensor's shape is " + c10::str(tensor.sizes()) +
+                          ", the buffer's is " + c10::str(own.sizes()));
+        const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
+        if (value.numel() > 0)
+          session.set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
+      });
 }
 
 struct Engine::Evaluation::State {
-  explicit State(host::Session& s) : session(s), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
-    session.evaluation(true);
+  explicit State(Engine::State& owner)
+      : engine(&owner), life(owner.life), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
+    owner.collective("Evaluation", "begin", [&](host::Session& session, const Engine::State::Call&) {
+      if (owner.evaluations == 0) session.evaluation(true);
+      ++owner.evaluations;
+    });
   }
-  host::Session& session;
+  void end() {
+    if (life.expired()) return;  // as is the engine
+    --engine->evaluations;
+    if (std::uncaught_exceptions() > exceptions) {
+      if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
+      return;
+    }
+    engine->collective("Evaluation", "end", [&](host::Session& session, const Engine::State::Call&) {
+      if (engine->evaluations == 0) session.evaluation(false);
+    });
+  }
+  Engine::State* const engine;
+  const std::weak_ptr<const void> life;
   torch::NoGradGuard no_grad;
   torch::Tensor random;
   int exceptions = std::uncaught_exceptions();
 };
 
-Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(engine.state_->session)) {}
+Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(*engine.state_)) {}
 
 Engine::Evaluation::~Evaluation() noexcept(false) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_state(state_->random);
-  if (std::uncaught_exceptions() <= state_->exceptions)
-    state_->session.evaluation(false);
-  else
-    state_->session.end_evaluation_buffers();
+  state_->end();
 }
 
 }  // namespace zr

@@ -11,15 +11,21 @@
 namespace zr {
 
 struct Gathered::State {
-  std::map<host::TorchModel*, std::vector<uint32_t>> held;  // each parameter once, in the model's order
+  struct Held {
+    std::vector<uint32_t> params;  // each once, in the model's order
+    std::weak_ptr<const void> life;
+  };
+  std::map<host::TorchModel*, Held> held;
   int exceptions = std::uncaught_exceptions();
 };
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
   for (const torch::Tensor& tensor : parameters)
     if (const auto place = host::Trained::find(tensor.unsafeGetTensorImpl()))
-      state_->held[place->model].push_back(place->param);
-  for (auto& [model, params] : state_->held) {
+      state_->held[place->model].params.push_back(place->param);
+  for (auto& [model, held] : state_->held) {
+    auto& params = held.params;
+    held.life = model->life();
     std::sort(params.begin(), params.end());
     params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice
     model->hold(params);
@@ -28,7 +34,8 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
 
 Gathered::~Gathered() noexcept(false) {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
-  for (const auto& [model, params] : state_->held) model->let_go(params, !unwinding);
+  for (const auto& [model, held] : state_->held)
+    if (!held.life.expired()) model->let_go(held.params, !unwinding);  // else it ended with its engine
 }
 
 namespace detail {

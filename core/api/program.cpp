@@ -1,8 +1,10 @@
 #include "zr/program.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
@@ -43,6 +45,67 @@ void tell_ranks(const host::Entry& ranks, int world) {
 
 }  // namespace
 
+namespace {
+// A program's declarations are its author's to correct.
+void check_keys(const std::vector<host::Key>& keys) {
+  std::set<std::string> seen;
+  for (const host::Key& key : keys) {
+    const std::string path = key.path(), who = "zr::Key(\"" + path + "\"): ";
+    if (key.table.empty()) host::fail_user(who + "a key belongs to a table; name it like \"model.layers\"");
+    if (const std::string problem = host::declaration_problem(key); !problem.empty())
+      host::fail_user(who + problem + "; correct the declaration in the program");
+    if (!seen.insert(path).second) host::fail_user(who + "is declared twice; remove one of the declarations");
+    for (const host::Key& own : host::host_keys())
+      if (own.path() == path)
+        host::fail_user(who + "is a key of Zeroth; choose another name, or read the value without declaring the key");
+  }
+}
+
+std::string usage_of(const std::string& program) { return "usage: " + program + " FILE.toml [table.key=value ...]"; }
+
+// Answers --help: the program's keys, with type, default, range and meaning.
+[[noreturn]] void help(const std::string& program, const std::vector<host::Key>& keys) {
+  std::string text = usage_of(program) + "\n       " + program + " --help\n";
+  if (!keys.empty()) text += "\nkeys of this program:\n";
+  for (const host::Key& key : keys) {
+    std::string line = "  " + key.path() + " = " + (key.def.empty() ? "..." : key.def);
+    if (line.size() < 34) line.resize(34, ' ');
+    const std::string range = host::range_text(key);
+    text += line + "  # " + key.meaning + (range.empty() ? "" : " (" + range + ")") + "\n";
+  }
+  text += "\nAll keys with their values, those of Zeroth and of the plug-ins too: zeroth explain FILE.toml\n";
+  std::fputs(text.c_str(), stdout);
+  std::exit(std::fflush(stdout) == 0 ? 0 : static_cast<int>(host::Exit::environment));
+}
+
+// A key of the configuration of that type, or an error for the author of the program.
+const host::Config& with_key(const Program::State& state, const char* call, const std::string& path,
+                             std::initializer_list<uint32_t> types) {
+  const host::Config& config = state.setup().config;
+  const std::string who = std::string("program.") + call + "(\"" + path + "\"): ";
+  if (!config.has(path)) {
+    std::vector<std::string> paths;
+    for (const host::Entry& entry : config.entries()) paths.push_back(entry.key.path());
+    const std::string near = host::nearest(path, paths);
+    host::fail_user(who + "the job has no such key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+                    " `zeroth explain FILE` prints all keys; declare the program's own with zr::Key");
+  }
+  const host::Entry& entry = config.entry(path);
+  const auto holds = [&](uint32_t type) {
+    switch (type) {
+      case ZR_KEY_BOOL: return std::holds_alternative<bool>(entry.value);
+      case ZR_KEY_INT: return std::holds_alternative<int64_t>(entry.value);
+      case ZR_KEY_FLOAT: return std::holds_alternative<double>(entry.value);
+      default: return std::holds_alternative<std::string>(entry.value);
+    }
+  };
+  if (types.size() > 0 && std::none_of(types.begin(), types.end(), holds))
+    host::fail_user(who + "the key is a " + std::string(host::type_text(entry.key.type)) +
+                    "; read it with the method of that type");
+  return config;
+}
+}  // namespace
+
 Key::Key(std::string p, bool d, std::string m)
     : path(std::move(p)), def(d ? "true" : "false"), type(ZR_KEY_BOOL), meaning(std::move(m)) {}
 Key::Key(std::string p, int d, std::string m, double low, double high)
@@ -59,6 +122,7 @@ Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c
 Program::State::State(const std::string& file, const std::vector<std::string>& overrides,
                       const std::vector<Key>& keys) {
   const auto own = host_keys_of(keys);
+  check_keys(own);
   if (asked("schema")) {
     std::puts(host::to_json(own).c_str());
     std::exit(0);
@@ -81,14 +145,20 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
-  const int code = guarded([&] {
-    const char* name = argc > 0 ? argv[0] : "program";
-    if (argc < 2 && !asked("schema"))
-      host::fail_user(std::string("which file? usage: ") + name + " FILE.toml [table.key=value ...]");
-    state_ = std::make_shared<State>(argc < 2 ? "" : argv[1],
-                                     std::vector<std::string>(argv + std::min(argc, 2), argv + argc), keys);
-  });
-  if (code != 0) std::exit(code);
+  try {
+    const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
+    const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+    const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
+    if (std::any_of(words.begin(), words.end(), is_help)) help(name, host_keys_of(keys));
+    if (words.empty() && !asked("schema")) host::fail_user("which file? " + usage_of(name));
+    for (const std::string& word : words)
+      if (word.size() > 1 && word[0] == '-')
+        host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");
+    state_ = std::make_shared<State>(words.empty() ? "" : words[0],
+                                     std::vector<std::string>(words.begin() + !words.empty(), words.end()), keys);
+  } catch (...) {
+    std::exit(host::report_exception());
+  }
 }
 
 Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
@@ -96,11 +166,21 @@ Program::Program(const std::string& file, const std::vector<std::string>& overri
 
 Program::~Program() = default;
 
-bool Program::boolean(const std::string& path) const { return state_->setup().config.boolean(path); }
-int64_t Program::integer(const std::string& path) const { return state_->setup().config.integer(path); }
-double Program::number(const std::string& path) const { return state_->setup().config.number(path); }
-std::string Program::text(const std::string& path) const { return state_->setup().config.text(path); }
-std::string Program::origin(const std::string& path) const { return state_->setup().config.origin(path).text(); }
+bool Program::boolean(const std::string& path) const {
+  return with_key(*state_, "boolean", path, {ZR_KEY_BOOL}).boolean(path);
+}
+int64_t Program::integer(const std::string& path) const {
+  return with_key(*state_, "integer", path, {ZR_KEY_INT}).integer(path);
+}
+double Program::number(const std::string& path) const {
+  return with_key(*state_, "number", path, {ZR_KEY_INT, ZR_KEY_FLOAT}).number(path);
+}
+std::string Program::text(const std::string& path) const {
+  return with_key(*state_, "text", path, {ZR_KEY_STRING}).text(path);
+}
+std::string Program::origin(const std::string& path) const {
+  return with_key(*state_, "origin", path, {}).origin(path).text();
+}
 std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return static_cast<int>(state_->setup().config.integer("job.ranks")); }
@@ -110,7 +190,7 @@ int guarded_run(void (*call)(void*), void* ctx) {
     call(ctx);
     return 0;
   } catch (...) {
-    return host::report_exception();
+    return host::report_program_exception();
   }
 }
 

@@ -1,13 +1,41 @@
 #include "base/failure.hpp"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <numeric>
+#include <typeinfo>
 
 namespace zr::host {
 
 void fail_user(const std::string& text) { throw Failure(Exit::user, text); }
 void fail_environment(const std::string& text) { throw Failure(Exit::environment, text); }
 void fail_bug(const std::string& text) { throw Failure(Exit::bug, text); }
+
+std::string type_of(const std::exception& error) {
+  const char* mangled = typeid(error).name();
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                         &std::free);
+  return name ? name.get() : mangled;
+}
+
+void rethrow_from_host(const std::string& call) {
+  try {
+    throw;
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    fail_environment(call + ": out of memory; use more ranks, a smaller model or a smaller micro-batch");
+  } catch (const std::exception& error) {
+    const std::string type = type_of(error);
+    if (type.starts_with("c10::") || type.starts_with("torch::")) throw;
+    fail_bug(call + ": " + type + ": " + error.what());
+  }
+}
 
 namespace {
 // Edit distance where swapping two neighbours counts as one edit.

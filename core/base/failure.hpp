@@ -10,7 +10,7 @@
 
 namespace zr::host {
 
-enum class Exit { user = 2, environment = 3, peer_lost = 4, bug = 70 };
+enum class Exit { program = 1, user = 2, environment = 3, peer_lost = 4, bug = 70 };
 
 class Failure : public std::runtime_error {
  public:
@@ -28,6 +28,21 @@ class Failure : public std::runtime_error {
 [[noreturn]] void fail_environment(const std::string& text);
 /// Throws Failure(Exit::bug): an invariant of the host or of a plug-in is broken.
 [[noreturn]] void fail_bug(const std::string& text);
+
+/// Inside a catch block: rethrows as host_code() says.
+[[noreturn]] void rethrow_from_host(const std::string& call);
+/// Around code of the host that a program calls: a std::exception that is neither a Failure nor libtorch's becomes
+/// Failure(Exit::bug) that names `call`, so that it does not count as an exception of the program's own.
+template <class Fn>
+decltype(auto) host_code(const std::string& call, Fn&& fn) {
+  try {
+    return fn();
+  } catch (...) {
+    rethrow_from_host(call);
+  }
+}
+/// "std::runtime_error", "c10::Error": the exception's type as C++ source names it.
+std::string type_of(const std::exception& error);
 
 /// The candidate nearest to `word` by edit distance, or "" if none is near enough to be meant.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);

@@ -36,33 +36,65 @@ void log_as_rank(int rank) {
   if (rank > 0 && threshold() == ZR_LOG_INFO) threshold() = ZR_LOG_WARN;
 }
 
-int report_exception() {
+namespace {
+std::atomic<std::string (*)(const std::string&, const std::string&)> advice_of{nullptr};
+
+// Without libtorch's list of stack addresses.
+std::string text_of(const std::exception& error) {
+  const std::string text = error.what();
+  const char* whole = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  return whole && std::string_view(whole) == "1" ? text : text.substr(0, text.find("\nException raised from "));
+}
+
+int report_of_host(const std::exception& error) {
+  if (const auto* path = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    log(ZR_LOG_ERROR, std::string(path->what()) + ": see that the path exists and may be used");
+    return static_cast<int>(Exit::environment);
+  }
+  if (const auto* refused =
+          dynamic_cast<const std::system_error*>(&error)) {  // of a thread that cannot be started, say
+    const bool limit = refused->code() == std::errc::resource_unavailable_try_again;
+    log(ZR_LOG_ERROR, std::string("the system refused a request: ") + refused->what() +
+                          (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : ""));
+    return static_cast<int>(Exit::environment);
+  }
+  log(ZR_LOG_ERROR, text_of(error));
+  return static_cast<int>(Exit::bug);
+}
+
+int report_of_program(const std::exception& error) {
+  const std::string type = type_of(error), text = text_of(error);
+  const auto advice = advice_of.load();
+  const std::string remedy = advice ? advice(type, text) : "";
+  log(ZR_LOG_ERROR, "the program threw " + type + ": " + text + (remedy.empty() ? "" : "; " + remedy));
+  const bool no_memory = type == "c10::OutOfMemoryError" || text.find("can't allocate memory") != text.npos;
+  return static_cast<int>(no_memory ? Exit::environment : Exit::program);
+}
+
+int report(bool program) {
   try {
     throw;
   } catch (const Failure& failure) {
     log(ZR_LOG_ERROR, failure.what());
     return failure.code();
   } catch (const std::invalid_argument& error) {  // a program's own word for what its user wrote
-    log(ZR_LOG_ERROR, error.what());
+    log(ZR_LOG_ERROR, text_of(error));
     return static_cast<int>(Exit::user);
-  } catch (const std::filesystem::filesystem_error& error) {
-    log(ZR_LOG_ERROR, std::string(error.what()) + ": see that the path exists and may be used");
-    return static_cast<int>(Exit::environment);
-  } catch (const std::system_error& error) {  // of a thread that cannot be started, say
-    const bool limit = error.code() == std::errc::resource_unavailable_try_again;
-    log(ZR_LOG_ERROR, std::string("the system refused a request: ") + error.what() +
-                          (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : ""));
-    return static_cast<int>(Exit::environment);
   } catch (const std::bad_alloc&) {
     log(ZR_LOG_ERROR, "out of memory: lower the sizes of the job, or run it on a machine with more");
     return static_cast<int>(Exit::environment);
   } catch (const std::exception& error) {
-    const std::string text = error.what();  // libtorch's own carry a list of addresses
-    log(ZR_LOG_ERROR, text.substr(0, text.find("\nException raised from ")));
+    return program ? report_of_program(error) : report_of_host(error);
   } catch (...) {
-    log(ZR_LOG_ERROR, "an exception that is no std::exception ended the program");
+    log(ZR_LOG_ERROR, program ? "the program threw an object that is not a std::exception"
+                              : "an exception that is no std::exception ended the program");
+    return static_cast<int>(program ? Exit::program : Exit::bug);
   }
-  return static_cast<int>(Exit::bug);
 }
+}  // namespace
+
+void set_advice(std::string (*advice)(const std::string& type, const std::string& text)) { advice_of = advice; }
+int report_exception() { return report(false); }
+int report_program_exception() { return report(true); }
 
 }  // namespace zr::host

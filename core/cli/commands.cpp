@@ -300,7 +300,8 @@ void help() {
   std::cout << "zeroth " ZR_VERSION ": ZeRO as plug-ins for libtorch\n\nusage: zeroth COMMAND ...\n\n";
   for (const Command& one : kCommands) std::cout << "  zeroth " << one.usage << "\n      " << one.meaning << "\n";
   std::cout << "\n  zeroth COMMAND --help    zeroth --version\n\n"
-               "exit codes: 2 what the user wrote, 3 what the machine lacks, 4 a rank was lost, 70 a bug\n";
+               "exit codes: 1 the program threw an exception of its own, 2 what the user wrote, 3 what the machine "
+               "lacks, 4 a rank was lost, 70 a bug\n";
 }
 
 }  // namespace

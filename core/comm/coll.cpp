@@ -10,6 +10,10 @@
 
 namespace zr::host {
 
+namespace {
+constexpr std::string_view kInCall = " in ";
+}
+
 std::string_view name_of_op(uint32_t op) {
   static constexpr std::array<std::string_view, 12> names{"nothing",    "all_reduce", "reduce_scatter", "all_gather",
                                                           "broadcast",  "reduce",     "gather",         "scatter",
@@ -79,19 +83,66 @@ uint64_t fingerprint_of(const zr_coll& coll, int world) {
   return hash ? hash : 1;
 }
 
-void describe(const zr_coll& coll, int world, std::string& text) {
+void describe(const zr_coll& coll, int world, std::string& text, std::string_view call) {
+  if (coll.op == ZR_BARRIER && !call.empty() && coll.label && call == coll.label) {
+    text.assign(call);
+    return;
+  }
   text.assign(name_of_op(coll.op));
   text += " '";
   text += coll.label ? coll.label : "";
   text += "'";
-  if (coll.op == ZR_BARRIER) return;
-  text += " (";
-  text +=
-      name_of(coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype);
-  text += ", ";
-  char digits[24];
-  text.append(digits, std::to_chars(digits, digits + sizeof digits, total_of(coll, world)).ptr);
-  text += ")";
+  if (coll.op != ZR_BARRIER) {
+    text += " (";
+    text += name_of(coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype
+                                                                                           : coll.src.dtype);
+    text += ", ";
+    char digits[24];
+    text.append(digits, std::to_chars(digits, digits + sizeof digits, total_of(coll, world)).ptr);
+    text += ")";
+  }
+  if (call.empty()) return;
+  text += kInCall;
+  text += call;
+}
+
+namespace {
+// The call that a description ends with; "" if none.
+std::string_view call_in(std::string_view what) {
+  for (const std::string_view name : {"engine.", "zr::"})
+    if (what.starts_with(name)) return what;
+  const auto at = what.rfind(kInCall);
+  return at == what.npos ? std::string_view() : what.substr(at + kInCall.size());
+}
+std::string_view name_of_call(std::string_view call) { return call.substr(0, call.find_first_of("( ")); }
+}  // namespace
+
+std::string collective_call(std::string_view what) {
+  const std::string_view call = call_in(what), name = name_of_call(call);
+  if (!call.starts_with("engine.") && !call.starts_with("zr::")) return "";
+  return name == "engine.backward" || name == "engine.step" ? "" : std::string(name);
+}
+
+std::string mismatch_remedy(std::string_view a, std::string_view b) {
+  const std::string first = collective_call(a), second = collective_call(b);
+  if (!first.empty() && first == second)
+    return first + " is collective: call it on all ranks with the same arguments and in the same order";
+  if (!first.empty() && !second.empty())
+    return first + " and " + second + " are collective: call them on all ranks in the same order";
+  if (!first.empty() || !second.empty())
+    return first + second + " is collective: call it on all ranks, at the same place in the program";
+  for (const std::string_view what : {a, b})
+    if (call_in(what).starts_with("an in-place write to "))
+      return "in-place writes to parameters are collective: make the same write on all ranks";
+  const auto gathers_weights = [](std::string_view what) {
+    return call_in(what).starts_with(kOperatorOn) || (what.starts_with("all_gather") && !call_in(what).empty());
+  };
+  if (gathers_weights(a) || gathers_weights(b))
+    return "operators on sharded parameters are collective: run the same ones in the same order on all ranks, or keep "
+           "parameters unsharded (communicator.alias = true on one host, a larger "
+           "strategy.zero3.persistence_threshold, "
+           "strategy = \"zero2\")";
+  return "";
 }
 
 namespace {

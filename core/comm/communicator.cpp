@@ -178,6 +178,8 @@ void Communicator::on_end(std::function<void(const zr_coll&, const void*)> ended
 }
 void Communicator::set_paged(Paged* paged) { state_->submission.set_paged(paged); }
 void Communicator::set_trace(Trace* trace) { state_->submission.set_trace(trace); }
+void Communicator::set_call(std::string call) { state_->submission.set_call(std::move(call)); }
+const std::string& Communicator::call() const { return state_->submission.call(); }
 void Communicator::abort() { state_->submission.abort(); }
 std::exception_ptr Communicator::take_failure() { return state_->submission.take_failure(); }
 zr_code Communicator::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {

@@ -73,6 +73,9 @@ class Communicator {
   void set_paged(Paged* paged);
   /// Collectives of plug-ins become spans of it; it outlives them. Null: none.
   void set_trace(Trace* trace);
+  /// What the program called, for the description of collectives: see CallScope. [use]
+  void set_call(std::string call);
+  const std::string& call() const;
   /// Unblocks every waiting call. [any]
   void abort();
   /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears
@@ -86,6 +89,20 @@ class Communicator {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// While it lives, reports name `call` ("engine.get(\"w\")") as the cause of the collectives that are issued.
+class CallScope {
+ public:
+  CallScope(Communicator& comm, std::string call) : comm_(comm), before_(comm.call()) {
+    comm_.set_call(std::move(call));
+  }
+  ~CallScope() { comm_.set_call(std::move(before_)); }
+  CallScope(const CallScope&) = delete;
+
+ private:
+  Communicator& comm_;
+  std::string before_;
 };
 
 /// What a communicator offers to ranks of one host; null if nothing.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "comm/coll.hpp"
 
 namespace zr::host {
 
@@ -98,11 +99,14 @@ void Members::compare(int rank, const wire::Beat& beat) {
     if (call.sequence == 0 || call.fingerprint == 0) continue;
     const auto [first, fresh] =
         issued_.try_emplace({beat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
-    if (!fresh && first->second.rank != rank && first->second.fingerprint != call.fingerprint)
-      note(Cause::mismatch, rank,
-           "collective " + std::to_string(call.sequence) + " differs between ranks: rank " +
-               std::to_string(first->second.rank) + " issued " + first->second.what + ", rank " + std::to_string(rank) +
-               " issued " + call.what + ". All ranks must issue the same collectives in the same order");
+    if (fresh || first->second.rank == rank || first->second.fingerprint == call.fingerprint) continue;
+    Issued low = first->second, high{rank, call.fingerprint, call.what};
+    if (low.rank > high.rank) std::swap(low, high);
+    const std::string remedy = mismatch_remedy(low.what, high.what);
+    note(Cause::mismatch, rank,
+         "collective " + std::to_string(call.sequence) + " differs between ranks: rank " + std::to_string(low.rank) +
+             " issued " + low.what + ", rank " + std::to_string(high.rank) + " issued " + high.what +
+             ". All ranks must issue the same collectives in the same order" + (remedy.empty() ? "" : "; " + remedy));
   }
   while (issued_.size() > kMostIssued) issued_.erase(issued_.begin());
 }
@@ -113,14 +117,18 @@ bool Members::waits_in_vain(const Member& waiting, const Member& other) const {
   return other.beat.left && !other.connected;  // the process ended between two Engines
 }
 
+std::string Members::waited_in_vain(int gone, int waiting) const {
+  const std::string& what = at(waiting).beat.activity.what;
+  const std::string call = collective_call(what);
+  return "rank " + std::to_string(gone) + " " + in_vain_text(at(gone).beat) + " while rank " + std::to_string(waiting) +
+         " waits in " + what + (call.empty() ? "" : "; " + call + " is collective: call it on all ranks");
+}
+
 void Members::look_for_waits_on_the_gone() {
   for (int gone = 0; gone < world(); ++gone) {
     if (at(gone).beat.leaves == 0) continue;
     for (int waiting = 0; waiting < world(); ++waiting)
-      if (waits_in_vain(at(waiting), at(gone)))
-        return note(Cause::left, gone,
-                    "rank " + std::to_string(gone) + " " + in_vain_text(at(gone).beat) + " while rank " +
-                        std::to_string(waiting) + " waits in " + at(waiting).beat.activity.what);
+      if (waits_in_vain(at(waiting), at(gone))) return note(Cause::left, gone, waited_in_vain(gone, waiting));
   }
 }
 

@@ -65,6 +65,7 @@ class Members {
   int world() const { return static_cast<int>(members_.size()); }
   void note(Cause cause, int rank, std::string text);
   void compare(int rank, const wire::Beat& beat);
+  std::string waited_in_vain(int gone, int waiting) const;
   void look_for_waits_on_the_gone();
   bool waits_in_vain(const Member& waiting, const Member& other) const;
   bool silent(int rank) const;

@@ -237,7 +237,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
-    describe(coll, world_, activity_.what);
+    describe(coll, world_, activity_.what, call_);
     if (control_->broken()) {
       leave(views.number, false);
       return lose("about to issue " + activity_.what, error);

@@ -52,6 +52,10 @@ class Submission {
   void on_end(Ended ended) { ended_ = std::move(ended); }
   void set_paged(Paged* paged) { paged_ = paged; }  // outlives every collective; null: none
   void set_trace(Trace* trace) { trace_ = trace; }  // outlives every collective; null: none
+  /// What the program called, in the course of which collectives are submitted from now on; "" if nothing. Part of
+  /// their description in reports.
+  void set_call(std::string call) { call_ = std::move(call); }
+  const std::string& call() const { return call_; }
 
   /// Null if the host's own memory is as good.
   void* mem_alloc(uint64_t bytes, uint64_t align);
@@ -108,6 +112,7 @@ class Submission {
   Paged* paged_ = nullptr;
   std::deque<zr_done*> entered_;  // of collectives that may not have left yet, in order
   Trace* trace_ = nullptr;
+  std::string call_;
   int64_t submitted_ = 0;
   std::exception_ptr lost_;     // the job's end: every later call fails with it
   std::exception_ptr failure_;  // for take_failure()

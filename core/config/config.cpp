@@ -25,7 +25,13 @@ std::string float_text(double value) {
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
+// By path; a role's plug-in is found as "strategy" and, as [strategy] is written, as "strategy.use".
 const Entry* find(const std::vector<Entry>& entries, std::string_view path) {
+  if (constexpr std::string_view use = ".use"; path.ends_with(use)) {
+    const std::string_view role = path.substr(0, path.size() - use.size());
+    for (const Entry& entry : entries)
+      if (entry.key.table.empty() && entry.key.name == role) return &entry;
+  }
   for (const Entry& entry : entries)
     if (entry.key.path() == path) return &entry;
   return nullptr;

@@ -41,6 +41,7 @@ Agreed Agreement::reach(const Mine& mine) {
       double value, weight;
       std::memcpy(&value, word.data() + sizeof(Header) + a * 8, 8);
       std::memcpy(&weight, word.data() + sizeof(Header) + (micros + a) * 8, 8);
+      if (weight == 0) continue;  // it counts for nothing, whatever its loss
       if (!std::isfinite(value) && agreed.loss_rank < 0) agreed.loss_rank = static_cast<int>(r);
       loss += weight == 1 ? value : value * weight;
       agreed.weight += weight;

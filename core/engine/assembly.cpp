@@ -114,10 +114,9 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
     };
-    weight_flow_ = std::make_unique<WeightFlow>(
-        model_, *strategy_, plan_, use_, check_call,
-        [this](uint32_t param, const void* whole) { store_whole(param, whole); },
-        [this] { comm_->barrier("shared weights"); });
+    weight_flow_ =
+        std::make_unique<WeightFlow>(model_, *strategy_, plan_, *comm_, use_, check_call,
+                                     [this](uint32_t param, const void* whole) { store_whole(param, whole); });
     take_rank_zero();
     weight_digest_ = std::make_unique<WeightDigest>(plan_, buffers_, readers_, world());
     agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_, pages_.get());

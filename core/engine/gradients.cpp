@@ -34,10 +34,11 @@ void GradientFlow::event(uint32_t kind) {
   check_(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
 }
 
-void GradientFlow::begin(uint32_t micro) {
+void GradientFlow::begin(uint32_t micro, bool counts) {
   const std::lock_guard lock(mutex_);
   micro_ = micro;
   active_ = true;
+  counts_ = counts;
   std::fill(taken_.begin(), taken_.end(), 0);
   std::fill(present_.begin(), present_.end(), 0);
   waiting_.clear();
@@ -46,8 +47,18 @@ void GradientFlow::begin(uint32_t micro) {
     std::fill(touched_.begin(), touched_.end(), 0);
     watches_ = watches_next_;
     first_non_finite_ = -1;
-    event(ZR_STEP_BEGIN);
+    if (!step_begun_) event(ZR_STEP_BEGIN);
+    step_begun_ = true;
   }
+}
+
+bool GradientFlow::cancel() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  if (std::any_of(taken_.begin(), taken_.end(), [](int64_t n) { return n > 0; })) return false;
+  for (uint32_t param = 0; param < taken_.size(); ++param) model_.drop_gradient(param);
+  waiting_.clear();
+  return true;
 }
 
 void GradientFlow::arrived(uint32_t param) {
@@ -62,7 +73,6 @@ void GradientFlow::arrived(uint32_t param) {
         "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
         "set gradients.overlap = false");
   submitted_at_last_ = comm_.submitted();
-  touched_[param] = 1;
   if (present_[param]++) return;  // the model adds firings up; it waits already
   if (!overlap_ || !place(param)) waiting_.push_back(param);
   if (overlap_ && !waiting_.empty()) place_waiting();
@@ -105,7 +115,7 @@ bool GradientFlow::place(uint32_t param) {
 // What was held from earlier micro-steps is added to; a gradient that did not come adds nothing.
 void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
   const bool adds = hold_ && micro_ > 0;
-  if (!present_[param]) {
+  if (!present_[param] || !counts_) {
     if (!adds) std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
     return;
   }
@@ -133,7 +143,8 @@ void GradientFlow::place_waiting() {
 
 void GradientFlow::end() {
   const std::lock_guard lock(mutex_);
-  active_ = false;
+  active_ = step_begun_ = false;
+  for (std::size_t i = 0; i < present_.size(); ++i) touched_[i] |= counts_ && present_[i];
   // Last parameters first, as backward visits them: strategies fill buckets from the end.
   waiting_.clear();
   for (auto param = static_cast<uint32_t>(taken_.size()); param-- > 0;) {

@@ -23,8 +23,12 @@ class GradientFlow {
   GradientFlow(Model& model, const Instance& strategy, const Plan& plan, const Communicator& comm, bool overlap,
                std::recursive_mutex& lock, CallCheck check, const Pages* pages);
 
-  /// A micro-step begins; 0 is the first of a step.
-  void begin(uint32_t micro);
+  /// A micro-step begins; 0 is the first of a step. `counts` false: its gradients are received, but zeros take their
+  /// place.
+  void begin(uint32_t micro, bool counts);
+  /// An exception ended the micro-step's backward. True if no gradient had been handed to the strategy: then it is as
+  /// if the micro-step had not begun.
+  bool cancel();
   /// Autograd has this parameter's gradient. [use], any thread.
   void arrived(uint32_t param);
   /// From the next step on, looks whether what is handed over is finite, which costs a reading of it.
@@ -60,7 +64,8 @@ class GradientFlow {
   std::recursive_mutex& mutex_;
   CallCheck check_;
   uint32_t micro_ = 0;
-  bool active_ = false;
+  bool active_ = false, counts_ = true;
+  bool step_begun_ = false;  // the strategy was told so, and no micro-step has ended since
   bool watches_next_ = false, watches_ = false;
   int64_t first_non_finite_ = -1;
   std::vector<int64_t> taken_;  // by parameter: elements handed to the strategy in this micro-step

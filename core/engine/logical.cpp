@@ -7,6 +7,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "engine/session.hpp"
 #include "shard/rounding.hpp"
 
@@ -20,7 +21,8 @@ uint32_t Session::find(const std::string& parameter) const {
     names.push_back(p.name);
   }
   const std::string near = nearest(parameter, names);
-  fail_user("the model has no parameter '" + parameter + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?"));
+  fail_user("the model has no parameter '" + printable(parameter) + "'" +
+            (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
 std::size_t Session::find_buffer(const std::string& name) {

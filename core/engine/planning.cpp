@@ -117,6 +117,21 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   wanted.snapshot = snapshots(config);
 }
 
+namespace {
+// Why a plan has no sharded parameters, and what to do.
+std::string why_unsharded(const Config& config, const Plan& plan, const std::string& strategy) {
+  const std::string key = "strategy." + strategy + ".persistence_threshold";
+  int64_t largest = 0;
+  for (const Parameter& parameter : plan.input.parameters) largest = std::max(largest, parameter.count);
+  if (config.has(key) && config.integer(key) > 0)
+    return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
+           " elements, and parameters of at most " + key + " = " + std::to_string(config.integer(key)) +
+           " elements are not sharded; lower that key, or keep offload.parameters on the device";
+  return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters, "
+         "such as zero3";
+}
+}  // namespace
+
 void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
   const auto asked = [&](const char* path) {
     return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
@@ -128,8 +143,7 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
     if (!piece.shard) whole[piece.param] = std::max(whole[piece.param], piece.count);
   for (std::size_t i = 0; i < whole.size(); ++i) shards |= whole[i] < plan.input.parameters[i].count;
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
-    fail_user(asked("offload.parameters") + "strategy '" + strategy +
-              "' keeps weights whole on the device, where they are used; choose a strategy that shards them");
+    fail_user(asked("offload.parameters") + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
   if (const std::string& id = config.text("offload.optimizer");
       config.number("offload.fraction") > 0 && (id == kOnDevice || id == kAutomatic))
     fail_user(config.origin("offload.fraction").text() +

@@ -74,8 +74,9 @@ void Session::begin_backward(double loss, double weight) {
   if (micro_ == accumulation_)
     fail_user("engine.backward() was called " + std::to_string(accumulation_ + 1) +
               " times without engine.step(); call engine.step() after every backward");
-  if (!(weight > 0) || !std::isfinite(weight))
-    fail_user("engine.backward(loss, weight): the weight is " + std::to_string(weight) + ", but must be above 0");
+  if (!(weight >= 0) || !std::isfinite(weight))
+    fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
+              ", but must be a finite number of at least 0");
   lap(Phase::forward);
   model_.verify();
   in_backward_ = true;
@@ -85,7 +86,16 @@ void Session::begin_backward(double loss, double weight) {
   losses_.push_back(loss);
   weights_.push_back(weight);
   if (micro_ + 1 == accumulation_) agreement_->norm().expect();
-  gradients_->begin(static_cast<uint32_t>(micro_));
+  gradients_->begin(static_cast<uint32_t>(micro_), weight > 0);
+}
+
+void Session::fail_backward() {
+  if (!in_backward_ || !gradients_->cancel()) return;
+  weight_flow_->set_phase(ZR_FORWARD);
+  model_.hide_gradients(true);
+  losses_.pop_back();
+  weights_.pop_back();
+  in_backward_ = false;
 }
 
 void Session::end_backward() {
@@ -140,6 +150,7 @@ bool Session::step() {
                          &gradients_->touched(), gradients_->first_non_finite(), stop_signal_ ? StopSignal::came() : 0,
                          saver_->failed(), weight_digest_->next()});
   weight_digest_->compare(agreed.digests, *comm_, step_ + 1);
+  if (!(agreed.weight > 0) || !std::isfinite(agreed.weight)) abandon_step(agreed);
   const double divisor = agreed.weight * loss_scale_.value();  // M S
   const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
   const double clip = config().number("train.clip");

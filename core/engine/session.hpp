@@ -78,6 +78,15 @@ class Session {
   /// Around autograd's run over one micro-batch.
   void begin_backward(double loss, double weight);
   void end_backward();
+  /// Instead of end_backward() when an exception ended it. If no gradient was handed over yet, it is as if it had not
+  /// begun.
+  void fail_backward();
+  /// Whatever the strategy, compares between the ranks that all are in `call` ("engine.get(\"w\")"). Collective.
+  void meet(const std::string& call);
+  /// Prepares the model for the end of this session: afterwards its parameters have memory of their own with the
+  /// present values in that dtype, fp32 or the weights'; floating-point buffers likewise. On a failure, which is thrown
+  /// on all ranks, all is as before. Collective, between steps.
+  void return_weights(zr_dtype dtype);
   /// On the accumulation boundary: agree, clip, update, gather; true then. Collective.
   bool step();
 
@@ -242,6 +251,8 @@ class Session {
   void report_skip(const Agreed& agreed);
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
+  /// The micro-batches of this step weigh nothing: forgets them and says so, alike on all ranks.
+  [[noreturn]] void abandon_step(const Agreed& agreed);
 
   void write_tiers();
   TierWaits tier_waits() const;

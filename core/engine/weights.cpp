@@ -1,20 +1,23 @@
 #include "engine/weights.hpp"
 
+#include <algorithm>
+
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "comm/coll.hpp"
 
 namespace zr::host {
 
-WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan, std::recursive_mutex& lock,
-                       CallCheck check, std::function<void(uint32_t, const void*)> written, std::function<void()> meet)
+WeightFlow::WeightFlow(Model& model, const Instance& strategy, const Plan& plan, Communicator& comm,
+                       std::recursive_mutex& lock, CallCheck check, std::function<void(uint32_t, const void*)> written)
     : model_(model),
       strategy_(strategy),
       api_(strategy.api<zr_strategy_api>()),
       plan_(plan),
+      comm_(comm),
       lock_(lock),
       check_(std::move(check)),
-      written_(std::move(written)),
-      meet_(std::move(meet)) {
+      written_(std::move(written)) {
   const auto& parameters = plan.input.parameters;
   std::vector<char> whole(parameters.size(), 0);
   for (const Piece& piece : plan.mine.weights)
@@ -31,11 +34,36 @@ void WeightFlow::start() {
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
                  [this](uint32_t param, const void* whole) {
                    const std::lock_guard lock(lock_);
-                   meet_();  // nobody reads what its owners are about to write
+                   const CallScope call(comm_, "an in-place write to '" + plan_.input.parameters[param].name + "'");
+                   comm_.barrier("shared weights");  // nobody reads what its owners are about to write
                    written_(param, whole);
-                   meet_();
-                 }});
+                   comm_.barrier("shared weights");
+                 },
+                 [this](const uint32_t* params, uint32_t n, bool begins) { scope(params, n, begins); }});
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
+}
+
+// Compared between the ranks under every strategy, also where no weight travels.
+void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
+  if (n == 0) return;
+  const std::string name = "zr::gather(\"" + plan_.input.parameters[params[0]].name + "\"" +
+                           (n > 1 ? " and " + std::to_string(n - 1) + " more" : "") + ")";
+  if (std::this_thread::get_id() != thread_)
+    fail_user(name + ": called on another thread than the one that made the engine; use one thread for both");
+  const std::string call = name + (begins ? "" : " at the end of its scope");
+  const std::lock_guard lock(lock_);
+  const CallScope scope(comm_, call);
+  comm_.barrier(call.c_str());
+}
+
+bool WeightFlow::is_sharded(uint32_t param) const {
+  return std::find(sharded_.begin(), sharded_.end(), param) != sharded_.end();
+}
+
+void WeightFlow::with_full(uint32_t param, const std::function<void(const void* memory)>& use) {
+  begin(&param, 1, ZR_EXPORT_PHASE);
+  use(memory_[param]);
+  end(&param, nullptr, 1);
 }
 
 void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
@@ -46,6 +74,11 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
   if (!absent.empty()) {
     std::vector<zr_view> whole(absent.size());
     CallError error;
+    std::string call = comm_.call();
+    if (call.empty())
+      call = (phase == ZR_EXPORT_PHASE ? "zr::gather of '" : std::string(kOperatorOn) + "'") +
+             plan_.input.parameters[absent[0]].name + "'";
+    const CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     check_(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase, whole.data(),
                          nullptr, &error),

@@ -52,6 +52,8 @@ class Model {
     std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
     /// A shared parameter was written to, in a copy of this rank's own: it is to be taken over. Collective.
     std::function<void(uint32_t param, const void* whole)> wrote;
+    /// A zr::gather scope over these parameters, bound ones too, begins or ends in order. Collective; training thread.
+    std::function<void(const uint32_t* params, uint32_t n, bool begins)> scope;
   };
   virtual void on_use(Uses uses) = 0;  // replaces the ones before
   /// From now on the parameter's data is `memory`, which all ranks of this host read in place and nobody writes to.
@@ -67,6 +69,11 @@ class Model {
   /// Throws Failure(user) naming `call` and a parameter that a scope of the program still holds; of `param` alone.
   virtual void check_scopes(const std::string& call) = 0;
   virtual void check_scope(uint32_t param, const std::string& call) = 0;
+  /// Memory of the model's own for a parameter in that type, which it takes at release(); throws if there is none.
+  virtual void* reserve_release(uint32_t, zr_dtype) { return nullptr; }
+  virtual void cancel_release() {}  // frees what was reserved
+  /// Converts floating-point buffers that are not of that type.
+  virtual void convert_buffers(zr_dtype) {}
   /// Gives bound parameters memory of their own again, with the present values; unbound ones cannot be used any more.
   virtual void release() = 0;
 

@@ -45,7 +45,7 @@ void check_other_engine(const std::string& name, const torch::Tensor& tensor, co
   const auto place = Trained::find(tensor.unsafeGetTensorImpl());
   if (place && place->model != own)
     fail_user("parameter '" + name +
-              "' is trained by another zr::Engine; destroy that one first, or give each engine "
+              "' is trained by another zr::Engine; call release() on that engine first, or give each engine "
               "a model of its own");
   if (!place && Storages::has_engine_memory(tensor))
     fail_user("parameter '" + name +
@@ -60,6 +60,10 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   TorchMemory::count();
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
+    // On all ranks alike, before anything is compared: the engine that had the parameter is gone.
+    if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::behind(tensor);
+        left && !left->keeper())
+      fail_user(left->reason());
     check_deferred(name, tensor);
     check_other_engine(name, tensor, nullptr);
     auto& slot = state_->slots.emplace_back();

@@ -158,6 +158,7 @@ void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype)
 }
 
 void TorchModel::hold(const std::vector<uint32_t>& params) {
+  if (state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), true);
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
     ++state_->slots[param].scopes;
@@ -171,6 +172,7 @@ void TorchModel::hold(const std::vector<uint32_t>& params) {
 }
 
 void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
+  if (takes_over && state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), false);
   std::vector<uint32_t> sharded;
   std::string misfit;
   for (const uint32_t param : params) {
@@ -234,6 +236,24 @@ void TorchModel::check_scope(uint32_t param, const std::string& call) {
               "'; nothing was changed; end the scope before the call");
 }
 
+std::weak_ptr<const void> TorchModel::life() const { return state_->life; }
+
+void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype) {
+  auto& slot = state_->slots[param];
+  slot.returned = at::empty(slot.tensor.sizes(), torch_type(dtype));
+  return slot.returned.mutable_data_ptr();
+}
+
+void TorchModel::cancel_release() {
+  for (auto& slot : state_->slots) slot.returned = torch::Tensor();
+}
+
+void TorchModel::convert_buffers(zr_dtype dtype) {
+  for (auto& [name, tensor] : state_->buffers)
+    if (tensor.is_floating_point() && tensor.scalar_type() == state_->buffer_type)
+      tensor.set_data(tensor.to(torch_type(dtype)));
+}
+
 void TorchModel::release() {
   hide_gradients(false);
   for (std::size_t i = 0; i < state_->slots.size(); ++i) {
@@ -243,15 +263,23 @@ void TorchModel::release() {
       if (!state_->hands_over) {
         slot.placeholder->expose(true);
         Placeholder::mark(slot.tensor, false);
-        slot.tensor.set_data(slot.tensor.detach().clone());
+        slot.tensor.set_data(slot.returned.defined() ? slot.returned : slot.tensor.detach().clone());
       }
       slot.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
                                "' is gone, and with it the memory of views taken before; take them anew");
       slot.shared = nullptr;
       slot.placeholder = nullptr;
+    } else if (slot.placeholder && slot.returned.defined()) {
+      const c10::Storage old = slot.tensor.storage();  // views of it may live on
+      Placeholder::mark(slot.tensor, false);
+      slot.tensor.set_data(slot.returned);
+      slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
+                               "' was released, and views of it taken before have no memory; take them again");
+      slot.placeholder = nullptr;
     } else if (slot.placeholder) {
       slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                               "' is gone; read it with engine.get() while the engine lives");
+                               "' was destroyed and with it the parameter's values; call engine.release() on all "
+                               "ranks before that, which gives the model its full weights");
     } else if (slot.binding.storage) {
       c10::StorageImpl& storage = *slot.binding.storage.unsafeGetStorageImpl();
       if (storage.data() == slot.binding.memory) {  // tensors made from the parameter see its values after the engine
@@ -262,7 +290,9 @@ void TorchModel::release() {
         storage.set_allocator(allocator);
         storage.set_resizable(true);
       }
+      if (slot.returned.defined()) slot.tensor.set_data(slot.returned);  // of another type
     }
+    slot.returned = torch::Tensor();
     slot.binding = {};
   }
 }

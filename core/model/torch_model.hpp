@@ -32,6 +32,9 @@ class TorchModel final : public Model {
   void verify() override;
   void check_scopes(const std::string& call) override;
   void check_scope(uint32_t param, const std::string& call) override;
+  void* reserve_release(uint32_t param, zr_dtype dtype) override;
+  void cancel_release() override;
+  void convert_buffers(zr_dtype dtype) override;
   void release() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
@@ -60,6 +63,8 @@ class TorchModel final : public Model {
   /// Collective; letting go without taking over is not.
   void hold(const std::vector<uint32_t>& params);
   void let_go(const std::vector<uint32_t>& params, bool takes_over);
+  /// Expires with this model.
+  std::weak_ptr<const void> life() const;
 
  private:
   void check_deferred(const std::string& name, const torch::Tensor& tensor);

@@ -42,6 +42,7 @@ struct TorchModel::State final : Keeper {
     int readers = 0, writers = 0;        // operators and scopes on what is shared
     int scopes = 0;                      // of zr::gather, however the parameter is stored
     bool vacant = false;                 // an earlier engine left it without memory
+    torch::Tensor returned;              // what release() gives the parameter; undefined: a copy of its memory
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
@@ -60,6 +61,7 @@ struct TorchModel::State final : Keeper {
   Uses uses;
   std::unique_ptr<SetAside> aside;
   std::mutex mutex, sharing;
+  const std::shared_ptr<const void> life = std::make_shared<char>();
 
   ~State() override {
     for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());

@@ -33,7 +33,10 @@ struct Loaded {
 };
 
 /// One per model; a process may have several, used in the same order on all ranks. Several at the same time need
-/// names. Methods are for the training thread; those marked collective are called on all ranks alike.
+/// names. Methods are for the training thread, which is the one that made the Engine, and are not called inside one
+/// another (from hooks). Those marked collective are called on all ranks, with the same arguments and in the same
+/// order, under every strategy, even where it moves no data: a call that one rank lacks ends the job with an error that
+/// names it. Misuse throws std::runtime_error and changes nothing.
 class Engine {
  public:
   /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine,
@@ -51,7 +54,10 @@ class Engine {
   Engine(const Engine&) = delete;
 
   /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's
-  /// tokens where they differ: gradients are of sum(weight * loss) / sum(weight). Collective.
+  /// tokens where they differ: gradients are of sum(weight * loss) / sum(weight). A weight of 0 contributes nothing,
+  /// whatever the loss (a micro-batch without data, whose mean is not a number); the sum over a step must be above 0.
+  /// Collective. A loss without autograd graph is rejected. If autograd throws before the first gradient is handed
+  /// over, it is as if backward had not been called; after that the engine can neither go on nor be released.
   void backward(const torch::Tensor& loss, double weight = 1);
   /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. Collective.
   bool step();
@@ -59,6 +65,18 @@ class Engine {
   /// train.micro_batch.
   void add_tokens(int64_t tokens);
 
+  /// Ends this engine and leaves the model with full, ordinary parameters (gradients undefined) for evaluation, export
+  /// or another engine: in `dtype`, which is engine.dtype() (the values that the last forward would use) or
+  /// torch::kFloat (the fp32 values, equal to get()); floating-point buffers likewise. Every other method then fails.
+  /// Without it, parameters that a strategy shards have no values once the engine is gone. Each rank needs memory for
+  /// the full model beside the engine's own (counted for memory.device_budget): where that is lacking it fails on all
+  /// ranks and the engine can go on. Between steps, outside Evaluation. Optimizer states are dropped: save() first.
+  /// Collective.
+  void release();
+  void release(torch::ScalarType dtype);  // as above
+
+  /// Of the parameters in forward (train.dtype): cast inputs to it.
+  torch::ScalarType dtype() const;
   int rank() const;             // 0 .. world - 1
   int world() const;            // how many ranks train this model together
   int accumulation() const;     // micro-steps a step
@@ -81,7 +99,8 @@ class Engine {
   /// optimizer saw it; it can be read from engine.step() until the next engine.backward(), and is an error otherwise.
   /// Collective.
   torch::Tensor get(const std::string& parameter, What what = What::value, const std::string& slot = "");
-  /// Sets value or state on all ranks from this whole tensor (equal on all ranks). Collective.
+  /// Sets value or state on all ranks from this full tensor: dense, real, in CPU memory, of the parameter's shape,
+  /// equal on all ranks (compared). Collective.
   void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");
   /// The value of a buffer, such as a running statistic, that counts for the model as one: ranks have their own during
   /// training, and train.buffers declares whether this is rank 0's, the mean over ranks or each rank's own. A copy with
@@ -121,7 +140,8 @@ class Engine {
   void validation(double loss);
 
   /// While it lives: gradients off, the training random state kept, the strategy told, and the model's buffers have the
-  /// values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit.
+  /// values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit. May be nested.
+  /// backward(), step(), load(), refresh() and release() are rejected inside. It may outlive the engine.
   class Evaluation {
    public:
     explicit Evaluation(Engine& engine);  // collective, as is its end
@@ -143,6 +163,7 @@ class Engine {
     ~Handle();
     Handle& operator=(Handle&& other) noexcept;
     State* operator->() const;
+    State& operator*() const { return *operator->(); }
     std::unique_ptr<State> take();
 
    private:

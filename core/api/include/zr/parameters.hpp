@@ -11,8 +11,8 @@ namespace zr {
 /// While it lives, the parameters have memory that may be read and written by pointer (data_ptr, accessor,
 /// torch::save, torch::load of the whole model): whole, in train.dtype, equal on all ranks. What was written is taken
 /// over at the end; write the same on all ranks. What an exception leaves is not. Weights that the ranks of a host
-/// share are copied for it. Collective, as is its end; on the training thread, within the engine's life, and ended
-/// before engine.step().
+/// share are copied for it. Collective under every strategy, as is its end; on the training thread, and ended before
+/// engine.step(). One that outlives its engine ends without effect.
 class Gathered {
  public:
   explicit Gathered(const std::vector<torch::Tensor>& parameters);

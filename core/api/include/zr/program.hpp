@@ -25,7 +25,8 @@ struct Key {
 /// Construct it first in main(). Immutable; any thread may read.
 class Program {
  public:
-  /// argv: FILE [path=value ...]. Exits (code 2, message on stderr) if the file or a key is wrong. Under `zeroth
+  /// argv: FILE [path=value ...], or --help, which prints usage and `keys` and exits with 0. Exits (code 2, message on
+  /// stderr) if an argument, the file, a key or its declaration in `keys` is wrong. Under `zeroth
   /// train`, `explain` and `plan` it answers their questions and exits before any work is done.
   Program(int argc, char** argv, const std::vector<Key>& keys = {});
   /// The same from a file, for a main() with its own command line. Throws std::runtime_error.
@@ -33,7 +34,8 @@ class Program {
                    const std::vector<Key>& keys = {});
   ~Program();
 
-  /// The effective value of any key, the program's, the host's or a plug-in's: "model.layers", "train.steps".
+  /// The effective value of any key, the program's, the host's or a plug-in's: "model.layers", "train.steps"; the
+  /// plug-in of a role is "strategy" or "strategy.use". An unknown key or a value of another type: std::runtime_error.
   bool boolean(const std::string& path) const;
   int64_t integer(const std::string& path) const;
   double number(const std::string& path) const;
@@ -54,9 +56,14 @@ class Program {
   std::shared_ptr<State> state_;
 };
 
-/// Runs fn, prints a failure as `zeroth: error: ...` on stderr and returns the exit code (2 user, 3 environment, 4 peer
-/// lost, 70 bug): `int main(...) { return zr::guarded([&] { ... }); }`. Throw std::invalid_argument for what a user of
-/// yours wrote wrong: it counts as 2.
+/// Runs fn and returns the exit code for the process: 0, or the class of the exception that ended fn, which is printed
+/// as `zeroth: error: ...` on stderr: `int main(...) { return zr::guarded([&] { ... }); }`.
+///   1 an exception of the program's own code or of libtorch (a std::exception that Zeroth did not throw; its type and
+///     what() are printed, libtorch's C++ stack only with TORCH_SHOW_CPP_STACKTRACES=1)
+///   2 wrong input: file, key, argument, misuse of zr::Engine; also std::invalid_argument, for what a user of the
+///   program
+///     wrote wrong
+///   3 the environment: memory, disk, a missing plug-in     4 a peer is lost     70 a bug of Zeroth or of a plug-in
 int guarded_run(void (*call)(void*), void* ctx);
 /// The same for any callable.
 template <class F>

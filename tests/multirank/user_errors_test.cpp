@@ -1,0 +1,107 @@
+// Mistakes of a program that uses zr::Engine: exit codes, messages, and what still works afterwards.
+#include <gmock/gmock.h>
+
+#include "multirank/engine_fixture.hpp"
+
+namespace {
+
+using testing::HasSubstr;
+
+class UserErrors : public engine_tests::Engine {
+ protected:
+  UserErrors() { binary_ = "user_errors_case"; }
+  // The lines that rank 0 printed, without the launcher's.
+  static std::string said(const engine_tests::Result& result) {
+    std::string own;
+    for (const auto& line : result.lines())
+      if (line.rfind('[', 0) != 0 && line.rfind("zeroth:", 0) != 0) own += line + "\n";
+    return own;
+  }
+  std::string passes(int ranks, const std::string& name, const std::string& overrides) {
+    const engine_tests::Result result = run(ranks, name, overrides);
+    EXPECT_EQ(result.code, 0) << name << " on " << ranks << ", " << overrides << "\n" << result.output;
+    return said(result);
+  }
+  // zero3 that gathers every weight anew: what differs between ranks shows in a small model, too.
+  const std::string gathers_ =
+      "strategy=zero3 communicator.alias=false strategy.zero3.max_live_bytes=0B "
+      "strategy.zero3.max_reuse_bytes=0B strategy.zero3.prefetch_bytes=0B";
+  std::vector<std::string> strategies() const {
+    return {"strategy=zero0", "strategy=zero1 communicator.alias=false",
+            "strategy=zero1", "strategy=zero2 communicator.alias=false",
+            "strategy=zero2", "strategy=zero3",
+            gathers_};
+  }
+};
+
+TEST_F(UserErrors, AreNamedWithCallAndRemedy) { check_messages("user_errors.txt", 40); }
+
+TEST_F(UserErrors, StackOfLibtorchIsPrintedOnRequest) {
+  const auto plain = run(1, "wrong_shape", "strategy=zero0");
+  EXPECT_EQ(plain.output.find("Exception raised from"), std::string::npos) << plain.output;
+  const auto full = shell("TORCH_SHOW_CPP_STACKTRACES=1 " + program(1, "wrong_shape", "strategy=zero0"));
+  EXPECT_EQ(full.code, 1);
+  EXPECT_THAT(full.output, HasSubstr("Exception raised from"));
+}
+
+TEST_F(UserErrors, CallOfOneRankFailsUnderEveryStrategy) {
+  for (const auto& strategy : strategies())
+    for (const std::string name : {"get", "set", "hash", "mean", "save", "finish", "release", "gather", "evaluation"}) {
+      const auto result = run(2, "rank0_" + name, strategy);
+      EXPECT_EQ(result.code, 4) << name << ", " << strategy << "\n" << result.output;
+      EXPECT_THAT(result.output, HasSubstr(" is collective: call it on all ranks")) << name << ", " << strategy;
+    }
+}
+
+TEST_F(UserErrors, MistakesBeforeGradientsLeaveChangeNothing) {
+  for (const auto& strategy : strategies())
+    for (const std::string accumulation : {"1", "2"})
+      for (const int ranks : {1, 2})
+        passes(ranks, "goes_on_after_mistakes", strategy + " train.accumulation=" + accumulation);
+}
+
+TEST_F(UserErrors, MicroBatchOfWeightZeroCountsForNothing) {
+  const std::string reference = passes(1, "empty_micro_batch", "strategy=zero0 train.accumulation=3");
+  const auto expect_same = [&](int ranks, const std::string& how) {
+    const std::string all = how + " train.accumulation=" + std::to_string(4 / ranks);
+    EXPECT_EQ(passes(ranks, "empty_micro_batch", all), reference) << ranks << " ranks, " << all;
+  };
+  for (const auto& strategy : strategies()) {
+    for (const int ranks : {1, 2, 4}) expect_same(ranks, strategy);
+    expect_same(4, strategy + " gradients.reduce=last");
+  }
+  for (const int ranks : {1, 2}) {
+    const std::string text = passes(ranks, "nothing_weighs", "strategy=zero1");
+    EXPECT_THAT(text, HasSubstr("for step 1 add up to 0 over all ranks and micro-batches"));
+  }
+}
+
+TEST_F(UserErrors, ReleaseReturnsFullWeights) {
+  const std::string descent =
+      "train.accumulation=1 optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false "
+      "optimizer.sgd.weight_decay=0.0 ";
+  const std::string reference = passes(1, "follows_torch", descent + "strategy=zero0");
+  EXPECT_EQ(reference, "");
+  for (const auto& strategy : strategies()) passes(1, "follows_torch", descent + strategy);
+  for (const std::string dtype : {"fp32", "bf16"})
+    for (const std::string name : {"own", "master"}) {
+      const std::string how = " train.dtype=" + dtype + " job.name=" + name,
+                        expected = passes(2, "releases", "strategy=zero0" + how);
+      for (const auto& strategy : strategies())
+        EXPECT_EQ(passes(2, "releases", strategy + how), expected) << strategy << how;
+      const std::string tier = " offload.optimizer=cpu offload.gradients=cpu";
+      EXPECT_EQ(passes(2, "releases", "strategy=zero2" + tier + how), expected) << "zero2 with tiers" << how;
+      EXPECT_EQ(passes(2, "releases", gathers_ + tier + " offload.parameters=cpu" + how), expected)
+          << "zero3 with tiers" << how;
+    }
+}
+
+TEST_F(UserErrors, ScopesOutliveTheirEngine) {
+  for (const auto& strategy : strategies()) passes(2, "outlives", strategy);
+}
+
+TEST_F(UserErrors, InputsCastToTheEnginesTypeWork) {
+  for (const std::string dtype : {"fp32", "bf16", "fp16"}) passes(1, "casts_input", "train.dtype=" + dtype);
+}
+
+}  // namespace
