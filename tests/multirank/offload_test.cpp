@@ -239,7 +239,7 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
        "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
        "stand apart, gradients.reduce = \"each\", or a tier of memory"},
       {"strategy=zero2 offload.parameters=nvme offload.nvme.path=" + scratch_.path("swap"),
-       "strategy 'zero2' keeps weights whole on the device"},
+       "strategy 'zero2' keeps full parameters on the device"},
       {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},
       {"offload.optimizer=nvme", "missing key 'offload.nvme.path'"},
       {"offload.optimizer=nvme offload.nvme.path=" + scratch_.path("none"), scratch_.path("none")}};
