@@ -127,8 +127,7 @@ std::string why_unsharded(const Config& config, const Plan& plan, const std::str
     return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
            " elements, and parameters of at most " + key + " = " + std::to_string(config.integer(key)) +
            " elements are not sharded; lower that key, or keep offload.parameters on the device";
-  return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters, "
-         "such as zero3";
+  return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters";
 }
 }  // namespace
 
