@@ -190,7 +190,8 @@ ProcessOptions asking(const std::vector<std::string>& argv, const char* what) {
 bool is_reported(const Fate& fate, const std::string& said) {
   for (const Exit exit : {Exit::user, Exit::environment, Exit::peer_lost, Exit::bug})
     if (!fate.signal && fate.code == static_cast<int>(exit) && !said.empty()) return true;
-  return false;
+  // Other programs end with 1, too.
+  return !fate.signal && fate.code == static_cast<int>(Exit::program) && said.find("zeroth: error: ") != said.npos;
 }
 
 }  // namespace
