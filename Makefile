@@ -27,10 +27,10 @@ build: setup  ## the host, plug-ins, examples and tests, into build/
 train: build  ## the main job; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
 	@build/bin/zeroth train $(CONFIG) $(ARGS)
 
-test: build  ## all tests
+test: build  ## the tests of every change
 	@.ci/test
 
-test-all: build  ## those that take long too (ctest label slow): before a release, before an issue is resolved
+test-all: build  ## test, and those that take long (ctest label *slow): before a release, before an issue is resolved
 	@.ci/test all
 
 matrix: build  ## the parity matrix in full, one table; CELLS="zero3 fp16": cells whose names hold one of the words

@@ -81,6 +81,7 @@ function(zr_test name)
     zr_share_headers(zr_test_headers ${name})
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}"
+  list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() takes no list as a property's value
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}"
     ENVIRONMENT "ZR_MACHINE_PROFILE=${CMAKE_BINARY_DIR}/tests/no-machine.json")  # whatever was measured here
 endfunction()

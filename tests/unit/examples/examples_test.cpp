@@ -91,7 +91,8 @@ TEST(Examples, GptRefusesAWidthThatItsHeadsDoNotDivide) {
   const auto run = shell(kBin + "gpt " + kExamples +
                          "gpt/gpt.toml job.ranks=1 model.width=200 job.runs=" + scratch.folder().string());
   EXPECT_EQ(run.code, 2);
-  EXPECT_NE(run.output.find("zeroth: error: model.width = 200 is not a multiple of model.heads = 6\n"),
+  EXPECT_NE(run.output.find("zeroth: error: command line: model.width = 200 is not a multiple of model.heads = 6 (" +
+                            kExamples + "gpt/gpt.toml:14:9)\n"),
             std::string::npos)
       << run.output;
 }
