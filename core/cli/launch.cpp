@@ -202,8 +202,7 @@ int Launch::run() {
   error_code ignored;
   signals_.clear(ignored);  // from here on Ctrl-C ends a launcher whose output nobody reads
   writer_.flush();
-  // A reader that went away ends the launcher as SIGPIPE would have, unless whoever started it ignores SIGPIPE.
-  if (const int error = writer_.error(); error && (error != EPIPE || pipe_before_.sa_handler == SIG_IGN)) {
+  if (const int error = writer_.error()) {
     log(ZR_LOG_ERROR, std::string("cannot write all output of the ranks: ") + std::strerror(error) +
                           (stopped_by_ == SIGPIPE ? ", so the job was ended" : "") +
                           "; free space where it goes, or keep its reader running");

@@ -1,5 +1,6 @@
 // zeroth: see commands.cpp.
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -31,4 +32,7 @@ int check_output(int code) {
 }
 }  // namespace
 
-int main(int argc, char** argv) { return check_output(run(argc, argv)); }
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a write error like a full disk; programs it starts get the default
+  return check_output(run(argc, argv));
+}

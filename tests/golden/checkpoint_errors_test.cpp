@@ -173,11 +173,11 @@ TEST(ZerothVerify, ReportsNoLossWhereAnotherProcessRemovesOrReplacesCheckpoints)
   EXPECT_EQ(host::verify_checkpoints(scratch.path("c")), 2);
 }
 
-// Exit code of a command whose standard output is `fd`, with SIGPIPE ignored.
+// Exit code of a command whose standard output is `fd`, started as a shell does.
 int code_with_output(int fd, const std::vector<std::string>& words, const std::string& folder) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::signal(SIGPIPE, SIG_IGN);
+    ::signal(SIGPIPE, SIG_DFL);
     const int null = ::open("/dev/null", O_WRONLY);
     if (::chdir(folder.c_str()) != 0) ::_exit(99);
     ::dup2(fd, STDOUT_FILENO);
