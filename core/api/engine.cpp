@@ -265,8 +265,7 @@ std::string Engine::save(const std::string& dir) {
 }
 
 Loaded Engine::load(const std::string& dir, const Load& how) {
-  return state_->collective("load", "", [&](host::Session& session, const State::Call& call) -> Loaded {
-    call.not_in_evaluation();
+  return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> Loaded {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
     const host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};

@@ -135,10 +135,6 @@ void step_in_evaluation(Run& run) {
   const zr::Engine::Evaluation evaluation(*run.engine);
   run.engine->step();
 }
-void load_in_evaluation(Run& run) {
-  const zr::Engine::Evaluation evaluation(*run.engine);
-  run.engine->load("somewhere");
-}
 
 // Passes its input on; its backward throws, the first time.
 struct Throws : torch::autograd::Function<Throws> {
@@ -476,7 +472,6 @@ const std::map<std::string, Case> kCases{
     {"weighs_infinite", weighs(std::numeric_limits<double>::infinity())},
     {"backward_in_evaluation", backward_in_evaluation},
     {"step_in_evaluation", step_in_evaluation},
-    {"load_in_evaluation", load_in_evaluation},
     {"goes_on_after_mistakes", goes_on_after_mistakes},
     {"throws_late", throws_late},
     {"empty_micro_batch", empty_micro_batch},
