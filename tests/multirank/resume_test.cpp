@@ -23,8 +23,9 @@ TEST_F(Checkpoints, ResumeSaysWhatItTakes) {
     std::string says;
     for (const std::string& line : done.lines())
       if (line.find("(pid ") == line.npos && line.find("  pid ") == line.npos) says += line + "\n";
-    for (auto at = says.find(scratch_.folder().string()); at != says.npos; at = says.find(scratch_.folder().string()))
-      says.replace(at, scratch_.folder().string().size(), "{folder}");
+    for (const auto& [path, name] :
+         {std::pair<std::string, std::string>{scratch_.folder().string(), "{folder}"}, {ZR_SOURCE_DIR, "{root}"}})
+      for (auto at = says.find(path); at != says.npos; at = says.find(path)) says.replace(at, path.size(), name);
     golden::trim_newlines(says);
     return std::vector<golden::Part>{{"exit", done.code == 0 ? "" : std::to_string(done.code)}, {"says", says}};
   });
