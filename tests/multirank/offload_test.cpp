@@ -311,7 +311,7 @@ TEST_F(KilledOnDisk, WithoutUnnamedFilesLeavesWhatTheNextJobRemoves) {
 TEST_F(Offload, DrawsWhatOverlapsForPerfetto) {
   run(2, "job.name=t job.trace=true" + disk() + "\n", "strategy=zero2");
   for (const std::string rank : {"0", "1"}) {
-    const Json trace = Json::parse(std::ifstream(scratch_.path("runs/t/trace-" + rank + ".json")));
+    const Json trace = Json::parse(std::ifstream(scratch_.path("runs/t/latest/trace-" + rank + ".json")));
     std::map<int, std::string> tracks;
     std::set<std::string> training, transfers;
     double optimizer_begin = 0, optimizer_end = 0;
