@@ -25,7 +25,10 @@ class Alone final : public Control {
   const std::string& job_id() const override { return job_; }
   void put(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
-    values_[key] = value;
+    if (value.empty())
+      values_.erase(key);
+    else
+      values_[key] = value;
     changed_.notify_all();
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {

@@ -200,6 +200,14 @@ void Store::State::message(int rank, Type type, std::string_view body) {
 
 void Store::State::put(int rank, std::string key, std::string value) {
   const auto at = values.find(key);
+  if (value.empty()) {
+    if (at == values.end()) return;
+    const std::size_t freed = key.size() + at->second.bytes.size() + kOverheadOfValue;
+    bytes_of_rank[at->second.rank] -= freed;
+    bytes_of_values -= freed;
+    values.erase(at);
+    return;
+  }
   const std::size_t before = at == values.end() ? 0 : key.size() + at->second.bytes.size() + kOverheadOfValue;
   const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
   std::size_t& mine = bytes_of_rank[rank];
@@ -304,6 +312,7 @@ std::string Store::value(const std::string& key) const {
   const auto at = state_->values.find(key);
   return at == state_->values.end() ? "" : at->second.bytes;
 }
+std::size_t Store::bytes() const { return state_->bytes_of_values; }
 bool Store::broken() const { return state_->broke.has_value(); }
 void Store::stop_judging() { state_->judging = false; }
 void Store::resume_judging() {

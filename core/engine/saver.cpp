@@ -23,15 +23,16 @@ void put_long(Control& control, const std::string& key, const std::string& word)
     control.put(key + "." + std::to_string(at), word.substr(at, kWord));
 }
 
-// `last`: nobody reads it again, so that the store need not keep it.
-std::string get_long(Control& control, const std::string& key, bool last) {
+// For its one reader, after whom the store does not keep it.
+std::string get_long(Control& control, const std::string& key) {
   const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kPatience)));
   std::string word;
   while (word.size() < length) {
     const std::string part = key + "." + std::to_string(word.size());
     word += control.get(part, kPatience);
-    if (last) control.put(part, "");
+    control.put(part, "");
   }
+  control.put(key, "");
   return word;
 }
 
@@ -60,7 +61,7 @@ Peers Saver::talk() {
   static std::atomic<uint64_t> talks{0};  // of all Engines of this process, which all ranks make in one order
   const std::string begin = "checkpoint." + std::to_string(++talks) + ".";
   const auto words = std::make_shared<int>(0);
-  const auto key = [begin, words](int from) { return begin + std::to_string(*words) + "." + std::to_string(from); };
+  const auto key = [begin, words](int of) { return begin + std::to_string(*words) + "." + std::to_string(of); };
   Peers peers;
   peers.rank = control_->rank();
   peers.world = control_->world();
@@ -72,13 +73,13 @@ Peers Saver::talk() {
       return all;
     }
     all.push_back(mine);
-    for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r), true));
+    for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
     return all;
   };
   peers.tell = [control = control_, words, key](const std::string& word) {
     ++*words;
-    if (control->rank() != 0) return get_long(*control, key(0), false);
-    put_long(*control, key(0), word);
+    if (control->rank() != 0) return get_long(*control, key(control->rank()));
+    for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), word);
     return word;
   };
   return peers;
