@@ -101,10 +101,8 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
   comm_->on_end([this](const zr_coll& coll, const void* dst) {
     if (agreement_) agreement_->norm().arrived(coll.dst, dst);
   });
-  if (config().text("checkpoint.on_signal") == "save") {
-    stop_signal_ = before ? std::move(before->stop_signal) : std::make_unique<StopSignal>();
-    control_->put(saves_on_signal_key(rank()), "yes");
-  }
+  if (config().text("checkpoint.on_signal") == "save")
+    stop_signal_ = before ? std::move(before->stop_signal) : std::make_unique<StopSignal>(control_);
   try {
     watch_budget();
     tiers_.resize(1);  // the device
@@ -151,13 +149,13 @@ Session::~Session() {
     log(ZR_LOG_ERROR, failure.what());
   }
   saver_.reset();
-  if (stop_signal_) control_->put(saves_on_signal_key(rank()), "no");
   // A failure after the last step, such as that of a last save, leaves the record of the steps complete.
   if (record_ && (!failed || done())) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
+  stop_signal_.reset();
   if (record_) control_->leave(step_, failed);  // else the next session continues the job
   release();
 }

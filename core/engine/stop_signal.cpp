@@ -1,24 +1,51 @@
 #include "engine/stop_signal.hpp"
 
+#include <signal.h>
+
+#include <mutex>
+#include <utility>
+
+#include "comm/control.hpp"
+
 namespace zr::host {
 
 namespace {
 volatile sig_atomic_t g_came = 0;
 void note(int signal) { g_came = signal; }
+
+// Of the process, whose engines may live side by side.
+struct Handlers {
+  std::mutex mutex;
+  int users = 0;
+  struct sigaction term {
+  }, interrupt{};
+};
+Handlers& handlers() {
+  static Handlers all;
+  return all;
+}
 }  // namespace
 
-StopSignal::StopSignal() {
+StopSignal::StopSignal(std::shared_ptr<Control> control) : control_(std::move(control)) {
+  Handlers& all = handlers();
+  const std::lock_guard lock(all.mutex);
+  if (all.users++ > 0) return;
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  ::sigaction(SIGTERM, &action, &term_);
-  ::sigaction(SIGINT, &action, &interrupt_);
+  ::sigaction(SIGTERM, &action, &all.term);
+  ::sigaction(SIGINT, &action, &all.interrupt);
+  control_->put(saves_on_signal_key(control_->rank()), "yes");
 }
 
 StopSignal::~StopSignal() {
-  ::sigaction(SIGTERM, &term_, nullptr);
-  ::sigaction(SIGINT, &interrupt_, nullptr);
+  Handlers& all = handlers();
+  const std::lock_guard lock(all.mutex);
+  if (--all.users > 0) return;
+  control_->put(saves_on_signal_key(control_->rank()), "no");
+  ::sigaction(SIGTERM, &all.term, nullptr);
+  ::sigaction(SIGINT, &all.interrupt, nullptr);
 }
 
 int StopSignal::came() { return g_came; }

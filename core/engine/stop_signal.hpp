@@ -1,22 +1,23 @@
 // SIGTERM and SIGINT as a wish that the engine reads between steps (checkpoint.on_signal = "save").
 #pragma once
 
-#include <signal.h>
+#include <memory>
 
 namespace zr::host {
 
-/// While it lives, these signals are noted and do nothing else. Any thread.
+class Control;
+
+/// While one lives, these signals are noted and do nothing else, and the job's store says so of this rank. Any thread.
 class StopSignal {
  public:
-  StopSignal();
+  explicit StopSignal(std::shared_ptr<Control> control);
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   /// The signal that came, since the first of these objects was made; 0: none.
   static int came();
 
  private:
-  struct sigaction term_ {
-  }, interrupt_{};
+  std::shared_ptr<Control> control_;
 };
 
 }  // namespace zr::host
