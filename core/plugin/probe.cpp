@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kSeconds = 20, kMostSeconds = 86400;
 constexpr std::size_t kMostOutput = 4096;  // of what the child printed last
 constexpr char kAlive = 'a';
+constexpr int kUntold = -1;  // how the child ended
 
 double limit_seconds() {
   const char* set = ::secure_getenv("ZR_PLUGIN_LOAD_SECONDS");
@@ -91,9 +92,18 @@ std::string last_line(std::string text) {
 }
 
 std::string ending_text(int status) {
+  if (status == kUntold) return "ended the process";
   if (!WIFSIGNALED(status)) return "ended the process with exit code " + std::to_string(WEXITSTATUS(status));
   const char* name = ::sigabbrev_np(WTERMSIG(status));
   return "crashed with signal " + std::to_string(WTERMSIG(status)) + (name ? " (SIG" + std::string(name) + ")" : "");
+}
+
+// How the child ended, if it did. The system does not tell where this process ignores SIGCHLD.
+std::optional<int> ending(pid_t child) {
+  int status = 0;
+  const pid_t got = ::waitpid(child, &status, WNOHANG);
+  if (got == child) return status;
+  return got < 0 && errno == ECHILD ? std::optional(kUntold) : std::nullopt;
 }
 
 }  // namespace
@@ -101,7 +111,7 @@ std::string ending_text(int status) {
 std::string probe_problem(const std::function<void()>& load) {
   const double seconds = limit_seconds();
   Pipe answer, output;
-  ::fcntl(output.read, F_SETFL, O_NONBLOCK);
+  for (const int end : {answer.read, output.read}) ::fcntl(end, F_SETFL, O_NONBLOCK);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) run_child(load, answer, output, parent);
   if (child < 0)
@@ -121,8 +131,8 @@ std::string probe_problem(const std::function<void()>& load) {
     ::poll(waits.data(), waits.size(), 20);
     if (waits[1].revents) prints = read_some(output.read, printed);
     if (waits[0].revents) open = read_some(answer.read, said);
-    int ended = 0;
-    if (said.empty() && ::waitpid(child, &ended, WNOHANG) == child) status = ended;
+    if (said.empty()) status = ending(child);
+    if (status) read_some(answer.read, said);  // it may have said it since
   }
   const bool in_time = status.has_value() || !said.empty();
   if (!status) {

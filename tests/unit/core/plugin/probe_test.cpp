@@ -50,6 +50,21 @@ TEST(ProbeProblem, EndsCodeThatDoesNotReturn) {
   ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
 }
 
+TEST(ProbeProblem, IsFoundWhereTheProcessIgnoresTheEndOfItsChildren) {
+  const auto before = ::signal(SIGCHLD, SIG_IGN);
+  EXPECT_EQ(probe_problem([] {}), "");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(probe_problem([] { ::_exit(3); }),
+            "its code ended the process while it was being loaded; remove it, or build it anew for this machine");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  ::signal(SIGCHLD, before);
+}
+
+// The answer may come between the look at the pipe and the look at the process.
+TEST(ProbeProblem, IsEmptyHoweverSoonTheProcessEnds) {
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(probe_problem([] {}), "") << "try " << i;
+}
+
 TEST(ProbeProblem, BoundsWhatTheCodePrints) {
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
   const std::string said = probe_problem([] {
