@@ -53,7 +53,7 @@ void WeightDigest::take_turn(int64_t elements) {
   while (elements > 0) {
     const uint32_t param = replicated_[at_];
     const int64_t n = std::min(elements, plan_.input.parameters[param].count - element_);
-    parts_.push_back({param, element_, n});
+    turn_.push_back({param, element_, n});
     elements -= n;
     element_ += n;
     if (element_ < plan_.input.parameters[param].count) continue;
@@ -69,16 +69,26 @@ void WeightDigest::sample_written() {
   for (const uint32_t param : compared_) {
     const int64_t count = plan_.input.parameters[param].count;
     if (count <= 3 * kSample) {
-      parts_.push_back({param, 0, count});
+      samples_.push_back({param, 0, count});
       continue;
     }
     for (const int64_t first : {int64_t{0}, (count - kSample) / 2, count - kSample})
-      parts_.push_back({param, first, kSample});
+      samples_.push_back({param, first, kSample});
   }
 }
 
+uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
+  std::vector<uint64_t> digests;
+  for (const Part& part : parts) {
+    digests.push_back(digest(part));
+    bytes_ += part.count * size_;
+  }
+  return digests.empty() ? 0 : hash_of(digests.data(), digests.size() * sizeof(uint64_t));
+}
+
 WeightDigest::Word WeightDigest::next() {
-  parts_.clear();
+  turn_.clear();
+  samples_.clear();
   compared_.clear();
   for (const uint32_t param : written_)
     if (memory_[param]) compared_.insert(param);
@@ -87,18 +97,13 @@ WeightDigest::Word WeightDigest::next() {
   Word word;
   const std::vector<uint32_t> list(compared_.begin(), compared_.end());
   if (!list.empty()) word.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
-  const int64_t elements = (optimizer_bytes_ / world_ / kShare - bytes_) / size_;
-  sampled_ = !compared_.empty() && !sampled_ && elements > 0;
-  if (sampled_)
-    sample_written();
-  else if (elements >= kLeastElements)
-    take_turn(elements);
-  std::vector<uint64_t> digests;
-  for (const Part& part : parts_) {
-    digests.push_back(digest(part));
-    bytes_ += part.count * size_;
-  }
-  if (!digests.empty()) word.weights = hash_of(digests.data(), digests.size() * sizeof(uint64_t));
+  sample_written();
+  word.samples = digest_all(samples_);
+  // The turn depends on nothing that a rank alone did.
+  const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / size_;
+  if (elements >= kLeastElements) take_turn(elements);
+  for (const Part& part : turn_) turn_bytes_ += part.count * size_;
+  word.weights = digest_all(turn_);
   return word;
 }
 
@@ -106,25 +111,28 @@ void WeightDigest::compare(const std::vector<Word>& words, Communicator& comm, i
   const auto differ = [&](auto member) {
     return std::any_of(words.begin(), words.end(), [&](const Word& word) { return word.*member != words[0].*member; });
   };
-  if (differ(&Word::written)) {  // the ranks' parts need not be the same: all that any rank wrote to
+  std::vector<Part> parts;
+  if (differ(&Word::written)) {  // so do the ranks' samples: all that any rank wrote to
     std::string mine(memory_.size(), 0);
     for (const uint32_t param : compared_) mine[param] = 1;
     std::set<uint32_t> any;
     for (const std::string& other : comm.all_gather_bytes(mine, "written parameters"))
       for (uint32_t i = 0; i < other.size(); ++i)
         if (other[i]) any.insert(i);
-    parts_.clear();
-    for (const uint32_t param : any) parts_.push_back({param, 0, plan_.input.parameters[param].count});
-  } else if (!differ(&Word::weights)) {
-    return;
+    for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
+  } else if (differ(&Word::samples)) {
+    parts = samples_;
   }
+  if (differ(&Word::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
+  if (parts.empty()) return;
   std::string mine;
-  for (const Part& part : parts_) {
+  for (const Part& part : parts) {
     const uint64_t one = digest(part);
     mine.append(reinterpret_cast<const char*>(&one), sizeof one);
+    bytes_ += part.count * size_;
   }
   const std::vector<std::string> all = comm.all_gather_bytes(mine, "digests of weights");
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
     std::map<std::string, std::vector<int>> groups;  // ranks by digest
     for (std::size_t r = 0; r < all.size(); ++r) groups[all[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
     if (groups.size() == 1) continue;
@@ -136,7 +144,7 @@ void WeightDigest::compare(const std::vector<Word>& words, Communicator& comm, i
     for (const auto& [digest, ranks] : groups)
       if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
     std::sort(wrong.begin(), wrong.end());
-    const Part& part = parts_[i];
+    const Part& part = parts[i];
     fail_user(
         "weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
         std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " + list_of(wrong) +

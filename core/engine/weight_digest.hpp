@@ -13,7 +13,8 @@ namespace zr::host {
 
 /// The weights that every rank has in memory of its own are compared part by part, in turns, at a cost of at most half
 /// a percent of the bytes that the optimizer touches. All of them are compared within 200 x weight bytes / optimizer
-/// bytes per rank steps. Parameters that operators wrote to are sampled at once. Training thread only.
+/// bytes per rank steps. Parameters that operators wrote to are sampled at once, besides; those that not all ranks
+/// wrote to are compared in full. Training thread only.
 class WeightDigest {
  public:
   /// `buffers`: of the plan; `readers`: where one is shared memory, which needs no comparison, else null. All outlive
@@ -22,9 +23,10 @@ class WeightDigest {
 
   /// The program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
-  /// One rank's part of the exchange. All ranks choose the same part if they were written to alike.
+  /// One rank's part of the exchange. All ranks choose the same part, and the same samples if they wrote alike.
   struct Word {
     uint64_t weights = 0;  // digest of the part
+    uint64_t samples = 0;  // digest of the samples of parameters that were written to
     uint64_t written = 0;  // digest of the list of parameters that were written to
   };
   /// Of the next part; once per step.
@@ -45,6 +47,7 @@ class WeightDigest {
     int64_t first, count;  // elements
   };
   uint64_t digest(const Part& part) const;
+  uint64_t digest_all(const std::vector<Part>& parts);
   void take_turn(int64_t elements);
   void sample_written();
 
@@ -55,10 +58,10 @@ class WeightDigest {
   std::vector<uint32_t> replicated_;
   std::vector<int64_t> state_bytes_;  // by parameter: what the optimizers of all ranks touch in a step
   std::set<uint32_t> written_, compared_;
-  std::vector<Part> parts_;  // of the step
-  std::size_t at_ = 0;       // in replicated_, as the next
+  std::vector<Part> turn_, samples_;  // of the step
+  std::size_t at_ = 0;                // in replicated_, as the next
   int64_t element_ = 0;
-  bool sampled_ = false;  // the last step's part was of written parameters
+  int64_t turn_bytes_ = 0;  // the same on all ranks, as is all else that decides about turns
   int64_t bytes_ = 0, optimizer_bytes_ = 0, cycles_ = 0;
 };
 

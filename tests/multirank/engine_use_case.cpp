@@ -169,6 +169,18 @@ void clamp(Run& run, bool everywhere) {
   }
 }
 
+// After every step, rank 0 alone, or no rank, writes to a weight without a change of its values.
+void write_nothing(Run& run, bool writes) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    if (writes && run.engine->rank() == 0) run.model->named_parameters()["twice.weight"].clamp_(-1e9, 1e9);
+  }
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
+}
+
 // Every rank draws new values for a weight, each from its own generator.
 void draw_per_rank(Run& run) {
   run.build();
@@ -212,6 +224,8 @@ const engine_tests::Cases kCases{{"gan", gan},
                                  {"bad_name", bad_name},
                                  {"clamp_rank_zero", [](Run& run) { clamp(run, false); }},
                                  {"clamp_everywhere", [](Run& run) { clamp(run, true); }},
+                                 {"writes_nothing", [](Run& run) { write_nothing(run, true); }},
+                                 {"trains_alike", [](Run& run) { write_nothing(run, false); }},
                                  {"draw_per_rank", draw_per_rank},
                                  {"write_by_address", [](Run& run) { write_by_address(run, "embedding.weight"); }},
                                  {"write_frozen", [](Run& run) { write_by_address(run, "frozen.weight"); }},

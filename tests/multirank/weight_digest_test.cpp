@@ -56,6 +56,16 @@ TEST_F(WeightDigestTest, WritesThatAreAlikeAreAccepted) {
   }
 }
 
+// Such a write changes neither what is compared later nor the result.
+TEST_F(WeightDigestTest, WritesOfOneRankThatChangeNothingAreAccepted) {
+  for (const std::string& how : replicated_) {
+    const Result writes = run(2, "writes_nothing", "train.steps=12 " + how);
+    EXPECT_EQ(writes.code, 0) << how << "\n" << writes.output;
+    EXPECT_THAT(writes.output, HasSubstr("hash ")) << how;
+    EXPECT_EQ(writes.output, run(2, "trains_alike", "train.steps=12 " + how).output) << how;
+  }
+}
+
 TEST_F(WeightDigestTest, DigestsAtMostOnePerCentOfTheOptimizersBytes) {
   binary_ = "engine_case";
   for (const std::string& how : replicated_) {
