@@ -56,6 +56,8 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  constexpr std::size_t kLongest = 200;  // no name is longer, and the distance takes the product of two lengths
+  if (word.size() > kLongest) return {};
   std::vector<std::string> best;
   std::size_t least = std::max<std::size_t>(2, word.size() / 3);
   for (const auto& candidate : candidates) {

@@ -28,7 +28,10 @@ std::atomic<int>& threshold() {
 void log(int level, const std::string& text) {
   if (level < threshold()) return;
   const char* prefix = level >= ZR_LOG_ERROR ? "error: " : level == ZR_LOG_WARN ? "warning: " : "";
-  const std::string line = std::string("zeroth: ") + prefix + printable(text, "\n\t") + "\n";
+  constexpr std::size_t kLongest = 64 << 10;  // a text from a file may be in it, however long
+  const bool cut = text.size() > kLongest;
+  const std::string line = std::string("zeroth: ") + prefix + printable(cut ? text.substr(0, kLongest) : text, "\n\t") +
+                           (cut ? "... (cut; " + std::to_string(text.size()) + " bytes)\n" : "\n");
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -82,7 +82,11 @@ class Check {
     std::string text;
   };
 
-  void problem(const Origin& origin, const std::string& text) { problems_.push_back({origin, text}); }
+  // The first ones are reported, later ones counted: a file of nothing but mistakes has an answer at once.
+  static constexpr std::size_t kMostProblems = 20;
+  void problem(const Origin& origin, const std::string& text) {
+    problems_.size() < kMostProblems ? problems_.push_back({origin, text}) : void(++more_problems_);
+  }
 
   void throw_problems() {
     if (problems_.empty()) return;
@@ -95,6 +99,7 @@ class Check {
       const bool placed = one.origin.from != Origin::From::standard;
       all += (all.empty() ? "" : "\n") + (placed ? one.origin.text() : tree_.file) + ": " + one.text;
     }
+    if (more_problems_ > 0) all += "\n" + tree_.file + ": " + std::to_string(more_problems_) + " more problems";
     fail_user(all);
   }
 
@@ -149,6 +154,7 @@ class Check {
   }
 
   void unknown(const Origin& origin, const std::string& path, bool is_table) {
+    if (problems_.size() >= kMostProblems) return void(++more_problems_);  // the nearest name takes time
     std::vector<std::string> candidates(tables_.begin(), tables_.end());
     for (const auto& [role, ids] : unread_)
       for (const auto& id : ids) candidates.push_back(join(role, id));
@@ -389,6 +395,7 @@ class Check {
   std::map<std::string, std::string> chosen_;
   std::set<std::string> paths_, tables_;
   std::vector<Problem> problems_;
+  std::size_t more_problems_ = 0;
   Config config_;
   int64_t world_ = 1;
 };

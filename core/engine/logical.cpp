@@ -262,6 +262,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
 
 std::string Session::weights_hash() {
   model_.check_scopes("engine.weights_hash()");
+  compare_weights();
   constexpr int64_t kPart = 64 * kLeaf;  // elements at a time, whatever the model
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;

@@ -194,7 +194,7 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   model_.check_scopes("engine.save()");
   comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
   settle();
-  take_written();
+  compare_weights();
   Image now = present();
   std::string folder = root + "/" + checkpoint_name(step_);
   by_config_ = false;

@@ -332,6 +332,12 @@ void Session::notify_updated() {
   call(strategy_->api<zr_strategy_api>()->updated(strategy_->self(), &error), error, strategy_->who("updated"));
 }
 
+// Before weights leave the engine, for a file or a hash: what was written to them since the last step is compared.
+void Session::compare_weights() {
+  take_written();
+  weight_digest_->compare(all_gather(*comm_, weight_digest_->next(), "digests of weights"), *comm_, step_);
+}
+
 void Session::finish() {
   settle();
   write_totals();

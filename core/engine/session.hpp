@@ -199,6 +199,7 @@ class Session {
   void take_written();
   void check_backward() const;
   void check_gradients(const std::string& parameter) const;
+  void compare_weights();
   struct Match {
     struct Part {
       uint32_t param;  // kNoParam: a buffer

@@ -19,10 +19,26 @@ std::string type_name(at::ScalarType type) {
     default: return c10::toString(type);
   }
 }
+
+// Weights are row-major in the flat buffers: another layout is not kept, which as_strided() can see.
+void report_layout(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) {
+  std::string names;
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_contiguous()) continue;
+    if (count++ < kMostNames) names += (names.empty() ? "'" : ", '") + name + "'";
+  }
+  if (count == 0) return;
+  if (count > kMostNames) names += " and " + std::to_string(count - kMostNames) + " more";
+  log(ZR_LOG_INFO, std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are") +
+                       " stored row-major from now on: strides of another memory format are not kept, as_strided() " +
+                       "sees the new ones, and results can differ from plain libtorch in the last digits");
+}
 }  // namespace
 
 void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const Config& config,
                        int rank) {
+  if (rank == 0) report_layout(parameters);
   const std::string& dtype = config.text("train.dtype");
   std::set<const c10::TensorImpl*> seen;  // a tied weight has several names
   std::string names;

@@ -112,6 +112,31 @@ void reads_gradient_at_start(Run& run) {
   run.engine->get("twice.weight", zr::What::gradient);
 }
 
+// The last rank alone changes a weight, by an operator; then the weights leave the engine without another step.
+void write_on_last_rank(Run& run) {
+  run.build();
+  run.micro_step();
+  const torch::NoGradGuard no_grad;
+  if (run.engine->rank() == run.engine->world() - 1) run.model->named_parameters()["twice.weight"].mul_(1.5);
+}
+void hashes_after_a_write(Run& run) {
+  write_on_last_rank(run);
+  run.engine->weights_hash();
+}
+void saves_after_a_write(Run& run) {
+  write_on_last_rank(run);
+  run.engine->save(run.program.text("job.runs") + "/never");
+}
+// All ranks write other values, before the first step.
+void fills_per_rank(Run& run) {
+  run.build();
+  {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].fill_(0.5 + run.engine->rank());
+  }
+  run.train();
+}
+
 // Parameters of other types than fp32: more than one line would hold, and one that is tied.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
@@ -126,6 +151,16 @@ void has_mixed_types(Run& run) {
   const auto model = std::make_shared<MixedImpl>();
   zr::Engine engine(run.program, *model);
   require(model->named_parameters()["a"].scalar_type() != torch::kDouble, "a double parameter is converted");
+}
+
+struct TransposedImpl : torch::nn::Module {
+  TransposedImpl() { register_parameter("weight", torch::ones({4, 8}).t()); }
+};
+
+void has_another_layout(Run& run) {
+  const auto model = std::make_shared<TransposedImpl>();
+  zr::Engine engine(run.program, *model);
+  require(model->named_parameters()["weight"].is_contiguous(), "the parameter is row-major");
 }
 
 struct OneDoubleImpl : torch::nn::Module {
@@ -150,5 +185,9 @@ int main(int argc, char** argv) {
                                  {"reads_gradient_before_step", reads_gradient_before_step},
                                  {"reads_gradient_at_start", reads_gradient_at_start},
                                  {"has_mixed_types", has_mixed_types},
-                                 {"has_one_double", has_one_double}});
+                                 {"has_one_double", has_one_double},
+                                 {"has_another_layout", has_another_layout},
+                                 {"hashes_after_a_write", hashes_after_a_write},
+                                 {"saves_after_a_write", saves_after_a_write},
+                                 {"fills_per_rank", fills_per_rank}});
 }
