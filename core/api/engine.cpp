@@ -90,6 +90,7 @@ struct Engine::State {
   }
   /// The model's own tensor of that name. Throws Failure(user) with the nearest name.
   torch::Tensor buffer(const std::string& name) const {
+    torch_model->check_buffers(module.buffers());
     std::vector<std::string> names;
     for (const auto& [own, tensor] : module.buffers()) {
       if (own == name && tensor.defined()) return tensor;
@@ -187,35 +188,43 @@ Engine::~Engine() = default;
 void Engine::refresh() {
   state_->live("refresh");
   const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
-  std::unique_ptr<host::Continued> handed;
+  const Program program = state_->program;
+  const ProgramModule module = state_->module;
+  const std::string name = state_->name;
+  auto handed = std::make_unique<host::Continued>();
+  std::string folder;
+  // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
   {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
-    host::ListChange change = change_of(*before.torch_model, parameters);
-    host::check_param_types(parameters, before.session->config(), before.session->rank());
-    if (!before.session->agree_on_change(before.torch_model->relist(parameters, buffers), change)) return;
-    handed = std::make_unique<host::Continued>(before.session->hand_over(std::move(change)));
+    host::ListChange change;
+    const auto look = [&](host::ListChange& found) {
+      found = change_of(*before.torch_model, parameters, buffers);
+      host::check_param_types(parameters, before.session->config(), before.session->rank());
+      std::vector<host::Parameter> list = before.torch_model->relist(parameters, buffers);
+      if (!found.any) return list;
+      for (const auto& [own, tensor] : buffers)
+        if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
+      return list;
+    };
+    if (!before.session->agree_on_change(look, change)) return;
+    *handed = before.session->hand_over(std::move(change));
     before.torch_model->hand_over();
   }
-  // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
-  for (const auto& [name, tensor] : buffers)
-    if (state_->torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
-  const Program program = state_->program;
-  const ProgramModule module = state_->module;
-  const std::string name = state_->name;
-  state_.take().reset();
-  const std::string folder = handed->folder;
   try {
-    state_ = std::make_unique<State>(program, module, name, std::move(handed));
+    state_.take().reset();
+    folder = handed->folder;
+    auto next = std::make_unique<State>(program, module, name, std::move(handed));
+    const torch::NoGradGuard no_grad;
+    for (auto& [buffer, values] : kept) buffer.copy_(values);
+    state_ = std::move(next);
   } catch (const std::exception&) {
     if (program.rank() == 0)
       host::log(ZR_LOG_ERROR, "engine.refresh() failed; the state before it is the checkpoint " + folder);
     throw;
   }
-  const torch::NoGradGuard no_grad;
-  for (auto& [buffer, values] : kept) buffer.copy_(values);
 }
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
@@ -259,6 +268,7 @@ bool Engine::done() const {
 std::string Engine::save(const std::string& dir) {
   return state_->collective("save", "", [&](host::Session& session, const State::Call&) {
     state_->torch_model->check_trained(state_->module.parameters());
+    state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder's name is empty; name a folder for checkpoints");
     return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
   });
@@ -387,6 +397,9 @@ torch::Tensor Engine::buffer(const std::string& name) {
                               torch::Tensor value = torch::empty(own.sizes(), own.options());
                               if (value.numel() == 0) return value;
                               const std::string bytes = session.buffer(name);
+                              if (bytes.size() != value.nbytes())
+                                host::fail_bug("buffer '" + name + "' has " + std::to_string(bytes.size()) +
+                                               " bytes, not " + std::to_string(value.nbytes()));
                               std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
                               return value;
                             });
@@ -410,6 +423,7 @@ struct Engine::Evaluation::State {
   explicit State(Engine::State& owner)
       : engine(&owner), life(owner.life), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
     owner.collective("Evaluation", "begin", [&](host::Session& session, const Engine::State::Call&) {
+      owner.torch_model->check_buffers(owner.module.buffers());
       if (owner.evaluations == 0) session.evaluation(true);
       ++owner.evaluations;
     });

@@ -30,7 +30,7 @@ Tensors ProgramModule::buffers() const {
   return list;
 }
 
-host::ListChange change_of(const host::TorchModel& model, const Tensors& now) {
+host::ListChange change_of(const host::TorchModel& model, const Tensors& now, const Tensors& buffers) {
   host::ListChange change;
   std::map<uint32_t, std::vector<std::string>> names;  // now, by parameter
   std::set<const void*> added;
@@ -60,6 +60,7 @@ host::ListChange change_of(const host::TorchModel& model, const Tensors& now) {
     else if (at->second != before)
       change.log.push_back("'" + at->second.front() + "' has other names than before");
   }
+  for (const std::string& text : model.changed_buffers(buffers)) change.log.push_back("buffer " + text);
   change.any = !change.log.empty();
   return change;
 }

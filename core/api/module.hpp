@@ -34,7 +34,7 @@ class ProgramModule {
   std::shared_ptr<const torch::jit::Module> script_;
 };
 
-/// How `now` differs from the list of parameters that `model` trains.
-host::ListChange change_of(const host::TorchModel& model, const Tensors& now);
+/// How `now` differs from the list of parameters that `model` trains, and `buffers` from its buffers.
+host::ListChange change_of(const host::TorchModel& model, const Tensors& now, const Tensors& buffers);
 
 }  // namespace zr

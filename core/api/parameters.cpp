@@ -1,7 +1,7 @@
 #include "zr/parameters.hpp"
 
 #include <algorithm>
-#include <map>
+#include <vector>
 
 #include "model/deferred.hpp"
 #include "model/torch_model.hpp"
@@ -12,20 +12,23 @@ namespace zr {
 
 struct Gathered::State {
   struct Held {
+    host::TorchModel* model;
     std::vector<uint32_t> params;  // each once, in the model's order
     std::weak_ptr<const void> life;
   };
-  std::map<host::TorchModel*, Held> held;
+  std::vector<Held> held;  // in the order in which their models come first, which is the same on all ranks
   int exceptions = std::uncaught_exceptions();
 };
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
   for (const torch::Tensor& tensor : parameters)
-    if (const auto place = host::Trained::find(tensor.unsafeGetTensorImpl()))
-      state_->held[place->model].params.push_back(place->param);
-  for (auto& [model, held] : state_->held) {
-    auto& params = held.params;
-    held.life = model->life();
+    if (const auto place = host::Trained::find(tensor.unsafeGetTensorImpl())) {
+      auto& all = state_->held;
+      auto held = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.model == place->model; });
+      if (held == all.end()) held = all.insert(all.end(), {place->model, {}, place->model->life()});
+      held->params.push_back(place->param);
+    }
+  for (auto& [model, params, life] : state_->held) {
     std::sort(params.begin(), params.end());
     params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice
     model->hold(params);
@@ -34,8 +37,8 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
 
 Gathered::~Gathered() noexcept(false) {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
-  for (const auto& [model, held] : state_->held)
-    if (!held.life.expired()) model->let_go(held.params, !unwinding);  // else it ended with its engine
+  for (const auto& [model, params, life] : state_->held)
+    if (!life.expired()) model->let_go(params, !unwinding);  // else it ended with its engine
 }
 
 namespace detail {

@@ -57,7 +57,7 @@ std::string to_text(const Facts& facts) {
 Facts parse_facts(const JsonField& all, int64_t step, int64_t version) {
   Facts facts;
   facts.updates = all.at("updates").integer(0, step);
-  facts.samples = all.at("samples").integer(0, kAny);
+  facts.samples = all.at("samples").integer(0, kMostSamples);
   facts.seed = all.at("seed").integer(0, kAny);
   const JsonField steps = all.at("parameter_steps");
   for (const std::string& name : steps.keys()) facts.parameter_steps[name] = steps.at(name).integer(0, facts.updates);

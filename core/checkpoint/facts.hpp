@@ -12,6 +12,7 @@ namespace zr::host {
 
 /// The most steps that train.steps allows.
 inline constexpr int64_t kMostSteps = 2147483647;
+inline constexpr int64_t kMostSamples = kMostSteps * kMostSteps;  // train.global_batch is bounded as steps are
 
 struct Facts {
   int64_t updates = 0;  // optimizer updates; steps that were skipped made none

@@ -121,7 +121,7 @@ std::vector<std::string> settle(const std::string& root, int64_t step) {
 
 bool last_step_applied(const std::string& folder) try {
   const std::string path = place(folder, kManifest);
-  return parse_manifest(path, read_file(path)).training.last_step_applied;
+  return parse_manifest(path, read_json(path)).training.last_step_applied;
 } catch (const Failure&) {
   return false;
 }

@@ -35,7 +35,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
     const std::string path = (fs::path(folder) / kManifest).string();
     if (!is_there(path))
       fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
-    manifest_ = parse_manifest(path, read_file(path));
+    manifest_ = parse_manifest(path, read_json(path));
     check_step();
     check_index();
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
@@ -61,7 +61,7 @@ void Checkpoint::check_step() const {
 void Checkpoint::check_index() const {
   const std::string path = (fs::path(folder_) / kIndex).string();
   if (!is_there(path)) fail_user(path + ": is missing" + kRemedy);
-  const std::string text = read_file(path);
+  const std::string text = read_json(path);
   const auto bytes = static_cast<int64_t>(text.size());
   if (bytes != manifest_.index_bytes || hash_of(text.data(), bytes) != manifest_.index_hash)
     fail_user(path + ": was changed since it was written" + kRemedy);
@@ -74,7 +74,7 @@ void Checkpoint::open_foreign() {
   std::vector<std::string> names;
   const bool several = fs::is_directory(place, error) && is_there(place / kIndex);
   if (several) {
-    index = parse_index((place / kIndex).string(), read_file((place / kIndex).string()));
+    index = parse_index((place / kIndex).string(), read_json((place / kIndex).string()));
     std::set<std::string> seen;
     for (const auto& [tensor, file] : index)
       if (seen.insert(file).second) names.push_back(file);

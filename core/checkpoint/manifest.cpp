@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/failure.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 #include "checkpoint/json_field.hpp"
@@ -22,6 +23,7 @@ namespace {
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
+constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
 const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
@@ -162,6 +164,20 @@ std::string to_text(const Manifest& manifest) {
                   {"index", {{"bytes", manifest.index_bytes}, {"xxh3", hex(manifest.index_hash)}}}};
   const std::string body = json.dump();
   return kBefore + hex(hash_of(body.data(), static_cast<int64_t>(body.size()))) + kBetween + body + kAfter;
+}
+
+std::string read_json(const std::string& path) {
+  const File file(path, File::Use::read);
+  const int64_t size = file.size();
+  if (size > kLargestJson)
+    refuse(path,
+           "has " + bytes_text(size) + ", more than the " + bytes_text(kLargestJson) + " that such a file has at most");
+  std::string text(static_cast<std::size_t>(std::min<int64_t>(size, 1)), '\0');
+  file.read(0, text.data(), static_cast<int64_t>(text.size()));
+  if (text != "{") return text;
+  text.resize(static_cast<std::size_t>(size));
+  file.read(0, text.data(), size);
+  return text;
 }
 
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text) {

@@ -56,6 +56,10 @@ struct Manifest {
 inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
+/// What stands in a manifest or an index; of a file that is no JSON object only its first byte. Throws Failure(user) if
+/// it has more than 256 MiB, Failure(environment).
+std::string read_json(const std::string& path);
+
 std::string to_text(const Manifest& manifest);  // manifest.json, its own hash before it
 /// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, a value of another
 /// type or out of bounds (with its key), ranges that overlap or lie outside their files, names that are paths.

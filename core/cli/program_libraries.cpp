@@ -4,17 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
-#include "cli/launch_process.hpp"
+#include "cli/bounded_run.hpp"
 
 extern char** environ;
 
@@ -25,6 +23,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kSearchPath = "LD_LIBRARY_PATH";
+constexpr std::size_t kMostListing = 16u << 20;
+constexpr double kSecondsToList = 60;
 
 // The dynamic loader that a 64-bit ELF program names; "" if it names none.
 std::string loader_of(const std::string& program) {
@@ -46,15 +46,12 @@ std::string loader_of(const std::string& program) {
   return "";
 }
 
-std::string output_of(const ProcessOptions& options) {
-  const Process process = start_process(options);
-  std::string text;
-  std::array<char, 4096> buffer;
-  for (ssize_t got; (got = ::read(process.out, buffer.data(), buffer.size())) > 0;)
-    text.append(buffer.data(), static_cast<std::size_t>(got));
-  ::close(process.out);
-  while (!reap(process.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return text;
+// A dynamic loader of this system: a program may name anything there, which would be run.
+bool is_loader(const fs::path& path) {
+  if (!path.filename().string().starts_with("ld-")) return false;
+  for (const char* folder : {"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"})
+    if (path.string().starts_with(folder)) return true;
+  return false;
 }
 
 // lib/ of the installation, or of the build, that this `zeroth` belongs to.
@@ -74,14 +71,18 @@ std::string list(const std::vector<std::string>& names) {
 
 std::vector<std::string> missing_libraries(const std::string& program) {
   ProcessOptions options;
-  options.file = loader_of(program);
-  if (options.file.empty()) return {};
+  std::error_code error;
+  const fs::path loader = fs::canonical(loader_of(program).c_str(), error);
+  if (error || !is_loader(loader)) return {};
+  options.file = loader.string();
   options.arguments = {options.file, program};
   options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader lists, and starts nothing
   for (char** one = environ; *one; ++one) options.environment.emplace_back(*one);
   options.one_pipe = true;
   std::vector<std::string> missing;
-  std::istringstream lines(output_of(options));
+  BoundedRun listing(options, kMostListing);
+  if (listing.wait(kSecondsToList) != BoundedRun::End::in_order) return {};
+  std::istringstream lines(listing.out());
   for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found"
     const auto end = line.find(" => not found");
     const auto begin = line.find_first_not_of(" \t");

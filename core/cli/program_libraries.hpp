@@ -7,7 +7,8 @@
 namespace zr::host {
 
 /// Names of the shared libraries that the dynamic loader does not find for `program` with this process's environment.
-/// Empty for a script, a static program, and a file that cannot be read. Nothing of the program runs.
+/// Empty for a script, a static program, one that names a loader which is none of the system's, and a file that cannot
+/// be read. Nothing of the program runs.
 std::vector<std::string> missing_libraries(const std::string& program);
 
 /// Makes sure that the programs this process starts find what `program` needs: missing libraries that the installation

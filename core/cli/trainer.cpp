@@ -1,21 +1,13 @@
 #include "cli/trainer.hpp"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <chrono>
 #include <cstdlib>
-#include <optional>
 #include <string_view>
-#include <thread>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
+#include "cli/bounded_run.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "config/key_json.hpp"
@@ -27,10 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMostSeconds = 86400;
 constexpr std::size_t kMostKeysText = 16u << 20, kMostParametersText = 256u << 20;
-constexpr std::size_t kMostErrorText = 64u << 10;
 constexpr std::size_t kShownLines = 8;
 
 double limit_seconds(double standard) {
@@ -56,79 +46,15 @@ std::string last_lines(std::string text) {
   return at == text.npos || at == 0 ? text : text.substr(at + 1);
 }
 
-// A program that is asked something: its stdout as the answer, its stderr, both bounded; killed with its process group
-// at the end.
-class Asked {
- public:
-  enum class End { in_order, late, too_long };
-  Asked(const ProcessOptions& options, std::size_t most_answer)
-      : most_answer_(most_answer), process_(start_process(options)), pipes_{process_.out, process_.err} {
-    for (const int pipe : pipes_) ::fcntl(pipe, F_SETFL, O_NONBLOCK);
-  }
-  ~Asked() {
-    for (const int pipe : pipes_)
-      if (pipe >= 0) ::close(pipe);
-    if (fate_) return;
-    ::kill(-process_.pid, SIGKILL);
-    while (!reap(process_.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  Asked(const Asked&) = delete;
-
-  /// A process that it started elsewhere may hold the pipes open: nothing is awaited from them once it has ended.
-  End wait(double seconds) {
-    const auto until =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    while (!(fate_ = reap(process_.pid))) {
-      if (Clock::now() >= until) return End::late;
-      read_some(20);
-      if (text_[0].size() > most_answer_) return End::too_long;
-    }
-    while (read_some(0) && text_[0].size() <= most_answer_) {
-    }
-    return text_[0].size() > most_answer_ ? End::too_long : End::in_order;
-  }
-  const std::string& out() const { return text_[0]; }
-  const std::string& err() const { return text_[1]; }
-  const Fate& fate() const { return *fate_; }
-
- private:
-  // True if there was something.
-  bool read_some(int milliseconds) {
-    std::array<pollfd, 2> waits{pollfd{pipes_[0], POLLIN, 0}, pollfd{pipes_[1], POLLIN, 0}};
-    if (pipes_[0] < 0 && pipes_[1] < 0) milliseconds = std::min(milliseconds, 1);
-    ::poll(waits.data(), waits.size(), milliseconds);
-    bool any = false;
-    for (std::size_t i = 0; i < waits.size(); ++i) {
-      if (pipes_[i] < 0 || !waits[i].revents) continue;
-      std::array<char, 65536> buffer;
-      const ssize_t got = ::read(pipes_[i], buffer.data(), buffer.size());
-      if (got > 0) {
-        any = true;
-        text_[i].append(buffer.data(), static_cast<std::size_t>(got));
-        if (i == 1 && text_[1].size() > 2 * kMostErrorText) text_[1].erase(0, text_[1].size() - kMostErrorText);
-      } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-        ::close(std::exchange(pipes_[i], -1));
-      }
-    }
-    return any;
-  }
-
-  const std::size_t most_answer_;
-  Process process_;
-  std::array<int, 2> pipes_;
-  std::array<std::string, 2> text_;
-  std::optional<Fate> fate_;
-};
-
 // Throws what is wrong with how a program answered, where something is; `asks`: "which keys it reads".
-void check_answer(const Asked& asked, Asked::End end, double seconds, std::size_t most, const std::string& who,
-                  const std::string& asks) {
+void check_answer(const BoundedRun& asked, BoundedRun::End end, double seconds, std::size_t most,
+                  const std::string& who, const std::string& asks) {
   const std::string lines = last_lines(asked.err());
   const std::string said = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
-  if (end == Asked::End::late)
+  if (end == BoundedRun::End::late)
     fail_user(who + " did not say within " + shortest(seconds) + " seconds " + asks +
               ": construct zr::Program first in its main(), or set ZR_ASK_SECONDS to more seconds" + said);
-  if (end == Asked::End::too_long)
+  if (end == BoundedRun::End::too_long)
     fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " when asked " + asks +
               ": name a program that constructs zr::Program first in its main()" + said);
   if (!asked.fate().good())
@@ -200,8 +126,8 @@ std::vector<Key> ask_keys(const fs::path& program, const std::string& toml, cons
   const double seconds = limit_seconds(kSecondsForKeys);
   const std::string who = who_text(where, program.string());
   provide_libraries(program.string());
-  Asked asked(asking({program.string(), toml}, "ZR_ASK=schema"), kMostKeysText);
-  const Asked::End end = asked.wait(seconds);
+  BoundedRun asked(asking({program.string(), toml}, "ZR_ASK=schema"), kMostKeysText);
+  const BoundedRun::End end = asked.wait(seconds);
   check_answer(asked, end, seconds, kMostKeysText, who, "which keys it reads");
   return keys_from_json(asked.out(), who);
 }
@@ -212,9 +138,9 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
   // A program that reads its model's memory, or loads its data as tensors, needs memory for both.
   for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
     const bool last = std::string_view(how) != "ZR_ASK=parameters";
-    Asked asked(asking(argv, how), kMostParametersText);
-    const Asked::End end = asked.wait(seconds);
-    if (end == Asked::End::in_order && !asked.fate().good()) {
+    BoundedRun asked(asking(argv, how), kMostParametersText);
+    const BoundedRun::End end = asked.wait(seconds);
+    if (end == BoundedRun::End::in_order && !asked.fate().good()) {
       if (!last) continue;
       if (is_reported(asked.fate(), asked.err())) return {asked.fate().code, {}, asked.err()};
     }

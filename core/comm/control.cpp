@@ -25,10 +25,7 @@ class Alone final : public Control {
   const std::string& job_id() const override { return job_; }
   void put(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
-    if (value.empty())
-      values_.erase(key);
-    else
-      values_[key] = value;
+    values_[key] = value;
     changed_.notify_all();
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
@@ -37,6 +34,10 @@ class Alone final : public Control {
       throw Failure(Exit::peer_lost, "no rank has put '" + key + "' into the job's store within " +
                                          duration_text(static_cast<double>(timeout.count()) / 1000));
     return values_[key];
+  }
+  void drop(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    values_.erase(key);
   }
   void set_activity(const Activity&) override {}
   bool broken() const override { return false; }

@@ -45,10 +45,12 @@ class Control {
   virtual int local_world() const = 0;
   virtual const std::string& job_id() const = 0;
 
-  /// At most 1 MiB a value. A key put twice holds the later value; an empty value removes the key.
+  /// At most 1 MiB a value. A key put twice holds the later value.
   virtual void put(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has put the key; throws Failure(peer_lost) on timeout or when the job broke.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  /// The store forgets the key, which every rank has read that will.
+  virtual void drop(const std::string& key) = 0;
 
   /// The training thread's state; `what` is kept until the next call.
   virtual void set_activity(const Activity& activity) = 0;

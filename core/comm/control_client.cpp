@@ -48,11 +48,12 @@ ControlClient::ControlClient(Place place, std::chrono::milliseconds timeout)
   activity_since_ = heard_ = Clock::now();
   if (place_.shares_secret) secret_ = std::make_unique<JobSecret>(place_.job);
   auto endpoints = find_store(deadline);
-  const auto hello = [this]() -> std::optional<std::string> {
+  const auto hello = [this]() -> std::optional<Dial::Greeting> {
     const bool others = place_.shares_secret && !place_.serves;
-    const auto token = others ? secret_->read() : std::optional(place_.token);
-    if (!token) return {};
-    return wire::encode(wire::Hello{place_.job, *token, place_.rank, place_.world, self_});
+    const auto shared = others ? secret_->read() : std::optional(JobSecret::Shared{place_.token, 0});
+    if (!shared) return {};
+    return Dial::Greeting{wire::encode(wire::Hello{place_.job, shared->token, place_.rank, place_.world, self_}),
+                          shared->port};
   };
   dial_ = std::make_shared<Dial>(io_, std::move(endpoints), hello,
                                  secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
@@ -80,10 +81,11 @@ ControlClient::~ControlClient() { close(); }
 
 // Where to dial; rank 0 without a launcher starts the store first.
 std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
+  if (place_.shares_secret && !place_.serves) place_.ports.resize(1);  // the secret says which it is
   auto endpoints = resolve(place_.address, place_.ports, deadline);
   if (!place_.serves) return endpoints;
   const auto address = address_to_bind(endpoints.front().address());
-  if (place_.shares_secret) place_.token = secret_->create();
+  if (place_.shares_secret) place_.token = new_secret();
   Store::Options options;
   options.world = place_.world;
   options.job = place_.job;
@@ -91,6 +93,7 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   options.job_id = new_job_id();
   store_ = std::make_unique<Store>(io_, std::move(options), address, place_.ports);
   store_finished_ = false;
+  if (place_.shares_secret) secret_->create({place_.token, store_->port()});
   if (!address.is_unspecified() && !address.is_loopback()) warn_if_open(address.to_string());
   if (!address.is_unspecified()) return {tcp::endpoint(address, store_->port())};
   warn_if_open("every address of this host");
@@ -166,6 +169,8 @@ void ControlClient::put(const std::string& key, const std::string& value) {
              bytes_text(static_cast<int64_t>(value.size())));
   post_send(wire::Writer().text(key).text(value).message(Type::put));
 }
+
+void ControlClient::drop(const std::string& key) { post_send(wire::Writer().text(key).message(Type::drop)); }
 
 std::string ControlClient::get(const std::string& key, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);

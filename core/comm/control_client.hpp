@@ -38,6 +38,7 @@ class ControlClient final : public Control {
   const std::string& job_id() const override { return start_.job; }
   void put(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+  void drop(const std::string& key) override;
   void set_activity(const Activity& activity) override;
   bool broken() const override { return broken_.load(std::memory_order_relaxed); }
   std::string report(const std::string& mine) override;

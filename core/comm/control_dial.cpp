@@ -68,6 +68,10 @@ void Dial::fail(const Failure& failure) {
 }
 
 void Dial::attempt(std::size_t index) {
+  tried_ = endpoints_[index];
+  const auto hello = hello_();
+  if (!hello) return next(index, no_hello_);
+  if (hello->port) tried_.port(hello->port);
   const auto self = shared_from_this();
   const uint64_t mine = ++attempt_;
   socket_ = std::make_shared<tcp::socket>(io_);
@@ -75,20 +79,19 @@ void Dial::attempt(std::size_t index) {
   timer_.async_wait([this, self, mine, index](const error_code& error) {
     if (!error && !over_ && mine == attempt_) next(index, "no answer");
   });
-  socket_->async_connect(endpoints_[index], [this, self, mine, index, socket = socket_](const error_code& error) {
-    if (over_ || mine != attempt_) return;
-    if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
-      return fail(Failure(Exit::environment, who_ + " cannot reach " + endpoints_[index].address().to_string() +
-                                                 ", where the job's store is: " + error.message() +
-                                                 "; the loopback interface is down: ip link set lo up"));
-    if (error) return next(index, error.message());
-    greet(index, std::move(*socket));
-  });
+  socket_->async_connect(
+      tried_, [this, self, mine, index, socket = socket_, message = hello->message](const error_code& error) {
+        if (over_ || mine != attempt_) return;
+        if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
+          return fail(Failure(Exit::environment, who_ + " cannot reach " + endpoints_[index].address().to_string() +
+                                                     ", where the job's store is: " + error.message() +
+                                                     "; the loopback interface is down: ip link set lo up"));
+        if (error) return next(index, error.message());
+        greet(index, std::move(*socket), message);
+      });
 }
 
-void Dial::greet(std::size_t index, tcp::socket socket) {
-  auto hello = hello_();
-  if (!hello) return next(index, no_hello_);
+void Dial::greet(std::size_t index, tcp::socket socket, const std::string& message) {
   const auto self = shared_from_this();
   const uint64_t mine = attempt_;
   connection_ = std::make_shared<Connection>(std::move(socket));
@@ -112,11 +115,10 @@ void Dial::greet(std::size_t index, tcp::socket socket) {
         if (!over_ && mine == attempt_) next(index, "it closed the connection");
       },
       wire::kMostBytes);
-  connection_->send(std::move(*hello));
+  connection_->send(message);
 }
 
 void Dial::next(std::size_t index, const std::string& why) {
-  const tcp::endpoint& tried = endpoints_[index];
   ++attempt_;
   why_ = why;
   if (connection_) std::exchange(connection_, nullptr)->close();
@@ -125,15 +127,15 @@ void Dial::next(std::size_t index, const std::string& why) {
     std::exchange(socket_, nullptr)->close(ignored);
   }
   if (std::chrono::steady_clock::now() >= deadline_)
-    return fail(Failure(Exit::environment,
-                        who_ + " found no store of its job at " + tried.address().to_string() + " port " +
-                            std::to_string(endpoints_.front().port()) +
-                            (endpoints_.front().port() == endpoints_.back().port()
-                                 ? ""
-                                 : " to " + std::to_string(endpoints_.back().port())) +
-                            ": " + why_ +
-                            ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
-                            "the same for every rank, names another"));
+    return fail(Failure(
+        Exit::environment,
+        who_ + " found no store of its job at " + tried_.address().to_string() + " port " +
+            (endpoints_.front().port() == endpoints_.back().port()
+                 ? std::to_string(tried_.port())
+                 : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
+            ": " + why_ +
+            ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
+            "the same for every rank, names another"));
   if (index + 1 < endpoints_.size()) return attempt(index + 1);
   timer_.expires_after(kPause);
   timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {

@@ -23,9 +23,14 @@ class Dial : public std::enable_shared_from_this<Dial> {
   using Failed = std::function<void(const Failure&)>;
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `hello` gives the message to greet with, at each attempt anew; nothing: there is none yet, and `no_hello` says
-  /// why. `who`: "rank 3", for messages.
-  using Hello = std::function<std::optional<std::string>()>;
+  /// The message to greet with, and the port that alone may hear it, in place of the endpoints'; 0: theirs.
+  struct Greeting {
+    std::string message;
+    uint16_t port = 0;
+  };
+  /// `hello` is asked at each attempt anew; nothing: there is none yet, and `no_hello` says why. `who`: "rank 3", for
+  /// messages.
+  using Hello = std::function<std::optional<Greeting>()>;
   Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,
        std::string no_hello, Time deadline, std::string who);
   void start(Welcomed welcomed, Failed failed);
@@ -33,7 +38,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
 
  private:
   void attempt(std::size_t index);
-  void greet(std::size_t index, boost::asio::ip::tcp::socket socket);
+  void greet(std::size_t index, boost::asio::ip::tcp::socket socket, const std::string& message);
   void next(std::size_t index, const std::string& why);
   void fail(const Failure& failure);
 
@@ -45,6 +50,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   boost::asio::steady_timer timer_;
   Welcomed welcomed_;
   Failed failed_;
+  boost::asio::ip::tcp::endpoint tried_;
   std::string why_;  // the last attempt failed
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<boost::asio::ip::tcp::socket> socket_;

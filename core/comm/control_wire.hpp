@@ -19,6 +19,7 @@ enum class Type : uint8_t {
   beat,          // Beat, every 200 ms
   words,         // Beat: a rank's last words, the answer to news
   report,        // text: what a rank saw; breaks the job
+  drop,          // key, which the store forgets with its value
   welcome = 65,  // from the store: nothing
   refuse,        // exit code, or 0: another store may be the right one; text
   start,         // Start: all have joined

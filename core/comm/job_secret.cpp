@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,8 @@ namespace zr::host {
 
 namespace {
 constexpr std::size_t kSecretBytes = 16;
+constexpr int kPortDigits = 5;
+constexpr std::size_t kFileBytes = 2 * kSecretBytes + kPortDigits;
 constexpr const char* kRemedy = "; or set ZR_TOKEN to one secret for every rank";
 
 std::string hash_text(const std::string& text) {
@@ -83,8 +86,12 @@ JobSecret::~JobSecret() {
   ::close(fd_);
 }
 
-std::string JobSecret::create() {
-  const std::string secret = random_hex(kSecretBytes), made = name_ + "." + std::to_string(::getpid());
+std::string new_secret() { return random_hex(kSecretBytes); }
+
+void JobSecret::create(const Shared& shared) {
+  std::array<char, kPortDigits + 1> port{};
+  std::snprintf(port.data(), port.size(), "%0*u", kPortDigits, static_cast<unsigned>(shared.port));
+  const std::string secret = shared.token + port.data(), made = name_ + "." + std::to_string(::getpid());
   ::unlinkat(fd_, made.c_str(), 0);
   const int fd = ::openat(fd_, made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && ::write(fd, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
@@ -95,24 +102,28 @@ std::string JobSecret::create() {
     ::unlinkat(fd_, made.c_str(), 0);
     fail_environment(path_ + ": the job's secret cannot be written: " + std::strerror(last) + kRemedy);
   }
-  return created_ = secret;
+  created_ = shared;
 }
 
-std::optional<std::string> JobSecret::read() const {
+std::optional<JobSecret::Shared> JobSecret::read() const {
   const int fd = ::openat(fd_, name_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return {};
   struct stat status {};
-  std::array<char, 2 * kSecretBytes + 1> text{};
+  std::array<char, kFileBytes + 1> text{};
   const bool sound = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
   const ssize_t got = sound ? ::read(fd, text.data(), text.size()) : -1;
   ::close(fd);
-  if (got != static_cast<ssize_t>(2 * kSecretBytes)) return {};
-  return std::string(text.data(), static_cast<std::size_t>(got));
+  if (got != static_cast<ssize_t>(kFileBytes)) return {};
+  Shared shared{std::string(text.data(), 2 * kSecretBytes), 0};
+  const char* const end = text.data() + kFileBytes;
+  const auto [stop, error] = std::from_chars(text.data() + 2 * kSecretBytes, end, shared.port);
+  if (error != std::errc() || stop != end || shared.port == 0) return {};
+  return shared;
 }
 
 void JobSecret::remove() {
-  if (!created_.empty() && read() == created_) ::unlinkat(fd_, name_.c_str(), 0);
-  created_.clear();
+  if (created_ && read() == created_) ::unlinkat(fd_, name_.c_str(), 0);
+  created_.reset();
 }
 
 }  // namespace zr::host

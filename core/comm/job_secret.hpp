@@ -2,6 +2,7 @@
 // no secret on, keep other processes out of their store.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -9,6 +10,9 @@ namespace zr::host {
 
 /// `bytes` random bytes as hexadecimal digits. Throws Failure(environment) if the system has none. Any thread.
 std::string random_hex(std::size_t bytes);
+
+/// A token that nobody guesses.
+std::string new_secret();
 
 /// One thread at a time. The file is in $XDG_RUNTIME_DIR/zeroth, or in /tmp/zeroth-UID where that variable names no
 /// private folder of this user.
@@ -19,18 +23,25 @@ class JobSecret {
   ~JobSecret();
   JobSecret(const JobSecret&) = delete;
 
-  /// Rank 0: a new secret, in the file from now on, in place of what an earlier job of the same name left. Throws
-  /// Failure(environment).
-  std::string create();
+  /// What the ranks share: another user's process may listen on the ports that rank 0 found taken.
+  struct Shared {
+    std::string token;  // of new_secret()
+    uint16_t port = 0;  // where rank 0 listens
+    bool operator==(const Shared&) const = default;
+  };
+  /// Rank 0, which listens already: in the file from now on, in place of what an earlier job of the same name left.
+  /// Throws Failure(environment).
+  void create(const Shared& shared);
   /// The other ranks: the secret, or nothing while there is no such file of this user's. It may be an earlier job's:
   /// read again after the store has rejected it.
-  std::optional<std::string> read() const;
+  std::optional<Shared> read() const;
   /// Removes the file that create() made, unless another job has replaced it.
   void remove();
   const std::string& path() const { return path_; }
 
  private:
-  std::string folder_, name_, path_, created_;
+  std::string folder_, name_, path_;
+  std::optional<Shared> created_;
   int fd_ = -1;  // of the folder
 };
 

@@ -63,6 +63,7 @@ struct Store::State : std::enable_shared_from_this<State> {
   void admit(int rank, const std::shared_ptr<Connection>& connection);
   void message(int rank, Type type, std::string_view body);
   void put(int rank, std::string key, std::string value);
+  void drop(const std::string& key);
   void get(int rank, uint64_t id, std::string key);
   void judge();
   void await_table();
@@ -183,6 +184,7 @@ void Store::State::message(int rank, Type type, std::string_view body) {
       put(rank, std::move(key), reader.text(wire::kMostValueBytes));
       return reader.end();
     }
+    case Type::drop: drop(reader.text(wire::kMostKeyBytes)); return reader.end();
     case Type::get: {
       const auto id = reader.u64();
       get(rank, id, reader.text(wire::kMostKeyBytes));
@@ -200,14 +202,6 @@ void Store::State::message(int rank, Type type, std::string_view body) {
 
 void Store::State::put(int rank, std::string key, std::string value) {
   const auto at = values.find(key);
-  if (value.empty()) {
-    if (at == values.end()) return;
-    const std::size_t freed = key.size() + at->second.bytes.size() + kOverheadOfValue;
-    bytes_of_rank[at->second.rank] -= freed;
-    bytes_of_values -= freed;
-    values.erase(at);
-    return;
-  }
   const std::size_t before = at == values.end() ? 0 : key.size() + at->second.bytes.size() + kOverheadOfValue;
   const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
   std::size_t& mine = bytes_of_rank[rank];
@@ -233,6 +227,15 @@ void Store::State::put(int rank, std::string key, std::string value) {
       at = peer.asked.erase(at);
     }
   values[std::move(key)] = {std::move(value), rank};
+}
+
+void Store::State::drop(const std::string& key) {
+  const auto at = values.find(key);
+  if (at == values.end()) return;
+  const std::size_t freed = key.size() + at->second.bytes.size() + kOverheadOfValue;
+  bytes_of_rank[at->second.rank] -= freed;
+  bytes_of_values -= freed;
+  values.erase(at);
 }
 
 void Store::State::get(int rank, uint64_t id, std::string key) {

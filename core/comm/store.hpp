@@ -49,7 +49,7 @@ class Store {
   void close();
   /// What a rank has put under the key; empty: nothing.
   std::string value(const std::string& key) const;
-  /// Memory of all that the ranks have put and not removed.
+  /// Memory of all that the ranks have put and not dropped.
   std::size_t bytes() const;
 
  private:

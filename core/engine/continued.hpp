@@ -19,7 +19,7 @@ namespace zr::host {
 struct ListChange {
   std::set<std::string> fresh;   // parameters that were not there, or another tensor under that name
   std::vector<Rename> renames;   // from names now to names then
-  std::vector<std::string> log;  // "'x' is new"
+  std::vector<std::string> log;  // "'x' is new"; buffers, too
   bool any = false;
 };
 

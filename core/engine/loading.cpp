@@ -24,7 +24,7 @@ std::string who(const Tensor& tensor) { return tensor.role + " '" + tensor.name 
 std::string list_of(const std::string& what, const std::vector<std::string>& names) {
   if (names.empty()) return "";
   std::string text = "; " + what + ": ";
-  for (std::size_t i = 0; i < names.size() && i < 5; ++i) text += (i ? ", " : "") + names[i];
+  for (std::size_t i = 0; i < names.size() && i < 5; ++i) text += (i ? ", " : "") + printable(names[i]);
   return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
 }
 
@@ -118,10 +118,10 @@ void Session::check_match(const Checkpoint& from, const Match& found, const Load
   for (const Match::Part& part : found.parts) {
     if (part.saved->dtype == part.tensor.dtype) continue;
     if (float_of(part.saved->dtype) == ZR_NONE || float_of(part.tensor.dtype) == ZR_NONE)
-      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype + ", the model has it in " +
+      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype + ", the model has it in " +
                 part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
     if (!how.convert && part.tensor.role != "master")
-      fail_user(folder + ": " + who(part.tensor) + " is " + part.saved->dtype +
+      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
                 (part.tensor.role == "weight" ? ", train.dtype wants " : ", this job wants ") + part.tensor.dtype +
                 "; set train.dtype to what it is, or load with convert = true, which rounds from the fp32 master");
   }
@@ -236,7 +236,7 @@ namespace {
 // scale was being adjusted, which is routine. One that cannot be read counts, so that opening it reports why.
 bool is_resumable(const std::string& folder) try {
   const std::string path = folder + "/" + kManifest;
-  const Facts facts = parse_manifest(path, read_file(path)).training;
+  const Facts facts = parse_manifest(path, read_json(path)).training;
   return facts.last_step_applied || facts.loss_scale.dynamic;
 } catch (const Failure&) {
   return true;

@@ -128,7 +128,9 @@ void ModelBuffers::refresh(Communicator& comm) {
 void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0 || --depth_ > 0) return;
   const std::vector<ModelBuffer> buffers = model_.buffers();
-  for (std::size_t i = 0; i < buffers.size(); ++i) std::memcpy(buffers[i].data, kept_[i].data(), kept_[i].size());
+  for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() in the evaluation may have made one smaller
+    std::memcpy(buffers[i].data, kept_[i].data(),
+                std::min(kept_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
   kept_.clear();
 }
 

@@ -19,20 +19,43 @@ std::string digest_of(const std::vector<Parameter>& parameters, const ListChange
     for (const int64_t size : p.shape) text += " " + std::to_string(size);
     text += "\n";
   }
+  for (const std::string& line : change.log) text += line + "\n";
   for (const Rename& rename : change.renames) text += rename.theirs + " > " + rename.ours + "\n";
   return hex(hash_of(text.data(), static_cast<int64_t>(text.size())));
 }
 }  // namespace
 
-bool Session::agree_on_change(const std::vector<Parameter>& parameters, const ListChange& change) {
+void Session::prepare_change(const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    work();
+  } catch (const std::exception& thrown) {
+    error = std::current_exception();
+    text = std::string("engine.refresh() failed on rank ") + std::to_string(rank()) + ": " + thrown.what();
+  }
+  const Peers peers = saver_->talk();
+  std::string first;
+  for (const std::string& other : peers.gather(text))
+    if (first.empty()) first = other;
+  first = peers.tell(first);
+  if (error) std::rethrow_exception(error);
+  if (!first.empty()) fail_user(first);
+}
+
+bool Session::agree_on_change(const std::function<std::vector<Parameter>(ListChange&)>& look, ListChange& change) {
   if (in_backward_ || micro_ > 0)
     fail_user(
         "engine.refresh() between engine.backward() and the engine.step() that ends its step; call it after a step");
   if (model_buffers_.in_evaluation())
     fail_user("engine.refresh() within an Engine::Evaluation; end the evaluation first");
   check_complete();
-  model_.verify();
-  model_.check_scopes("engine.refresh()");
+  std::vector<Parameter> parameters;
+  prepare_change([&] {
+    model_.verify();
+    model_.check_scopes("engine.refresh()");
+    parameters = look(change);
+  });
   bool any = false;
   std::string first;
   const std::string mine = digest_of(parameters, change) + (change.any ? "!" : ".");
@@ -42,15 +65,17 @@ bool Session::agree_on_change(const std::vector<Parameter>& parameters, const Li
     if (one.compare(0, one.size() - 1, first, 0, first.size() - 1) != 0)
       fail_user(
           "engine.refresh(): the model changed differently on the ranks (names, shapes, requires_grad or order of "
-          "its parameters); make the same changes on all ranks before the call");
+          "its parameters, or its buffers); make the same changes on all ranks before the call");
   }
   if (!any) return false;
   // What the new list makes impossible is an error before anything changes.
-  const Planner planner(setup_, parameters, world(), control_->local_world() == world());
-  const Plan plan = planner.plan(rank());
-  const int64_t budget = config().integer("memory.device_budget");
-  if (budget > 0 && plan.bytes() > budget)
-    fail_user("engine.refresh(): " + over_plan_text(config(), planner, plan.bytes(), ""));
+  prepare_change([&] {
+    const Planner planner(setup_, parameters, world(), control_->local_world() == world());
+    const Plan plan = planner.plan(rank());
+    const int64_t budget = config().integer("memory.device_budget");
+    if (budget > 0 && plan.bytes() > budget)
+      fail_user("engine.refresh(): " + over_plan_text(config(), planner, plan.bytes(), ""));
+  });
   return true;
 }
 

@@ -30,9 +30,9 @@ std::string get_long(Control& control, const std::string& key) {
   while (word.size() < length) {
     const std::string part = key + "." + std::to_string(word.size());
     word += control.get(part, kPatience);
-    control.put(part, "");
+    control.drop(part);
   }
-  control.put(key, "");
+  control.drop(key);
   return word;
 }
 

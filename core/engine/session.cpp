@@ -161,6 +161,7 @@ bool Session::step() {
 
   if (pages_) pages_->step_end();
   const bool reached = reaches(agreed);
+  const bool applied_before = applied_;
   applied_ = agreed.non_finite == 0 && reached;
   if (applied_) {
     std::vector<double> rates(agreed.touched.size());
@@ -177,7 +178,10 @@ bool Session::step() {
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
        strategy_->who("event"));
   lap(Phase::gather);
-  if (!reached) reject_step();
+  if (!reached) {
+    applied_ = applied_before;
+    reject_step();
+  }
 
   write_tiers();
   comm_->note_step(++step_);

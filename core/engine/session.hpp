@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -134,9 +135,10 @@ class Session {
   double mean(double value);     // over ranks, in rank order. Collective.
   void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
   void evaluation(bool begins);  // told to the strategy. Collective.
-  /// Checks that training can continue with these parameters, and that all ranks want it. False if nothing changed on
-  /// any rank. Throws Failure(user) before anything changes. Collective.
-  bool agree_on_change(const std::vector<Parameter>& parameters, const ListChange& change);
+  /// Checks that training can continue with the parameters that `look` finds, and that all ranks want it. False if
+  /// nothing changed on any rank. A failure on any rank, of `look` too, is thrown on all, before anything changes.
+  /// Collective.
+  bool agree_on_change(const std::function<std::vector<Parameter>(ListChange&)>& look, ListChange& change);
   /// Saves the state for the session that continues. Afterwards this one can only be destroyed. A failure changes
   /// nothing. Collective.
   Continued hand_over(ListChange change);
@@ -167,6 +169,8 @@ class Session {
   void allocate();
   void take_rank_zero();
   void accept();
+  /// What `work`, which communicates nothing, throws on one rank is an error on all. Collective.
+  void prepare_change(const std::function<void()>& work);
   void continue_from(const Continued& before);
   bool reaches(const Agreed& agreed) const;
   [[noreturn]] void reject_step();

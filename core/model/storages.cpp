@@ -23,6 +23,13 @@ std::pair<int64_t, int64_t> extent(const torch::Tensor& tensor) {
   return {tensor.storage_offset() * size, (last + 1) * size};
 }
 
+// Where the tensor's storage begins; 0 if it has no memory of its own.
+int64_t address(const torch::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  if (Placeholder::behind(storage)) return 0;
+  return static_cast<int64_t>(reinterpret_cast<intptr_t>(storage._mutable_data_ptr_no_checks().get()));
+}
+
 // Calls fn with the first byte of each element.
 template <class F>
 void each_element(const torch::Tensor& tensor, F&& fn) {
@@ -75,23 +82,27 @@ int64_t strangers(const Storages::Tensors& registered) {
 }  // namespace
 
 bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
-  if (storage_of(a) != storage_of(b) || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const bool same = storage_of(a) == storage_of(b);
+  const int64_t at_a = same ? 0 : address(a), at_b = same ? 0 : address(b);
+  if (!same && (at_a == 0 || at_b == 0)) return false;
   const auto [begin_a, end_a] = extent(a);
   const auto [begin_b, end_b] = extent(b);
-  const int64_t begin = std::max(begin_a, begin_b), end = std::min(end_a, end_b);
+  const int64_t begin = std::max(at_a + begin_a, at_b + begin_b), end = std::min(at_a + end_a, at_b + end_b);
   if (begin >= end) return false;
   if (dense(a) && dense(b)) return true;
   std::vector<bool> taken(static_cast<std::size_t>(end - begin));
-  const auto each_byte = [&](const torch::Tensor& tensor, const auto& fn) {
+  const auto each_byte = [&](const torch::Tensor& tensor, int64_t at, const auto& fn) {
     const auto size = static_cast<int64_t>(tensor.element_size());
-    each_element(tensor, [&](int64_t first) {
+    each_element(tensor, [&](int64_t offset) {
+      const int64_t first = at + offset;
       for (int64_t byte = std::max(first, begin); byte < std::min(first + size, end); ++byte)
         fn(static_cast<std::size_t>(byte - begin));
     });
   };
-  each_byte(a, [&](std::size_t byte) { taken[byte] = true; });
+  each_byte(a, at_a, [&](std::size_t byte) { taken[byte] = true; });
   bool shared = false;
-  each_byte(b, [&](std::size_t byte) { shared |= taken[byte]; });
+  each_byte(b, at_b, [&](std::size_t byte) { shared |= taken[byte]; });
   return shared;
 }
 
@@ -107,12 +118,40 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   for (const auto& [name, tensor] : buffers)
     if (tensor.has_storage() && seen.insert(tensor.unsafeGetTensorImpl()).second)
       users_[storage_of(tensor)].buffers.emplace_back(name, tensor);
+  check_addresses();
   std::erase_if(users_,
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
     check(users);
     left_[storage] = users.parameters.size() + users.buffers.size();
   }
+}
+
+void Storages::check_addresses() const {
+  struct Span {
+    int64_t begin, end;
+    const std::pair<std::string, torch::Tensor>* tensor;
+    bool parameter;
+  };
+  std::vector<Span> spans;
+  for (const auto& [storage, users] : users_)
+    for (const auto* list : {&users.parameters, &users.buffers})
+      for (const auto& item : *list) {
+        const torch::Tensor& tensor = item.second;
+        const int64_t at = tensor.numel() > 0 ? address(tensor) : 0;
+        if (at == 0) continue;
+        const auto [begin, end] = extent(tensor);
+        spans.push_back({at + begin, at + end, &item, list == &users.parameters});
+      }
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (auto a = spans.begin(); a != spans.end(); ++a)
+    for (auto b = a + 1; b != spans.end() && b->begin < a->end; ++b) {
+      if (storage_of(a->tensor->second) == storage_of(b->tensor->second)) continue;  // check() looks at these
+      if (!(a->parameter || b->parameter) || !overlap(a->tensor->second, b->tensor->second)) continue;
+      Users users;
+      for (const Span* one : {&*a, &*b}) (one->parameter ? users.parameters : users.buffers).push_back(*one->tensor);
+      check(users);
+    }
 }
 
 void Storages::check(const Users& users) const {

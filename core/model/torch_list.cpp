@@ -41,6 +41,15 @@ Storages::Tensors filled(Storages::Tensors buffers) {
   return buffers;
 }
 
+// The first of them, and how many more there are.
+std::string first_of(const std::vector<std::string>& all) {
+  constexpr std::size_t kShown = 5;
+  std::string list;
+  for (std::size_t i = 0; i < std::min(all.size(), kShown); ++i) list += (i ? ", " : "") + all[i];
+  if (all.size() > kShown) list += " and " + std::to_string(all.size() - kShown) + " more";
+  return list;
+}
+
 void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* own) {
   const auto place = Trained::find(tensor.unsafeGetTensorImpl());
   if (place && place->model != own)
@@ -113,11 +122,34 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
     untrained.push_back("'" + name + (replaced ? "' was replaced by another tensor" : "' was added to the model"));
   }
   if (untrained.empty()) return;
-  constexpr std::size_t kShown = 5;
-  std::string list;
-  for (std::size_t i = 0; i < std::min(untrained.size(), kShown); ++i) list += (i ? ", " : "") + untrained[i];
-  if (untrained.size() > kShown) list += " and " + std::to_string(untrained.size() - kShown) + " more";
-  fail_user("this engine does not train all parameters of its model, which changed after the engine was made: " + list +
+  fail_user("this engine does not train all parameters of its model, which changed after the engine was made: " +
+            first_of(untrained) +
+            "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
+}
+
+std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& buffers) const {
+  const Storages::Tensors now = filled(buffers);
+  const auto find = [](const Storages::Tensors& all, const std::string& name) {
+    return std::find_if(all.begin(), all.end(), [&](const auto& item) { return item.first == name; });
+  };
+  std::vector<std::string> changed;
+  for (const auto& [name, tensor] : now) {
+    const auto known = find(state_->buffers, name);
+    if (known == state_->buffers.end())
+      changed.push_back("'" + name + "' was added to the model");
+    else if (!known->second.is_same(tensor))
+      changed.push_back("'" + name + "' was replaced by another tensor");
+  }
+  for (const auto& [name, tensor] : state_->buffers)
+    if (find(now, name) == now.end()) changed.push_back("'" + name + "' was removed from the model");
+  return changed;
+}
+
+void TorchModel::check_buffers(const Storages::Tensors& buffers) const {
+  const std::vector<std::string> changed = changed_buffers(buffers);
+  if (changed.empty()) return;
+  fail_user("this engine does not have the buffers of its model, which changed after the engine was made: " +
+            first_of(changed) +
             "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
 }
 

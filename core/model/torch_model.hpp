@@ -54,6 +54,11 @@ class TorchModel final : public Model {
   /// What a TorchModel of these would train instead of this one. Throws Failure(user) where none can be made.
   std::vector<Parameter> relist(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                                 const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  /// How the program's buffers, as they are now, are not those that this model was made with: "'x' was replaced by
+  /// another tensor".
+  std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  /// Throws Failure(user) naming them, if there are any.
+  void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
   /// True for a buffer that this model was made with.
   bool has_buffer(const torch::Tensor& tensor) const;
   /// release() leaves sharded and shared parameters without memory, for a TorchModel that reloads them.

@@ -52,6 +52,13 @@ struct Net : torch::nn::Module {
       more.push_back(register_parameter("left", matrix(flat, 0)));
       more.push_back(register_parameter("right", flat.narrow(0, kWidth, kWidth * kWidth).view({kWidth, kWidth})));
     }
+    if (pattern == "blobs" || pattern == "blob_buffer") {  // two storages on overlapping addresses
+      floats.assign(2 * kWidth * kWidth, 0.5F);
+      const auto blob = [&](int64_t at) { return torch::from_blob(floats.data() + at, {kWidth, kWidth}); };
+      more.push_back(register_parameter("left", blob(0)));
+      more.push_back(pattern == "blobs" ? register_parameter("right", blob(kWidth))
+                                        : register_buffer("right", blob(kWidth)));
+    }
     if (pattern == "set_data_tie") first->weight.set_data(weight);
     if (pattern == "expanded") register_parameter("wide", torch::zeros({1}).expand({kWidth}));
     if (pattern == "buffer_view") kept = register_buffer("seen", weight.detach().view(-1));
@@ -103,6 +110,7 @@ struct Net : torch::nn::Module {
   torch::OrderedDict<std::string, Tensor> names;
   Tensor kept;
   std::vector<Tensor> more;
+  std::vector<float> floats;
 };
 
 // The losses of all micro-batches, and the weights after the last step.
@@ -136,7 +144,8 @@ Outcome plain(const std::string& pattern, int64_t steps, int world) {
 void compare(Run& run, const std::string& pattern, const std::vector<std::string>& keys = {}) {
   const int world = run.program.world(), rank = run.program.rank();
   Outcomes outcomes(run);
-  const Outcome expected = plain(pattern, 4, pattern == "overlap" || pattern == "expanded" ? 0 : world);
+  const Outcome expected =
+      plain(pattern, 4, pattern == "overlap" || pattern == "expanded" || pattern.starts_with("blob") ? 0 : world);
   for (const How& how : ways(world)) {
     const zr::Program program = program_of(run, how, keys);
     Net net(pattern);
@@ -225,10 +234,11 @@ const engine_tests::Cases& alias_cases() {
                             {"alias_engine_beside", engine_beside},
                             {"alias_deferred_view", deferred_view},
                             {"alias_bf16_view", [](Run& run) { compare(run, "bf16_view", {"train.dtype=bf16"}); }}};
-    for (const char* pattern :
-         {"view", "view_without_grad", "detach", "data", "chunks", "second_model", "flat_parameters", "flat_base",
-          "columns", "overlap", "set_data_tie", "expanded", "buffer_view", "buffer_beside", "buffer_beside_kept",
-          "tied", "lstm", "optimizer", "held_loss"})
+    for (const char* pattern : {"view",          "view_without_grad",  "detach",       "data",     "chunks",
+                                "second_model",  "flat_parameters",    "flat_base",    "columns",  "overlap",
+                                "blobs",         "blob_buffer",        "set_data_tie", "expanded", "buffer_view",
+                                "buffer_beside", "buffer_beside_kept", "tied",         "lstm",     "optimizer",
+                                "held_loss"})
       all["alias_" + std::string(pattern)] = [pattern = std::string(pattern)](Run& run) { compare(run, pattern); };
     return all;
   }();

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <iomanip>
 #include <limits>
 #include <sstream>
@@ -29,8 +30,12 @@ std::string text_of(const torch::Tensor& tensor) {
 
 // A job of this process: its own program, model and engine.
 struct Job {
-  Job(const Run& run, const std::vector<std::string>& more)
-      : program(run.arguments[0], joined(run.arguments, more)), model(7), engine(program, model) {}
+  Job(const Run& run, const std::vector<std::string>& more, const torch::Tensor& part = {})
+      : program(run.arguments[0], joined(run.arguments, more)), model(7), engine(program, with(model, part)) {}
+  static Running& with(Running& model, const torch::Tensor& part) {
+    if (part.defined()) model.replace_part(part);
+    return model;
+  }
   static std::vector<std::string> joined(const std::vector<std::string>& a, const std::vector<std::string>& b) {
     std::vector<std::string> all(a.begin() + 1, a.end());
     all.insert(all.end(), b.begin(), b.end());
@@ -229,6 +234,92 @@ void set_in_evaluation(Run& run) {
   const zr::Engine::Evaluation evaluation(job.engine);
   job.engine.set_buffer("level", torch::zeros({Running::kHidden}));
 }
+// A module that replaces a buffer by a smaller one, or gets another, after the engine was made.
+void replace(Job& job) { job.model.replace_part(torch::full({1}, 3.0 + job.engine.rank())); }
+void replaced_read(Run& run) {
+  Job job(run, {}, torch::ones({1000}));
+  replace(job);
+  job.engine.buffer("part.level");
+}
+void replaced_set(Run& run) {
+  Job job(run, {}, torch::ones({1000}));
+  replace(job);
+  job.engine.set_buffer("part.level", torch::zeros({1}));
+}
+void replaced_saved(Run& run) {
+  Job job(run, {}, torch::ones({1000}));
+  replace(job);
+  job.engine.save(run.program.text("job.runs") + "/none");
+}
+void replaced_evaluated(Run& run) {
+  Job job(run, {}, torch::ones({1000}));
+  replace(job);
+  const zr::Engine::Evaluation evaluation(job.engine);
+}
+void added_read(Run& run) {
+  Job job(run, {});
+  job.model.register_buffer("later", torch::zeros({2}));
+  job.engine.buffer("later");
+}
+void replaced_differently(Run& run) {
+  Job job(run, {}, torch::ones({1000}));
+  if (job.engine.rank() == 0) replace(job);
+  job.engine.refresh();
+}
+// After refresh() the engine has the buffers of now, each with rank 0's values, and checkpoints have them.
+void replaced_and_refreshed(Run& run) {
+  Job job(run, {"train.steps=6"}, torch::ones({1000}));
+  job.step();
+  replace(job);
+  job.engine.refresh();
+  require(job.model.part_level.eq(3).all().item<bool>(), "a new buffer is rank 0's");
+  require(same(job.engine.buffer("part.level"), torch::full({1}, 3.0)), "buffer() reads the new one");
+  job.engine.set_buffer("part.level", torch::full({1}, 4.0));
+  const std::string saved = job.engine.save(run.program.text("job.runs") + "/refreshed");
+  job.engine.set_buffer("part.level", torch::full({1}, 5.0));
+  job.engine.load(saved);
+  require(job.model.part_level.eq(4).all().item<bool>(), "the checkpoint has the new buffer");
+  job.step();
+}
+// A change that only rank 0 made, and cannot be trained, is an error on all ranks and changes nothing.
+void refresh_fails_on_one_rank(Run& run) {
+  Job job(run, {"train.steps=6"});
+  job.step();
+  if (job.engine.rank() == 0)
+    job.model.register_module("extra", std::make_shared<torch::nn::Module>())
+        ->register_parameter("sparse", torch::zeros({2}).to_sparse(), false);
+  std::string error;
+  try {
+    job.engine.refresh();
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+  }
+  const bool told = error.find("parameter 'extra.sparse' is not a dense floating-point tensor") != error.npos;
+  const bool names = error.find("engine.refresh() failed on rank 0: ") != error.npos;
+  require(told && names == (job.engine.rank() != 0), "rank 0's error on every rank: " + error);
+  if (job.engine.rank() == 0) job.model.unregister_module("extra");
+  job.step();
+}
+// A step that no gradient reaches changes nothing of what the next checkpoint says of the step before.
+void reaches_nothing(Run& run) {
+  Job job(run, {"train.steps=6"});
+  job.step();
+  const torch::Tensor other = torch::ones({3}, torch::requires_grad());
+  bool thrown = false;
+  try {
+    while (true) {
+      job.engine.backward(other.sum());
+      if (job.engine.step()) break;
+    }
+  } catch (const std::exception&) {
+    thrown = true;
+  }
+  require(thrown, "a loss that reaches no parameter is an error");
+  std::ifstream in(job.engine.save(run.program.text("job.runs") + "/reached") + "/manifest.json");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const auto at = text.find("last_step_applied");
+  require(at != text.npos && text.substr(at, 30).find("true") != std::string::npos, "the last step was applied");
+}
 void resumes(Run& run) { Job job(run, {"checkpoint.resume=true"}); }
 
 const engine_tests::Cases kCases{{"resumes_exactly", resumes_exactly},
@@ -240,6 +331,15 @@ const engine_tests::Cases kCases{{"resumes_exactly", resumes_exactly},
                                  {"other_shape", other_shape},
                                  {"other_values", other_values},
                                  {"set_in_evaluation", set_in_evaluation},
+                                 {"replaced_read", replaced_read},
+                                 {"replaced_set", replaced_set},
+                                 {"replaced_saved", replaced_saved},
+                                 {"replaced_evaluated", replaced_evaluated},
+                                 {"added_read", added_read},
+                                 {"replaced_differently", replaced_differently},
+                                 {"replaced_and_refreshed", replaced_and_refreshed},
+                                 {"refresh_fails_on_one_rank", refresh_fails_on_one_rank},
+                                 {"reaches_nothing", reaches_nothing},
                                  {"resumes", resumes}};
 
 }  // namespace

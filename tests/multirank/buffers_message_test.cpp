@@ -9,5 +9,15 @@ TEST_F(Engine, ReportsMistakesWithBuffersAndResume) {
   check_messages("buffer_errors.txt", 4);
 }
 
+TEST_F(Engine, TakesChangedBuffersAtRefreshAndFailsOnAllRanksAlike) {
+  binary_ = "buffers_case";
+  for (const int ranks : {1, 2})
+    for (const char* name : {"replaced_and_refreshed", "refresh_fails_on_one_rank", "reaches_nothing"}) {
+      if (ranks == 1 && name == std::string("refresh_fails_on_one_rank")) continue;
+      const Result result = run(ranks, name, "strategy=zero1");
+      EXPECT_EQ(result.code, 0) << name << " on " << ranks << "\n" << result.output;
+    }
+}
+
 }  // namespace
 }  // namespace engine_tests

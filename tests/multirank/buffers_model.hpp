@@ -17,6 +17,12 @@ struct Running : torch::nn::Module {
     level = register_buffer("level", torch::zeros({kHidden}));
     table = register_buffer("table", torch::arange(kHidden).to(torch::kFloat) / 7);  // never changes
   }
+  // A module, instead of the one before, of one buffer "part.level".
+  void replace_part(const torch::Tensor& values) {
+    if (part) unregister_module("part");
+    part = register_module("part", std::make_shared<torch::nn::Module>());
+    part_level = part->register_buffer("level", values);
+  }
   torch::Tensor loss(int64_t step, int64_t m) {
     auto x = norm(in(parity::draw(step, m, 9, {5, kIn}).to(torch::kFloat) / 4) + table);
     if (is_training()) {
@@ -27,7 +33,8 @@ struct Running : torch::nn::Module {
   }
   torch::nn::Linear in{nullptr}, out{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
-  torch::Tensor level, table;
+  std::shared_ptr<torch::nn::Module> part;
+  torch::Tensor level, table, part_level;
 };
 
 }  // namespace buffers_tests

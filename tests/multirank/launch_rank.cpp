@@ -132,9 +132,9 @@ int run(int argc, char** argv) {
   const auto begin = steady_clock::now();
   const auto control = Control::join(milliseconds(plan["join_timeout_ms"]));
   mine.join_us = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - begin).count();
-  control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000 + 1, 'x'));
+  control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000, 'x'));
   for (int rank = 0; rank < control->world(); ++rank)
-    if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000 + 1)
+    if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
       fail_bug("not what was put");
   if (plan.is("get", control->rank())) control->get("what nobody puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {

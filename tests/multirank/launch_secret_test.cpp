@@ -120,7 +120,7 @@ TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
   ASSERT_EQ(stat((runtime_ / "zeroth").c_str(), &folder), 0);
   EXPECT_EQ(file.st_mode & 07777, 0600u);
   EXPECT_EQ(folder.st_mode & 07777, 0700u);
-  EXPECT_EQ(file.st_size, 32);
+  EXPECT_EQ(file.st_size, 37);
   Job other(scene_, program(), torchrun(1, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
   EXPECT_EQ(keeper.wait(), 0) << keeper.err();
@@ -129,22 +129,39 @@ TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
 
 TEST_F(SecretOfAJob, ReplacesThatOfAnEarlierJobOfTheSameName) {
   zr::host::JobSecret earlier(job_name());
-  earlier.create();
+  earlier.create({zr::host::new_secret(), uint16_t(port_ + 1)});
   Job other(scene_, program(), torchrun(1, 2, 2));
   Job keeper(scene_, program(), torchrun(0, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
   EXPECT_EQ(keeper.wait(), 0) << keeper.err();
 }
 
+TEST_F(SecretOfAJob, IsToldToNobodyWhoListensOnAPortBeforeThatOfTheStore) {
+  const int squatter = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(uint16_t(port_ + 1));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(squatter, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(squatter, 8), 0);
+  Job other(scene_, program(), torchrun(1, 2, 2));
+  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(accept(squatter, nullptr, nullptr), -1) << "a rank has dialled it";
+  close(squatter);
+}
+
 TEST_F(SecretOfAJob, IsReadFromNoLink) {
   zr::host::JobSecret mine(job_name());
   const std::string target = (scene_.folder() / "planted").string();
-  std::ofstream(target) << std::string(32, 'a');
+  std::ofstream(target) << std::string(32, 'a') + "29600";
   ASSERT_EQ(symlink(target.c_str(), mine.path().c_str()), 0);
   EXPECT_EQ(mine.read(), std::nullopt);
-  const std::string secret = mine.create();
-  EXPECT_EQ(mine.read(), secret);
-  EXPECT_EQ(fs::file_size(target), 32u);
+  const zr::host::JobSecret::Shared shared{zr::host::new_secret(), 29601};
+  mine.create(shared);
+  EXPECT_EQ(mine.read(), shared);
+  EXPECT_EQ(fs::file_size(target), 37u);
   EXPECT_FALSE(fs::is_symlink(mine.path()));
 }
 

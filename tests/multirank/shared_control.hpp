@@ -84,6 +84,7 @@ class SharedControl : public host::Control {
     }
     throw host::Failure(host::Exit::peer_lost, broken() ? job_.page().headline : "no rank has put '" + key + "'");
   }
+  void drop(const std::string&) override {}
   void set_activity(const host::Activity& activity) override {
     std::snprintf(job_.page().doing[rank_], sizeof job_.page().doing[rank_], "%llu %s%s",
                   static_cast<unsigned long long>(activity.sequence), activity.waiting ? "waiting in " : "",

@@ -1,0 +1,68 @@
+#include "cli/bounded_run.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+constexpr std::size_t kMostErrorText = 64u << 10;
+}  // namespace
+
+BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t most_answer)
+    : most_answer_(most_answer), process_(start_process(options)), pipes_{process_.out, process_.err} {
+  for (const int pipe : pipes_)
+    if (pipe >= 0) ::fcntl(pipe, F_SETFL, O_NONBLOCK);
+}
+
+BoundedRun::~BoundedRun() {
+  for (const int pipe : pipes_)
+    if (pipe >= 0) ::close(pipe);
+  if (fate_) return;  // reap() killed its group
+  ::kill(-process_.pid, SIGKILL);
+  while (!reap(process_.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+BoundedRun::End BoundedRun::wait(double seconds) {
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  while (!(fate_ = reap(process_.pid))) {
+    if (Clock::now() >= until) return End::late;
+    read_some(20);
+    if (text_[0].size() > most_answer_) return End::too_long;
+  }
+  while (read_some(0) && text_[0].size() <= most_answer_) {
+  }
+  return text_[0].size() > most_answer_ ? End::too_long : End::in_order;
+}
+
+// True if there was something.
+bool BoundedRun::read_some(int milliseconds) {
+  std::array<pollfd, 2> waits{pollfd{pipes_[0], POLLIN, 0}, pollfd{pipes_[1], POLLIN, 0}};
+  if (pipes_[0] < 0 && pipes_[1] < 0) milliseconds = std::min(milliseconds, 1);
+  ::poll(waits.data(), waits.size(), milliseconds);
+  bool any = false;
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    if (pipes_[i] < 0 || !waits[i].revents) continue;
+    std::array<char, 65536> buffer;
+    const ssize_t got = ::read(pipes_[i], buffer.data(), buffer.size());
+    if (got > 0) {
+      any = true;
+      text_[i].append(buffer.data(), static_cast<std::size_t>(got));
+      if (i == 1 && text_[1].size() > 2 * kMostErrorText) text_[1].erase(0, text_[1].size() - kMostErrorText);
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      ::close(std::exchange(pipes_[i], -1));
+    }
+  }
+  return any;
+}
+
+}  // namespace zr::host
