@@ -152,8 +152,9 @@ struct Engine::State {
   std::optional<host::TorchModel> torch_model;  // nothing after release()
   std::optional<host::Session> session;
   const std::thread::id thread = std::this_thread::get_id();
-  std::string call;     // under way
-  int evaluations = 0;  // scopes that live
+  std::string call;      // under way
+  int evaluations = 0;   // scopes that live
+  torch::Tensor random;  // to be restored when they end, after a load() inside; else undefined
   const std::shared_ptr<const void> life = std::make_shared<char>();
 };
 
@@ -278,6 +279,7 @@ Loaded Engine::load(const std::string& dir, const Load& how) {
   return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> Loaded {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
     const host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
+    if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};
   });
 }
@@ -429,8 +431,11 @@ struct Engine::Evaluation::State {
     });
   }
   void end() {
-    if (life.expired()) return;  // as is the engine
-    --engine->evaluations;
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const bool alive = !life.expired();  // the engine
+    generator.set_state(alive && engine->random.defined() ? engine->random : random);
+    if (!alive) return;
+    if (--engine->evaluations == 0) engine->random = torch::Tensor();
     if (std::uncaught_exceptions() > exceptions) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
       return;
@@ -448,10 +453,6 @@ struct Engine::Evaluation::State {
 
 Engine::Evaluation::Evaluation(Engine& engine) : state_(std::make_unique<State>(*engine.state_)) {}
 
-Engine::Evaluation::~Evaluation() noexcept(false) {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_state(state_->random);
-  state_->end();
-}
+Engine::Evaluation::~Evaluation() noexcept(false) { state_->end(); }
 
 }  // namespace zr

@@ -136,6 +136,22 @@ void step_in_evaluation(Run& run) {
   run.engine->step();
 }
 
+// The random state after it is the one of the checkpoint, as without the evaluation.
+void load_in_evaluation(Run& run) {
+  run.step();
+  const std::string folder = run.engine->save(run.program.text("job.runs") + "/saved");
+  run.step();
+  {
+    const zr::Engine::Evaluation outer(*run.engine);
+    const zr::Engine::Evaluation inner(*run.engine);
+    run.engine->load(folder);
+    torch::rand({3});
+  }
+  const auto inside = torch::rand({5});
+  run.engine->load(folder);
+  require(torch::equal(torch::rand({5}), inside), "the random state is that of the checkpoint");
+}
+
 // Passes its input on; its backward throws, the first time.
 struct Throws : torch::autograd::Function<Throws> {
   static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) { return x * 1; }
@@ -472,6 +488,7 @@ const std::map<std::string, Case> kCases{
     {"weighs_infinite", weighs(std::numeric_limits<double>::infinity())},
     {"backward_in_evaluation", backward_in_evaluation},
     {"step_in_evaluation", step_in_evaluation},
+    {"load_in_evaluation", load_in_evaluation},
     {"goes_on_after_mistakes", goes_on_after_mistakes},
     {"throws_late", throws_late},
     {"empty_micro_batch", empty_micro_batch},

@@ -96,6 +96,10 @@ TEST_F(UserErrors, ReleaseReturnsFullWeights) {
     }
 }
 
+TEST_F(UserErrors, LoadWithinEvaluationRestoresTheRandomState) {
+  for (const int ranks : {1, 2}) passes(ranks, "load_in_evaluation", "strategy=zero1");
+}
+
 TEST_F(UserErrors, ScopesOutliveTheirEngine) {
   for (const auto& strategy : strategies()) passes(2, "outlives", strategy);
 }

@@ -141,7 +141,8 @@ class Engine {
 
   /// While it lives: gradients off, the training random state kept, the strategy told, and the model's buffers have the
   /// values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit. May be nested.
-  /// backward(), step(), refresh() and release() are rejected inside. It may outlive the engine.
+  /// backward(), step(), refresh() and release() are rejected inside; after a load() inside, its end leaves the random
+  /// state of the checkpoint. It may outlive the engine.
   class Evaluation {
    public:
     explicit Evaluation(Engine& engine);  // collective, as is its end
