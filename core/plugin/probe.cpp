@@ -149,7 +149,7 @@ std::string probe_problem(const std::function<void()>& load) {
   return (in_time ? "its code " + ending_text(*status) + " while it was being loaded"
                   : "it did not finish loading within " + shortest(seconds) + " seconds") +
          (line.empty() ? "" : " (it printed: " + line + ")") +
-         (in_time ? "; remove it, or build it anew for this machine"
+         (in_time ? "; remove it, or rebuild it for this machine"
                   : "; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
 }
 

@@ -67,7 +67,7 @@ class Engine {
 
   /// Ends this engine and leaves the model with full, ordinary parameters (gradients undefined) for evaluation, export
   /// or another engine: in `dtype`, which is engine.dtype() (the values that the last forward would use) or
-  /// torch::kFloat (the fp32 values, equal to get()); floating-point buffers likewise. Every other method then fails.
+  /// torch::kFloat (the fp32 values, equal to get()); floating-point buffers too. Every other method then fails.
   /// Without it, parameters that a strategy shards have no values once the engine is gone. Each rank needs memory for
   /// the full model beside the engine's own (counted for memory.device_budget): where that is lacking it fails on all
   /// ranks and the engine can go on. Between steps, outside Evaluation. Optimizer states are dropped: save() first.
@@ -139,8 +139,8 @@ class Engine {
   /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).
   void validation(double loss);
 
-  /// While it lives: gradients off, the training random state kept, the strategy told, and the model's buffers have the
-  /// values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit. May be nested.
+  /// While it lives: gradients off, the training random state kept, the strategy notified, and the model's buffers have
+  /// the values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit. May be nested.
   /// backward(), step(), refresh() and release() are rejected inside; after a load() inside, its end leaves the random
   /// state of the checkpoint. It may outlive the engine.
   class Evaluation {

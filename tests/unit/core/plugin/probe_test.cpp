@@ -27,7 +27,7 @@ TEST(ProbeProblem, NamesTheSignalAndTheLastLinePrinted) {
               ::raise(SIGSEGV);
             }),
             "its code crashed with signal 11 (SIGSEGV) while it was being loaded (it printed: two\\x1b); remove it, or "
-            "build it anew for this machine");
+            "rebuild it for this machine");
 }
 
 TEST(ProbeProblem, NamesTheExitCode) {
@@ -55,7 +55,7 @@ TEST(ProbeProblem, IsFoundWhereTheProcessIgnoresTheEndOfItsChildren) {
   EXPECT_EQ(probe_problem([] {}), "");
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(probe_problem([] { ::_exit(3); }),
-            "its code ended the process while it was being loaded; remove it, or build it anew for this machine");
+            "its code ended the process while it was being loaded; remove it, or rebuild it for this machine");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   ::signal(SIGCHLD, before);
 }
