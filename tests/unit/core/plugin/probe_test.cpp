@@ -31,10 +31,9 @@ TEST(ProbeProblem, NamesTheSignalAndTheLastLinePrinted) {
 }
 
 TEST(ProbeProblem, NamesTheExitCode) {
-  EXPECT_EQ(
-      probe_problem([] { ::_exit(0); }),
-      "its code ended the process with exit code 0 while it was being loaded; remove it, or build it anew for this "
-      "machine");
+  EXPECT_EQ(probe_problem([] { ::_exit(0); }),
+            "its code ended the process with exit code 0 while it was being loaded; remove it, or rebuild it for this "
+            "machine");
 }
 
 TEST(ProbeProblem, EndsCodeThatDoesNotReturn) {
