@@ -47,6 +47,10 @@ bool Directory::make(const std::string& name) const {
 
 Directory Directory::subdirectory(const std::string& name) const {
   make(name);
+  return existing(name);
+}
+
+Directory Directory::existing(const std::string& name) const {
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) {
     // For a link, O_DIRECTORY fails before O_NOFOLLOW does.
@@ -57,9 +61,22 @@ Directory Directory::subdirectory(const std::string& name) const {
 }
 
 File Directory::create(const std::string& name) const {
-  const int fd = ::openat(fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
-  if (fd < 0) fail_file(in(name), "cannot be created", errno);
+  const int error = injected("open");
+  const int fd =
+      error ? -1 : ::openat(fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
+  if (fd < 0) fail_file(in(name), "cannot be created", error ? error : errno);
   return File(in(name), fd);
+}
+
+File Directory::open_file(const std::string& name) const {
+  const int error = injected("open");
+  const int fd = error ? -1 : ::openat(fd_, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) fail_file(in(name), "cannot be opened", error ? error : errno);
+  File file(in(name), fd);
+  struct stat about {};
+  if (::fstat(fd, &about) != 0) fail_file(in(name), "cannot be examined", errno);
+  if (!S_ISREG(about.st_mode)) fail_file(in(name), "is not a regular file", EINVAL);
+  return file;
 }
 
 std::optional<std::string> Directory::read(const std::string& name) const {
@@ -83,7 +100,17 @@ void Directory::write(const std::string& name, const std::string& text) const {
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
-  if (::renameat(fd_, aside.c_str(), fd_, name.c_str()) != 0) fail_file(in(name), "cannot be written", errno);
+  rename(aside, name);
+}
+
+void Directory::rename(const std::string& from, const std::string& to) const {
+  const int error = injected("rename");
+  if (error || ::renameat(fd_, from.c_str(), fd_, to.c_str()) != 0)
+    fail_file(in(from), "cannot be renamed to " + in(to), error ? error : errno);
+}
+
+bool Directory::exchange(const std::string& a, const std::string& b) const {
+  return ::renameat2(fd_, a.c_str(), fd_, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
 void Directory::link(const std::string& target, const std::string& name) const {
@@ -109,6 +136,22 @@ void Directory::remove(const std::string& name) const {
   if (::unlinkat(fd_, name.c_str(), 0) != 0 && errno != ENOENT) fail_file(in(name), "cannot be removed", errno);
 }
 
+void Directory::remove_all(const std::string& name) const {
+  if (::unlinkat(fd_, name.c_str(), 0) == 0 || errno == ENOENT) return;
+  if (errno != EISDIR) fail_file(in(name), "cannot be removed", errno);
+  {
+    const Directory directory = existing(name);
+    for (const std::string& one : directory.list()) directory.remove_all(one);
+  }
+  if (::unlinkat(fd_, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
+    fail_file(in(name), "cannot be removed", errno);
+}
+
+bool Directory::has(const std::string& name) const {
+  struct stat about {};
+  return ::fstatat(fd_, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 bool Directory::has_file(const std::string& name) const {
   struct stat about {};
   return ::fstatat(fd_, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(about.st_mode);
@@ -131,7 +174,15 @@ std::vector<std::string> Directory::list() const {
 }
 
 void Directory::sync() const {
-  if (::fsync(fd_) != 0 && errno != EINVAL) fail_file(path_, "its entries may not be on the disk", errno);
+  int error = injected("sync");
+  if (error == 0 && ::fsync(fd_) != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+  if (error) fail_file(path_, "its entries may not be on the disk", error);
+}
+
+uint32_t Directory::owner() const {
+  struct stat about {};
+  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
+  return about.st_uid;
 }
 
 std::optional<FileLock> FileLock::try_take(const Directory& directory, const std::string& name, std::string& holder) {

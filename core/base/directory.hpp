@@ -26,10 +26,14 @@ class Directory {
   const std::string& path() const { return path_; }  // as it was opened, for messages
   /// The directory `name` in this one, created if it is missing.
   Directory subdirectory(const std::string& name) const;
+  /// The directory `name` in this one, which must exist.
+  Directory existing(const std::string& name) const;
   /// Creates the directory `name`; false: the name is taken.
   bool make(const std::string& name) const;
   /// Creates the file `name`, which must not exist, for writing.
   File create(const std::string& name) const;
+  /// Opens the regular file `name`, which must exist, for reading and writing.
+  File open_file(const std::string& name) const;
   /// The contents of the regular file `name`; nothing if there is no such entry.
   std::optional<std::string> read(const std::string& name) const;
   /// Replaces `name` in one step: writes a temporary file beside it, syncs and renames it.
@@ -40,13 +44,23 @@ class Directory {
   std::optional<std::string> link_target(const std::string& name) const;
   /// Moves `name` to `to`, which may be this directory, under the same name.
   void move(const std::string& name, const Directory& to) const;
+  /// Renames an entry of this directory in one step; a file of the new name is replaced.
+  void rename(const std::string& from, const std::string& to) const;
+  /// Two entries change names in one step. False, with errno set: the file system cannot do that.
+  bool exchange(const std::string& a, const std::string& b) const;
   /// Removes a file or a link, if it exists.
   void remove(const std::string& name) const;
+  /// Removes an entry and, if it is a directory, everything in it. Nothing happens if it does not exist.
+  void remove_all(const std::string& name) const;
+  /// True if there is an entry of any kind of that name.
+  bool has(const std::string& name) const;
   /// True if there is a regular file, not a link, of that name.
   bool has_file(const std::string& name) const;
   std::vector<std::string> list() const;  // names, sorted
   /// Returns when created and renamed entries survive a loss of power.
   void sync() const;
+  /// The user who owns this directory, as the file system reports it.
+  uint32_t owner() const;
 
  private:
   friend class FileLock;

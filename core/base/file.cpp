@@ -122,6 +122,12 @@ int64_t File::size() const {
   return about.st_size;
 }
 
+uint32_t File::owner() const {
+  struct stat about {};
+  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
+  return about.st_uid;
+}
+
 void File::begin_sync(int64_t at, int64_t bytes) {
   // Where there is no such call, sync() does all of it.
   static_cast<void>(::sync_file_range(fd_, at, bytes, SYNC_FILE_RANGE_WRITE));

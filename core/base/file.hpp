@@ -29,6 +29,7 @@ class File {
   void write(int64_t at, const void* data, int64_t bytes);
   void read(int64_t at, void* data, int64_t bytes) const;  // its end before them is a failure
   int64_t size() const;
+  uint32_t owner() const;  // the user, as the file system reports it
   /// The disk may take these bytes already; a hint.
   void begin_sync(int64_t at, int64_t bytes);
   /// Returns when what was written survives a loss of power.

@@ -1,8 +1,5 @@
 #include "checkpoint/folder.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -19,7 +16,7 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-const std::string kPrefix = "step-", kAside = ".partial", kRemoved = ".removed", kSuperseded = ".superseded";
+const std::string kPrefix = "step-", kPartial = ".partial", kRemoved = ".removed", kSuperseded = ".superseded";
 
 bool is_checkpoint_name(const std::string& name) {
   return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
@@ -29,11 +26,21 @@ bool is_checkpoint_name(const std::string& name) {
 std::string place(const std::string& root, const std::string& name) { return (fs::path(root) / name).string(); }
 
 // Out of sight at once, then bit by bit.
-void discard(const std::string& root, const std::string& name) {
-  const std::string removed = place(root, name + kRemoved);
-  rename_path(place(root, name), removed);
+void discard(const Directory& root, const std::string& name) {
+  const std::string removed = name + kRemoved;
+  root.rename(name, removed);
   failpoint("retain.renamed");
-  remove_path(removed);
+  root.remove_all(removed);
+}
+
+// Those of `names` that are checkpoints, by step.
+std::vector<std::string> by_step(const std::vector<std::string>& names) {
+  std::vector<std::string> checkpoints;
+  for (const std::string& name : names)
+    if (is_checkpoint_name(name)) checkpoints.push_back(name);
+  std::sort(checkpoints.begin(), checkpoints.end(),
+            [](const std::string& a, const std::string& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
+  return checkpoints;
 }
 }  // namespace
 
@@ -51,14 +58,7 @@ std::optional<int64_t> step_of_name(const std::string& name) {
   return step;
 }
 
-std::vector<std::string> checkpoints_in(const std::string& root) {
-  std::vector<std::string> names;
-  for (const std::string& name : list_folder(root))
-    if (is_checkpoint_name(name)) names.push_back(name);
-  std::sort(names.begin(), names.end(),
-            [](const std::string& a, const std::string& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
-  return names;
-}
+std::vector<std::string> checkpoints_in(const std::string& root) { return by_step(list_folder(root)); }
 
 std::string find_checkpoint(const std::string& path) {
   if (is_there(place(path, kManifest))) return path;
@@ -82,40 +82,39 @@ FileLock take_lock(const std::string& root) {
 
 FolderLock::FolderLock(const std::string& root) : lock_(take_lock(root)) {}
 
-std::string aside_of(const std::string& root, int64_t step) { return place(root, checkpoint_name(step) + kAside); }
+std::string partial_name(int64_t step) { return checkpoint_name(step) + kPartial; }
 
-void remove_debris(const std::string& root) {
-  for (const std::string& name : list_folder(root))
-    if (name.starts_with(kPrefix) && (name.ends_with(kAside) || name.ends_with(kRemoved)))
-      remove_path(place(root, name));
+void remove_debris(const Directory& root) {
+  for (const std::string& name : root.list())
+    if (name.starts_with(kPrefix) && (name.ends_with(kPartial) || name.ends_with(kRemoved))) root.remove_all(name);
 }
 
-void commit(const std::string& root, int64_t step) {
-  const std::string aside = aside_of(root, step), name = checkpoint_name(step), whole = place(root, name);
-  sync_folder(aside);
+void commit(const Directory& root, const Directory& partial, int64_t step) {
+  const std::string name = checkpoint_name(step);
+  partial.sync();
   failpoint("save.before_commit");
-  if (is_there(whole)) {  // the two change places at once: at no instant is there none of that step
-    if (::renameat2(AT_FDCWD, aside.c_str(), AT_FDCWD, whole.c_str(), RENAME_EXCHANGE) != 0)
-      fail_environment(whole + ": is there already and cannot be replaced in one step on this file system: " +
-                       std::strerror(errno) + "; remove it, or save in another folder");
-  } else {
-    rename_path(aside, whole);
+  if (!root.has(name)) {
+    root.rename(partial_name(step), name);
+  } else if (!root.exchange(partial_name(step), name)) {  // at no instant is there none of that step
+    fail_environment(place(root.path(), name) +
+                     ": is there already and cannot be replaced in one step on this file system: " +
+                     std::strerror(errno) + "; remove it, or save in another folder");
   }
   failpoint("save.committed");
 }
 
-std::vector<std::string> settle(const std::string& root, int64_t step) {
+std::vector<std::string> settle(const Directory& root, int64_t step) {
   std::vector<std::string> superseded;
-  for (const std::string& name : checkpoints_in(root)) {
+  for (const std::string& name : by_step(root.list())) {
     if (std::pair(name.size(), name) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
     std::string as = name + kSuperseded;
-    for (int n = 2; is_there(place(root, as)); ++n) as = name + kSuperseded + "-" + std::to_string(n);
-    rename_path(place(root, name), place(root, as));
+    for (int n = 2; root.has(as); ++n) as = name + kSuperseded + "-" + std::to_string(n);
+    root.rename(name, as);
     superseded.push_back(as);
   }
-  sync_folder(root);
+  root.sync();
   failpoint("save.root_synced");
-  remove_path(aside_of(root, step));
+  root.remove_all(partial_name(step));
   return superseded;
 }
 
@@ -126,14 +125,14 @@ bool last_step_applied(const std::string& folder) try {
   return false;
 }
 
-void retain(const std::string& root, int64_t keep, bool newest_applied) {
-  const std::vector<std::string> names = checkpoints_in(root);
+void retain(const Directory& root, int64_t keep, bool newest_applied) {
+  const std::vector<std::string> names = by_step(root.list());
   if (keep <= 0 || std::ssize(names) <= keep) return;
   std::size_t applied = names.size();
   if (newest_applied) {
     --applied;
   } else {
-    while (applied > 0 && !last_step_applied(place(root, names[applied - 1]))) --applied;
+    while (applied > 0 && !last_step_applied(place(root.path(), names[applied - 1]))) --applied;
     applied = applied > 0 ? applied - 1 : names.size();
   }
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < names.size(); ++i)

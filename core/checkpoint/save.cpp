@@ -1,12 +1,15 @@
 #include "checkpoint/save.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
+#include "base/directory.hpp"
 #include "base/failure.hpp"
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
@@ -100,27 +103,42 @@ std::string index_of(const Manifest& manifest) {
   return write_index(bytes, files);
 }
 
-std::string in(const std::string& folder, const std::string& name) {
-  return (std::filesystem::path(folder) / name).string();
+[[noreturn]] void fail_replaced(const std::string& path) {
+  fail_environment(path + ": was replaced by another user or process while the checkpoint was written; see that only " +
+                   "this job writes to the folder");
 }
 
-void begin(const std::string& root, const std::string& folder, const Layout& layout) {
-  make_folder(root);
+// Makes the folder and its files, which have their headers then.
+Directory begin(const Directory& root, const Layout& layout) {
+  const std::string name = partial_name(layout.manifest.step);
   remove_debris(root);
-  make_folder(folder);
+  if (!root.make(name)) fail_file(root.path() + "/" + name, "cannot be created", EEXIST);
+  Directory folder = root.existing(name);
   failpoint("save.folder_made");
   for (std::size_t i = 0; i < layout.headers.size(); ++i) {
     const SavedFile& about = layout.manifest.files[i];
-    File file(in(folder, about.name), File::Use::create);
+    File file = folder.create(about.name);
+    if (file.owner() != folder.owner()) fail_replaced(folder.path());  // in the moment between make() and existing()
     file.resize(about.bytes);
     file.write(0, layout.headers[i].data(), static_cast<int64_t>(layout.headers[i].size()));
     if (about.bytes == about.data) file.sync();  // no rank has a part of it
   }
   failpoint("save.files_made");
+  return folder;
 }
 
-std::vector<Written> write_slabs(const std::string& folder, const Layout& layout, const Image& image,
-                                 const Peers& peers, int64_t chunk_bytes) {
+// A file that rank 0 made, which is not another that took its name: its header is of this job and step.
+File open_made(const Directory& folder, const Layout& layout, uint32_t index) {
+  const SavedFile& about = layout.manifest.files[index];
+  File file = folder.open_file(about.name);
+  std::string header(static_cast<std::size_t>(about.data), '\0');
+  if (file.size() == about.bytes) file.read(0, header.data(), about.data);
+  if (header != layout.headers[index]) fail_replaced(file.path());
+  return file;
+}
+
+std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, const Image& image, const Peers& peers,
+                                 int64_t chunk_bytes) {
   std::vector<const Slab*> slabs;
   for (const Slab& slab : image.slabs) slabs.push_back(&slab);
   // Writers of one file wait for one another: each rank begins with another.
@@ -138,7 +156,7 @@ std::vector<Written> write_slabs(const std::string& folder, const Layout& layout
   for (const Slab* slab : slabs) {  // a full disk says so before the first byte
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     std::unique_ptr<File>& file = open[tensor.file];
-    if (!file) file = std::make_unique<File>(in(folder, layout.manifest.files[tensor.file].name), File::Use::write);
+    if (!file) file = std::make_unique<File>(open_made(folder, layout, tensor.file));
     if (slab->bytes > 0) file->reserve(tensor.at + slab->first, slab->bytes);
   }
   for (const Slab* slab : slabs) {
@@ -216,54 +234,63 @@ void agree(const Peers& peers, const std::function<void()>& work) {
   if (!first.empty()) throw Failure(static_cast<Exit>(std::stoi(first)), first.substr(first.find(' ') + 1));
 }
 
-Saved save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options) {
+Saved save(const std::string& path, const Image& image, const Peers& peers, const SaveOptions& options) {
   Layout layout = lay_out(image, options.file_bytes);
-  const std::string folder = aside_of(root, image.step), step = "step " + std::to_string(image.step);
+  const std::string step = "step " + std::to_string(image.step);
   const auto first = [&](const std::function<void()>& work) {
     agree(peers, [&] {
       if (peers.rank == 0) work();
     });
   };
+  std::optional<Directory> root, folder;
   try {
-    first([&] { begin(root, folder, layout); });
+    std::string owner;
+    first([&] {
+      root.emplace(Directory::open(path, true));
+      folder.emplace(begin(*root, layout));
+      owner = std::to_string(folder->owner());
+    });
+    owner = peers.tell(owner);
     std::string chunks;
     agree(peers, [&] {
-      const std::vector<Written> written = write_slabs(folder, layout, image, peers, options.chunk_bytes);
+      if (!folder) folder.emplace(Directory::open(path, false).existing(partial_name(image.step)));
+      if (std::to_string(folder->owner()) != owner) fail_replaced(folder->path());
+      const std::vector<Written> written = write_slabs(*folder, layout, image, peers, options.chunk_bytes);
       chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
     });
     const std::vector<std::string> words = peers.gather(chunks);
     first([&] {
       take_chunks(layout.manifest, words);
       const std::string index = index_of(layout.manifest);
-      write_file(in(folder, kIndex), index);
+      folder->write(kIndex, index);
       layout.manifest.index_bytes = static_cast<int64_t>(index.size());
       layout.manifest.index_hash = hash_of(index.data(), layout.manifest.index_bytes);
       failpoint("save.index_written");
-      write_file(in(folder, kManifest), to_text(layout.manifest));
+      folder->write(kManifest, to_text(layout.manifest));
       failpoint("save.manifest_written");
-      commit(root, image.step);
+      commit(*root, *folder, image.step);
     });
   } catch (const Failure& failure) {
     // All ranks are here, or gone: nobody writes any more.
-    if (peers.rank == 0) try {
-        remove_debris(root);
+    if (root) try {
+        remove_debris(*root);
       } catch (const Failure&) {  // the next save removes it
       }
     throw Failure(failure.exit(),
                   step + " was not saved: " + failure.what() + " (earlier checkpoints are as they were)");
   }
-  Saved saved{in(root, checkpoint_name(image.step)), {}};
+  Saved saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
   try {
     first([&] {
-      for (const std::string& name : settle(root, image.step))
-        saved.warnings.push_back(root + ": a checkpoint of a later step, which this run did not come from, is " + name +
+      for (const std::string& name : settle(*root, image.step))
+        saved.warnings.push_back(path + ": a checkpoint of a later step, which this run did not come from, is " + name +
                                  " now; remove it if nobody needs it");
     });
   } catch (const Failure& failure) {
     throw Failure(failure.exit(), step + " was saved, but may not survive a loss of power: " + failure.what());
   }
   try {
-    first([&] { retain(root, options.keep, image.last_step_applied); });
+    first([&] { retain(*root, options.keep, image.last_step_applied); });
   } catch (const Failure& failure) {
     if (failure.exit() == Exit::peer_lost) throw;
     saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());

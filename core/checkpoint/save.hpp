@@ -56,8 +56,8 @@ struct Saved {
   std::vector<std::string> warnings;  // rank 0's: what else did not go as it should
 };
 
-/// Writes the checkpoint. Collective. Rank 0's process holds the FolderLock of root. A failure on any rank is thrown on
-/// all, says whether it was committed, and leaves the checkpoints that were there as they were.
-Saved save(const std::string& root, const Image& image, const Peers& peers, const SaveOptions& options);
+/// Writes the checkpoint into the folder `path`. Collective. Rank 0's process holds the FolderLock of it. A failure on
+/// any rank is thrown on all, says whether it was committed, and leaves the checkpoints that were there as they were.
+Saved save(const std::string& path, const Image& image, const Peers& peers, const SaveOptions& options);
 
 }  // namespace zr::host

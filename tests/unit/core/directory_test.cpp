@@ -108,6 +108,38 @@ TEST_F(DirectoryTest, MovesAndRemovesEntries) {
   EXPECT_THAT(failure([&] { directory_.move("a", other); }), HasSubstr("here/a: cannot be renamed to "));
 }
 
+TEST_F(DirectoryTest, RemovesATreeButNotWhatItsLinksPointTo) {
+  scratch_.write("victim/kept", "precious\n");
+  const Directory tree = directory_.subdirectory("tree");
+  tree.subdirectory("below").write("a", "1");
+  fs::create_directory_symlink(scratch_.path("victim"), scratch_.path("here/tree/link"));
+  fs::create_symlink(scratch_.path("victim/kept"), scratch_.path("here/tree/below/link"));
+  directory_.remove_all("tree");
+  directory_.remove_all("tree");
+  EXPECT_FALSE(directory_.has("tree"));
+  EXPECT_EQ(text("victim/kept"), "precious\n");
+}
+
+TEST_F(DirectoryTest, ExchangesTwoEntriesInOneStep) {
+  directory_.subdirectory("a").write("x", "1");
+  directory_.subdirectory("b").write("x", "2");
+  EXPECT_TRUE(directory_.exchange("a", "b"));
+  EXPECT_EQ(text("here/a/x"), "2");
+  EXPECT_EQ(text("here/b/x"), "1");
+  EXPECT_FALSE(directory_.exchange("a", "missing"));
+}
+
+TEST_F(DirectoryTest, OpensRegularFilesForWriting) {
+  directory_.write("a", "one");
+  directory_.open_file("a").write(0, "two", 3);
+  EXPECT_EQ(text("here/a"), "two");
+  fs::create_symlink(scratch_.path("here/a"), scratch_.path("here/link"));
+  ASSERT_EQ(::mkfifo(scratch_.path("here/fifo").c_str(), 0600), 0);
+  EXPECT_THAT(failure([&] { directory_.open_file("link"); }), HasSubstr("here/link: cannot be opened: it is a symb"));
+  EXPECT_THAT(failure([&] { directory_.open_file("fifo"); }), HasSubstr("here/fifo: is not a regular file"));
+  EXPECT_THAT(failure([&] { directory_.open_file("missing"); }), HasSubstr("here/missing: cannot be opened"));
+}
+
 TEST_F(DirectoryTest, LockNamesItsHolderAndEndsWithIt) {
   std::string holder;
   {

@@ -133,7 +133,7 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
         if (WEXITSTATUS(ends[0]) == 3) {
           ++failed;
           EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(1)});
-          EXPECT_FALSE(std::filesystem::exists(aside_of(root, 2)));
+          EXPECT_FALSE(std::filesystem::exists(root + "/" + partial_name(2)));
         } else {
           std::filesystem::remove_all(std::filesystem::path(root) / checkpoint_name(2));
         }
@@ -141,6 +141,63 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
       }
       EXPECT_GE(failed, 1) << call << " " << error << ": what never fails tests nothing";
     }
+}
+
+// Somebody who may write to the folder puts something else in the place of the one that is being written.
+TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
+  namespace fs = std::filesystem;
+  const Scratch scratch;
+  const std::string root = scratch.path("c"), victim = scratch.path("victim"), partial = root + "/" + partial_name(2);
+  ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, Model(1), 1, peers); })));
+  fs::copy(root + "/" + checkpoint_name(1), victim, fs::copy_options::recursive);
+  struct Swap {
+    std::string what, message;
+    std::function<void()> put;
+  };
+  const std::vector<Swap> swaps{
+      {"a link", partial + ": cannot be opened: it is a symbolic link", [&] { fs::create_symlink(victim, partial); }},
+      {"another checkpoint", ": was replaced by another user or process while the checkpoint was written",
+       [&] { fs::copy(victim, partial, fs::copy_options::recursive); }},
+      {"links to another's files", "cannot be opened: it is a symbolic link",
+       [&] {
+         fs::create_directory(partial);
+         for (const auto& entry : fs::directory_iterator(victim))
+           fs::create_symlink(entry.path(), fs::path(partial) / entry.path().filename());
+       }},
+      {"another user's folder", partial + ": was replaced by another user or process",
+       [&] {
+         fs::copy(partial + ".held", partial, fs::copy_options::recursive);
+         ASSERT_EQ(::chown(partial.c_str(), 65534, 65534), 0);
+       }},
+  };
+  for (const Swap& swap : swaps) {
+    if (swap.what == "another user's folder" && ::geteuid() != 0) continue;
+    const auto ends = on_ranks(2, [&](const Peers& given) {
+      Peers peers = given;
+      int told = 0;
+      if (peers.rank == 1)
+        peers.tell = [&](const std::string& word) {
+          std::string answer = given.tell(word);
+          if (++told == 2) {  // rank 0 made the folder, this rank opens it next
+            fs::rename(partial, partial + ".held");
+            swap.put();
+          }
+          return answer;
+        };
+      try {
+        saves(root, Model(2), 2, peers);
+      } catch (const Failure& failure) {
+        const std::string text = failure.what();
+        if (text.find(swap.message) == text.npos) std::fprintf(stderr, "%s: %s\n", swap.what.c_str(), text.c_str());
+        ::_exit(text.find(swap.message) == text.npos ? 1 : 3);
+      }
+    });
+    for (const int end : ends) EXPECT_EQ(WEXITSTATUS(end), 3) << swap.what;
+    expect_holds(victim, Model(1));
+    expect_holds(root + "/" + checkpoint_name(1), Model(1));
+    fs::remove_all(partial);
+    fs::remove_all(partial + ".held");
+  }
 }
 
 TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
