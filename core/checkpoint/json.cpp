@@ -36,7 +36,84 @@ class RepeatedKeys final : public nlohmann::json_sax<nlohmann::json> {
  private:
   std::vector<std::unordered_set<std::string>> open_;
 };
+
+// Builds one member of the outermost object at a time.
+class Members final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  using Fn = std::function<void(const std::string&, const nlohmann::json&)>;
+  explicit Members(const Fn& fn) : fn_(fn) {}
+  std::optional<std::string> twice;
+  bool is_object = false;
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(std::size_t) override {
+    if (is_object) return open(nlohmann::json::object());
+    return is_object = true;
+  }
+  bool start_array(std::size_t) override { return open(nlohmann::json::array()); }
+  bool key(string_t& name) override {
+    const bool first = open_.empty() ? names_.insert(name).second : !open_.back()->contains(name);
+    if (first)
+      key_ = std::move(name);
+    else
+      twice = std::move(name);
+    return first;
+  }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+ private:
+  nlohmann::json* place(nlohmann::json value) {
+    if (open_.empty()) {
+      name_ = key_;
+      value_ = std::move(value);
+      return &value_;
+    }
+    nlohmann::json& parent = *open_.back();
+    if (parent.is_object()) return &(parent[key_] = std::move(value));
+    parent.push_back(std::move(value));
+    return &parent.back();
+  }
+  bool add(nlohmann::json value) {
+    if (!is_object) return false;
+    place(std::move(value));
+    if (open_.empty()) fn_(name_, value_);
+    return true;
+  }
+  bool open(nlohmann::json value) {
+    if (!is_object) return false;
+    open_.push_back(place(std::move(value)));  // stays where it is: the parent grows only when this is complete
+    return true;
+  }
+  bool close() {
+    if (open_.empty()) return true;  // of the outermost object
+    open_.pop_back();
+    if (open_.empty()) fn_(name_, value_);
+    return true;
+  }
+
+  const Fn& fn_;
+  std::unordered_set<std::string> names_;
+  std::string key_, name_;
+  nlohmann::json value_;
+  std::vector<nlohmann::json*> open_;
+};
 }  // namespace
+
+bool each_member(const std::string& text, std::optional<std::string>& twice, const Members::Fn& fn) {
+  if (!is_shallow(text)) return false;
+  Members members(fn);
+  const bool whole = nlohmann::json::sax_parse(text, &members);
+  twice = std::move(members.twice);
+  return members.is_object && (whole || twice);
+}
 
 std::optional<std::string> repeated_key(const std::string& text) {
   RepeatedKeys keys;

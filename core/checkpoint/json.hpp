@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -36,6 +37,13 @@ inline bool is_shallow(const std::string& text) {
 /// The first key that an object of the text has twice, at any depth; nothing: none has. Of text that is not JSON only
 /// the part before the error counts. Linear, which nlohmann's parser with a callback is not.
 std::optional<std::string> repeated_key(const std::string& text);
+
+/// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the whole object in
+/// memory: headers have 100,000 members and more. False: the text is not a JSON object, or deeper than kDeepest; fn may
+/// have been called for members before the error. A key that an object has twice, at any depth, ends the reading and is
+/// written to `twice`.
+bool each_member(const std::string& text, std::optional<std::string>& twice,
+                 const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 
 /// A whole number of 64 bits from `least` on; nothing: it is none.
 inline std::optional<int64_t> whole(const nlohmann::json& value, int64_t least = 0) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string_view>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -44,7 +46,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
     }
   }
   for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
-    places_.emplace(std::pair(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+    places_.emplace(manifest_.tensors[i].role + '\0' + manifest_.tensors[i].name, i);
 }
 
 // A folder under another name than the one it was committed with says nothing of its step.
@@ -119,7 +121,7 @@ void Checkpoint::check_file(uint32_t index) {
               std::to_string(about.bytes) + kRemedy);
   std::string header(static_cast<std::size_t>(about.data), '\0');
   file.read(0, header.data(), about.data);
-  if (hash_of(header.data(), about.data) == about.header) return;
+  if (hash_of(header.data(), about.data) == about.header) return check_tensors(index, read_header(file));
   std::string whose;
   try {
     const TensorHeader other = read_header(file);
@@ -133,8 +135,29 @@ void Checkpoint::check_file(uint32_t index) {
   fail_user(path + ": " + (whose.empty() ? "its header was changed since it was written" : whose) + kRemedy);
 }
 
+// Other programs read the header, this one the manifest: both must describe the same tensors.
+void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const {
+  const SavedFile& about = manifest_.files[index];
+  std::unordered_map<std::string_view, const StoredTensor*> stored;
+  for (const StoredTensor& tensor : header.tensors) stored.emplace(tensor.name, &tensor);
+  for (const SavedTensor& tensor : manifest_.tensors) {
+    if (tensor.file != index) continue;
+    const auto found = stored.find(tensor.name);
+    if (found == stored.end() || found->second->dtype != tensor.dtype || found->second->shape != tensor.shape ||
+        header.data + found->second->begin != tensor.at)
+      fail_user(printable((fs::path(folder_) / about.name).string() + ": its header does not describe " + tensor.role +
+                          " '" + tensor.name + "' as the manifest does") +
+                kRemedy);
+    stored.erase(found);
+  }
+  if (!stored.empty())
+    fail_user(printable((fs::path(folder_) / about.name).string() + ": its header has '" +
+                        std::string(stored.begin()->first) + "', which the manifest does not list there") +
+              kRemedy);
+}
+
 const SavedTensor* Checkpoint::find(const std::string& role, const std::string& name) const {
-  const auto at = places_.find({role, name});
+  const auto at = places_.find(role + '\0' + name);
   return at == places_.end() ? nullptr : &manifest_.tensors[at->second];
 }
 

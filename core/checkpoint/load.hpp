@@ -3,13 +3,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 #include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
+#include "checkpoint/safetensors.hpp"
 
 namespace zr::host {
 
@@ -40,6 +40,7 @@ class Checkpoint {
 
  private:
   void check_file(uint32_t index);
+  void check_tensors(uint32_t index, const TensorHeader& header) const;
   void check_step() const;
   void check_index() const;
   void open_foreign();
@@ -47,7 +48,7 @@ class Checkpoint {
   std::string folder_;
   Manifest manifest_;
   bool foreign_ = false;
-  std::map<std::pair<std::string, std::string>, std::size_t> places_;  // role, name: of manifest_.tensors
+  std::unordered_map<std::string, std::size_t> places_;  // "role\0name" -> of manifest_.tensors
   std::vector<File> files_;
   mutable std::vector<char> room_;
 };

@@ -54,20 +54,20 @@ int64_t stored_size(const std::string& dtype) {
 }
 
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes) {
-  const Json json = is_shallow(text) ? Json::parse(text, nullptr, false) : Json();
-  if (!json.is_object()) refuse(file, "its header is no JSON object");
-  if (const auto twice = repeated_key(text)) refuse(file, "its header has '" + *twice + "' twice");
   TensorHeader header;
   header.data = data;
-  for (const auto& [name, said] : json.items()) {
+  std::optional<std::string> twice;
+  const bool object = each_member(text, twice, [&](const std::string& name, const Json& said) {
     if (name != "__metadata__") {
       header.tensors.push_back(tensor_of(file, name, said));
-      continue;
+      return;
     }
     if (!said.is_object()) refuse(file, "its __metadata__ is no JSON object");
     for (const auto& [key, value] : said.items())
       if (value.is_string()) header.metadata[key] = value.get<std::string>();
-  }
+  });
+  if (!object) refuse(file, "its header is no JSON object");
+  if (twice) refuse(file, "its header has '" + *twice + "' twice");
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });

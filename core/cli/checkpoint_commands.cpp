@@ -53,20 +53,25 @@ void verify_one(const std::string& folder, const std::function<void(const std::s
 
 int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins) {
   int code = 0;
-  const auto verify = [&](const std::string& one, bool may_vanish) {
+  // False: it was removed or replaced meanwhile, and nothing is known of it.
+  const auto verify = [&](const std::string& one) {
     const auto before = identity_of(one);
     try {
       verify_one(one, begins);
       return true;
     } catch (const Failure& failure) {
-      if (may_vanish && identity_of(one) != before) return false;
+      if (identity_of(one) != before) return false;
       std::cout << printable(failure.what()) << "\n";
       code = failure.code();
       return true;
     }
   };
   if (is_there((fs::path(folder) / kManifest).string())) {
-    verify(folder, false);
+    // It may be removed (checkpoint.keep) or replaced meanwhile: neither is a loss. What took its place is verified.
+    while (!verify(folder))
+      if (!is_there(folder))
+        fail_user(printable(folder) +
+                  ": was removed by another process while it was verified; its contents are not known to be damaged");
     return code;
   }
   std::set<std::string> done, removed;
@@ -78,7 +83,7 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
     if (names.empty() && done.empty() && removed.empty()) find_checkpoint(folder);  // throws
     for (const std::string& name : names) {
       if (done.count(name)) continue;
-      if (verify((fs::path(folder) / name).string(), true)) {
+      if (verify((fs::path(folder) / name).string())) {
         done.insert(name);
         removed.erase(name);
       } else {

@@ -133,6 +133,8 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
 }  // namespace
 
 void export_weights(const ExportOptions& options) {
+  if (options.to.empty())
+    fail_user("zeroth export: the name to export to is empty; name a folder, or a file that ends in .safetensors");
   const Checkpoint from = opened_newest(options.from);
   if (is_there((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
     fail_user("zeroth export: " + printable(options.to) +

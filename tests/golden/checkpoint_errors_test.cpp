@@ -13,6 +13,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/failure.hpp"
+#include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
 #include "cli/checkpoint_commands.hpp"
@@ -171,6 +173,35 @@ TEST(ZerothVerify, ReportsNoLossWhereAnotherProcessRemovesOrReplacesCheckpoints)
       << said;
   fs::remove(scratch.path("c/step-00000003/manifest.json"));  // a loss that nobody else caused
   EXPECT_EQ(host::verify_checkpoints(scratch.path("c")), 2);
+}
+
+TEST(ZerothVerify, TellsACheckpointThatIsRemovedMeanwhileFromADamagedOne) {
+  const Scratch scratch;
+  save_small(scratch.path("c"), 1);
+  const std::string folder = scratch.path("c/step-00000001");
+  int begun = 0;
+  ::testing::internal::CaptureStdout();
+  const int code = host::verify_checkpoints(folder, [&](const std::string&) {
+    if (++begun == 1) {  // replaced while it is opened
+      fs::rename(folder, folder + ".removed");
+      fs::create_directory(folder);
+    } else if (begun == 2) {
+      fs::remove(folder);
+      fs::rename(folder + ".removed", folder);
+    }
+  });
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(said, folder + ": whole, step 1, 4 tensors, 132 B\n");
+  try {
+    host::verify_checkpoints(folder, [&](const std::string&) { fs::remove_all(folder); });
+    ADD_FAILURE() << "a checkpoint that does not exist was not verified";
+  } catch (const host::Failure& failure) {
+    EXPECT_EQ(failure.exit(), host::Exit::user);
+    EXPECT_EQ(failure.what(), folder +
+                                  ": was removed by another process while it was verified; its contents are not "
+                                  "known to be damaged");
+  }
 }
 
 // Exit code of a command whose standard output is `fd`, started as a shell does.
