@@ -36,22 +36,23 @@ double scale_of(const JsonField& field) {
 std::string to_text(const Facts& facts) {
   Json globals = Json::object();
   for (const auto& [key, bytes] : facts.globals) globals[key] = hex_of(bytes);
-  return Json{{"world", facts.world},
-              {"strategy", facts.strategy},
-              {"optimizer", {{"id", facts.optimizer}, {"slots", facts.slots}, {"globals", globals}}},
-              {"updates", facts.updates},
-              {"last_step_applied", facts.last_step_applied},
-              {"parameter_steps", facts.parameter_steps},
-              {"loss_scale",
-               {{"value", facts.loss_scale.value},
-                {"good", facts.loss_scale.good},
-                {"hysteresis_left", facts.loss_scale.hysteresis_left},
-                {"skips", facts.loss_scale.skips},
-                {"dynamic", facts.loss_scale.dynamic}}},
-              {"seed", facts.seed},
-              {"samples", facts.samples},
-              {"config", facts.config}}
-      .dump();
+  Json all{{"world", facts.world},
+           {"strategy", facts.strategy},
+           {"optimizer", {{"id", facts.optimizer}, {"slots", facts.slots}, {"globals", globals}}},
+           {"updates", facts.updates},
+           {"last_step_applied", facts.last_step_applied},
+           {"parameter_steps", facts.parameter_steps},
+           {"loss_scale",
+            {{"value", facts.loss_scale.value},
+             {"good", facts.loss_scale.good},
+             {"hysteresis_left", facts.loss_scale.hysteresis_left},
+             {"skips", facts.loss_scale.skips},
+             {"dynamic", facts.loss_scale.dynamic}}},
+           {"seed", facts.seed},
+           {"samples", facts.samples},
+           {"config", facts.config}};
+  if (!facts.engines.empty()) all["engines"] = facts.engines;
+  return all.dump();
 }
 
 Facts parse_facts(const JsonField& all, int64_t step, int64_t version) {
@@ -73,6 +74,9 @@ Facts parse_facts(const JsonField& all, int64_t step, int64_t version) {
   facts.slots = optimizer.at("slots").texts();
   const JsonField globals = optimizer.at("globals");
   for (const std::string& key : globals.keys()) facts.globals[key] = globals.at(key).bytes_of_hex();
+  if (all.has("engines"))
+    for (const JsonField engines = all.at("engines"); const std::string& name : engines.keys())
+      facts.engines[name] = engines.at(name).integer(0, kMostSteps);
   facts.world = all.at("world").integer(1, kMostWorld);
   facts.strategy = all.at("strategy").text();
   facts.config = all.at("config").text();

@@ -29,6 +29,8 @@ struct Facts {
   std::string optimizer;
   std::vector<std::string> slots;              // the optimizer's states
   std::map<std::string, std::string> globals;  // of the optimizer, as bytes
+  /// Steps of the job's other engines when this one was saved, by name.
+  std::map<std::string, int64_t> engines;
   /// For people: ranks, strategy and configuration of the job that saved it.
   int64_t world = 1;
   std::string strategy, config;

@@ -44,7 +44,7 @@ std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buff
 
 Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     : setup_(std::move(setup)),
-      name_(setup_.engine, run_folder(config(), setup_.engine)),
+      name_(setup_.engine, run_folder(config(), setup_.engine), config().text("checkpoint.dir")),
       model_(model),
       control_(setup_.control),
       accumulation_(static_cast<int>(config().integer("train.accumulation"))),

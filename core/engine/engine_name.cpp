@@ -2,17 +2,44 @@
 
 #include <algorithm>
 #include <mutex>
-#include <set>
 
 #include "base/failure.hpp"
 
 namespace zr::host {
 
 namespace {
+struct Alive {
+  std::string name, checkpoints;
+  int64_t step = 0, begun = 0;            // made so far; of the checkpoint that it continues from
+  std::map<std::string, int64_t> others;  // of that checkpoint
+};
+
 std::mutex g_mutex;
-std::set<std::string>& alive() {
-  static std::set<std::string> folders;
-  return folders;
+std::map<std::string, Alive>& alive() {  // by run folder
+  static std::map<std::string, Alive> engines;
+  return engines;
+}
+
+bool are_together(const Alive& a, const Alive& b) {
+  return a.checkpoints == b.checkpoints && !a.checkpoints.empty() && a.name != b.name;
+}
+
+// The step of `other` when the checkpoint that `one` continues from was saved; -1: not known.
+int64_t step_then(const Alive& one, const Alive& other) {
+  const auto found = one.others.find(other.name);
+  return found == one.others.end() ? -1 : found->second;
+}
+
+std::string difference(const Alive& one, const Alive& other) {
+  const int64_t then = step_then(one, other);
+  const auto text = [](int64_t step) { return std::to_string(step); };
+  return "engine '" + one.name + "' resumes from step " + text(one.begun) + ", saved when engine '" + other.name +
+         "' was at step " + text(then) + ", but engine '" + other.name + "' starts from step " + text(other.begun) +
+         ": the job ended between their saves, or a checkpoint was removed; to continue both from one moment, " +
+         (other.begun > then
+              ? "remove the checkpoints of '" + other.name + "' after step " + text(then) + " in " + other.checkpoints +
+                    "/" + other.name + " and resume again"
+              : "restore the checkpoint of step " + text(then) + " in " + other.checkpoints + "/" + other.name);
 }
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -26,12 +53,13 @@ bool is_valid(const std::string& name) {
 }
 }  // namespace
 
-EngineName::EngineName(const std::string& name, const std::string& run_folder) : run_folder_(run_folder) {
+EngineName::EngineName(const std::string& name, const std::string& run_folder, const std::string& checkpoints)
+    : run_folder_(run_folder) {
   if (!name.empty() && !is_valid(name))
     fail_user("zr::Engine(program, model, \"" + name + "\"): an engine's name is 1 to 64 letters, digits, '-' and " +
               "'_', begins with a letter, and is not \"lock\", \"latest\" or \"step-...\"");
   const std::lock_guard lock(g_mutex);
-  if (alive().insert(run_folder).second) return;
+  if (alive().emplace(run_folder, Alive{name, checkpoints, 0, 0, {}}).second) return;
   fail_user((name.empty() ? "this process already has a zr::Engine without a name"
                           : "this process already has a zr::Engine named '" + name + "'") +
             " that writes to " + run_folder + "; give each engine its own name, as in zr::Engine(program, model, " +
@@ -41,6 +69,41 @@ EngineName::EngineName(const std::string& name, const std::string& run_folder) :
 EngineName::~EngineName() {
   const std::lock_guard lock(g_mutex);
   alive().erase(run_folder_);
+}
+
+void EngineName::at_step(int64_t step) {
+  const std::lock_guard lock(g_mutex);
+  alive().at(run_folder_).step = step;
+}
+
+void EngineName::loaded(int64_t step, const std::map<std::string, int64_t>& others) {
+  const std::lock_guard lock(g_mutex);
+  Alive& own = alive().at(run_folder_);
+  own.step = own.begun = step;
+  own.others = others;
+}
+
+std::map<std::string, int64_t> EngineName::others() const {
+  const std::lock_guard lock(g_mutex);
+  std::map<std::string, int64_t> steps;
+  for (const auto& [folder, one] : alive())
+    if (are_together(one, alive().at(run_folder_))) steps[one.name] = one.step;
+  return steps;
+}
+
+// Of two that were saved together, the one that was saved last knows the step of the other's save.
+std::vector<std::string> EngineName::different_moments() const {
+  const std::lock_guard lock(g_mutex);
+  std::vector<std::string> lines;
+  const Alive& own = alive().at(run_folder_);
+  for (const auto& [folder, one] : alive()) {
+    if (!are_together(one, own) || one.step != one.begun) continue;
+    const int64_t theirs = step_then(own, one), mine = step_then(one, own);
+    if (theirs == one.begun || mine == own.begun || (theirs < 0 && mine < 0)) continue;
+    const bool other_ahead = theirs >= 0 && (one.begun > theirs || mine < 0 || own.begun < mine);
+    lines.push_back(other_ahead ? difference(own, one) : difference(one, own));
+  }
+  return lines;
 }
 
 }  // namespace zr::host

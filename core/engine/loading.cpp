@@ -198,6 +198,7 @@ void Session::clear_states(uint32_t param) {
 // Step, schedule, scale and what the optimizer keeps besides its states.
 void Session::take_facts(const Checkpoint& from, const Match& found, const Facts& facts) {
   step_ = begun_ = from.manifest().step;
+  name_.loaded(step_, facts.engines);
   updates_ = facts.updates;
   samples_ = facts.samples;
   const bool same_optimizer = facts.optimizer == setup_.optimizer.table->id;
@@ -392,11 +393,14 @@ void Session::begin() {
                   "it");
       if (!checkpoints_in(dir).empty()) there = "yes";
     });
-    if (peers.tell(there) == "yes") {
+    const bool found = peers.tell(there) == "yes";
+    if (found)
       load(dir, how);
-      return;
-    }
-    if (rank() == 0) report_no_checkpoint(dir);
+    else if (rank() == 0)
+      report_no_checkpoint(dir);
+    if (rank() == 0)
+      for (const std::string& line : name_.different_moments()) log(ZR_LOG_WARN, line);
+    if (found) return;
   }
   if (const std::string& init = config().text("checkpoint.init"); !init.empty()) {
     how.weights_only = true;

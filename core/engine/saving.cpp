@@ -93,6 +93,7 @@ std::string Session::facts() {
   facts.optimizer = setup_.optimizer.table->id;
   facts.updates = updates_;
   facts.samples = samples_;
+  facts.engines = name_.others();
   facts.seed = config().integer("train.seed");
   facts.world = world();
   facts.strategy = setup_.strategy.table->id;

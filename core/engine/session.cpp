@@ -185,6 +185,7 @@ bool Session::step() {
 
   write_tiers();
   comm_->note_step(++step_);
+  name_.at_step(step_);
   micro_ = 0;
   gradients_summed_ = true;
   last_ = {agreed.loss, norm};

@@ -230,7 +230,22 @@ TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
       EXPECT_TRUE(fs::exists(folder_ / "ck" / engine / "step-00000006"));
     }
     EXPECT_NE(summary("run/generator")["weights_hash"], summary("run/discriminator")["weights_hash"]);
+    EXPECT_EQ(rest.output.find("saved when engine"), std::string::npos) << "saved together\n" << rest.output;
   }
+}
+
+// As after a crash between the saves of a step.
+TEST_F(EngineNameTest, EnginesThatResumeFromDifferentMomentsAreReported) {
+  const std::string ck = (folder_ / "ck").string(),
+                    words = "strategy=zero1 checkpoint.every=2 checkpoint.dir=" + ck + " train.steps=";
+  ASSERT_EQ(run(2, "gan", words + "4").code, 0);
+  fs::rename(ck + "/generator/step-00000004", ck + "/kept");
+  const Result behind = run(2, "gan", words + "4 checkpoint.resume=true job.name=behind");
+  EXPECT_THAT(behind.output, HasSubstr("engine 'generator' resumes from step 2, saved when engine 'discriminator' was "
+                                       "at step 2, but engine 'discriminator' starts from step 4: the job ended "
+                                       "between their saves, or a checkpoint was removed; to continue both from one "
+                                       "moment, remove the checkpoints of 'discriminator' after step 2 in " +
+                                       ck + "/discriminator and resume again"));
 }
 
 TEST_F(EngineNameTest, OneEngineAfterAnotherOfTheSameNameIsANewRun) {

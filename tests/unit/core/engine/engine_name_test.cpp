@@ -1,0 +1,63 @@
+#include "engine/engine_name.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using zr::host::EngineName;
+
+class EngineNameMoments : public testing::Test {
+ protected:
+  EngineName critic_{"critic", "runs/job/critic", "ck"}, actor_{"actor", "runs/job/actor", "ck"};
+};
+
+TEST_F(EngineNameMoments, KnowsTheStepsOfTheOtherEnginesOfItsCheckpointFolder) {
+  EngineName elsewhere("third", "runs/job/third", "other"), unsaved("fourth", "runs/job/fourth", "");
+  critic_.at_step(5);
+  elsewhere.at_step(7);
+  EXPECT_THAT(actor_.others(), ElementsAre(std::pair("critic", 5)));
+  EXPECT_THAT(critic_.others(), ElementsAre(std::pair("actor", 0)));
+  EXPECT_THAT(elsewhere.others(), IsEmpty());
+  EXPECT_THAT(unsaved.others(), IsEmpty());
+}
+
+TEST_F(EngineNameMoments, AcceptsEnginesThatWereSavedInTurn) {
+  critic_.loaded(50, {{"actor", 9}});  // five steps to each of the actor's, saved before it
+  actor_.loaded(10, {{"critic", 50}});
+  EXPECT_THAT(actor_.different_moments(), IsEmpty());
+  EXPECT_THAT(critic_.different_moments(), IsEmpty());
+}
+
+TEST_F(EngineNameMoments, NamesTheEngineWhoseCheckpointIsNewer) {
+  critic_.loaded(10, {{"actor", 9}});
+  actor_.loaded(8, {{"critic", 8}});
+  EXPECT_THAT(actor_.different_moments(),
+              ElementsAre("engine 'actor' resumes from step 8, saved when engine 'critic' was at step 8, but engine "
+                          "'critic' starts from step 10: the job ended between their saves, or a checkpoint was "
+                          "removed; to continue both from one moment, remove the checkpoints of 'critic' after step 8 "
+                          "in ck/critic and resume again"));
+  EXPECT_EQ(critic_.different_moments(), actor_.different_moments()) << "whichever engine is made last";
+}
+
+TEST_F(EngineNameMoments, NamesTheEngineThatHasNoCheckpoint) {
+  actor_.loaded(2, {{"critic", 2}});
+  EXPECT_THAT(critic_.different_moments(),
+              ElementsAre(HasSubstr("engine 'critic' starts from step 0: the job ended between their saves, or a "
+                                    "checkpoint was removed; to continue both from one moment, restore the checkpoint "
+                                    "of step 2 in ck/critic")));
+}
+
+TEST_F(EngineNameMoments, DoesNotCompareEnginesThatTrainedOrOfWhichNothingIsKnown) {
+  critic_.loaded(10, {});
+  actor_.loaded(8, {});
+  EXPECT_THAT(actor_.different_moments(), IsEmpty());
+  critic_.loaded(10, {{"actor", 10}});
+  critic_.at_step(11);
+  EXPECT_THAT(actor_.different_moments(), IsEmpty());
+}
+
+}  // namespace
