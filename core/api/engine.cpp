@@ -278,9 +278,11 @@ std::string Engine::save(const std::string& dir) {
 Loaded Engine::load(const std::string& dir, const Load& how) {
   return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> Loaded {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
-    const host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
+    host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
-    return {report.folder, report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped};
+    return {
+        report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),
+        std::move(report.fresh), std::move(report.dropped)};
   });
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/json.hpp"
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace zr::host {
@@ -58,16 +59,23 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool start_array(std::size_t) override { return open(nlohmann::json::array()); }
   bool key(string_t& name) override {
-    const bool first = open_.empty() ? names_.insert(name).second : !open_.back()->contains(name);
-    if (first)
-      key_ = std::move(name);
-    else
+    if (open_.empty()) {
+      names_.push_back(std::hash<std::string>()(name));
+    } else if (open_.back()->contains(name)) {
       twice = std::move(name);
-    return first;
+      return false;
+    }
+    key_ = std::move(name);
+    return true;
   }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+  /// Two members may have one name. To be called once, at the end.
+  bool may_repeat() {
+    std::sort(names_.begin(), names_.end());
+    return std::adjacent_find(names_.begin(), names_.end()) != names_.end();
+  }
 
  private:
   nlohmann::json* place(nlohmann::json value) {
@@ -100,7 +108,7 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const Fn& fn_;
-  std::unordered_set<std::string> names_;
+  std::vector<std::size_t> names_;  // hashes: strings in a set would cost more than the reading
   std::string key_, name_;
   nlohmann::json value_;
   std::vector<nlohmann::json*> open_;
@@ -112,6 +120,7 @@ bool each_member(const std::string& text, std::optional<std::string>& twice, con
   Members members(fn);
   const bool whole = nlohmann::json::sax_parse(text, &members);
   twice = std::move(members.twice);
+  if (!twice && members.may_repeat()) twice = repeated_key(text);
   return members.is_object && (whole || twice);
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -19,6 +20,11 @@ namespace fs = std::filesystem;
 namespace {
 const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
 const char* kWhole = "model.safetensors";
+
+uint64_t place_of(const std::string& role, const std::string& name) {
+  return hash_of(name.data(), static_cast<int64_t>(name.size())) +
+         hash_of(role.data(), static_cast<int64_t>(role.size()));
+}
 }  // namespace
 
 bool is_foreign(const std::string& path) {
@@ -45,8 +51,10 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
       if (told) told(i + 1, static_cast<int64_t>(manifest_.files.size()));
     }
   }
-  for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
-    places_.emplace(manifest_.tensors[i].role + '\0' + manifest_.tensors[i].name, i);
+  places_.reserve(manifest_.tensors.size());
+  for (uint32_t i = 0; i < manifest_.tensors.size(); ++i)
+    places_.emplace_back(place_of(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+  std::sort(places_.begin(), places_.end());
 }
 
 // A folder under another name than the one it was committed with says nothing of its step.
@@ -88,17 +96,19 @@ void Checkpoint::open_foreign() {
     const std::string path = name.empty() ? folder_ : (place / name).string();
     if (!is_there(path)) read_header(path);  // throws
     files_.emplace_back(path, File::Use::read_linked);
-    const TensorHeader header = read_header(files_.back());
+    TensorHeader header = read_header(files_.back());
     if (!name.empty() && header.metadata.count("zeroth_run"))
       fail_user(folder_ + ": has no " + kManifest +
                 ": no checkpoint was committed there, or it lost it; name another, or one of its .safetensors files "
                 "for weights that nobody checked");
     manifest_.files.push_back({name, files_.back().size(), 0, header.data});
-    for (const StoredTensor& stored : header.tensors) {
+    manifest_.tensors.reserve(manifest_.tensors.size() + header.tensors.size());
+    for (StoredTensor& stored : header.tensors) {
       if (several && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
       index.erase(stored.name);
       SavedTensor tensor;
-      static_cast<Tensor&>(tensor) = {"weight", stored.name, stored.dtype, stored.shape, {}};
+      static_cast<Tensor&>(tensor) = {
+          "weight", std::move(stored.name), std::move(stored.dtype), std::move(stored.shape), {}};
       tensor.file = static_cast<uint32_t>(files_.size() - 1);
       tensor.at = header.data + stored.begin;
       manifest_.tensors.push_back(std::move(tensor));
@@ -157,8 +167,12 @@ void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const
 }
 
 const SavedTensor* Checkpoint::find(const std::string& role, const std::string& name) const {
-  const auto at = places_.find(role + '\0' + name);
-  return at == places_.end() ? nullptr : &manifest_.tensors[at->second];
+  const uint64_t place = place_of(role, name);
+  for (auto at = std::lower_bound(places_.begin(), places_.end(), std::pair(place, 0u));
+       at != places_.end() && at->first == place; ++at)
+    if (const SavedTensor& tensor = manifest_.tensors[at->second]; tensor.role == role && tensor.name == name)
+      return &tensor;
+  return nullptr;
 }
 
 // A whole chunk to where there is room for it; hashed while it is in the cache.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/file.hpp"
@@ -48,7 +48,7 @@ class Checkpoint {
   std::string folder_;
   Manifest manifest_;
   bool foreign_ = false;
-  std::unordered_map<std::string, std::size_t> places_;  // "role\0name" -> of manifest_.tensors
+  std::vector<std::pair<uint64_t, uint32_t>> places_;  // hash of role and name, index of manifest_.tensors; sorted
   std::vector<File> files_;
   mutable std::vector<char> room_;
 };

@@ -68,9 +68,11 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   });
   if (!object) refuse(file, "its header is no JSON object");
   if (twice) refuse(file, "its header has '" + *twice + "' twice");
-  std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+  const auto before = [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  };
+  if (!std::is_sorted(header.tensors.begin(), header.tensors.end(), before))  // most files are
+    std::stable_sort(header.tensors.begin(), header.tensors.end(), before);
   int64_t at = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != at)

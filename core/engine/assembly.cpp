@@ -282,13 +282,16 @@ void Session::allocate() {
 // One for each piece of sums, or each part of it whose states stand on one place.
 void Session::make_units(const std::vector<zr_view>& views) {
   const RankPlan& mine = plan_.mine;
-  const std::size_t arrays = plan_.state_arrays().size();
+  const std::size_t arrays = plan_.state_arrays().size(), params = plan_.input.parameters.size();
+  weights_of_ = ByParam(mine.weights, params);
   for (std::size_t i = 0; i < mine.sums.size(); ++i) {
     const Piece& sum = mine.sums[i];
-    const auto weight = std::find_if(mine.weights.begin(), mine.weights.end(), [&](const Piece& w) {
-      return w.param == sum.param && w.first <= sum.first && sum.first + sum.count <= w.first + w.count;
-    });
-    if (weight == mine.weights.end())
+    const Piece* weight = nullptr;
+    for (const uint32_t w : weights_of_[sum.param]) {
+      const Piece& one = mine.weights[w];
+      if (!weight && one.first <= sum.first && sum.first + sum.count <= one.first + one.count) weight = &one;
+    }
+    if (!weight)
       fail_bug(strategy_->who("plan") + " updates '" + plan_.input.parameters[sum.param].name +
                "' where it has no weights");
     for (const StateRun& run : states_->runs(mine.state_offset[i], sum.count)) {
@@ -309,6 +312,7 @@ void Session::make_units(const std::vector<zr_view>& views) {
       units_.push_back(std::move(unit));
     }
   }
+  units_of_ = ByParam(units_, params);
 }
 
 void Session::take_rank_zero() {

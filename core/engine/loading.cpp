@@ -177,21 +177,20 @@ void Session::read_all(const Checkpoint& from, const Match& found, bool weights_
       own_weights(part.param,
                   [&](int64_t first, int64_t count, void* memory) { read_part(from, part, first, count, memory); });
     } else {
-      for (const Unit& unit : units_)
-        if (unit.param == part.param)
-          each_memory(part.param, part.tensor.role, unit.first, unit.count, States::Use::write,
-                      [&](void* memory, int64_t first, int64_t n) { read_part(from, part, first, n, memory); });
+      for (const uint32_t u : units_of_[part.param])
+        each_memory(part.param, part.tensor.role, units_[u].first, units_[u].count, States::Use::write,
+                    [&](void* memory, int64_t first, int64_t n) { read_part(from, part, first, n, memory); });
     }
   }
 }
 
 void Session::clear_states(uint32_t param) {
-  for (const Unit& unit : units_)
-    if (unit.param == param)
-      for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
-        visit(unit, slot_array(i), unit.first, unit.count, States::Use::write, [&](void* memory, int64_t, int64_t n) {
-          std::memset(memory, 0, static_cast<std::size_t>(n * size_of(plan_.input.slots[i].dtype)));
-        });
+  for (const uint32_t u : units_of_[param])
+    for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
+      visit(units_[u], slot_array(i), units_[u].first, units_[u].count, States::Use::write,
+            [&](void* memory, int64_t, int64_t n) {
+              std::memset(memory, 0, static_cast<std::size_t>(n * size_of(plan_.input.slots[i].dtype)));
+            });
   param_steps_[param] = 0;
 }
 
@@ -310,7 +309,7 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   how.weights_only |= from.foreign();
   const Facts facts = how.weights_only ? Facts{} : from.manifest().training;
   const std::string optimizer = setup_.optimizer.table->id;
-  const Match found = match(from, how, facts.optimizer == optimizer);
+  Match found = match(from, how, facts.optimizer == optimizer);
   check_match(from, found, how, facts.optimizer == optimizer);
   incomplete_ = true;
   gradients_summed_ = false;
@@ -333,10 +332,11 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   else
     take_facts(from, found, facts);
   incomplete_ = false;
-  LoadReport report{from.folder(), found.missing, found.unexpected, found.other_shape, {}, {}};
+  LoadReport report{
+      from.folder(), std::move(found.missing), std::move(found.unexpected), std::move(found.other_shape), {}, {}};
   if (!how.weights_only) {
-    report.fresh = found.fresh;
-    report.dropped = found.dropped;
+    report.fresh = std::move(found.fresh);
+    report.dropped = std::move(found.dropped);
   }
   tell(report, how.weights_only ? -1 : from.manifest().step, optimizer);
   lap(Phase::checkpoint);

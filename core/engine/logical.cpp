@@ -112,9 +112,15 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
   if (role == LogicalRole::gradient) check_gradients(parameter.name);
   if (parameter.frozen && role != LogicalRole::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  read_settled(param, role, slot, first, count, out);
+}
+
+void Session::read_settled(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
+                           float* out) {
+  const Parameter& parameter = plan_.input.parameters[param];
   const auto array = array_of(role, slot);
-  for (const Unit& unit : units_) {
-    if (unit.param != param) continue;
+  for (const uint32_t u : units_of_[param]) {
+    const Unit& unit = units_[u];
     const auto [from, n] = common(first, count, unit.first, unit.count);
     if (n == 0) continue;
     if (array) {
@@ -129,10 +135,11 @@ void Session::read(uint32_t param, LogicalRole role, const std::string& slot, in
     });
   }
   if (parameter.frozen)
-    for (const Piece& piece : plan_.mine.weights) {
+    for (const uint32_t w : weights_of_[param]) {
+      const Piece& piece = plan_.mine.weights[w];
       const auto [from, n] = common(first, count, piece.first, piece.count);
       const zr_dtype dtype = plan_.input.weight_dtype;
-      if (piece.param != param || n == 0) continue;
+      if (n == 0) continue;
       char* const memory =
           static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype);
       reach({memory, n, dtype, 0, {1, 0}}, States::Use::read, param, [&](const void* values, int64_t at, int64_t some) {
@@ -171,8 +178,8 @@ void Session::reach(const zr_view& view, States::Use use, uint32_t param,
 
 void Session::own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   const int64_t size = size_of(plan_.input.weight_dtype);
-  for (const Piece& piece : plan_.mine.weights) {
-    if (piece.param != param) continue;
+  for (const uint32_t w : weights_of_[param]) {
+    const Piece& piece = plan_.mine.weights[w];
     char* memory = static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size;
     if (!readers_[piece.buffer]) {
       reach({memory, piece.count, plan_.input.weight_dtype, 0, {1, 0}}, States::Use::write, param,
@@ -180,16 +187,16 @@ void Session::own_weights(uint32_t param, const std::function<void(int64_t first
     } else if (plan_.input.parameters[param].frozen) {
       if (rank() == 0) fn(piece.first, piece.count, memory);
     } else {
-      for (const Unit& unit : units_)
-        if (unit.param == param) fn(unit.first, unit.count, memory + (unit.first - piece.first) * size);
+      for (const uint32_t u : units_of_[param])
+        fn(units_[u].first, units_[u].count, memory + (units_[u].first - piece.first) * size);
     }
   }
 }
 
 void Session::store(uint32_t param, const float* values) {
-  for (const Unit& unit : units_)
-    if (unit.param == param && plan_.has_master)
-      visit(unit, master_array(), unit.first, unit.count, States::Use::write,
+  for (const uint32_t u : units_of_[param])
+    if (plan_.has_master)
+      visit(units_[u], master_array(), units_[u].first, units_[u].count, States::Use::write,
             [&](void* memory, int64_t first, int64_t count) {
               std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
             });
@@ -201,8 +208,7 @@ void Session::store(uint32_t param, const float* values) {
 void Session::store_whole(uint32_t param, const void* whole) {
   const zr_dtype dtype = plan_.input.weight_dtype;
   const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
-  for (const Unit& unit : units_)
-    if (unit.param == param) adopt_master(unit, at(unit.first));
+  for (const uint32_t u : units_of_[param]) adopt_master(units_[u], at(units_[u].first));
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
   });
@@ -211,8 +217,7 @@ void Session::store_whole(uint32_t param, const void* whole) {
 void Session::take_written() {
   for (const uint32_t param : model_.written()) {
     if (weight_digest_) weight_digest_->written(param);
-    for (const Unit& unit : units_)
-      if (unit.param == param) adopt_master(unit, unit.weight.data);
+    for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
   }
 }
 
@@ -253,16 +258,18 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     return;
   }
   const auto array = array_of(role, slot);
-  for (const Unit& unit : units_)
-    if (unit.param == param)
-      visit(unit, *array, unit.first, unit.count, States::Use::write, [&](void* memory, int64_t first, int64_t count) {
-        std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
-      });
+  for (const uint32_t u : units_of_[param])
+    visit(units_[u], *array, units_[u].first, units_[u].count, States::Use::write,
+          [&](void* memory, int64_t from, int64_t count) {
+            std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
+          });
 }
 
 std::string Session::weights_hash() {
   model_.check_scopes("engine.weights_hash()");
   compare_weights();
+  take_written();
+  check_complete();
   constexpr int64_t kPart = 64 * kLeaf;  // elements at a time, whatever the model
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -276,7 +283,7 @@ std::string Session::weights_hash() {
     XXH3_64bits_update(state.get(), parameter.name.c_str(), parameter.name.size() + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
-      read(param, LogicalRole::value, "", first, count, values.data());
+      read_settled(param, LogicalRole::value, "", first, count, values.data());
       XXH3_64bits_update(state.get(), values.data(), static_cast<std::size_t>(count) * 4);
     }
   }

@@ -16,8 +16,9 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
                           const std::function<void(void*, int64_t, int64_t)>& fn) {
   int64_t at = first;
   const int64_t end = first + count;
-  for (const Unit& unit : units_) {
-    if (unit.param != param || at >= end || at < unit.first || at >= unit.first + unit.count) continue;
+  for (const uint32_t u : units_of_[param]) {
+    const Unit& unit = units_[u];
+    if (at >= end || at < unit.first || at >= unit.first + unit.count) continue;
     const int64_t n = std::min(end, unit.first + unit.count) - at;
     if (role == "weight") {
       reach(part_of(unit.weight, at - unit.first, n), use, param,
@@ -30,8 +31,9 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
     }
     at += n;
   }
-  for (const Piece& piece : plan_.mine.weights) {
-    if (piece.param != param || at >= end || at < piece.first || at >= piece.first + piece.count) continue;
+  for (const uint32_t w : weights_of_[param]) {
+    const Piece& piece = plan_.mine.weights[w];
+    if (at >= end || at < piece.first || at >= piece.first + piece.count) continue;
     const int64_t n = std::min(end, piece.first + piece.count) - at;
     const zr_dtype dtype = plan_.input.weight_dtype;
     char* const memory =
@@ -49,9 +51,9 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
 const char* Session::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
   const char* all = nullptr;
   bool one = true;
-  for (const Unit& unit : units_) one &= unit.param != param || states_->in_memory(unit.place) || role == "weight";
+  for (const uint32_t u : units_of_[param]) one &= states_->in_memory(units_[u].place) || role == "weight";
   if (pages_ && role == "weight")
-    for (const Piece& piece : plan_.mine.weights) one &= piece.param != param || !pages_->holds(buffers_[piece.buffer]);
+    for (const uint32_t w : weights_of_[param]) one &= !pages_->holds(buffers_[plan_.mine.weights[w].buffer]);
   if (!one) return nullptr;
   each_memory(param, role, first, count, States::Use::read, [&](void* memory, int64_t, int64_t n) {
     one = n == count;

@@ -21,6 +21,7 @@
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
 #include "engine/budget.hpp"
+#include "engine/by_param.hpp"
 #include "engine/continued.hpp"
 #include "engine/engine_name.hpp"
 #include "engine/gradients.hpp"
@@ -230,6 +231,9 @@ class Session {
   void clear_states(uint32_t param);
   void tell(const LoadReport& report, int64_t step, const std::string& optimizer) const;
   const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  /// read() of a tensor whose memory holds everything that was written.
+  void read_settled(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
+                    float* out);
   /// Calls fn over what this rank has of a parameter's tensor of that role, elements [first, first + count).
   void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
                    const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
@@ -285,6 +289,7 @@ class Session {
   std::unique_ptr<States> states_;
   std::unique_ptr<Activations> activations_;  // null: on the device
   std::vector<Unit> units_;
+  ByParam units_of_, weights_of_;      // of units_; of the plan's weight pieces
   std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
   std::recursive_mutex use_;           // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;

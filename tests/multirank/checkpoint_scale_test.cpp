@@ -34,5 +34,11 @@ TEST_F(Checkpoints, LoadFilesOfManyTensorsInLinearTime) {
   std::printf("%s", done.output.c_str());
 }
 
+TEST_F(Checkpoints, OfManyParametersAreSavedLoadedAndHashedInLinearTime) {
+  const Outcome done = shell(launch(1, "buffers_case saves_large", ""));
+  EXPECT_EQ(done.code, 0) << done.output;
+  std::printf("%s", done.output.c_str());
+}
+
 }  // namespace
 }  // namespace zr::test

@@ -1,0 +1,30 @@
+// The elements of a list that belong to one parameter, found without going through the list.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace zr::host {
+
+/// Indices of a list's elements by their `param`, in the list's order. The list must not change afterwards.
+class ByParam {
+ public:
+  ByParam() = default;
+  /// `params`: every element's `param` is below it.
+  template <class T>
+  ByParam(const std::vector<T>& list, std::size_t params) : begin_(params + 1), index_(list.size()) {
+    for (const T& one : list) ++begin_[one.param + 1];
+    for (std::size_t i = 0; i < params; ++i) begin_[i + 1] += begin_[i];
+    std::vector<uint32_t> next(begin_.begin(), begin_.end() - 1);
+    for (uint32_t i = 0; i < list.size(); ++i) index_[next[list[i].param]++] = i;
+  }
+  std::span<const uint32_t> operator[](uint32_t param) const {
+    return std::span(index_).subspan(begin_[param], begin_[param + 1] - begin_[param]);
+  }
+
+ private:
+  std::vector<uint32_t> begin_, index_;
+};
+
+}  // namespace zr::host
