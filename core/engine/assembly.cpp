@@ -359,6 +359,14 @@ void Session::take_rank_zero() {
       model_.bind(piece.param, static_cast<char*>(buffers_[piece.buffer]) + offset, dtype);
   }
   weight_flow_->start();
+  if (!plan_.has_master) return;
+  std::vector<const Unit*> bound;  // of weights that the program can point to
+  for (const Unit& unit : units_)
+    for (const uint32_t w : weights_of_[unit.param])
+      if (const Piece& piece = mine.weights[w];
+          !piece.shard && piece.count == plan_.input.parameters[unit.param].count && !readers_[piece.buffer])
+        bound.push_back(&unit);
+  weight_samples_ = WeightSamples(std::move(bound));
 }
 
 }  // namespace zr::host

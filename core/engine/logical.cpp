@@ -219,6 +219,10 @@ void Session::take_written() {
     if (weight_digest_) weight_digest_->written(param);
     for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
   }
+  if (!plan_.has_master) return;
+  for (const uint32_t param : model_.exposed())
+    for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
+  for (const Unit* unit : weight_samples_.changed()) adopt_master(*unit, unit->weight.data);
 }
 
 void Session::adopt_master(const Unit& unit, const void* weights) {

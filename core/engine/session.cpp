@@ -335,6 +335,7 @@ void Session::give_up(const Agreed& agreed) const {
 void Session::notify_updated() {
   CallError error;
   call(strategy_->api<zr_strategy_api>()->updated(strategy_->self(), &error), error, strategy_->who("updated"));
+  weight_samples_.remember();
 }
 
 // Before weights leave the engine, for a file or a hash: what was written to them since the last step is compared.

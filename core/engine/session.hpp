@@ -32,6 +32,7 @@
 #include "engine/stop_signal.hpp"
 #include "engine/stored.hpp"
 #include "engine/weight_digest.hpp"
+#include "engine/weight_samples.hpp"
 #include "engine/weights.hpp"
 #include "model/model.hpp"
 #include "offload/activations.hpp"
@@ -295,6 +296,7 @@ class Session {
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<WeightDigest> weight_digest_;
+  WeightSamples weight_samples_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Record> record_;
   std::unique_ptr<StopSignal> stop_signal_;

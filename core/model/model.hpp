@@ -64,6 +64,8 @@ class Model {
   virtual void lend(uint32_t param, void* memory) = 0;
   /// Parameters bound by bind() that were written to in place since the last call.
   virtual std::vector<uint32_t> written() = 0;
+  /// Bound parameters that tensors from before bind() may write to, which written() does not see.
+  virtual std::vector<uint32_t> exposed() { return {}; }
   /// Throws Failure(user) naming a bound parameter whose data was exchanged behind the engine.
   virtual void verify() = 0;
   /// Throws Failure(user) naming `call` and a parameter that a scope of the program still holds; of `param` alone.

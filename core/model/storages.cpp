@@ -220,7 +220,7 @@ void Storages::leave(const std::string& what, const torch::Tensor& tensor, const
 
 at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &in_use, at::Device(at::kCPU)}; }
 
-bool Storages::has_engine_memory(const torch::Tensor& tensor) {
+bool Storages::has_engine_memory(const at::TensorBase& tensor) {
   return tensor.has_storage() &&
          tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &in_use;
 }

@@ -32,7 +32,7 @@ class Storages {
 
   /// Memory of an engine; any storage with it belongs to a parameter in training.
   static at::DataPtr engine_memory(void* memory);
-  static bool has_engine_memory(const torch::Tensor& tensor);
+  static bool has_engine_memory(const at::TensorBase& tensor);
 
  private:
   struct Users {

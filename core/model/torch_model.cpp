@@ -137,7 +137,9 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   const c10::Storage storage = slot.tensor.storage();
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
   storage.unsafeGetStorageImpl()->set_resizable(false);
-  slot.binding = {storage, memory, type, version_of(slot.tensor)};
+  constexpr std::size_t kOwn = 2;  // the parameter and `storage`
+  slot.binding = {
+      storage, memory, type, version_of(slot.tensor), storage.use_count() > kOwn, std::make_unique<DataViews>(storage)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -207,8 +209,19 @@ std::vector<uint32_t> TorchModel::written() {
     auto& slot = state_->slots[i];
     if (!slot.binding.storage) continue;
     const int64_t version = version_of(slot.tensor);
-    if (version != slot.binding.version) params.push_back(i);
+    if (slot.binding.views->written() || version != slot.binding.version) params.push_back(i);
     slot.binding.version = version;
+  }
+  return params;
+}
+
+std::vector<uint32_t> TorchModel::exposed() {
+  constexpr std::size_t kOwn = 2;  // the parameter and the binding
+  std::vector<uint32_t> params;
+  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
+    Binding& binding = state_->slots[i].binding;
+    binding.early &= binding.storage && binding.storage.use_count() > kOwn;
+    if (binding.early) params.push_back(i);
   }
   return params;
 }

@@ -29,6 +29,7 @@ class TorchModel final : public Model {
   void unbind(uint32_t param, zr_dtype dtype) override;
   void lend(uint32_t param, void* memory) override;
   std::vector<uint32_t> written() override;
+  std::vector<uint32_t> exposed() override;
   void verify() override;
   void check_scopes(const std::string& call) override;
   void check_scope(uint32_t param, const std::string& call) override;

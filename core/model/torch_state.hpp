@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/data_views.hpp"
 #include "model/deferred.hpp"
 #include "model/placeholder.hpp"
 #include "model/saved.hpp"
@@ -29,6 +30,8 @@ struct Binding {
   const void* memory = nullptr;
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
+  bool early = false;                // tensors that were made before bind() are on the storage
+  std::unique_ptr<DataViews> views;  // made later
 };
 
 /// Any thread, as Keeper says, but for what TorchModel calls itself.

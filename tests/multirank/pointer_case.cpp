@@ -1,6 +1,7 @@
 // Every way of libtorch to get at a parameter's memory past the dispatcher, and torch::load().
 #include <torch/torch.h>
 
+#include <cstring>
 #include <sstream>
 
 #include "multirank/model_run.hpp"
@@ -125,10 +126,88 @@ void loads(Run& run, const std::function<void(torch::nn::Sequential&, const zr::
   }
 }
 
+// --- Writes to weights that libtorch's version counter of the parameter does not count ---
+
+// Each changes `weight` after a step. `early` is a weight.data() that was kept.
+struct Write {
+  const char* name;
+  std::function<void(const torch::Tensor& weight, const torch::Tensor& early)> write;
+  std::function<void(const torch::Tensor& weight)> counted;  // the same, as libtorch counts it
+};
+
+const std::vector<Write>& writes() {
+  using T = torch::Tensor;
+  const auto mask = [] { return torch::arange(256).remainder(3).ne(0).view({16, 16}); };
+  const auto mul = [mask](const T& w) { w.mul_(mask().to(w.scalar_type())); };
+  static const std::vector<Write> all{
+      {"weight.data().mul_(mask)", [mul](const T& w, const T&) { mul(w.data()); }, mul},
+      {"weight.variable_data().mul_(mask)", [mul](const T& w, const T&) { mul(w.variable_data()); }, mul},
+      {"weight.tensor_data().mul_(mask)", [mul](const T& w, const T&) { mul(w.tensor_data()); }, mul},
+      {"weight.detach().mul_(mask)", [mul](const T& w, const T&) { mul(w.detach()); }, mul},
+      {"weight.t().data().mul_(mask)", [mul](const T& w, const T&) { mul(w.data().t().data().t()); }, mul},
+      {"weight.data()[3][5] = 1", [](const T& w, const T&) { w.data()[3][5] = 1; }, [](const T& w) { w[3][5] = 1; }},
+      {"a kept weight.data()", [mul](const T&, const T& early) { mul(early); }, mul},
+      {"a row of a kept weight.data()", [](const T&, const T& early) { early[7].zero_(); },
+       [](const T& w) { w[7].zero_(); }},
+      {"all elements by data_ptr()", [](const T& w, const T&) { std::memset(w.data_ptr(), 0, w.nbytes()); },
+       [](const T& w) { w.zero_(); }}};
+  return all;
+}
+
+struct Variant {
+  const char* dtype;
+  bool before;  // `early` is made before the engine, of a model in that type
+};
+
+// The weights after the steps, each but one followed by the write; or why there are none.
+std::string after_writes(const Run& run, const How& how, const Variant& variant, const Write& one, bool counted,
+                         torch::Tensor& result) {
+  return error_of([&] {
+    torch::manual_seed(3);
+    torch::nn::Linear net(16, 16);
+    const zr::Program program = program_of(run, how, {std::string("train.dtype=") + variant.dtype, "train.steps=5"});
+    torch::Tensor early;
+    if (variant.before) {
+      if (variant.dtype == std::string("bf16")) net->to(torch::kBFloat16);
+      early = net->weight.data();
+    }
+    zr::Engine engine(program, *net);
+    if (!variant.before) early = net->weight.data();
+    for (int i = 0; i < 5; ++i) {
+      const torch::Tensor x = torch::arange(32, torch::kFloat).add(i).sin().view({2, 16}).to(engine.dtype());
+      engine.backward(net(x).square().mean());
+      engine.step();
+      if (i == 3) continue;
+      const torch::NoGradGuard no_grad;
+      counted ? one.counted(net->weight) : one.write(net->weight, early);
+    }
+    result = engine.get("weight");
+  });
+}
+
+void writes_uncounted(Run& run) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world()))
+    for (const Write& one : writes()) {
+      std::map<std::string, std::string> all;  // of an outcome: the variants
+      for (const Variant& variant : {Variant{"fp32", false}, {"bf16", false}, {"fp32", true}, {"bf16", true}}) {
+        torch::Tensor expected, result;
+        require(after_writes(run, how, variant, one, true, expected).empty(), "counted writes work");
+        std::string outcome = after_writes(run, how, variant, one, false, result);
+        if (outcome.empty()) outcome = same(expected, result) ? "taken over" : "LOST";
+        std::string& of = all[outcome];
+        of += (of.empty() ? "" : " and ") + std::string(variant.dtype) + (variant.before ? " from before" : "");
+      }
+      for (const auto& [outcome, variants] : all)
+        outcomes.add(how, std::string(one.name) + (all.size() == 1 ? "" : ", " + variants) + ": " + outcome);
+    }
+}
+
 }  // namespace
 
 const engine_tests::Cases& pointer_cases() {
   static const engine_tests::Cases cases{{"pointers", accesses},
+                                         {"writes_uncounted", writes_uncounted},
                                          {"loads_in_scope", loads_in_scope},
                                          {"loads_outside",
                                           [](Run& run) {

@@ -1,0 +1,28 @@
+// Some elements of each 16-bit weight, to notice writes that no counter of the model sees: through raw pointers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "shard/update.hpp"
+
+namespace zr::host {
+
+/// Compares the first, middle and last 16 elements of each unit's weights with those at the last remember(). It finds
+/// what overwrites a tensor, not a write to a few elements. Training thread.
+class WeightSamples {
+ public:
+  WeightSamples() = default;
+  /// `units`: those of 16-bit weights in memory; they outlive it.
+  explicit WeightSamples(std::vector<const Unit*> units);
+  /// What the weights hold now is what the engine wrote.
+  void remember();
+  /// Units whose weights were written to since then.
+  std::vector<const Unit*> changed() const;
+
+ private:
+  std::vector<const Unit*> units_;
+  std::vector<uint16_t> values_;
+};
+
+}  // namespace zr::host
