@@ -284,7 +284,16 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
                          config().origin("train.steps").text() +
                          "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
                          "has its weights hash");
-  if (step_ == steps || agreed.stop) write_totals();
+  if (step_ != steps && !agreed.stop) return;
+  if (skips_ == step_ - begun_ && rank() == 0)
+    log(ZR_LOG_WARN, "no step of this run updated the weights: gradients were not finite in each of the " +
+                         std::to_string(skips_) + "; look at the data, " + remedy_for_skips());
+  write_totals();
+}
+
+std::string Session::remedy_for_skips() const {
+  return std::string("lower optimizer.lr or set train.clip") +
+         (plan_.input.weight_dtype == ZR_F16 ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
 }
 
 void Session::report_skip(const Agreed& agreed) {
@@ -328,8 +337,7 @@ void Session::give_up(const Agreed& agreed) const {
   text += "; the weights are those after step " + std::to_string(step_ - skips);
   const bool fp16 = plan_.input.weight_dtype == ZR_F16;
   if (fp16) text += ", the loss scale came to " + shortest(loss_scale_.value());
-  fail_user(text + "; look at the data of that rank, lower optimizer.lr or set train.clip" +
-            (fp16 ? ", or set train.dtype = \"bf16\", which has fp32's range" : ""));
+  fail_user(text + "; look at the data of that rank, " + remedy_for_skips());
 }
 
 void Session::notify_updated() {

@@ -259,6 +259,7 @@ class Session {
   void finish_step(const Agreed& agreed, double rate, int64_t wire_before);
   /// Logs a skipped step: the first ten, then at most one in a hundred steps.
   void report_skip(const Agreed& agreed);
+  std::string remedy_for_skips() const;
   /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
   /// The micro-batches of this step weigh nothing: forgets them and says so, alike on all ranks.

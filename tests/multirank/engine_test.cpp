@@ -339,7 +339,7 @@ TEST_F(Engine, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
   EXPECT_EQ(summary()["val_loss"], 1.5);
 }
 
-TEST_F(Engine, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 7); }
+TEST_F(Engine, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 8); }
 
 TEST_F(Engine, NamesTheActivationThatADiskDoesNotGiveBack) {
   fs::create_directories(folder_ / "swap");
