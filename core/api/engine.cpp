@@ -364,7 +364,7 @@ torch::Tensor Engine::get(const std::string& parameter, What what, const std::st
   return state_->collective(
       "get", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
         check_slot(call.text(), what, slot);
-        state_->torch_model->check_trained(state_->module.parameters(), parameter);
+        state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
         session.read(index, role_of(what), slot, tensor.data_ptr<float>());
@@ -375,7 +375,7 @@ torch::Tensor Engine::get(const std::string& parameter, What what, const std::st
 void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
   state_->collective("set", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
     check_slot(call.text(), what, slot);
-    state_->torch_model->check_trained(state_->module.parameters(), parameter);
+    state_->torch_model->check_trained(state_->module.parameter(parameter));
     const uint32_t index = session.find(parameter);
     const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
     if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");

@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <map>
+#include <sstream>
 
 #include "model/trained.hpp"
 
@@ -28,6 +29,34 @@ Tensors ProgramModule::buffers() const {
   else
     for (const auto& item : script_->named_buffers()) list.emplace_back(item.name, item.value);
   return list;
+}
+
+Tensors ProgramModule::parameter(const std::string& name) const {
+  const auto dot = name.rfind('.');
+  const std::string last = dot == name.npos ? name : name.substr(dot + 1);
+  std::istringstream path(dot == name.npos ? "" : name.substr(0, dot));
+  Tensors found;
+  std::string part;
+  if (module_) {
+    const torch::nn::Module* at = module_;
+    while (std::getline(path, part, '.')) {
+      const auto children = at->named_children();  // what they point to lives in `at`
+      const auto* child = children.find(part);
+      if (!child) return found;
+      at = child->get();
+    }
+    const auto parameters = at->named_parameters(false);
+    if (const torch::Tensor* tensor = parameters.find(last)) found.emplace_back(name, *tensor);
+  } else {
+    torch::jit::Module at = *script_;
+    while (std::getline(path, part, '.')) {
+      if (!at.hasattr(part) || !at.attr(part).isModule()) return found;
+      at = at.attr(part).toModule();
+    }
+    for (const auto& item : at.named_parameters(false))
+      if (item.name == last) found.emplace_back(name, item.value);
+  }
+  return found;
 }
 
 host::ListChange change_of(const host::TorchModel& model, const Tensors& now, const Tensors& buffers) {

@@ -28,6 +28,8 @@ class ProgramModule {
   /// Of now, in the module's order; a tied one under each of its names.
   Tensors parameters() const;
   Tensors buffers() const;
+  /// The parameter of that name, which is found without listing the others; empty if there is none.
+  Tensors parameter(const std::string& name) const;
 
  private:
   torch::nn::Module* module_ = nullptr;

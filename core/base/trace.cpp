@@ -56,6 +56,7 @@ void Trace::flush() {
 
 void Trace::span(const std::string& track, const std::string& name, Time begin, Time end) {
   const std::lock_guard lock(mutex_);
+  if (failed_) return;
   const auto [at, fresh] = tracks_.emplace(track, static_cast<int>(tracks_.size()) + 1);
   const std::string ids = ", \"pid\": " + std::to_string(rank_) + ", \"tid\": " + std::to_string(at->second);
   if (fresh)
@@ -68,6 +69,8 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
   } catch (const Failure& failure) {  // training does not end for its trace
     log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace ends here");
     file_.reset();
+    text_.clear();
+    failed_ = true;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <unordered_map>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -148,9 +149,8 @@ void Session::read_part(const Checkpoint& from, const Match::Part& part, int64_t
 
 // This rank's own values where the same number of ranks goes on with training; else those that train.buffers declares
 // of the ranks that saved it.
-void Session::read_buffer(const Checkpoint& from, const Match::Part& part, bool weights_only) {
-  const std::vector<ModelBuffer> own = model_buffers_.own();
-  const ModelBuffer& buffer = own[find_buffer(part.tensor.name)];
+void Session::read_buffer(const Checkpoint& from, const Match::Part& part, const ModelBuffer& buffer,
+                          bool weights_only) {
   const int64_t count = buffer.bytes / stored_size(buffer.dtype);
   const SavedTensor* ranks = from.find(kRankBuffer, part.saved->name);
   read_part(from, part, 0, count, buffer.data);
@@ -170,9 +170,12 @@ void Session::read_buffer(const Checkpoint& from, const Match::Part& part, bool 
 }
 
 void Session::read_all(const Checkpoint& from, const Match& found, bool weights_only) {
+  const std::vector<ModelBuffer> own = model_buffers_.own();
+  std::unordered_map<std::string, const ModelBuffer*> buffers;
+  for (const ModelBuffer& buffer : own) buffers.emplace(buffer.name, &buffer);
   for (const Match::Part& part : found.parts) {
     if (part.param == kNoParam) {
-      read_buffer(from, part, weights_only);
+      read_buffer(from, part, *buffers.at(part.tensor.name), weights_only);
     } else if (plan_.input.parameters[part.param].frozen) {
       own_weights(part.param,
                   [&](int64_t first, int64_t count, void* memory) { read_part(from, part, first, count, memory); });

@@ -226,7 +226,7 @@ class Session {
   std::vector<std::string> candidates(const std::string& path, bool fallback);
   Checkpoint open(const std::string& path, const LoadHow& how);
   void read_part(const Checkpoint& from, const Match::Part& part, int64_t first, int64_t count, void* to) const;
-  void read_buffer(const Checkpoint& from, const Match::Part& part, bool weights_only);
+  void read_buffer(const Checkpoint& from, const Match::Part& part, const ModelBuffer& buffer, bool weights_only);
   void read_all(const Checkpoint& from, const Match& found, bool weights_only);
   void take_facts(const Checkpoint& from, const Match& found, const Facts& facts);
   void clear_states(uint32_t param);

@@ -156,20 +156,36 @@ void Storages::check_addresses() const {
 
 void Storages::check(const Users& users) const {
   if (users.parameters.empty()) return;
-  for (std::size_t i = 0; i < users.parameters.size(); ++i) {
-    const auto& [name, tensor] = users.parameters[i];
-    for (std::size_t j = i + 1; j < users.parameters.size(); ++j)
-      if (overlap(tensor, users.parameters[j].second))
-        fail_user("parameters '" + name + "' and '" + users.parameters[j].first +
+  // Neighbours in memory are compared alone: a model may have all its parameters on one storage.
+  struct One {
+    int64_t begin, end;
+    std::size_t index;  // of parameters, then buffers
+  };
+  const auto item = [&](std::size_t i) -> const auto& {
+    return i < users.parameters.size() ? users.parameters[i] : users.buffers[i - users.parameters.size()];
+  };
+  std::vector<One> spans;
+  for (std::size_t i = 0; i < users.parameters.size() + users.buffers.size(); ++i) {
+    const auto [begin, end] = extent(item(i).second);
+    spans.push_back({begin, end, i});
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const One& a, const One& b) { return std::pair(a.begin, a.index) < std::pair(b.begin, b.index); });
+  for (auto a = spans.begin(); a != spans.end(); ++a)
+    for (auto b = a + 1; b != spans.end() && b->begin < a->end; ++b) {
+      const auto [i, j] = std::minmax(a->index, b->index);
+      const auto& [name, tensor] = item(i);
+      const auto& [other, values] = item(j);
+      if (i >= users.parameters.size() || !overlap(tensor, values)) continue;
+      if (j < users.parameters.size())
+        fail_user("parameters '" + name + "' and '" + other +
                   "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
                   "parameter, so that they would no longer share it; to tie weights, register one tensor under both "
                   "names, else register a clone()");
-    for (const auto& [buffer, values] : users.buffers)
-      if (overlap(tensor, values))
-        fail_user("buffer '" + buffer + "' is on the memory of parameter '" + name +
-                  "'; the engine moves the parameter, so that the buffer would keep its old values; compute it in "
-                  "forward(), or register a clone()");
-  }
+      fail_user("buffer '" + other + "' is on the memory of parameter '" + name +
+                "'; the engine moves the parameter, so that the buffer would keep its old values; compute it in "
+                "forward(), or register a clone()");
+    }
   if (users.buffers.empty()) return;
   Tensors all = users.parameters;
   all.insert(all.end(), users.buffers.begin(), users.buffers.end());

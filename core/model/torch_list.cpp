@@ -103,11 +103,9 @@ std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, c
   return std::move(listed.parameters);
 }
 
-void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                               const std::string& only) const {
+void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const {
   std::vector<std::string> untrained;
   for (const auto& [name, tensor] : parameters) {
-    if (!only.empty() && only != name) continue;
     const auto place = Trained::find(tensor.unsafeGetTensorImpl());
     if (place && place->model == this) {
       const Parameter& known = state_->parameters[place->param];

@@ -49,9 +49,8 @@ class TorchModel final : public Model {
   void seed(uint64_t seed) override;
 
   /// Throws Failure(user) naming parameters of the program's model, as it is now, that this one does not train: added
-  /// or replaced since, or frozen then and no longer. `only`: of that name; empty: of all.
-  void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                     const std::string& only = "") const;
+  /// or replaced since, or frozen then and no longer. `parameters`: all of its, or those in question.
+  void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const;
   /// What a TorchModel of these would train instead of this one. Throws Failure(user) where none can be made.
   std::vector<Parameter> relist(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                                 const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
