@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
@@ -77,6 +78,9 @@ void Session::begin_backward(double loss, double weight) {
   if (!(weight >= 0) || !std::isfinite(weight))
     fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
               ", but must be a finite number of at least 0");
+  if (weight > 0 && (weight < std::numeric_limits<float>::min() || weight > std::numeric_limits<float>::max()))
+    fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
+              ", but must be 0 or an fp32 number from 1.2e-38 to 3.4e38; scale the weights of the step alike");
   lap(Phase::forward);
   model_.verify();
   in_backward_ = true;

@@ -485,6 +485,8 @@ const std::map<std::string, Case> kCases{
     {"undefined_loss", undefined_loss},
     {"weighs_nan", weighs(std::numeric_limits<double>::quiet_NaN())},
     {"weighs_less", weighs(-0.5)},
+    {"weighs_much", weighs(1e300)},
+    {"weighs_little", weighs(1e-300)},
     {"weighs_infinite", weighs(std::numeric_limits<double>::infinity())},
     {"backward_in_evaluation", backward_in_evaluation},
     {"step_in_evaluation", step_in_evaluation},

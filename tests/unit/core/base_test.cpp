@@ -1,4 +1,7 @@
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cmath>
@@ -12,6 +15,8 @@
 #include "base/page_memory.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
+#include "base/trace.hpp"
+#include "scratch.hpp"
 
 namespace {
 
@@ -176,6 +181,29 @@ TEST(Pool, RunsEveryElementOnceOnAnyNumberOfThreads) {
 TEST(Pool, HandsOnTheFirstException) {
   Pool pool(3);
   EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Failure);
+}
+
+TEST(Trace, KeepsNothingInMemoryAfterItsFileCouldNotBeWritten) {
+  const zr::test::Scratch scratch;
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{100'000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  {
+    Trace trace(0);
+    trace.open(File(scratch.path("trace.json"), File::Use::create));
+    const auto draw = [&](int spans) {
+      for (int i = 0; i < spans; ++i) trace.span("training", std::string(100, 'x'), {}, {});
+    };
+    draw(2000);  // more than the file takes
+    const std::size_t held = ::mallinfo2().uordblks;
+    draw(100'000);
+    EXPECT_LT(::mallinfo2().uordblks, held + 100'000);
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_LE(std::filesystem::file_size(scratch.path("trace.json")), 100'000u);
 }
 
 TEST(Failures, CarryTheirExitCode) {
