@@ -89,7 +89,7 @@ struct Engine::State {
     });
   }
   /// The model's own tensor of that name. Throws Failure(user) with the nearest name.
-  torch::Tensor buffer(const std::string& name) const {
+  torch::Tensor buffer(const std::string& name) {
     torch_model->check_buffers(module.buffers());
     std::vector<std::string> names;
     for (const auto& [own, tensor] : module.buffers()) {
@@ -259,6 +259,12 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
 bool Engine::step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
+  if (!state_->torch_model->buffers().empty()) {  // a checkpoint may be due
+    if (state_->session->checkpoint_dir().empty())
+      state_->torch_model->follow_buffers(state_->module.buffers());
+    else
+      state_->torch_model->check_buffers(state_->module.buffers());
+  }
   return host::host_code(call.text(), [&] { return state_->session->step(); });
 }
 bool Engine::done() const {
@@ -437,6 +443,7 @@ struct Engine::Evaluation::State {
     const bool alive = !life.expired();  // the engine
     generator.set_state(alive && engine->random.defined() ? engine->random : random);
     if (!alive) return;
+    if (engine->session) engine->torch_model->follow_buffers(engine->module.buffers());
     if (--engine->evaluations == 0) engine->random = torch::Tensor();
     if (std::uncaught_exceptions() > exceptions) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();

@@ -1,4 +1,4 @@
-// What a checkpoint holds besides tensors: how far training has come (FORMAT.md).
+// What a checkpoint holds apart from tensors: how far training has come (FORMAT.md).
 #pragma once
 
 #include <cstdint>

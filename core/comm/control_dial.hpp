@@ -28,7 +28,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
     std::string message;
     uint16_t port = 0;
   };
-  /// `hello` is asked at each attempt anew; nothing: there is none yet, and `no_hello` says why. `who`: "rank 3", for
+  /// `hello` is asked at each attempt; nothing: there is none yet, and `no_hello` says why. `who`: "rank 3", for
   /// messages.
   using Hello = std::function<std::optional<Greeting>()>;
   Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,

@@ -11,7 +11,7 @@ namespace zr::host {
 /// `bytes` random bytes as hexadecimal digits. Throws Failure(environment) if the system has none. Any thread.
 std::string random_hex(std::size_t bytes);
 
-/// A token that nobody guesses.
+/// A token that cannot be guessed.
 std::string new_secret();
 
 /// One thread at a time. The file is in $XDG_RUNTIME_DIR/zeroth, or in /tmp/zeroth-UID where that variable names no

@@ -87,7 +87,7 @@ class Session {
   /// Whatever the strategy, compares between the ranks that all are in `call` ("engine.get(\"w\")"). Collective.
   void meet(const std::string& call);
   /// Prepares the model for the end of this session: afterwards its parameters have memory of their own with the
-  /// present values in that dtype, fp32 or the weights'; floating-point buffers likewise. On a failure, which is thrown
+  /// present values in that dtype, fp32 or the weights', and so do floating-point buffers. On a failure, which is thrown
   /// on all ranks, all is as before. Collective, between steps.
   void return_weights(zr_dtype dtype);
   /// On the accumulation boundary: agree, clip, update, gather; true then. Collective.

@@ -126,24 +126,37 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
 }
 
 std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& buffers) const {
-  const Storages::Tensors now = filled(buffers);
-  const auto find = [](const Storages::Tensors& all, const std::string& name) {
-    return std::find_if(all.begin(), all.end(), [&](const auto& item) { return item.first == name; });
-  };
-  std::vector<std::string> changed;
-  for (const auto& [name, tensor] : now) {
-    const auto known = find(state_->buffers, name);
-    if (known == state_->buffers.end())
-      changed.push_back("'" + name + "' was added to the model");
-    else if (!known->second.is_same(tensor))
+  std::map<std::string, torch::Tensor> now;
+  for (const auto& [name, tensor] : filled(buffers)) now.emplace(name, tensor);
+  std::vector<std::string> changed, removed;
+  for (const auto& [name, tensor] : state_->buffers) {
+    const auto found = now.find(name);
+    if (found == now.end())
+      removed.push_back("'" + name + "' was removed from the model");
+    else if (!found->second.is_same(tensor))
       changed.push_back("'" + name + "' was replaced by another tensor");
+    if (found != now.end()) now.erase(found);
   }
-  for (const auto& [name, tensor] : state_->buffers)
-    if (find(now, name) == now.end()) changed.push_back("'" + name + "' was removed from the model");
+  for (const auto& [name, tensor] : now) changed.push_back("'" + name + "' was added to the model");
+  changed.insert(changed.end(), removed.begin(), removed.end());
   return changed;
 }
 
-void TorchModel::check_buffers(const Storages::Tensors& buffers) const {
+void TorchModel::follow_buffers(const Storages::Tensors& buffers) {
+  std::map<std::string, torch::Tensor> now;
+  for (const auto& [name, tensor] : filled(buffers)) now.emplace(name, tensor);
+  for (auto& [name, tensor] : state_->buffers) {
+    const auto found = now.find(name);
+    if (found == now.end() || found->second.is_same(tensor)) continue;
+    const torch::Tensor& other = found->second;
+    if (other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() && other.device().is_cpu() &&
+        other.is_contiguous() && !Placeholder::behind(other) && !Storages::has_engine_memory(other))
+      tensor = other;
+  }
+}
+
+void TorchModel::check_buffers(const Storages::Tensors& buffers) {
+  follow_buffers(buffers);
   const std::vector<std::string> changed = changed_buffers(buffers);
   if (changed.empty()) return;
   fail_user("this engine does not have the buffers of its model, which changed after the engine was made: " +

@@ -57,8 +57,11 @@ class TorchModel final : public Model {
   /// How the program's buffers, as they are now, are not those that this model was made with: "'x' was replaced by
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
-  /// Throws Failure(user) naming them, if there are any.
-  void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  /// Takes the program's buffers, as they are now, for its own where only the tensor changed, not its shape or type: the
+  /// forward of a TorchScript module assigns new tensors to its buffers.
+  void follow_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
+  /// follow_buffers(), then throws Failure(user) naming those that changed otherwise, if there are any.
+  void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   /// True for a buffer that this model was made with.
   bool has_buffer(const torch::Tensor& tensor) const;
   /// release() leaves sharded and shared parameters without memory, for a TorchModel that reloads them.

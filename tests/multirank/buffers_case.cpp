@@ -1,6 +1,8 @@
 // One rank of the tests of buffers: runs the case named on the command line, prints what the test compares between
 // ranks, and exits 1 if something is not so.
 //   buffers_case CASE TOML [path=value ...]
+#include <torch/script.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -233,6 +235,49 @@ void saves_large(Run& run) {
   require(many <= 20 * few, "ten times the parameters take about ten times as long");
 }
 
+// A TorchScript module whose forward assigns a new tensor to its buffer: what the engine saves, loads and restores is
+// the module's present one.
+void follows_script(Run& run) {
+  torch::jit::Module module("Script");
+  module.register_parameter("weight", torch::linspace(-1, 1, 6).set_requires_grad(true), false);
+  module.register_buffer("level", torch::zeros({6}));
+  module.define(
+      "def forward(self, x):\n"
+      "  self.level = self.level * 0.5 + x.mean(0)\n"
+      "  return (x * self.weight).square().mean()\n");
+  const std::string dir = run.program.text("job.runs") + "/script-checkpoints";
+  const zr::Program program(
+      run.arguments[0],
+      Job::joined(run.arguments, {"train.steps=8", "job.name=script", "checkpoint.dir=" + dir, "checkpoint.every=1"}));
+  zr::Engine engine(program, module);
+  const auto level = [&] { return module.attr("level").toTensor().clone(); };
+  const auto step = [&] {
+    const int64_t before = engine.step_index();
+    while (engine.step_index() == before) {
+      const double shift = static_cast<double>(10 * before + engine.micro_index());
+      engine.backward(module.forward({torch::arange(18, torch::kFloat).view({3, 6}).add(shift).sin()}).toTensor());
+      engine.step();
+    }
+  };
+  for (int i = 0; i < 2; ++i) step();
+  const torch::Tensor second = level();
+  for (int i = 0; i < 2; ++i) step();
+  const torch::Tensor fourth = level();
+  require(!same(second, fourth), "forward changes the buffer");
+  {
+    const zr::Engine::Evaluation evaluation(engine);
+    module.forward({torch::ones({3, 6})});
+    require(!same(level(), fourth), "in an evaluation, too");
+  }
+  require(same(level(), fourth), "an evaluation leaves this rank's own value");
+  engine.load(dir + "/step-00000002");
+  require(same(level(), second), "the checkpoint of a step has the buffer as it was then");
+  for (int i = 0; i < 2; ++i) step();
+  require(same(level(), fourth), "and training repeats from there");
+  const torch::Tensor all = engine.buffer("level");
+  if (engine.rank() == 0) require(same(all, level()), "buffer() is the present one");
+}
+
 // Each is an error.
 void no_such_buffer(Run& run) {
   Job job(run, {});
@@ -343,6 +388,7 @@ const engine_tests::Cases kCases{{"resumes_exactly", resumes_exactly},
                                  {"saves", saves},
                                  {"loads", loads},
                                  {"declares", declares},
+                                 {"follows_script", follows_script},
                                  {"loads_large", loads_large},
                                  {"saves_large", saves_large},
                                  {"no_such_buffer", no_such_buffer},

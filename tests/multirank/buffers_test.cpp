@@ -58,6 +58,13 @@ TEST_F(ModelBuffersTest, ResumeAtTheSameWorldSizeIsBitExact) {
   }
 }
 
+TEST_F(ModelBuffersTest, AreThePresentOnesOfATorchScriptModuleThatAssignsThem) {
+  for (const int ranks : {1, 2}) {
+    const Outcome done = buffers_case(ranks, "follows_script");
+    EXPECT_EQ(done.code, 0) << done.output;
+  }
+}
+
 TEST_F(ModelBuffersTest, OtherWorldSizesFollowTheRule) {
   const Outcome done = buffers_case(3, "saves");
   ASSERT_EQ(done.code, 0) << done.output;
