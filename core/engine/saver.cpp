@@ -134,8 +134,11 @@ std::string Saver::save(const std::string& root, const Image& image, int64_t kee
 }
 
 void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
-  if (room_bytes_ == 0) agree(talk(), [&] { reserve_for(image); });  // the same on all ranks: their first
-  agree(talk(), [&] { copy(image); });                               // a tier's read may fail, on one rank alone
+  // On all ranks, though one may have nothing to copy; memory or a tier's read may fail on one alone.
+  agree(talk(), [&] {
+    reserve_for(image);
+    copy(image);
+  });
   writer_ = std::thread([this, root, keep, image = std::move(image), peers = talk()] {
     try {
       write(root, image, keep, peers);

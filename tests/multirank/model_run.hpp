@@ -86,5 +86,6 @@ class Outcomes {
 const engine_tests::Cases& alias_cases();
 const engine_tests::Cases& pointer_cases();
 const engine_tests::Cases& refresh_cases();
+const engine_tests::Cases& places_cases();
 
 }  // namespace model_tests

@@ -3,6 +3,8 @@
 
 namespace {
 
+namespace fs = std::filesystem;
+
 class EngineModel : public engine_tests::Engine {
  protected:
   EngineModel() { binary_ = "model_case"; }
@@ -26,6 +28,31 @@ TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
       const engine_tests::Result result = run(ranks, name);
       EXPECT_EQ(result.code, 0) << name << " on " << ranks << "\n" << result.output;
     }
+}
+
+TEST_F(EngineModel, RefreshKeepsTheLossScaleOfFp16) {
+  for (const int ranks : {1, 2}) {
+    const engine_tests::Result result = run(ranks, "refresh_keeps_scale");
+    EXPECT_EQ(result.code, 0) << ranks << "\n" << result.output;
+  }
+}
+
+TEST_F(EngineModel, RefreshWithTiersAndCheckpointsAsideTrainsToTheSameBits) {
+  for (const int ranks : {1, 2})
+    for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
+      const engine_tests::Result result = run(
+          ranks, "refresh_keeps_places", "fp16.initial_scale_power=12 fp16.loss_scale_window=2 train.dtype=" + dtype);
+      EXPECT_EQ(result.code, 0) << dtype << " on " << ranks << "\n" << result.output;
+      EXPECT_NE(result.output.find(ranks == 1 ? "14 are the same" : "31 are the same"), std::string::npos);
+      EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "files of a tier outlive their engines";
+    }
+}
+
+TEST_F(EngineModel, SavesAsideWhereARankHasNothingToSave) {
+  for (const int ranks : {1, 2, 3}) {
+    const engine_tests::Result result = run(ranks, "saves_aside");
+    EXPECT_EQ(result.code, 0) << ranks << "\n" << result.output;
+  }
 }
 
 TEST_F(EngineModel, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {

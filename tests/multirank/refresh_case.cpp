@@ -2,77 +2,17 @@
 // engine.refresh(). The model has independent parts, so that each part's values must be those of a model of that part
 // alone, to the bit.
 #include <torch/script.h>
-#include <torch/torch.h>
 
 #include <filesystem>
 
-#include "multirank/model_run.hpp"
+#include "multirank/refresh_run.hpp"
 #include "zr/parameters.hpp"
 
 namespace model_tests {
 
 namespace {
 
-constexpr int64_t kIn = 12;
 using torch::Tensor;
-
-// Parts are Linear modules by name; each has values of its own, whatever else the model has.
-struct Parts : torch::nn::Module {
-  torch::nn::Linear add(const std::string& name, int64_t out = 10) {
-    torch::manual_seed(static_cast<uint64_t>(name.back()) + static_cast<uint64_t>(out));
-    torch::nn::Linear part(kIn, out);
-    const torch::NoGradGuard no_grad;  // values of bf16, which a frozen weight under bf16 is rounded to
-    for (Tensor& p : part->parameters()) p.copy_(p.to(torch::kBFloat16));
-    return parts.insert_or_assign(name, register_module(name, part)).first->second;
-  }
-  Tensor loss(int64_t micro) {
-    const Tensor x = (torch::arange(4 * kIn, torch::kFloat) * static_cast<double>(micro + 1)).sin().view({4, kIn});
-    Tensor sum = torch::zeros({});
-    for (auto& [name, part] : parts)
-      sum = sum + torch::tanh(part(x.to(part->weight.scalar_type()))).to(torch::kFloat).square().mean();
-    return sum;
-  }
-  std::map<std::string, torch::nn::Linear> parts;
-};
-
-// A part's weight and states after a step, by step.
-using History = std::vector<Tensor>;
-
-struct Training {
-  Training(const Run& run, const How& how, const std::vector<std::string>& keys) : world(run.program.world()) {
-    std::vector<std::string> more{"optimizer=adamw", "optimizer.lr=0.05", "train.steps=6"};
-    more.insert(more.end(), keys.begin(), keys.end());
-    program = std::make_unique<zr::Program>(program_of(run, how, more));
-  }
-  void start() { engine = std::make_unique<zr::Engine>(*program, net); }
-  // Steps [first, end) of the data.
-  void train(int64_t first, int64_t end) {
-    for (int64_t step = first; step < end; ++step) {
-      for (int micro = 0; micro < engine->accumulation(); ++micro) {
-        const int64_t batch = step * world * engine->accumulation() + engine->micro_index();
-        engine->backward(net.loss(batch));
-        engine->step();
-      }
-      for (auto& [name, part] : net.parts)
-        if (part->weight.requires_grad()) note(name);
-    }
-  }
-  void note(const std::string& name) {
-    const std::string weight = name + ".weight";
-    histories[name].push_back(torch::stack({engine->get(weight), engine->get(weight, zr::What::state, "exp_avg"),
-                                            engine->get(weight, zr::What::state, "exp_avg_sq")}));
-  }
-  int world;
-  std::unique_ptr<zr::Program> program;
-  Parts net;
-  std::unique_ptr<zr::Engine> engine;
-  std::map<std::string, History> histories;
-};
-
-bool equal(const History& a, const History& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const Tensor& x, const Tensor& y) { return torch::equal(x, y); });
-}
 
 // One part alone, on steps [first, 6).
 History alone(Run& run, const How& how, const std::vector<std::string>& keys, const std::string& part, int64_t first) {
@@ -238,12 +178,12 @@ void script(Run& run) {
     torch::jit::Module module("Script");
     for (const char* name : {"kept", "later"}) {
       torch::manual_seed(5);
-      module.register_parameter(name, torch::randn({kIn}).set_requires_grad(name[0] == 'k'), false);
+      module.register_parameter(name, torch::randn({Parts::kIn}).set_requires_grad(name[0] == 'k'), false);
     }
     module.define("def forward(self, x):\n  return (x * self.kept + self.later).square().mean()\n");
     zr::Engine engine(program_of(run, how), module);
     const auto step = [&] {
-      engine.backward(module.forward({torch::ones({3, kIn})}).toTensor());
+      engine.backward(module.forward({torch::ones({3, Parts::kIn})}).toTensor());
       engine.step();
     };
     step();
@@ -272,7 +212,7 @@ void uses_replaced(Run& run) {
     require(both.engine->get("a.weight").defined(), "the others can be read");
     const std::string read = error_of([&] { both.engine->get("b.weight"); });
     require(error_of([&] {
-              both.engine->set("b.weight", zr::What::value, torch::zeros({10, kIn}));
+              both.engine->set("b.weight", zr::What::value, torch::zeros({10, Parts::kIn}));
             }) == read,
             "set() says what get() says");
     const std::string saved = error_of([&] { both.engine->save(run.program.text("job.runs") + "/none"); });
