@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/failure.hpp"
+#include "said_by.hpp"
 #include "scratch.hpp"
 
 namespace {
@@ -23,16 +23,9 @@ class DirectoryTest : public testing::Test {
     std::ifstream in(scratch_.folder() / path);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  // The message of the Failure(environment) that `work` throws.
-  template <class F>
-  static std::string failure(F&& work) {
-    try {
-      work();
-    } catch (const Failure& failure) {
-      EXPECT_EQ(failure.exit(), Exit::environment);
-      return failure.what();
-    }
-    return "no failure";
+  template <class Call>
+  static std::string failure(Call&& call) {
+    return zr::test::said_by(call, Exit::environment);
   }
   zr::test::Scratch scratch_;
   Directory directory_ = Directory::open(scratch_.path("here"), true);

@@ -3,21 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "said_by.hpp"
 
 namespace {
 
 using namespace zr::host;
-
-std::string said_by(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.exit(), Exit::user);
-    return failure.what();
-  }
-  return "nothing";
-}
+using zr::test::said_by;
 
 TEST(ParameterList, OfAProgramIsTheLastLineThatSaysSo) {
   const std::vector<Parameter> told{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};

@@ -4,22 +4,13 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "base/failure.hpp"
+#include "said_by.hpp"
 #include "scratch.hpp"
 
 namespace {
 
 using namespace zr::host;
-
-std::string said_by(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.exit(), Exit::user);
-    return failure.what();
-  }
-  return "nothing";
-}
+using zr::test::said_by;
 
 // A safetensors file with that header and `data` bytes of data.
 std::string safetensors(const std::string& header, std::size_t data = 0) {
