@@ -1,14 +1,11 @@
 // Session's checkpoints, the other way: what a checkpoint has for this model, and every rank's parts of it.
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <set>
-#include <sstream>
 #include <unordered_map>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
-#include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/load.hpp"
@@ -234,72 +231,6 @@ void Session::take_facts(const Checkpoint& from, const Match& found, const Facts
   reseed();
 }
 
-namespace {
-// The training state of `folder` is one to resume from: its last step was applied, or skipped only because fp16's loss
-// scale was being adjusted, which is routine. One that cannot be read counts, so that opening it reports why.
-bool is_resumable(const std::string& folder) try {
-  const std::string path = folder + "/" + kManifest;
-  const Facts facts = parse_manifest(path, read_json(path)).training;
-  return facts.last_step_applied || facts.loss_scale.dynamic;
-} catch (const Failure&) {
-  return true;
-}
-
-// Removes the newest of `folders` up to the first that is resumable, if any is.
-void pass_over_skipped(std::vector<std::string>& folders) {
-  const auto good = std::find_if(folders.begin(), folders.end(), is_resumable);
-  if (good == folders.begin() || good == folders.end()) return;
-  log(ZR_LOG_WARN,
-      folders.front() + ": its last step was skipped because gradients were not finite; resuming from " + *good +
-          ", the newest checkpoint whose last step was applied (engine.load() takes the other by " + "its own path)");
-  folders.erase(folders.begin(), good);
-}
-}  // namespace
-
-// What to try, newest first: the checkpoint `path` is, those that it holds, or weights of another program.
-std::vector<std::string> Session::candidates(const std::string& path, bool fallback) {
-  const Peers peers = saver_->talk();
-  std::string text;
-  agree(peers, [&] {
-    if (rank() != 0) return;
-    if (is_foreign(path)) {
-      text = path + "\n";
-      return;
-    }
-    const std::string newest = find_checkpoint(path);
-    std::vector<std::string> all{newest};
-    if (newest != path) {
-      const std::vector<std::string> names = checkpoints_in(path);
-      for (auto name = names.rbegin(); name != names.rend(); ++name)
-        if (path + "/" + *name != newest) all.push_back(path + "/" + *name);
-      pass_over_skipped(all);
-    }
-    if (!fallback) all.resize(1);
-    for (const std::string& one : all) text += one + "\n";
-  });
-  std::istringstream lines(peers.tell(text));
-  std::vector<std::string> all;
-  for (std::string line; std::getline(lines, line);) all.push_back(line);
-  return all;
-}
-
-// Opened, and looked through before a byte of it is used where something is lost otherwise.
-Checkpoint Session::open(const std::string& path, const LoadHow& how) {
-  const std::vector<std::string> all = candidates(path, how.fallback);
-  for (std::size_t i = 0;; ++i) try {
-      std::optional<Checkpoint> from;
-      agree(saver_->talk(), [&] {
-        from.emplace(all[i]);
-        if (step_ > 0 || how.fallback) from->verify([](int64_t) {}, rank(), world());
-      });
-      return std::move(*from);
-    } catch (const Failure& failure) {
-      const bool damaged = failure.exit() == Exit::user || failure.exit() == Exit::environment;
-      if (!damaged || i + 1 == all.size()) throw;
-      if (rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; going back to " + all[i + 1]);
-    }
-}
-
 LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   if (in_backward_ || micro_ > 0)
     fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
@@ -359,61 +290,6 @@ void Session::tell(const LoadReport& report, int64_t step, const std::string& op
     log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' starts fresh" + list_of("with", report.fresh));
   if (!report.dropped.empty())
     log(ZR_LOG_WARN, report.folder + ": optimizer '" + optimizer + "' leaves" + list_of("unused", report.dropped));
-}
-
-namespace {
-// Resuming is also how a job that restarts by itself is first started, so that this is not an error; but a folder with
-// other things in it is likely the wrong one.
-void report_no_checkpoint(const std::string& dir) {
-  std::string where = dir;
-  int level = ZR_LOG_INFO;
-  if (!is_there(dir)) {
-    where += " (the folder does not exist yet)";
-  } else if (const auto names = list_folder(dir); std::any_of(names.begin(), names.end(), [](const std::string& name) {
-               return name != kLockName && !name.starts_with("step-");
-             })) {
-    where += " (the folder holds other files; see that checkpoint.dir names the right one)";
-    level = ZR_LOG_WARN;
-  }
-  log(level, "no checkpoint in " + where + "; training starts at step 1");
-}
-}  // namespace
-
-void Session::begin() {
-  LoadHow how;
-  how.strict = config().boolean("checkpoint.strict");
-  how.convert = config().boolean("checkpoint.convert");
-  how.fallback = config().boolean("checkpoint.fallback");
-  const std::string dir = checkpoint_dir();
-  if (config().boolean("checkpoint.resume") && !dir.empty()) {
-    const Peers peers = saver_->talk();
-    std::string there;
-    agree(peers, [&] {
-      if (rank() != 0) return;
-      if (is_there(dir + "/" + kManifest))
-        fail_user(dir +
-                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to the folder above "
-                  "it");
-      if (!checkpoints_in(dir).empty()) there = "yes";
-    });
-    const bool found = peers.tell(there) == "yes";
-    if (found)
-      load(dir, how);
-    else if (rank() == 0)
-      report_no_checkpoint(dir);
-    if (rank() == 0)
-      for (const std::string& line : name_.different_moments()) log(ZR_LOG_WARN, line);
-    if (found) return;
-  }
-  if (const std::string& init = config().text("checkpoint.init"); !init.empty()) {
-    how.weights_only = true;
-    how.renames = config().renames();
-    // A folder that engines of these names saved to has one folder for each.
-    const Peers peers = saver_->talk();
-    std::string own;
-    if (rank() == 0 && !setup_.engine.empty() && is_there(init + "/" + setup_.engine)) own = "/" + setup_.engine;
-    load(init + peers.tell(own), how);
-  }
 }
 
 }  // namespace zr::host
