@@ -5,6 +5,7 @@
 
 namespace {
 
+namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 class UserErrors : public engine_tests::Engine {
@@ -94,6 +95,32 @@ TEST_F(UserErrors, ReleaseReturnsFullWeights) {
       EXPECT_EQ(passes(2, "releases", gathers_ + tier + " offload.parameters=cpu" + how), expected)
           << "zero3 with tiers" << how;
     }
+}
+
+TEST_F(UserErrors, ReleaseReturnsFullWeightsFromTiersAndWhileACheckpointIsWritten) {
+  fs::create_directory(folder_ / "swap");
+  const std::string disk = " offload.nvme.path=" + (folder_ / "swap").string() +
+                           " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=nvme ",
+                    activations = " offload.activations=nvme offload.activation_bytes=1B ",
+                    aside = " checkpoint.async=true checkpoint.every=1 train.steps=9 checkpoint.dir=";
+  int saved = 0;
+  const std::string half = "train.dtype=fp16 fp16.initial_scale_power=12 ";
+  for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 ", half.c_str()})
+    for (const std::string name : {"own", "master"}) {
+      const std::string how = dtype + "job.name=" + name + " ",
+                        expected = passes(2, "releases", how + "strategy=zero0");
+      EXPECT_EQ(passes(2, "releases", how + gathers_), expected) << how;
+      EXPECT_EQ(passes(2, "releases", how + "strategy=zero1 offload.optimizer=cpu"), expected) << how;
+      EXPECT_EQ(passes(2, "releases", how + "strategy=zero2 offload.gradients=nvme" + disk + activations), expected)
+          << how;
+      EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk), expected) << how;
+      const std::string folder = (folder_ / ("aside" + std::to_string(++saved))).string();
+      EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk + aside + folder), expected)
+          << how;
+    }
+  EXPECT_EQ(passes(1, "releases", half + "strategy=zero3 job.name=own" + disk + activations),
+            passes(1, "releases", half + "strategy=zero0 job.name=own"));
+  EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "files of a tier outlive their engines";
 }
 
 TEST_F(UserErrors, LoadWithinEvaluationRestoresTheRandomState) {
