@@ -42,7 +42,7 @@ void Session::return_weights(zr_dtype dtype) {
   std::string problem;
   try {
     for (uint32_t param = 0; param < count; ++param)
-      if (converts || weight_flow_->is_sharded(param)) memory[param] = model_.reserve_release(param, dtype);
+      memory[param] = model_.reserve_release(param, dtype, converts || weight_flow_->is_sharded(param));
   } catch (const std::exception& error) {
     problem = error.what();
     problem = "rank " + std::to_string(rank()) +

@@ -71,8 +71,9 @@ class Model {
   /// Throws Failure(user) naming `call` and a parameter that a scope of the program still holds; of `param` alone.
   virtual void check_scopes(const std::string& call) = 0;
   virtual void check_scope(uint32_t param, const std::string& call) = 0;
-  /// Memory of the model's own for a parameter in that type, which it takes at release(); throws if there is none.
-  virtual void* reserve_release(uint32_t, zr_dtype) { return nullptr; }
+  /// Memory of the model's own for a parameter, which it takes at release(); throws if there is none. `other`: in that
+  /// type, for the caller to fill, instead of a copy of what is bound; else null.
+  virtual void* reserve_release(uint32_t, zr_dtype, bool /*other*/) { return nullptr; }
   virtual void cancel_release() {}  // frees what was reserved
   /// Converts floating-point buffers that are not of that type.
   virtual void convert_buffers(zr_dtype) {}

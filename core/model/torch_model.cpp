@@ -251,14 +251,19 @@ void TorchModel::check_scope(uint32_t param, const std::string& call) {
 
 std::weak_ptr<const void> TorchModel::life() const { return state_->life; }
 
-void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype) {
+void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype, bool other) {
   auto& slot = state_->slots[param];
+  if (slot.binding.storage)
+    slot.room = at::empty({static_cast<int64_t>(slot.binding.storage.nbytes())}, at::kByte);
+  else if (slot.shared && !other)
+    slot.room = at::empty(slot.tensor.sizes(), slot.tensor.options().requires_grad(false));
+  if (!other) return nullptr;
   slot.returned = at::empty(slot.tensor.sizes(), torch_type(dtype));
   return slot.returned.mutable_data_ptr();
 }
 
 void TorchModel::cancel_release() {
-  for (auto& slot : state_->slots) slot.returned = torch::Tensor();
+  for (auto& slot : state_->slots) slot.returned = slot.room = torch::Tensor();
 }
 
 void TorchModel::convert_buffers(zr_dtype dtype) {
@@ -276,7 +281,9 @@ void TorchModel::release() {
       if (!state_->hands_over) {
         slot.placeholder->expose(true);
         Placeholder::mark(slot.tensor, false);
-        slot.tensor.set_data(slot.returned.defined() ? slot.returned : slot.tensor.detach().clone());
+        if (!slot.returned.defined())
+          slot.returned = slot.room.defined() ? slot.room.copy_(slot.tensor.detach()) : slot.tensor.detach().clone();
+        slot.tensor.set_data(slot.returned);
       }
       slot.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
                                "' is gone, and with it the memory of views taken before; take them anew");
@@ -297,7 +304,8 @@ void TorchModel::release() {
       c10::StorageImpl& storage = *slot.binding.storage.unsafeGetStorageImpl();
       if (storage.data() == slot.binding.memory) {  // tensors made from the parameter see its values after the engine
         c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
-        at::DataPtr own = allocator->allocate(storage.nbytes());
+        at::DataPtr own = slot.room.defined() ? slot.room.storage().set_data_ptr(at::DataPtr())
+                                              : allocator->allocate(storage.nbytes());
         std::memcpy(own.mutable_get(), slot.binding.memory, storage.nbytes());
         storage.set_data_ptr_noswap(std::move(own));
         storage.set_allocator(allocator);
@@ -305,7 +313,7 @@ void TorchModel::release() {
       }
       if (slot.returned.defined()) slot.tensor.set_data(slot.returned);  // of another type
     }
-    slot.returned = torch::Tensor();
+    slot.returned = slot.room = torch::Tensor();
     slot.binding = {};
   }
 }

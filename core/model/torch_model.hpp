@@ -33,7 +33,7 @@ class TorchModel final : public Model {
   void verify() override;
   void check_scopes(const std::string& call) override;
   void check_scope(uint32_t param, const std::string& call) override;
-  void* reserve_release(uint32_t param, zr_dtype dtype) override;
+  void* reserve_release(uint32_t param, zr_dtype dtype, bool other) override;
   void cancel_release() override;
   void convert_buffers(zr_dtype dtype) override;
   void release() override;

@@ -46,6 +46,7 @@ struct TorchModel::State final : Keeper {
     int scopes = 0;                      // of zr::gather, however the parameter is stored
     bool vacant = false;                 // an earlier engine left it without memory
     torch::Tensor returned;              // what release() gives the parameter; undefined: a copy of its memory
+    torch::Tensor room;                  // bytes for that copy
     torch::Tensor hidden;                // stands in .grad between backwards
     // The accumulator must be kept alive: a fresh one would not know the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;

@@ -104,6 +104,77 @@ void builds_under_cap(Run& run, bool deferred) {
   require(engine.mean(static_cast<double>(proportional_bytes())) < 48 << 20, "a rank's part of shared memory is small");
 }
 
+// Memory of the last rank alone, all but less than a tensor of the models below: of memory.device_budget where there is
+// one, else of what the process may take.
+class Scarcity {
+ public:
+  explicit Scarcity(const zr::Engine& engine, bool budget) {
+    if (engine.rank() != engine.world() - 1) return;
+    if (budget) {
+      for (int64_t bytes : {16 << 20, 1 << 20}) try {
+          while (true) taken_.push_back(torch::empty({bytes}, torch::kByte));
+        } catch (const std::exception&) {  // so much is not left
+        }
+      return;
+    }
+    std::ifstream status("/proc/self/status");
+    rlim_t data = 0;
+    for (std::string line; std::getline(status, line);)
+      if (line.rfind("VmData:", 0) == 0) data = std::stoull(line.substr(7)) * 1024;
+    ::getrlimit(RLIMIT_DATA, &before_);
+    const rlimit limit{data + (8u << 20), before_.rlim_max};
+    require(data > 0 && ::setrlimit(RLIMIT_DATA, &limit) == 0, "the limit is set");
+    limits_ = true;
+  }
+  ~Scarcity() {
+    if (limits_) ::setrlimit(RLIMIT_DATA, &before_);
+  }
+  Scarcity(const Scarcity&) = delete;
+
+ private:
+  std::vector<torch::Tensor> taken_;
+  bool limits_ = false;
+  rlimit before_{};
+};
+
+// The last rank has no memory for weights of 40 MiB each, which no allocator has left over.
+void releases_without_memory(Run& run) {
+  run.engine.reset();
+  const auto build = [] {
+    torch::manual_seed(7);
+    return torch::nn::Sequential(torch::nn::Linear(1024, 10 << 10), torch::nn::Linear(10 << 10, 1024));
+  };
+  const auto step = [](torch::nn::Sequential& net, zr::Engine& engine) {
+    torch::manual_seed(engine.step_index());
+    engine.backward(net->forward(torch::randn({2, 1024}).to(engine.dtype())).to(torch::kFloat).square().mean());
+    engine.step();
+  };
+  auto net = build();
+  auto engine = std::make_unique<zr::Engine>(run.program, *net);
+  step(net, *engine);
+  const std::string last = std::to_string(engine->world() - 1);
+  const bool narrow = engine->dtype() != torch::kFloat;
+  if (run.program.text("job.name") != "plenty") {
+    std::string error;
+    try {
+      const Scarcity scarcity(*engine, run.program.integer("memory.device_budget") > 0);
+      narrow ? engine->release(torch::kFloat) : engine->release();
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+    }
+    require(error.rfind("engine.release(): rank " + last + " has no memory for the full model: ", 0) == 0 &&
+                error.find("; the engine is unchanged: free memory, ") != error.npos,
+            "every rank says which one lacks memory: " + error);
+  }
+  step(net, *engine);
+  const torch::Tensor weight = engine->get("1.weight");
+  const std::string hash = engine->weights_hash();
+  if (engine->rank() == 0) std::cout << hash << std::endl;
+  engine->release();
+  require(net->named_parameters()["1.weight"].equal(weight.to(narrow ? torch::kBFloat16 : torch::kFloat)),
+          "with memory it is released");
+}
+
 }  // namespace
 
 const Cases& memory_cases() {
@@ -111,6 +182,7 @@ const Cases& memory_cases() {
                            {"gathers_all", gathers_all},
                            {"keeps_activations", [](Run& run) { tells_activations(run, false); }},
                            {"recomputes_activations", [](Run& run) { tells_activations(run, true); }},
+                           {"releases_without_memory", releases_without_memory},
                            {"builds_under_cap", [](Run& run) { builds_under_cap(run, false); }},
                            {"builds_deferred_under_cap", [](Run& run) { builds_under_cap(run, true); }}};
   return cases;

@@ -293,6 +293,22 @@ TEST_F(Sharded, AModelBuiltDeferredNeverExistsWhole) {
   EXPECT_EQ(deferred.code, 0) << deferred.output;
 }
 
+TEST_F(Sharded, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTheEngineGoesOn) {
+  const std::string shared = "zero1 communicator.alias=true", bounded = "zero3 memory.device_budget=2GiB";
+  const std::map<std::string, std::vector<std::string>> all{{"fp32", {"zero0", shared, "zero3", bounded}},
+                                                            {"bf16", {shared}}};
+  for (const auto& [dtype, strategies] : all) {
+    const std::string how = " train.dtype=" + dtype;
+    const Result plenty = run("releases_without_memory", "zero0", "job.name=plenty" + how);
+    EXPECT_EQ(plenty.code, 0) << plenty.output;
+    for (const std::string& strategy : strategies) {
+      const Result result = run("releases_without_memory", strategy, how);
+      EXPECT_EQ(result.code, 0) << strategy << how << "\n" << result.output;
+      EXPECT_EQ(said(result), said(plenty)) << strategy << how;
+    }
+  }
+}
+
 TEST_F(Sharded, ADeferredModelSaysWhatItLacks) {
   refuses(
       "uses_deferred",

@@ -109,11 +109,11 @@ TEST_F(UserErrors, ReleaseReturnsFullWeightsFromTiersAndWhileACheckpointIsWritte
     for (const std::string name : {"own", "master"}) {
       const std::string how = dtype + "job.name=" + name + " ",
                         expected = passes(2, "releases", how + "strategy=zero0");
-      EXPECT_EQ(passes(2, "releases", how + gathers_), expected) << how;
-      EXPECT_EQ(passes(2, "releases", how + "strategy=zero1 offload.optimizer=cpu"), expected) << how;
+      if (dtype == half)  // others above
+        for (const std::string& strategy : {gathers_, std::string("strategy=zero1 offload.optimizer=cpu")})
+          EXPECT_EQ(passes(2, "releases", how + strategy), expected) << how << strategy;
       EXPECT_EQ(passes(2, "releases", how + "strategy=zero2 offload.gradients=nvme" + disk + activations), expected)
           << how;
-      EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk), expected) << how;
       const std::string folder = (folder_ / ("aside" + std::to_string(++saved))).string();
       EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk + aside + folder), expected)
           << how;
