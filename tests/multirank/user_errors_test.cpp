@@ -109,9 +109,10 @@ TEST_F(UserErrors, ReleaseReturnsFullWeightsFromTiersAndWhileACheckpointIsWritte
     for (const std::string name : {"own", "master"}) {
       const std::string how = dtype + "job.name=" + name + " ",
                         expected = passes(2, "releases", how + "strategy=zero0");
-      if (dtype == half)  // others above
-        for (const std::string& strategy : {gathers_, std::string("strategy=zero1 offload.optimizer=cpu")})
-          EXPECT_EQ(passes(2, "releases", how + strategy), expected) << how << strategy;
+      if (dtype == half) {  // others above
+        EXPECT_EQ(passes(2, "releases", how + gathers_), expected) << how;
+        EXPECT_EQ(passes(2, "releases", how + "strategy=zero1 offload.optimizer=cpu"), expected) << how;
+      }
       EXPECT_EQ(passes(2, "releases", how + "strategy=zero2 offload.gradients=nvme" + disk + activations), expected)
           << how;
       const std::string folder = (folder_ / ("aside" + std::to_string(++saved))).string();
