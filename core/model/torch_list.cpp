@@ -61,6 +61,13 @@ void check_other_engine(const std::string& name, const torch::Tensor& tensor, co
               "' is on the memory of a parameter that a zr::Engine trains; destroy that engine first, or register a "
               "clone()");
 }
+
+void check_added(const char* what, const std::string& name, const torch::Tensor& tensor) {
+  if (Construction::of(tensor))
+    fail_user(std::string(what) + " '" + name +
+              "' was built by zr::deferred, which engine.refresh() does not support; build what is added to a model in "
+              "training without zr::deferred");
+}
 }  // namespace
 
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
@@ -86,6 +93,10 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   state_->parameters = std::move(listed.parameters);
   state_->buffer_type = torch_type(dtype);
   state_->buffers = filled(buffers);
+  for (const auto& [name, tensor] : state_->buffers)
+    if (const auto construction = Construction::of(tensor); construction && construction != state_->construction)
+      fail_user("buffer '" + name +
+                "' was not built in the same zr::deferred as the parameters; build the whole model in one, or without");
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
   if (!state_->construction) state_->convert_buffers();
 }
@@ -94,12 +105,11 @@ std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, c
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
     check_other_engine(name, tensor, this);
-    if (Construction::of(tensor))
-      fail_user("parameter '" + name +
-                "' was built by zr::deferred, which engine.refresh() does not support; build what is added to a model "
-                "in training without zr::deferred");
+    check_added("parameter", name, tensor);
   }
-  const Storages check(listed.tensors, filled(buffers));
+  const Storages::Tensors with_values = filled(buffers);
+  for (const auto& [name, tensor] : with_values) check_added("buffer", name, tensor);
+  const Storages check(listed.tensors, with_values);
   return std::move(listed.parameters);
 }
 

@@ -20,7 +20,7 @@ TEST_F(EngineModel, TrainsATensorOnAWeightsMemoryAsLibtorchOrRejectsIt) { check_
 
 TEST_F(EngineModel, GivesPointersToMemoryThatMayBeWrittenOrThrows) { check_outcomes("model_pointers.txt", 10); }
 
-TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 15); }
+TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 21); }
 
 TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
   for (const int ranks : {1, 2})

@@ -221,6 +221,42 @@ void uses_replaced(Run& run) {
   }
 }
 
+// A module built by zr::deferred, on ranks from `first` on: refresh() throws on all of them, and after the module is
+// taken out the engine trains on as if nothing had been.
+void adds_deferred(Run& run, int first, const std::function<void(Parts&)>& add) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    const auto train = [&](bool adds) {
+      Training one(run, how, {});
+      one.net.add("a");
+      one.start();
+      one.train(0, 2);
+      if (adds) {
+        one.engine->rank() >= first ? zr::deferred([&] { add(one.net); }) : add(one.net);
+        const std::string error = error_of([&] { one.engine->refresh(); });
+        outcomes.add(how, error.empty() ? "no error" : error);
+        one.net.unregister_module("b");
+        one.net.parts.erase("b");
+      }
+      one.train(2, 4);
+      return one.histories["a"];
+    };
+    require(equal(train(true), train(false)), "nothing was changed under " + how.text(run.program.world()));
+  }
+}
+
+void add_linear(Parts& net) { net.register_module("b", torch::nn::Linear(3, 4)); }
+// An engine of ordinary parameters and a buffer of zr::deferred.
+void begins_with_deferred_buffer(Run& run) {
+  Outcomes outcomes(run);
+  for (const How& how : ways(run.program.world())) {
+    Training one(run, how, {});
+    one.net.add("a");
+    zr::deferred([&] { one.net.register_buffer("table", torch::ones({3})); });
+    outcomes.add(how, error_of([&] { one.start(); }));
+  }
+}
+
 void nothing(Training&) {}
 void next(Training& t) { t.train(1, 2); }
 
@@ -328,6 +364,15 @@ const engine_tests::Cases& refresh_cases() {
          rejects(run, nothing, [](Training& t) {
            t.net.add(t.engine->rank() == 0 ? "b" : "c");
            t.engine->refresh();
+         });
+       }},
+      {"refresh_deferred", [](Run& run) { adds_deferred(run, 0, add_linear); }},
+      {"refresh_deferred_on_one_rank", [](Run& run) { adds_deferred(run, 1, add_linear); }},
+      {"begins_with_deferred_buffer", begins_with_deferred_buffer},
+      {"refresh_deferred_buffer",
+       [](Run& run) {
+         adds_deferred(run, 0, [](Parts& net) {
+           net.register_module("b", torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)));
          });
        }},
       {"refresh_overlap", [](Run& run) {
