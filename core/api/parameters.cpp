@@ -16,7 +16,7 @@ struct Gathered::State {
     std::vector<uint32_t> params;  // each once, in the model's order
     std::weak_ptr<const void> life;
   };
-  std::vector<Held> held;  // in the order in which their models come first, which is the same on all ranks
+  std::vector<Held> held;  // in the order in which their engines were made, which is the same on all ranks
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -28,6 +28,8 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
       if (held == all.end()) held = all.insert(all.end(), {place->model, {}, place->model->life()});
       held->params.push_back(place->param);
     }
+  std::sort(state_->held.begin(), state_->held.end(),
+            [](const auto& one, const auto& other) { return one.model->number() < other.model->number(); });
   for (auto& [model, params, life] : state_->held) {
     std::sort(params.begin(), params.end());
     params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice

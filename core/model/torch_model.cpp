@@ -250,6 +250,7 @@ void TorchModel::check_scope(uint32_t param, const std::string& call) {
 }
 
 std::weak_ptr<const void> TorchModel::life() const { return state_->life; }
+uint64_t TorchModel::number() const { return state_->number; }
 
 void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype, bool other) {
   auto& slot = state_->slots[param];

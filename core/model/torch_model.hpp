@@ -57,8 +57,8 @@ class TorchModel final : public Model {
   /// How the program's buffers, as they are now, are not those that this model was made with: "'x' was replaced by
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
-  /// Takes the program's buffers, as they are now, for its own where only the tensor changed, not its shape or type: the
-  /// forward of a TorchScript module assigns new tensors to its buffers.
+  /// Takes the program's buffers, as they are now, for its own where only the tensor changed, not its shape or type:
+  /// the forward of a TorchScript module assigns new tensors to its buffers.
   void follow_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   /// follow_buffers(), then throws Failure(user) naming those that changed otherwise, if there are any.
   void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
@@ -73,6 +73,8 @@ class TorchModel final : public Model {
   void let_go(const std::vector<uint32_t>& params, bool takes_over);
   /// Expires with this model.
   std::weak_ptr<const void> life() const;
+  /// How many were made before it in this process; their order is the same on all ranks.
+  uint64_t number() const;
 
  private:
   void check_deferred(const std::string& name, const torch::Tensor& tensor);

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,6 +67,8 @@ struct TorchModel::State final : Keeper {
   std::unique_ptr<SetAside> aside;
   std::mutex mutex, sharing;
   const std::shared_ptr<const void> life = std::make_shared<char>();
+  static inline std::atomic<uint64_t> made{0};
+  const uint64_t number = made++;
 
   ~State() override {
     for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());

@@ -1,5 +1,6 @@
 // One rank of the tests on sharded parameters: runs the case named on the command line. What it throws is printed.
 //   sharded_case CASE TOML [path=value ...]
+#include <algorithm>
 #include <iostream>
 #include <sstream>
 
@@ -77,6 +78,34 @@ void outlives_engine(Run& run) {
   run.step();
   run.engine.reset();
   std::cout << run.net->in->weight.sum().item<float>();
+}
+// One scope over the parameters of two engines, then once more with the last rank's list in another order.
+void gathers_of_two_engines(Run& run) {
+  const int rank = run.engine->rank(), last = run.engine->world() - 1;
+  run.engine.reset();
+  Net nets[2];
+  std::vector<std::unique_ptr<zr::Engine>> engines;
+  for (const char* name : {"generator", "critic"}) {
+    engines.push_back(std::make_unique<zr::Engine>(run.program, nets[engines.size()], name));
+  }
+  for (const bool backwards : {false, rank == last}) {
+    std::vector<torch::Tensor> all = nets[0].parameters();
+    for (const auto& parameter : nets[1].parameters()) all.push_back(parameter);
+    if (backwards) std::reverse(all.begin(), all.end());
+    {
+      const auto scope = zr::gather(all);
+      for (const Net& net : nets)
+        for (const auto& parameter : net.parameters()) {
+          float* const values = parameter.data_ptr<float>();
+          for (int64_t i = 0; i < parameter.numel(); ++i) values[i] = values[i] * 2 + (&net == nets ? 1 : 2);
+        }
+    }
+    for (int i = 0; i < 2; ++i)
+      for (const auto& item : nets[i].named_parameters()) {
+        const torch::Tensor value = engines[static_cast<std::size_t>(i)]->get(item.key());
+        std::cout << (rank == 0 ? item.key() + " " + std::to_string(value.sum().item<double>()) + "\n" : "");
+      }
+  }
 }
 // Scopes may be nested, and operators may write inside them.
 void nests_scopes(Run& run) {
@@ -283,6 +312,7 @@ const Cases kCases{{"saves_module", saves_module},
                    {"two_engines", two_engines},
                    {"one_engine_after_another", one_engine_after_another},
                    {"outlives_engine", outlives_engine},
+                   {"gathers_of_two_engines", gathers_of_two_engines},
                    {"steps_within_scope", steps_within_scope},
                    {"nests_scopes", nests_scopes},
                    {"goes_on_after_failure", goes_on_after_failure},

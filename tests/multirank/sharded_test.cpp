@@ -168,6 +168,16 @@ TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
   EXPECT_NEAR((zero3.all - zero2.all) / weights, 0, 0.25);
 }
 
+TEST_F(Sharded, AScopeOverTwoEnginesEntersThemInOneOrderOnAllRanks) {
+  const Result whole = run("gathers_of_two_engines", "zero0");
+  EXPECT_EQ(whole.code, 0) << whole.output;
+  for (const std::string strategy : {"zero1 communicator.alias=true", "zero3"}) {
+    const Result result = run("gathers_of_two_engines", strategy);
+    EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
+    EXPECT_EQ(said(result), said(whole)) << strategy;
+  }
+}
+
 TEST_F(Sharded, WhatAnOperatorThatThrewWroteDoesNotCount) {
   const Result whole = run("throws_in_place", "zero0");
   EXPECT_EQ(whole.code, 0) << whole.output;
