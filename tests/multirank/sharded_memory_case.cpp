@@ -175,6 +175,40 @@ void releases_without_memory(Run& run) {
           "with memory it is released");
 }
 
+// The last rank has no memory for a copy of a buffer of 40 MiB, which refresh() makes.
+void refreshes_without_memory(Run& run) {
+  run.engine.reset();
+  torch::manual_seed(5);
+  run.net = std::make_shared<Net>();
+  run.net->register_buffer("table", torch::ones({10 << 20}));
+  run.engine = std::make_unique<zr::Engine>(run.program, *run.net);
+  zr::Engine& engine = *run.engine;
+  run.step();
+  const torch::Tensor weight = engine.get("first.weight");
+  torch::manual_seed(6);
+  run.net->register_module("added", torch::nn::Linear(64, 64));
+  if (run.program.text("job.name") != "plenty") {
+    std::string error;
+    try {
+      const Scarcity scarcity(engine, run.program.integer("memory.device_budget") > 0);
+      engine.refresh();
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+    }
+    const int last = engine.world() - 1;
+    const bool names = error.rfind("engine.refresh() failed on rank " + std::to_string(last) + ": ", 0) == 0;
+    require(!error.empty() && names == (engine.rank() != last), "every rank has the error of the last one: " + error);
+    require(error.find("41943040 bytes") != error.npos || error.find("asks for 40.00 MiB more") != error.npos,
+            "it is the copy that fails: " + error);
+    require(engine.step_index() == 1 && torch::equal(engine.get("first.weight"), weight), "nothing was changed");
+  }
+  engine.refresh();
+  run.step();
+  engine.get("added.weight");
+  const std::string hash = engine.weights_hash();
+  if (engine.rank() == 0) std::cout << hash << std::endl;
+}
+
 }  // namespace
 
 const Cases& memory_cases() {
@@ -183,6 +217,7 @@ const Cases& memory_cases() {
                            {"keeps_activations", [](Run& run) { tells_activations(run, false); }},
                            {"recomputes_activations", [](Run& run) { tells_activations(run, true); }},
                            {"releases_without_memory", releases_without_memory},
+                           {"refreshes_without_memory", refreshes_without_memory},
                            {"builds_under_cap", [](Run& run) { builds_under_cap(run, false); }},
                            {"builds_deferred_under_cap", [](Run& run) { builds_under_cap(run, true); }}};
   return cases;

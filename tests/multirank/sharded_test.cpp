@@ -319,6 +319,17 @@ TEST_F(Sharded, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTheEngineGoesOn) {
   }
 }
 
+TEST_F(Sharded, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
+  const Result plenty = run("refreshes_without_memory", "zero0", "job.name=plenty");
+  EXPECT_EQ(plenty.code, 0) << plenty.output;
+  for (const std::string strategy :
+       {"zero0", "zero1 communicator.alias=true", "zero3", "zero3 memory.device_budget=2GiB"}) {
+    const Result result = run("refreshes_without_memory", strategy);
+    EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
+    EXPECT_EQ(said(result), said(plenty)) << strategy;
+  }
+}
+
 TEST_F(Sharded, ADeferredModelSaysWhatItLacks) {
   refuses(
       "uses_deferred",
