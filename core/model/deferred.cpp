@@ -83,7 +83,10 @@ Construction::Scope::Scope() : construction_(std::make_shared<Construction>()) {
 }
 
 void Construction::Scope::record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
-  // What the operator is made of is not recorded again.
+  // Views and changes of shape touch no memory. Some copy when they must (to, reshape, contiguous): what they call
+  // comes here again.
+  if (is_view(op.schema()) || op.hasTag(at::Tag::inplace_view)) return op.redispatchBoxed(below, stack);
+  // What any other operator is made of is not recorded again.
   const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
   construction_->add(op, below, stack);
 }
@@ -142,9 +145,8 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
   const bool has_tensors =
       std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
                   [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
-  // Views and changes of shape touch no memory; what works on ordinary tensors alone is done.
-  if ((touches.empty() && has_tensors) || is_view(schema) || op.hasTag(at::Tag::inplace_view))
-    return op.redispatchBoxed(below, stack);
+  // What works on ordinary tensors alone is done.
+  if (touches.empty() && has_tensors) return op.redispatchBoxed(below, stack);
   Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
   keep_inputs(op, step.arguments);
   const at::Tensor random = random_state();

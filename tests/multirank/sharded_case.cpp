@@ -253,11 +253,14 @@ struct Initialised : torch::nn::Module {
     a->weight.mul_(0.5).add_(torch::randn({60, 40}), 0.1);
     a->bias.copy_(a->weight.select(1, 3));
     a->weight.t().select(0, 2).fill_(3);
+    for (auto& p : b->parameters()) p.copy_(p.to(torch::kBFloat16));
+    a->weight.mul_(a->weight.t().contiguous().flatten().view({60, 40}).reshape({2, 30, 40}).sum(0).mean());
+    turned = register_buffer("turned", torch::arange(6).view({2, 3}).t().to(torch::kDouble).reshape({6}));
     table = register_buffer("table", torch::outer(torch::arange(5), torch::pow(2.0, torch::arange(4))).sin());
   }
   torch::nn::Linear a{nullptr};
   torch::nn::Conv2d b{nullptr};
-  torch::Tensor table;
+  torch::Tensor table, turned;
 };
 void builds_initialised(Run& run) {
   run.engine.reset();
@@ -269,6 +272,7 @@ void builds_initialised(Run& run) {
   for (const auto& item : plain.named_parameters())
     require(torch::equal(engine.get(item.key()), item.value().detach()), item.key() + " is initialised the same");
   require(torch::equal(model->table, plain.table), "the table is computed the same");
+  require(torch::equal(model->turned, plain.turned), "so is what is copied for another shape and type");
 }
 void uses_deferred(Run&) {
   auto model = zr::deferred([] { return std::make_shared<Net>(); });
