@@ -100,6 +100,10 @@ struct Engine::State {
     host::fail_user("the model has no buffer '" + host::printable(name) + "'" +
                     (near.empty() ? "" : "; did you mean '" + near + "'?"));
   }
+  /// The engine's buffers become those that the model has now.
+  void follow_buffers() {
+    if (session && torch_model->has_buffers()) torch_model->follow_buffers(module.buffers());
+  }
   /// For the method of that name ("step"): the session, which release() ends.
   host::Session& live(const char* name) {
     if (!session)
@@ -202,6 +206,7 @@ void Engine::refresh() {
     call.not_in_evaluation();
     host::ListChange change;
     const auto look = [&](host::ListChange& found) {
+      before.follow_buffers();
       found = change_of(*before.torch_model, parameters, buffers);
       host::check_param_types(parameters, before.session->config(), before.session->rank());
       std::vector<host::Parameter> list = before.torch_model->relist(parameters, buffers);
@@ -237,6 +242,8 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must be one number");
   state_->torch_model->check_trained(state_->module.parameters());
+  if (state_->torch_model->has_buffers() && !session.checkpoint_dir().empty())  // a checkpoint may be due in step()
+    state_->torch_model->check_buffers(state_->module.buffers());
   if (!loss.requires_grad())
     host::fail_user(
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so that no parameter gets a "
@@ -259,12 +266,7 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
 bool Engine::step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
-  if (!state_->torch_model->buffers().empty()) {  // a checkpoint may be due
-    if (state_->session->checkpoint_dir().empty())
-      state_->torch_model->follow_buffers(state_->module.buffers());
-    else
-      state_->torch_model->check_buffers(state_->module.buffers());
-  }
+  if (state_->session->at_boundary()) state_->follow_buffers();
   return host::host_code(call.text(), [&] { return state_->session->step(); });
 }
 bool Engine::done() const {
@@ -284,6 +286,7 @@ std::string Engine::save(const std::string& dir) {
 Loaded Engine::load(const std::string& dir, const Load& how) {
   return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> Loaded {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
+    state_->follow_buffers();
     host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
@@ -303,6 +306,7 @@ void Engine::release(torch::ScalarType dtype) {
       host::fail_user("engine.release(dtype): the weights can be returned in " +
                       std::string(state_->dtype == ZR_F32 ? "" : "torch::kFloat or in ") + "engine.dtype(), " +
                       c10::toString(torch_type(state_->dtype)) + ", not in " + c10::toString(dtype));
+    state_->follow_buffers();
     session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
   });
   state_->session.reset();
@@ -443,9 +447,14 @@ struct Engine::Evaluation::State {
     const bool alive = !life.expired();  // the engine
     generator.set_state(alive && engine->random.defined() ? engine->random : random);
     if (!alive) return;
-    if (engine->session) engine->torch_model->follow_buffers(engine->module.buffers());
     if (--engine->evaluations == 0) engine->random = torch::Tensor();
-    if (std::uncaught_exceptions() > exceptions) {
+    const bool unwinds = std::uncaught_exceptions() > exceptions;
+    try {
+      engine->follow_buffers();
+    } catch (const std::exception&) {
+      if (!unwinds) throw;
+    }
+    if (unwinds) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
       return;
     }

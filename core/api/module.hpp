@@ -28,7 +28,7 @@ class ProgramModule {
   /// Of now, in the module's order; a tied one under each of its names.
   Tensors parameters() const;
   Tensors buffers() const;
-  /// The parameter of that name, which is found without listing the others; empty if there is none.
+  /// The parameter of that name, which is found without listing those of other modules; empty if there is none.
   Tensors parameter(const std::string& name) const;
 
  private:

@@ -175,7 +175,12 @@ std::vector<std::string> Directory::list() const {
 
 void Directory::sync() const {
   int error = injected("sync");
-  if (error == 0 && ::fsync(fd_) != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+  if (error == 0) {
+    int result = 0;
+    do result = ::fsync(fd_);
+    while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+  }
   if (error) fail_file(path_, "its entries may not be on the disk", error);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "base/failure.hpp"
 #include "base/file.hpp"
@@ -82,39 +83,43 @@ FileLock take_lock(const std::string& root) {
 
 FolderLock::FolderLock(const std::string& root) : lock_(take_lock(root)) {}
 
-std::string partial_name(int64_t step) { return checkpoint_name(step) + kPartial; }
+std::string new_partial_name(int64_t step) {
+  char random[16];
+  std::snprintf(random, sizeof random, ".%08x", static_cast<unsigned>(std::random_device()()));
+  return checkpoint_name(step) + random + kPartial;
+}
 
 void remove_debris(const Directory& root) {
   for (const std::string& name : root.list())
     if (name.starts_with(kPrefix) && (name.ends_with(kPartial) || name.ends_with(kRemoved))) root.remove_all(name);
 }
 
-void commit(const Directory& root, const Directory& partial, int64_t step) {
-  const std::string name = checkpoint_name(step);
+void commit(const Directory& root, const std::string& name, const Directory& partial, int64_t step) {
+  const std::string final_name = checkpoint_name(step);
   partial.sync();
   failpoint("save.before_commit");
-  if (!root.has(name)) {
-    root.rename(partial_name(step), name);
-  } else if (!root.exchange(partial_name(step), name)) {  // at no instant is there none of that step
-    fail_environment(place(root.path(), name) +
+  if (!root.has(final_name)) {
+    root.rename(name, final_name);
+  } else if (!root.exchange(name, final_name)) {  // at no instant is there none of that step
+    fail_environment(place(root.path(), final_name) +
                      ": is there already and cannot be replaced in one step on this file system: " +
                      std::strerror(errno) + "; remove it, or save in another folder");
   }
   failpoint("save.committed");
 }
 
-std::vector<std::string> settle(const Directory& root, int64_t step) {
+std::vector<std::string> settle(const Directory& root, const std::string& name, int64_t step) {
   std::vector<std::string> superseded;
-  for (const std::string& name : by_step(root.list())) {
-    if (std::pair(name.size(), name) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
-    std::string as = name + kSuperseded;
-    for (int n = 2; root.has(as); ++n) as = name + kSuperseded + "-" + std::to_string(n);
-    root.rename(name, as);
+  for (const std::string& one : by_step(root.list())) {
+    if (std::pair(one.size(), one) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
+    std::string as = one + kSuperseded;
+    for (int n = 2; root.has(as); ++n) as = one + kSuperseded + "-" + std::to_string(n);
+    root.rename(one, as);
     superseded.push_back(as);
   }
   root.sync();
   failpoint("save.root_synced");
-  root.remove_all(partial_name(step));
+  root.remove_all(name);
   return superseded;
 }
 

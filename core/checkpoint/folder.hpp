@@ -33,19 +33,21 @@ class FolderLock {
   FileLock lock_;
 };
 
-/// The name of a checkpoint's folder until it is committed.
-std::string partial_name(int64_t step);
+/// A name for a checkpoint's folder until it is committed: "step-00000012.9f3a5c0e.partial", another at each call, so
+/// that no rank takes the folder of an earlier save for it.
+std::string new_partial_name(int64_t step);
 
 // By the owner of the lock alone. They use the directory's descriptor: its path is not resolved again.
 
 /// Removes what earlier saves left that were not committed.
 void remove_debris(const Directory& root);
-/// partial_name(step), which `partial` is, becomes checkpoint_name(step); one of that step that was there before
-/// changes places with it.
-void commit(const Directory& root, const Directory& partial, int64_t step);
-/// What follows a commit: the disk has it, the one it replaced goes, and those of later steps, which an earlier run
-/// left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their new names.
-std::vector<std::string> settle(const Directory& root, int64_t step);
+/// The folder `name`, which `partial` is, becomes checkpoint_name(step); one of that step that was there before changes
+/// places with it.
+void commit(const Directory& root, const std::string& name, const Directory& partial, int64_t step);
+/// What follows a commit: the disk has it, the one it replaced, which is `name` now, goes, and those of later steps,
+/// which an earlier run left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their
+/// new names.
+std::vector<std::string> settle(const Directory& root, const std::string& name, int64_t step);
 /// Removes all but the newest `keep` (0: none) and the newest whose last step was applied, so that a run whose steps
 /// are skipped never loses its last good checkpoint. `newest_applied`: the newest is known to be one.
 void retain(const Directory& root, int64_t keep, bool newest_applied);

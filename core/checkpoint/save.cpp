@@ -109,8 +109,7 @@ std::string index_of(const Manifest& manifest) {
 }
 
 // Makes the folder and its files, which have their headers then.
-Directory begin(const Directory& root, const Layout& layout) {
-  const std::string name = partial_name(layout.manifest.step);
+Directory begin(const Directory& root, const std::string& name, const Layout& layout) {
   remove_debris(root);
   if (!root.make(name)) fail_file(root.path() + "/" + name, "cannot be created", EEXIST);
   Directory folder = root.existing(name);
@@ -124,6 +123,16 @@ Directory begin(const Directory& root, const Layout& layout) {
     if (about.bytes == about.data) file.sync();  // no rank has a part of it
   }
   failpoint("save.files_made");
+  return folder;
+}
+
+// The folder that rank 0 made, by another process, perhaps on another host. It belongs to the user whom this host gives
+// the files that it makes there.
+Directory open_folder(const Directory& root, const std::string& name, int rank) {
+  Directory folder = root.existing(name);
+  const std::string own = ".rank-" + std::to_string(rank);
+  if (folder.create(own).owner() != folder.owner()) fail_replaced(folder.path());
+  folder.remove(own);
   return folder;
 }
 
@@ -243,18 +252,17 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
     });
   };
   std::optional<Directory> root, folder;
+  std::string name;  // of the folder until it is committed
   try {
-    std::string owner;
     first([&] {
       root.emplace(Directory::open(path, true));
-      folder.emplace(begin(*root, layout));
-      owner = std::to_string(folder->owner());
+      name = new_partial_name(image.step);
+      folder.emplace(begin(*root, name, layout));
     });
-    owner = peers.tell(owner);
+    name = peers.tell(name);
     std::string chunks;
     agree(peers, [&] {
-      if (!folder) folder.emplace(Directory::open(path, false).existing(partial_name(image.step)));
-      if (std::to_string(folder->owner()) != owner) fail_replaced(folder->path());
+      if (!folder) folder.emplace(open_folder(Directory::open(path, false), name, peers.rank));
       const std::vector<Written> written = write_slabs(*folder, layout, image, peers, options.chunk_bytes);
       chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
     });
@@ -268,7 +276,7 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
       failpoint("save.index_written");
       folder->write(kManifest, to_text(layout.manifest));
       failpoint("save.manifest_written");
-      commit(*root, *folder, image.step);
+      commit(*root, name, *folder, image.step);
     });
   } catch (const Failure& failure) {
     // All ranks are here, or gone: nobody writes any more.
@@ -282,8 +290,8 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
   Saved saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
   try {
     first([&] {
-      for (const std::string& name : settle(*root, image.step))
-        saved.warnings.push_back(path + ": a checkpoint of a later step, which this run did not come from, is " + name +
+      for (const std::string& one : settle(*root, name, image.step))
+        saved.warnings.push_back(path + ": a checkpoint of a later step, which this run did not come from, is " + one +
                                  " now; remove it if nobody needs it");
     });
   } catch (const Failure& failure) {

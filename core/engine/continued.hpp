@@ -32,7 +32,7 @@ struct Continued {
   std::unique_ptr<StopSignal> stop_signal;
   WireCount wire;  // of this rank
   Overlap overlap{};
-  int64_t begun = 0;
+  int64_t begun = 0, updates_before = 0;
   bool stopped = false;
   double loss = 0, grad_norm = 0;
 };

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "base/failure.hpp"
+#include "base/file.hpp"
+#include "checkpoint/folder.hpp"
 
 namespace zr::host {
 
@@ -21,7 +23,8 @@ std::map<std::string, Alive>& alive() {  // by run folder
 }
 
 bool are_together(const Alive& a, const Alive& b) {
-  return a.checkpoints == b.checkpoints && !a.checkpoints.empty() && a.name != b.name;
+  return a.checkpoints == b.checkpoints && !a.checkpoints.empty() && a.name != b.name && !a.name.empty() &&
+         !b.name.empty();
 }
 
 // The step of `other` when the checkpoint that `one` continues from was saved; -1: not known.
@@ -33,13 +36,15 @@ int64_t step_then(const Alive& one, const Alive& other) {
 std::string difference(const Alive& one, const Alive& other) {
   const int64_t then = step_then(one, other);
   const auto text = [](int64_t step) { return std::to_string(step); };
+  const std::string folder = other.checkpoints + "/" + other.name;
   return "engine '" + one.name + "' resumes from step " + text(one.begun) + ", saved when engine '" + other.name +
          "' was at step " + text(then) + ", but engine '" + other.name + "' starts from step " + text(other.begun) +
-         ": the job ended between their saves, or a checkpoint was removed; to continue both from one moment, " +
-         (other.begun > then
-              ? "remove the checkpoints of '" + other.name + "' after step " + text(then) + " in " + other.checkpoints +
-                    "/" + other.name + " and resume again"
-              : "restore the checkpoint of step " + text(then) + " in " + other.checkpoints + "/" + other.name);
+         ": the job ended between their saves, or a checkpoint was removed; " +
+         (is_there(folder + "/" + checkpoint_name(then))
+              ? "to continue both from one moment, remove the checkpoints of '" + other.name + "' after step " +
+                    text(then) + " in " + folder + " and resume again"
+              : folder + " has no checkpoint of step " + text(then) +
+                    ", so they cannot continue from one moment; keep more checkpoints (checkpoint.keep)");
 }
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }

@@ -21,7 +21,7 @@ class EngineName {
   void at_step(int64_t step);
   /// This engine continues from a checkpoint of that step, saved when others() was `others`.
   void loaded(int64_t step, const std::map<std::string, int64_t>& others);
-  /// By name, the steps of the other engines of this process that save under the same checkpoint.dir.
+  /// By name, the steps of the other named engines of this process that save under the same checkpoint.dir.
   std::map<std::string, int64_t> others() const;
   /// A line for each of those engines whose state is of another moment than this engine's: the job ended between their
   /// saves. Engines that trained since they were made are not compared.

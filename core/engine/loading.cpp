@@ -197,8 +197,8 @@ void Session::clear_states(uint32_t param) {
 // Step, schedule, scale and what the optimizer keeps besides its states.
 void Session::take_facts(const Checkpoint& from, const Match& found, const Facts& facts) {
   step_ = begun_ = from.manifest().step;
-  name_.loaded(step_, facts.engines);
-  updates_ = facts.updates;
+  refreshed_ ? name_.at_step(step_) : name_.loaded(step_, facts.engines);
+  updates_ = updates_before_ = facts.updates;
   samples_ = facts.samples;
   const bool same_optimizer = facts.optimizer == setup_.optimizer.table->id;
   for (const Match::Part& part : found.parts) {

@@ -215,24 +215,34 @@ void Session::store_whole(uint32_t param, const void* whole) {
 }
 
 void Session::take_written() {
-  for (const uint32_t param : model_.written()) {
+  const auto report = [&](uint32_t param) {
     if (weight_digest_) weight_digest_->written(param);
+    record_->forget_hash();
+  };
+  for (const uint32_t param : model_.written()) {
+    report(param);
     for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
   }
   if (!plan_.has_master) return;
-  for (const uint32_t param : model_.exposed())
-    for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
-  for (const Unit* unit : weight_samples_.changed()) adopt_master(*unit, unit->weight.data);
+  for (const uint32_t param : model_.exposed()) {
+    bool changed = false;
+    for (const uint32_t u : units_of_[param]) changed |= adopt_master(units_[u], units_[u].weight.data);
+    if (changed) report(param);
+  }
+  for (const Unit* unit : weight_samples_.changed())
+    if (adopt_master(*unit, unit->weight.data)) report(unit->param);
 }
 
-void Session::adopt_master(const Unit& unit, const void* weights) {
-  if (!plan_.has_master) return;
+bool Session::adopt_master(const Unit& unit, const void* weights) {
+  if (!plan_.has_master) return false;
   const zr_dtype dtype = plan_.input.weight_dtype;
+  bool changed = false;
   visit(unit, master_array(), unit.first, unit.count, States::Use::change,
         [&](void* memory, int64_t first, int64_t count) {
-          adopt(static_cast<const char*>(weights) + (first - unit.first) * size_of(dtype), dtype, count,
-                static_cast<float*>(memory));
+          changed |= adopt(static_cast<const char*>(weights) + (first - unit.first) * size_of(dtype), dtype, count,
+                           static_cast<float*>(memory));
         });
+  return changed;
 }
 
 void Session::check_same_values(const Parameter& parameter, const float* values) {

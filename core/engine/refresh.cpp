@@ -95,6 +95,7 @@ Continued Session::hand_over(ListChange change) {
   all.wire += wire_before_;
   all.overlap = overlap();
   all.begun = begun_;
+  all.updates_before = updates_before_;
   all.stopped = stopped_;
   all.loss = last_.loss;
   all.grad_norm = last_.grad_norm;
@@ -112,6 +113,7 @@ void Session::continue_from(const Continued& before) {
   load(before.folder, how);
   refreshed_ = nullptr;
   begun_ = before.begun;
+  updates_before_ = before.updates_before;
   stopped_ = before.stopped;
   last_ = {before.loss, before.grad_norm};
   wire_before_ = before.wire;

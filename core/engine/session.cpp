@@ -289,9 +289,9 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
                          "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
                          "has its weights hash");
   if (step_ != steps && !agreed.stop) return;
-  if (skips_ == step_ - begun_ && rank() == 0)
-    log(ZR_LOG_WARN, "no step of this run updated the weights: gradients were not finite in each of the " +
-                         std::to_string(skips_) + "; look at the data, " + remedy_for_skips());
+  if (updates_ == updates_before_ && rank() == 0)
+    log(ZR_LOG_WARN, "no step of this run updated the weights, as gradients were not finite (steps skipped: " +
+                         std::to_string(step_ - begun_) + "); look at the data, " + remedy_for_skips());
   write_totals();
 }
 
@@ -371,7 +371,7 @@ void Session::write_totals() {
 }
 
 void Session::write_summary() {
-  if (!model_.written().empty()) record_->forget_hash();
+  if (!model_.written().empty() || !weight_samples_.changed().empty()) record_->forget_hash();
   record_->set_digest({weight_digest_->bytes(), weight_digest_->optimizer_bytes(), weight_digest_->cycles()});
   record_->finish(ledger_, overlap());
 }

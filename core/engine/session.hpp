@@ -87,8 +87,8 @@ class Session {
   /// Whatever the strategy, compares between the ranks that all are in `call` ("engine.get(\"w\")"). Collective.
   void meet(const std::string& call);
   /// Prepares the model for the end of this session: afterwards its parameters have memory of their own with the
-  /// present values in that dtype, fp32 or the weights', and so do floating-point buffers. On a failure, which is thrown
-  /// on all ranks, all is as before. Collective, between steps.
+  /// present values in that dtype, fp32 or the weights', and so do floating-point buffers. On a failure, which is
+  /// thrown on all ranks, all is as before. Collective, between steps.
   void return_weights(zr_dtype dtype);
   /// On the accumulation boundary: agree, clip, update, gather; true then. Collective.
   bool step();
@@ -97,6 +97,8 @@ class Session {
   int world() const { return control_->world(); }
   int accumulation() const { return accumulation_; }
   int threads() const { return pool_.width(); }
+  /// The next step() ends the step.
+  bool at_boundary() const { return micro_ == accumulation_; }
   int64_t step_index() const { return step_; }
   int64_t micro_index() const { return int64_t{micro_} * world() + rank(); }
   const Config& config() const { return setup_.config; }
@@ -251,8 +253,8 @@ class Session {
   void not_saved(const Failure& failure);
   void check_complete() const;
   std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
-  /// The unit's masters become the weights where these are not what they round to.
-  void adopt_master(const Unit& unit, const void* weights);
+  /// The unit's masters become the weights where these are not what they round to. True if there were any.
+  bool adopt_master(const Unit& unit, const void* weights);
   void notify_updated();
   void write_totals();
   void write_summary();
@@ -327,7 +329,7 @@ class Session {
   std::vector<std::string> declared_buffers_;                // of the image that is being saved
   int64_t skips_ = 0, skips_reported_ = 0, skip_lines_ = 0;  // steps of this run
   int64_t last_skip_line_ = 0;                               // a step
-  int64_t begun_ = 0;                                        // the step that this run began behind
+  int64_t begun_ = 0, updates_before_ = 0;                   // steps and updates that this run began behind
   TierWaits waited_;                                         // up to the last lap
   float grad_mul_ = 1;
   struct {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/VariableHooksInterface.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -19,10 +20,17 @@ struct DataViews::Counters {
   std::mutex mutex;
   std::vector<Counter> all;
   bool uncounted = false;  // a tensor was made that has no counter
+  bool moved = false;      // a counter that is forgotten had moved
+  std::size_t most = 64;   // of them before they are looked through
 
   // Forgets the counters that no tensor has any more.
   void prune() {
-    std::erase_if(all, [](const Counter& counter) { return counter.version.unique(); });
+    std::erase_if(all, [this](const Counter& counter) {
+      if (!counter.version.unique()) return false;
+      moved |= counter.version.current_version() != counter.seen;
+      return true;
+    });
+    most = std::max<std::size_t>(64, 2 * all.size());
   }
 
   // By storage. What an engine leaves behind is taken over by the next one on that storage (engine.refresh()).
@@ -107,10 +115,12 @@ DataViews::DataViews(const c10::Storage& storage) : storage_(storage.unsafeGetSt
     if (!counters) return;
     const c10::VariableVersion& version = made.unsafeGetTensorImpl()->version_counter();
     const std::lock_guard lock(counters->mutex);
-    if (version.enabled())
-      counters->all.push_back({version, version.current_version()});
-    else
+    if (!version.enabled()) {
       counters->uncounted = true;
+      return;
+    }
+    if (counters->all.size() >= counters->most) counters->prune();
+    counters->all.push_back({version, version.current_version()});
   });
   const std::lock_guard lock(Counters::map_mutex);
   std::shared_ptr<Counters>& counters = Counters::map()[storage_];
@@ -122,12 +132,12 @@ DataViews::~DataViews() {
   const std::lock_guard lock(Counters::map_mutex);
   const std::lock_guard counters(counters_->mutex);
   counters_->prune();
-  if (counters_->all.empty() && !counters_->uncounted) Counters::map().erase(storage_);
+  if (counters_->all.empty() && !counters_->uncounted && !counters_->moved) Counters::map().erase(storage_);
 }
 
 bool DataViews::written() {
   const std::lock_guard lock(counters_->mutex);
-  bool any = counters_->uncounted;
+  bool any = counters_->uncounted || std::exchange(counters_->moved, false);
   for (auto& counter : counters_->all) {
     const uint32_t now = counter.version.current_version();
     any |= now != counter.seen;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/failure.hpp"
 #include "model/placeholder.hpp"
@@ -118,75 +119,56 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   for (const auto& [name, tensor] : buffers)
     if (tensor.has_storage() && seen.insert(tensor.unsafeGetTensorImpl()).second)
       users_[storage_of(tensor)].buffers.emplace_back(name, tensor);
-  check_addresses();
+  check_overlaps();
   std::erase_if(users_,
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
-    check(users);
+    check_strangers(users);
     left_[storage] = users.parameters.size() + users.buffers.size();
   }
 }
 
-void Storages::check_addresses() const {
+void Storages::check_overlaps() const {
   struct Span {
+    const void* memory;  // null: of the process; else of a storage without memory, whose offsets count alone
     int64_t begin, end;
-    const std::pair<std::string, torch::Tensor>* tensor;
     bool parameter;
+    std::size_t order;
+    const std::pair<std::string, torch::Tensor>* tensor;
   };
   std::vector<Span> spans;
   for (const auto& [storage, users] : users_)
     for (const auto* list : {&users.parameters, &users.buffers})
       for (const auto& item : *list) {
-        const torch::Tensor& tensor = item.second;
-        const int64_t at = tensor.numel() > 0 ? address(tensor) : 0;
-        if (at == 0) continue;
-        const auto [begin, end] = extent(tensor);
-        spans.push_back({at + begin, at + end, &item, list == &users.parameters});
+        if (item.second.numel() == 0) continue;
+        const int64_t at = address(item.second);
+        const auto [begin, end] = extent(item.second);
+        spans.push_back({at == 0 ? storage : nullptr, at + begin, at + end, list == &users.parameters,
+                         static_cast<std::size_t>(&item - list->data()), &item});
       }
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  for (auto a = spans.begin(); a != spans.end(); ++a)
-    for (auto b = a + 1; b != spans.end() && b->begin < a->end; ++b) {
-      if (storage_of(a->tensor->second) == storage_of(b->tensor->second)) continue;  // check() looks at these
-      if (!(a->parameter || b->parameter) || !overlap(a->tensor->second, b->tensor->second)) continue;
-      Users users;
-      for (const Span* one : {&*a, &*b}) (one->parameter ? users.parameters : users.buffers).push_back(*one->tensor);
-      check(users);
-    }
-}
-
-void Storages::check(const Users& users) const {
-  if (users.parameters.empty()) return;
-  // Neighbours in memory are compared alone: a model may have all its parameters on one storage.
-  struct One {
-    int64_t begin, end;
-    std::size_t index;  // of parameters, then buffers
-  };
-  const auto item = [&](std::size_t i) -> const auto& {
-    return i < users.parameters.size() ? users.parameters[i] : users.buffers[i - users.parameters.size()];
-  };
-  std::vector<One> spans;
-  for (std::size_t i = 0; i < users.parameters.size() + users.buffers.size(); ++i) {
-    const auto [begin, end] = extent(item(i).second);
-    spans.push_back({begin, end, i});
-  }
-  std::sort(spans.begin(), spans.end(),
-            [](const One& a, const One& b) { return std::pair(a.begin, a.index) < std::pair(b.begin, b.index); });
-  for (auto a = spans.begin(); a != spans.end(); ++a)
-    for (auto b = a + 1; b != spans.end() && b->begin < a->end; ++b) {
-      const auto [i, j] = std::minmax(a->index, b->index);
-      const auto& [name, tensor] = item(i);
-      const auto& [other, values] = item(j);
-      if (i >= users.parameters.size() || !overlap(tensor, values)) continue;
-      if (j < users.parameters.size())
-        fail_user("parameters '" + name + "' and '" + other +
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
+  });
+  // Neighbours alone are compared: a model may have all its parameters on one storage.
+  for (auto one = spans.begin(); one != spans.end(); ++one)
+    for (auto next = one + 1; next != spans.end() && next->memory == one->memory && next->begin < one->end; ++next) {
+      if (!(one->parameter || next->parameter) || !overlap(one->tensor->second, next->tensor->second)) continue;
+      const bool both = one->parameter && next->parameter;
+      const Span& a = both && one->order > next->order ? *next : one->parameter ? *one : *next;
+      const Span& b = &a == &*one ? *next : *one;
+      if (both)
+        fail_user("parameters '" + a.tensor->first + "' and '" + b.tensor->first +
                   "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
                   "parameter, so that they would no longer share it; to tie weights, register one tensor under both "
                   "names, else register a clone()");
-      fail_user("buffer '" + other + "' is on the memory of parameter '" + name +
+      fail_user("buffer '" + b.tensor->first + "' is on the memory of parameter '" + a.tensor->first +
                 "'; the engine moves the parameter, so that the buffer would keep its old values; compute it in "
                 "forward(), or register a clone()");
     }
-  if (users.buffers.empty()) return;
+}
+
+void Storages::check_strangers(const Users& users) const {
+  if (users.parameters.empty() || users.buffers.empty()) return;
   Tensors all = users.parameters;
   all.insert(all.end(), users.buffers.begin(), users.buffers.end());
   if (const int64_t others = strangers(all); others > 0)

@@ -38,8 +38,8 @@ class Storages {
   struct Users {
     std::vector<std::pair<std::string, torch::Tensor>> parameters, buffers;
   };
-  void check(const Users& users) const;
-  void check_addresses() const;  // the same of tensors on several storages (from_blob())
+  void check_overlaps() const;  // on one storage, or on several at the same addresses (from_blob())
+  void check_strangers(const Users& users) const;
   void leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
   std::map<const c10::StorageImpl*, Users> users_;       // of storages with several registered tensors
   std::map<const c10::StorageImpl*, std::size_t> left_;  // registered tensors that are still on it

@@ -135,16 +135,33 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
             "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
 }
 
+namespace {
+std::map<std::string, torch::Tensor> by_name(const Storages::Tensors& buffers) {
+  std::map<std::string, torch::Tensor> all;
+  for (const auto& [name, tensor] : filled(buffers)) all.emplace(name, tensor);
+  return all;
+}
+
+std::string kind_of(const torch::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
+
+bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
+  return other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() && other.device().is_cpu() &&
+         other.layout() == torch::kStrided;
+}
+}  // namespace
+
 std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& buffers) const {
-  std::map<std::string, torch::Tensor> now;
-  for (const auto& [name, tensor] : filled(buffers)) now.emplace(name, tensor);
+  std::map<std::string, torch::Tensor> now = by_name(buffers);
   std::vector<std::string> changed, removed;
   for (const auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
     if (found == now.end())
       removed.push_back("'" + name + "' was removed from the model");
     else if (!found->second.is_same(tensor))
-      changed.push_back("'" + name + "' was replaced by another tensor");
+      changed.push_back("'" + name + "' was replaced by another tensor" +
+                        (is_like(found->second, tensor)
+                             ? ""
+                             : " (" + kind_of(found->second) + " instead of " + kind_of(tensor) + ")"));
     if (found != now.end()) now.erase(found);
   }
   for (const auto& [name, tensor] : now) changed.push_back("'" + name + "' was added to the model");
@@ -153,15 +170,17 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
 }
 
 void TorchModel::follow_buffers(const Storages::Tensors& buffers) {
-  std::map<std::string, torch::Tensor> now;
-  for (const auto& [name, tensor] : filled(buffers)) now.emplace(name, tensor);
+  std::map<std::string, torch::Tensor> now = by_name(buffers);
   for (auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
-    if (found == now.end() || found->second.is_same(tensor)) continue;
-    const torch::Tensor& other = found->second;
-    if (other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() && other.device().is_cpu() &&
-        other.is_contiguous() && !Placeholder::behind(other) && !Storages::has_engine_memory(other))
-      tensor = other;
+    if (found == now.end() || found->second.is_same(tensor) || !is_like(found->second, tensor)) continue;
+    tensor = found->second;
+    // The engine writes to buffers: not to a batch of the program, or a parameter, that the tensor is a view of.
+    const c10::Storage& storage = tensor.storage();
+    if (storage.use_count() > 1 || !storage.allocator() || !tensor.is_contiguous()) {
+      const torch::NoGradGuard no_grad;
+      tensor.set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
+    }
   }
 }
 
@@ -169,9 +188,13 @@ void TorchModel::check_buffers(const Storages::Tensors& buffers) {
   follow_buffers(buffers);
   const std::vector<std::string> changed = changed_buffers(buffers);
   if (changed.empty()) return;
-  fail_user("this engine does not have the buffers of its model, which changed after the engine was made: " +
-            first_of(changed) +
-            "; call engine.refresh() on all ranks between two steps, or make the engine after the change");
+  fail_user(
+      "this engine does not have the buffers of its model, which changed after the engine was made: " +
+      first_of(changed) +
+      "; call engine.refresh() on all ranks between two steps, or make the engine after the change; a forward() " +
+      "that assigns its buffers must keep their shape and type");
 }
+
+bool TorchModel::has_buffers() const { return !state_->buffers.empty(); }
 
 }  // namespace zr::host

@@ -138,8 +138,8 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
   storage.unsafeGetStorageImpl()->set_resizable(false);
   constexpr std::size_t kOwn = 2;  // the parameter and `storage`
-  slot.binding = {
-      storage, memory, type, version_of(slot.tensor), storage.use_count() > kOwn, std::make_unique<DataViews>(storage)};
+  const bool early = storage.use_count() > kOwn;
+  slot.binding = {storage, memory, type, version_of(slot.tensor), early, std::make_unique<DataViews>(storage)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }

@@ -57,8 +57,10 @@ class TorchModel final : public Model {
   /// How the program's buffers, as they are now, are not those that this model was made with: "'x' was replaced by
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  bool has_buffers() const;
   /// Takes the program's buffers, as they are now, for its own where only the tensor changed, not its shape or type:
-  /// the forward of a TorchScript module assigns new tensors to its buffers.
+  /// the forward of a TorchScript module assigns new tensors to its buffers. One whose memory others use, too, gets a
+  /// copy.
   void follow_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   /// follow_buffers(), then throws Failure(user) naming those that changed otherwise, if there are any.
   void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);

@@ -36,21 +36,24 @@ void narrow(const float* values, int64_t count, zr_dtype dtype, void* out) {
   }
 }
 
-void adopt(const void* values, zr_dtype dtype, int64_t count, float* master) {
+bool adopt(const void* values, zr_dtype dtype, int64_t count, float* master) {
   constexpr int64_t kBlock = 1024;
   const int64_t size = size_of(dtype);
   std::array<float, kBlock> wide, rounded;
+  bool any = false;
   for (int64_t at = 0; at < count; at += kBlock) {
     const int64_t n = std::min(kBlock, count - at);
     const char* from = static_cast<const char*>(values) + at * size;
     narrow(master + at, n, dtype, rounded.data());
     if (std::memcmp(rounded.data(), from, static_cast<std::size_t>(n * size)) == 0) continue;
+    any = true;
     widen(from, dtype, n, wide.data());
     for (int64_t i = 0; i < n; ++i)
       if (std::memcmp(reinterpret_cast<const char*>(rounded.data()) + i * size, from + i * size,
                       static_cast<std::size_t>(size)) != 0)
         master[at + i] = wide[static_cast<std::size_t>(i)];
   }
+  return any;
 }
 
 }  // namespace zr::host

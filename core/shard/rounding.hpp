@@ -12,6 +12,6 @@ void widen(const void* values, zr_dtype dtype, int64_t count, float* out);
 /// out[count] of `dtype` = values rounded; NaN stays NaN.
 void narrow(const float* values, int64_t count, zr_dtype dtype, void* out);
 /// Where values[i] is not what master[i] rounds to, someone wrote the former: master[i] becomes it.
-void adopt(const void* values, zr_dtype dtype, int64_t count, float* master);
+bool adopt(const void* values, zr_dtype dtype, int64_t count, float* master);
 
 }  // namespace zr::host

@@ -59,6 +59,11 @@ struct Net : torch::nn::Module {
       more.push_back(pattern == "blobs" ? register_parameter("right", blob(kWidth))
                                         : register_buffer("right", blob(kWidth)));
     }
+    if (pattern == "part_blob") {  // the same addresses, of which the second is a part of a larger storage
+      floats.assign(2 * kWidth * kWidth, 0.5F);
+      more.push_back(register_parameter("left", torch::from_blob(floats.data() + kWidth * kWidth, {kWidth, kWidth})));
+      more.push_back(register_parameter("right", matrix(torch::from_blob(floats.data(), {2 * kWidth * kWidth}), 1)));
+    }
     if (pattern == "set_data_tie") first->weight.set_data(weight);
     if (pattern == "expanded") register_parameter("wide", torch::zeros({1}).expand({kWidth}));
     if (pattern == "buffer_view") kept = register_buffer("seen", weight.detach().view(-1));
@@ -234,10 +239,27 @@ const engine_tests::Cases& alias_cases() {
                             {"alias_engine_beside", engine_beside},
                             {"alias_deferred_view", deferred_view},
                             {"alias_bf16_view", [](Run& run) { compare(run, "bf16_view", {"train.dtype=bf16"}); }}};
-    for (const char* pattern : {"view",          "view_without_grad",  "detach",       "data",     "chunks",
-                                "second_model",  "flat_parameters",    "flat_base",    "columns",  "overlap",
-                                "blobs",         "blob_buffer",        "set_data_tie", "expanded", "buffer_view",
-                                "buffer_beside", "buffer_beside_kept", "tied",         "lstm",     "optimizer",
+    for (const char* pattern : {"view",
+                                "view_without_grad",
+                                "detach",
+                                "data",
+                                "chunks",
+                                "second_model",
+                                "flat_parameters",
+                                "flat_base",
+                                "columns",
+                                "overlap",
+                                "blobs",
+                                "part_blob",
+                                "blob_buffer",
+                                "set_data_tie",
+                                "expanded",
+                                "buffer_view",
+                                "buffer_beside",
+                                "buffer_beside_kept",
+                                "tied",
+                                "lstm",
+                                "optimizer",
                                 "held_loss"})
       all["alias_" + std::string(pattern)] = [pattern = std::string(pattern)](Run& run) { compare(run, pattern); };
     return all;

@@ -241,6 +241,7 @@ TEST_F(EngineNameTest, EnginesThatResumeFromDifferentMomentsAreReported) {
   ASSERT_EQ(run(2, "gan", words + "4").code, 0);
   fs::rename(ck + "/generator/step-00000004", ck + "/kept");
   const Result behind = run(2, "gan", words + "4 checkpoint.resume=true job.name=behind");
+  EXPECT_EQ(behind.code, 1) << "the case itself wants both at one step";
   EXPECT_THAT(behind.output, HasSubstr("engine 'generator' resumes from step 2, saved when engine 'discriminator' was "
                                        "at step 2, but engine 'discriminator' starts from step 4: the job ended "
                                        "between their saves, or a checkpoint was removed; to continue both from one "

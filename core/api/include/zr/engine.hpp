@@ -55,10 +55,12 @@ class Engine {
 
   /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's
   /// tokens where they differ: gradients are of sum(weight * loss) / sum(weight). A weight of 0 contributes nothing,
-  /// whatever the loss (a micro-batch without data, whose mean is not a number); others lie in the range of fp32. The
-  /// sum over a step must be above 0.
-  /// Collective. A loss without autograd graph is rejected. If autograd throws before the first gradient is handed
-  /// over, it is as if backward had not been called; after that the engine can neither go on nor be released.
+  /// whatever the loss (a micro-batch without data, whose mean is not a number); others must be from
+  /// 1.2e-38 to 3.4e38. The sum over a step must be above 0. Throws if buffers were added to the model, removed or
+  /// replaced by tensors of another shape or type and checkpoint.dir is set; replaced by others of the same shape and
+  /// type, as forward() of a TorchScript module may do, they are the engine's from then on. Collective. A loss without
+  /// autograd graph is rejected. If autograd throws before the first gradient is handed over, it is as if backward had
+  /// not been called; after that the engine can neither go on nor be released.
   void backward(const torch::Tensor& loss, double weight = 1);
   /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. Collective.
   bool step();

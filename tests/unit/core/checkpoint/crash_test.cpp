@@ -23,6 +23,12 @@ std::string saves(const std::string& root, const Model& model, int64_t step, con
       .folder;
 }
 
+std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
 TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
   const Scratch scratch;
   int64_t step = 0;
@@ -80,9 +86,7 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
   std::printf("%d ranks were killed while saving\n", kills);
   ++step;
   ASSERT_TRUE(good(on_ranks(kRanks, [&](const Peers& peers) { saves(root, Model(7), step, peers, 1); })));
-  std::set<std::string> left;
-  for (const auto& entry : std::filesystem::directory_iterator(root)) left.insert(entry.path().filename());
-  EXPECT_EQ(left, (std::set<std::string>{"lock", checkpoint_name(step)})) << "and no debris stays";
+  EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(step)})) << "and no debris stays";
 }
 
 TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
@@ -133,7 +137,7 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
         if (WEXITSTATUS(ends[0]) == 3) {
           ++failed;
           EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(1)});
-          EXPECT_FALSE(std::filesystem::exists(root + "/" + partial_name(2)));
+          EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(1)}));
         } else {
           std::filesystem::remove_all(std::filesystem::path(root) / checkpoint_name(2));
         }
@@ -147,15 +151,16 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
 TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
   namespace fs = std::filesystem;
   const Scratch scratch;
-  const std::string root = scratch.path("c"), victim = scratch.path("victim"), partial = root + "/" + partial_name(2);
+  const std::string root = scratch.path("c"), victim = scratch.path("victim");
+  std::string partial;  // the folder that is written
   ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, Model(1), 1, peers); })));
   fs::copy(root + "/" + checkpoint_name(1), victim, fs::copy_options::recursive);
   struct Swap {
     std::string what, message;
-    std::function<void()> put;
+    std::function<void()> put;  // under the name of `partial`, which was moved to NAME.held
   };
   const std::vector<Swap> swaps{
-      {"a link", partial + ": cannot be opened: it is a symbolic link", [&] { fs::create_symlink(victim, partial); }},
+      {"a link", ".partial: cannot be opened: it is a symbolic link", [&] { fs::create_symlink(victim, partial); }},
       {"another checkpoint", ": was replaced by another user or process while the checkpoint was written",
        [&] { fs::copy(victim, partial, fs::copy_options::recursive); }},
       {"links to another's files", "cannot be opened: it is a symbolic link",
@@ -164,7 +169,7 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
          for (const auto& entry : fs::directory_iterator(victim))
            fs::create_symlink(entry.path(), fs::path(partial) / entry.path().filename());
        }},
-      {"another user's folder", partial + ": was replaced by another user or process",
+      {"another user's folder", ".partial: was replaced by another user or process",
        [&] {
          fs::copy(partial + ".held", partial, fs::copy_options::recursive);
          ASSERT_EQ(::chown(partial.c_str(), 65534, 65534), 0);
@@ -179,6 +184,7 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
         peers.tell = [&](const std::string& word) {
           std::string answer = given.tell(word);
           if (++told == 2) {  // rank 0 made the folder, this rank opens it next
+            partial = root + "/" + answer;
             fs::rename(partial, partial + ".held");
             swap.put();
           }
@@ -195,8 +201,8 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
     for (const int end : ends) EXPECT_EQ(WEXITSTATUS(end), 3) << swap.what;
     expect_holds(victim, Model(1));
     expect_holds(root + "/" + checkpoint_name(1), Model(1));
-    fs::remove_all(partial);
-    fs::remove_all(partial + ".held");
+    for (const std::string& name : names_in(root))
+      if (name != checkpoint_name(1)) fs::remove_all(root + "/" + name);
   }
 }
 

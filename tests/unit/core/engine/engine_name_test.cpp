@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "scratch.hpp"
+
 namespace {
 
 using testing::ElementsAre;
@@ -12,7 +14,9 @@ using zr::host::EngineName;
 
 class EngineNameMoments : public testing::Test {
  protected:
-  EngineName critic_{"critic", "runs/job/critic", "ck"}, actor_{"actor", "runs/job/actor", "ck"};
+  const zr::test::Scratch scratch_;
+  const std::string ck_ = scratch_.path("ck");
+  EngineName critic_{"critic", "runs/job/critic", ck_}, actor_{"actor", "runs/job/actor", ck_};
 };
 
 TEST_F(EngineNameMoments, KnowsTheStepsOfTheOtherEnginesOfItsCheckpointFolder) {
@@ -33,22 +37,31 @@ TEST_F(EngineNameMoments, AcceptsEnginesThatWereSavedInTurn) {
 }
 
 TEST_F(EngineNameMoments, NamesTheEngineWhoseCheckpointIsNewer) {
+  scratch_.write("ck/critic/step-00000008/manifest.json", "{}");
   critic_.loaded(10, {{"actor", 9}});
   actor_.loaded(8, {{"critic", 8}});
   EXPECT_THAT(actor_.different_moments(),
               ElementsAre("engine 'actor' resumes from step 8, saved when engine 'critic' was at step 8, but engine "
                           "'critic' starts from step 10: the job ended between their saves, or a checkpoint was "
                           "removed; to continue both from one moment, remove the checkpoints of 'critic' after step 8 "
-                          "in ck/critic and resume again"));
+                          "in " +
+                          ck_ + "/critic and resume again"));
   EXPECT_EQ(critic_.different_moments(), actor_.different_moments()) << "whichever engine is made last";
+}
+
+TEST_F(EngineNameMoments, AdvisesNothingThatWouldLoseTheRun) {
+  critic_.loaded(10, {{"actor", 9}});
+  actor_.loaded(8, {{"critic", 8}});  // checkpoint.keep = 1
+  EXPECT_THAT(actor_.different_moments(),
+              ElementsAre(HasSubstr("or a checkpoint was removed; " + ck_ +
+                                    "/critic has no checkpoint of step 8, so they cannot continue from one moment; "
+                                    "keep more checkpoints (checkpoint.keep)")));
 }
 
 TEST_F(EngineNameMoments, NamesTheEngineThatHasNoCheckpoint) {
   actor_.loaded(2, {{"critic", 2}});
   EXPECT_THAT(critic_.different_moments(),
-              ElementsAre(HasSubstr("engine 'critic' starts from step 0: the job ended between their saves, or a "
-                                    "checkpoint was removed; to continue both from one moment, restore the checkpoint "
-                                    "of step 2 in ck/critic")));
+              ElementsAre(HasSubstr("but engine 'critic' starts from step 0: the job ended between their saves")));
 }
 
 TEST_F(EngineNameMoments, DoesNotCompareEnginesThatTrainedOrOfWhichNothingIsKnown) {
