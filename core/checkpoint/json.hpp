@@ -40,8 +40,8 @@ std::optional<std::string> repeated_key(const std::string& text);
 
 /// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the whole object in
 /// memory: headers have 100,000 members and more. False: the text is not a JSON object, or deeper than kDeepest; fn may
-/// have been called for members before the error. `twice` is a key that an object has twice, at any depth; nothing: none
-/// has.
+/// have been called for members before the error. `twice` is a key that an object has twice, at any depth; nothing if
+/// none has.
 bool each_member(const std::string& text, std::optional<std::string>& twice,
                  const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 

@@ -119,7 +119,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   for (const auto& [name, tensor] : buffers)
     if (tensor.has_storage() && seen.insert(tensor.unsafeGetTensorImpl()).second)
       users_[storage_of(tensor)].buffers.emplace_back(name, tensor);
-  check_overlaps();
+  check_overlaps(parameters, buffers);
   std::erase_if(users_,
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
@@ -128,7 +128,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   }
 }
 
-void Storages::check_overlaps() const {
+void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers) {
   struct Span {
     const void* memory;  // null: of the process; else of a storage without memory, whose offsets count alone
     int64_t begin, end;
@@ -137,15 +137,16 @@ void Storages::check_overlaps() const {
     const std::pair<std::string, torch::Tensor>* tensor;
   };
   std::vector<Span> spans;
-  for (const auto& [storage, users] : users_)
-    for (const auto* list : {&users.parameters, &users.buffers})
-      for (const auto& item : *list) {
-        if (item.second.numel() == 0) continue;
-        const int64_t at = address(item.second);
-        const auto [begin, end] = extent(item.second);
-        spans.push_back({at == 0 ? storage : nullptr, at + begin, at + end, list == &users.parameters,
-                         static_cast<std::size_t>(&item - list->data()), &item});
-      }
+  std::set<const c10::TensorImpl*> seen;  // a buffer may have several names
+  for (const auto* list : {&parameters, &buffers})
+    for (const auto& item : *list) {
+      const torch::Tensor& tensor = item.second;
+      if (!tensor.has_storage() || tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      const int64_t at = address(tensor);
+      const auto [begin, end] = extent(tensor);
+      spans.push_back(
+          {at == 0 ? storage_of(tensor) : nullptr, at + begin, at + end, list == &parameters, spans.size(), &item});
+    }
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
   });

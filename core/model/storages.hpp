@@ -38,7 +38,8 @@ class Storages {
   struct Users {
     std::vector<std::pair<std::string, torch::Tensor>> parameters, buffers;
   };
-  void check_overlaps() const;  // on one storage, or on several at the same addresses (from_blob())
+  /// Of tensors on one storage, or on several at the same addresses (from_blob()).
+  static void check_overlaps(const Tensors& parameters, const Tensors& buffers);
   void check_strangers(const Users& users) const;
   void leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
   std::map<const c10::StorageImpl*, Users> users_;       // of storages with several registered tensors
