@@ -19,11 +19,6 @@ namespace fs = std::filesystem;
 namespace {
 const std::string kPrefix = "step-", kPartial = ".partial", kRemoved = ".removed", kSuperseded = ".superseded";
 
-bool is_checkpoint_name(const std::string& name) {
-  return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
-         name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
-}
-
 std::string place(const std::string& root, const std::string& name) { return (fs::path(root) / name).string(); }
 
 // Out of sight at once, then bit by bit.
@@ -44,6 +39,11 @@ std::vector<std::string> by_step(const std::vector<std::string>& names) {
   return checkpoints;
 }
 }  // namespace
+
+bool is_checkpoint_name(const std::string& name) {
+  return name.size() >= kPrefix.size() + 8 && name.starts_with(kPrefix) &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+}
 
 std::string checkpoint_name(int64_t step) {
   char name[40];

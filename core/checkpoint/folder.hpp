@@ -15,7 +15,9 @@ inline constexpr const char* kLockName = "lock";
 
 /// "step-00000012": a checkpoint that was committed. Others in the folder are not.
 std::string checkpoint_name(int64_t step);
-/// The step that such a name gives; nothing: it is another name.
+/// It has that form, though its number may be too large for a step.
+bool is_checkpoint_name(const std::string& name);
+/// The step that such a name gives; nothing: it is another name, or gives none.
 std::optional<int64_t> step_of_name(const std::string& name);
 /// Names of the committed checkpoints in `root`, by step.
 std::vector<std::string> checkpoints_in(const std::string& root);

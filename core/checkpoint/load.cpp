@@ -60,11 +60,14 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
 // A folder under another name than the one it was committed with says nothing of its step.
 void Checkpoint::check_step() const {
   std::error_code error;
-  const std::string name = fs::weakly_canonical(folder_, error).filename().string();
-  const auto step = step_of_name(name);
-  if (step && *step != manifest_.step)
-    fail_user(printable(folder_) + ": is named for step " + std::to_string(*step) + ", its manifest is of step " +
-              std::to_string(manifest_.step) + kRemedy);
+  const fs::path given = fs::absolute(folder_, error).lexically_normal();
+  for (const fs::path& path :
+       {given.has_filename() ? given : given.parent_path(), fs::weakly_canonical(folder_, error)})
+    if (const std::string name = path.filename().string();
+        is_checkpoint_name(name) && step_of_name(name) != manifest_.step)
+      fail_user(printable(folder_) + ": is named for step " +
+                (step_of_name(name) ? std::to_string(*step_of_name(name)) : name.substr(name.find('-') + 1)) +
+                ", its manifest is of step " + std::to_string(manifest_.step) + kRemedy);
 }
 
 // Nothing here reads it, but others do.

@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
+constexpr std::size_t kLongestName = 4096;
 constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
@@ -59,6 +60,8 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   SavedTensor tensor;
   tensor.role = json.at("role").text();
   tensor.name = json.at("name").text();
+  if (tensor.role.size() > kLongestName || tensor.name.size() > kLongestName)
+    refuse(path, "has a tensor whose name or role has more than " + std::to_string(kLongestName) + " bytes");
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
   const std::string who = tensor.role + " '" + tensor.name + "'";

@@ -92,6 +92,8 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
       }
     }
   }
+  if (done.empty())
+    fail_user(printable(folder) + ": its checkpoints were removed by another process before one was verified");
   for (const std::string& name : removed)
     std::cout << printable((fs::path(folder) / name).string())
               << ": was removed by another process while it was verified; not counted\n";

@@ -8,10 +8,12 @@
 #include <cstdio>
 #include <deque>
 #include <filesystem>
+#include <set>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/file.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
@@ -200,7 +202,17 @@ void export_weights(const ExportOptions& options) {
   }
   files.commit();
   sync_folder(fs::absolute(options.to).parent_path().string());
-  if (!one) sync_folder(options.to);
+  if (one) return;
+  sync_folder(options.to);
+  std::set<std::string> own;
+  for (std::size_t k = 0; k < headers.size(); ++k) own.insert(fs::path(name(k)).filename().string());
+  std::vector<std::string> others;
+  for (const std::string& file : list_folder(options.to))
+    if (file.ends_with(".safetensors") && !own.count(file)) others.push_back(file);
+  if (!others.empty())
+    log(ZR_LOG_WARN, printable(options.to) + " also holds " + printable(others.front()) +
+                         (others.size() > 1 ? " and " + std::to_string(others.size() - 1) + " more" : "") +
+                         ", which its new index does not list; remove what an earlier export left");
 }
 
 }  // namespace zr::host

@@ -73,6 +73,10 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
   group_rates_.assign(1, 1.0);
   for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);
   plan_ = make_plan(input, rank(), strategy_plan(*strategy_));
+  for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
+    index_.emplace(plan_.input.parameters[i].name, i);
+    for (const std::string& alias : plan_.input.parameters[i].aliases) index_.emplace(alias, i);
+  }
   check_strategy();
   check_optimizer();
   check_places(config(), plan_, setup_.strategy.table->id);

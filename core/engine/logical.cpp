@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
 #include "shard/rounding.hpp"
@@ -14,12 +16,9 @@
 namespace zr::host {
 
 uint32_t Session::find(const std::string& parameter) const {
+  if (const auto found = index_.find(parameter); found != index_.end()) return found->second;
   std::vector<std::string> names;
-  for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
-    const Parameter& p = plan_.input.parameters[i];
-    if (p.name == parameter || std::find(p.aliases.begin(), p.aliases.end(), parameter) != p.aliases.end()) return i;
-    names.push_back(p.name);
-  }
+  for (const Parameter& p : plan_.input.parameters) names.push_back(p.name);
   const std::string near = nearest(parameter, names);
   fail_user("the model has no parameter '" + printable(parameter) + "'" +
             (near.empty() ? "" : "; did you mean '" + near + "'?"));
@@ -208,40 +207,57 @@ void Session::store(uint32_t param, const float* values) {
 void Session::store_whole(uint32_t param, const void* whole) {
   const zr_dtype dtype = plan_.input.weight_dtype;
   const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
-  for (const uint32_t u : units_of_[param]) adopt_master(units_[u], at(units_[u].first));
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
   });
+  stored_whole_.insert(param);
 }
 
+void Session::report_written(uint32_t param) {
+  if (weight_digest_) weight_digest_->written(param);
+  record_->forget_hash();
+  report_unsaved(param);
+}
+
+void Session::report_unsaved(uint32_t param) {
+  if (!by_config_ || saving_ != step_ || std::exchange(unsaved_write_, true) || rank() != 0) return;
+  log(ZR_LOG_WARN, "weights were written to after the checkpoint of step " + std::to_string(step_) + " ('" +
+                       plan_.input.parameters[param].name +
+                       "'): checkpoint.every saves at the end of engine.step(), before what the program does then; "
+                       "to have it in the checkpoint, call engine.save() after it instead");
+}
+
+// Masters follow at the next call that needs them, under every strategy: a write that is undone before leaves no trace.
 void Session::take_written() {
-  const auto report = [&](uint32_t param) {
-    if (weight_digest_) weight_digest_->written(param);
-    record_->forget_hash();
-  };
   for (const uint32_t param : model_.written()) {
-    report(param);
-    for (const uint32_t u : units_of_[param]) adopt_master(units_[u], units_[u].weight.data);
+    report_written(param);
+    for (const uint32_t u : units_of_[param]) adopt_master(units_[u]);
+  }
+  for (const uint32_t param : std::exchange(stored_whole_, {})) {
+    report_written(param);
+    for (const uint32_t u : units_of_[param]) adopt_master(units_[u]);
   }
   if (!plan_.has_master) return;
   for (const uint32_t param : model_.exposed()) {
     bool changed = false;
-    for (const uint32_t u : units_of_[param]) changed |= adopt_master(units_[u], units_[u].weight.data);
-    if (changed) report(param);
+    for (const uint32_t u : units_of_[param]) changed |= adopt_master(units_[u]);
+    if (changed) report_written(param);
   }
   for (const Unit* unit : weight_samples_.changed())
-    if (adopt_master(*unit, unit->weight.data)) report(unit->param);
+    if (adopt_master(*unit)) report_written(unit->param);
 }
 
-bool Session::adopt_master(const Unit& unit, const void* weights) {
+bool Session::adopt_master(const Unit& unit) {
   if (!plan_.has_master) return false;
   const zr_dtype dtype = plan_.input.weight_dtype;
   bool changed = false;
-  visit(unit, master_array(), unit.first, unit.count, States::Use::change,
-        [&](void* memory, int64_t first, int64_t count) {
-          changed |= adopt(static_cast<const char*>(weights) + (first - unit.first) * size_of(dtype), dtype, count,
-                           static_cast<float*>(memory));
-        });
+  reach(unit.weight, States::Use::read, unit.param, [&](const void* weights, int64_t at, int64_t some) {
+    const int64_t begin = unit.first + at;
+    visit(unit, master_array(), begin, some, States::Use::change, [&](void* memory, int64_t first, int64_t count) {
+      changed |= adopt(static_cast<const char*>(weights) + (first - begin) * size_of(dtype), dtype, count,
+                       static_cast<float*>(memory));
+    });
+  });
   return changed;
 }
 
@@ -265,6 +281,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     model_.check_scopes("engine.set('" + parameter.name + "')");
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
     store(param, values);
+    report_unsaved(param);
     record_->forget_hash();
     const int64_t before = comm_->wire().total();
     notify_updated();

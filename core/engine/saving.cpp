@@ -167,7 +167,12 @@ std::string Session::checkpoint_dir() const {
 void Session::prepare_saving() {
   const std::string dir = checkpoint_dir();
   if (dir.empty()) return;
-  if (config().integer("checkpoint.every") > 0 || stop_signal_) saver_->hold(dir);
+  const bool periodic = config().integer("checkpoint.every") > 0;
+  if (periodic && config().integer("checkpoint.keep") == 1 && !name_.others().empty() && rank() == 0)
+    log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config().origin("checkpoint.keep").text() +
+                         ") with several engines: a job that ends between their saves leaves no checkpoints of one "
+                         "moment to resume from; set it to 2 or more");
+  if (periodic || stop_signal_) saver_->hold(dir);
   if (!snapshots(config())) return;
   int64_t bytes = plan_.snapshot_bytes();
   const std::vector<ModelBuffer> buffers = model_.buffers();

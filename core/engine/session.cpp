@@ -81,6 +81,11 @@ void Session::begin_backward(double loss, double weight) {
   if (weight > 0 && (weight < std::numeric_limits<float>::min() || weight > std::numeric_limits<float>::max()))
     fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
               ", but must be 0 or an fp32 number from 1.2e-38 to 3.4e38; scale the weights of the step alike");
+  if (plan_.input.weight_dtype == ZR_F16 && weight > 0 && (weight < 0x1p-10 || weight > 0x1p15))
+    fail_user(
+        "engine.backward(loss, weight): the weight is " + shortest(weight) +
+        ", but with train.dtype = \"fp16\" it must be 0 or from 0.001 to 32768, as it scales the gradients; divide "
+        "the weights of all micro-batches by one number, such as the mean number of tokens");
   lap(Phase::forward);
   model_.verify();
   in_backward_ = true;

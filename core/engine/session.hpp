@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/failure.hpp"
@@ -205,6 +206,9 @@ class Session {
   void store_whole(uint32_t param, const void* whole);
   /// Masters under weights that the program wrote to in place.
   void take_written();
+  void report_written(uint32_t param);
+  /// A write that the last checkpoint, saved in step(), does not have, is logged once.
+  void report_unsaved(uint32_t param);
   void check_backward() const;
   void check_gradients(const std::string& parameter) const;
   void compare_weights();
@@ -254,7 +258,7 @@ class Session {
   void check_complete() const;
   std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
   /// The unit's masters become the weights where these are not what they round to. True if there were any.
-  bool adopt_master(const Unit& unit, const void* weights);
+  bool adopt_master(const Unit& unit);
   void notify_updated();
   void write_totals();
   void write_summary();
@@ -293,9 +297,10 @@ class Session {
   std::unique_ptr<States> states_;
   std::unique_ptr<Activations> activations_;  // null: on the device
   std::vector<Unit> units_;
-  ByParam units_of_, weights_of_;      // of units_; of the plan's weight pieces
-  std::vector<Unit> direct_, staged_;  // of them: states on the device; in the memory of a tier
-  std::recursive_mutex use_;           // held around [use] calls of the strategy
+  std::unordered_map<std::string, uint32_t> index_;  // of parameters, by name and alias
+  ByParam units_of_, weights_of_;                    // of units_; of the plan's weight pieces
+  std::vector<Unit> direct_, staged_;                // of them: states on the device; in the memory of a tier
+  std::recursive_mutex use_;                         // held around [use] calls of the strategy
   std::unique_ptr<WeightFlow> weight_flow_;
   std::unique_ptr<GradientFlow> gradients_;
   std::unique_ptr<WeightDigest> weight_digest_;
@@ -314,12 +319,14 @@ class Session {
   std::vector<double> losses_, weights_;
   std::vector<int64_t> param_steps_;
   std::vector<double> group_rates_;
-  int64_t tokens_ = 0;       // of this rank since the last step
-  int64_t record_wire_ = 0;  // bytes of all ranks up to the last step
-  int64_t wire_aside_ = 0;   // bytes of this rank that belong to no step: what set() moved
-  int64_t samples_ = 0;      // of all ranks, all steps
-  bool incomplete_ = false;  // a load failed when it had begun to write
-  bool by_config_ = false;   // the last save was checkpoint.every's, not the program's
+  int64_t tokens_ = 0;               // of this rank since the last step
+  int64_t record_wire_ = 0;          // bytes of all ranks up to the last step
+  int64_t wire_aside_ = 0;           // bytes of this rank that belong to no step: what set() moved
+  int64_t samples_ = 0;              // of all ranks, all steps
+  std::set<uint32_t> stored_whole_;  // written by the program, masters not yet
+  bool unsaved_write_ = false;       // a write behind a checkpoint was reported
+  bool incomplete_ = false;          // a load failed when it had begun to write
+  bool by_config_ = false;           // the last save was checkpoint.every's, not the program's
   bool stopped_ = false;
   bool applied_ = true;                    // the last step updated the weights
   const ListChange* refreshed_ = nullptr;  // while the state of the session before is loaded

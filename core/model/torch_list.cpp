@@ -98,6 +98,8 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
       fail_user("buffer '" + name +
                 "' was not built in the same zr::deferred as the parameters; build the whole model in one, or without");
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.defined()) state_->buffer_kinds.emplace(name, State::kind_of(tensor));
   if (!state_->construction) state_->convert_buffers();
 }
 
@@ -142,8 +144,6 @@ std::map<std::string, torch::Tensor> by_name(const Storages::Tensors& buffers) {
   return all;
 }
 
-std::string kind_of(const torch::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
-
 bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
   return other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() && other.device().is_cpu() &&
          other.layout() == torch::kStrided;
@@ -153,18 +153,25 @@ bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
 std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& buffers) const {
   std::map<std::string, torch::Tensor> now = by_name(buffers);
   std::vector<std::string> changed, removed;
+  const auto describe = [&](const std::string& name, const torch::Tensor& tensor, const char* what) {
+    const std::string& before = state_->buffer_kinds.at(name);
+    changed.push_back(
+        "'" + name + "' " +
+        (State::kind_of(tensor) == before ? what : "is " + State::kind_of(tensor) + " now and was " + before));
+  };
   for (const auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
     if (found == now.end())
       removed.push_back("'" + name + "' was removed from the model");
-    else if (!found->second.is_same(tensor))
-      changed.push_back("'" + name + "' was replaced by another tensor" +
-                        (is_like(found->second, tensor)
-                             ? ""
-                             : " (" + kind_of(found->second) + " instead of " + kind_of(tensor) + ")"));
+    else if (!found->second.is_same(tensor) || State::kind_of(tensor) != state_->buffer_kinds.at(name))
+      describe(name, found->second, "was replaced by another tensor");
     if (found != now.end()) now.erase(found);
   }
-  for (const auto& [name, tensor] : now) changed.push_back("'" + name + "' was added to the model");
+  for (const auto& [name, tensor] : now)
+    if (state_->buffer_kinds.count(name))
+      describe(name, tensor, "");
+    else
+      changed.push_back("'" + name + "' was added to the model");
   changed.insert(changed.end(), removed.begin(), removed.end());
   return changed;
 }
@@ -195,6 +202,6 @@ void TorchModel::check_buffers(const Storages::Tensors& buffers) {
       "that assigns its buffers must keep their shape and type");
 }
 
-bool TorchModel::has_buffers() const { return !state_->buffers.empty(); }
+bool TorchModel::has_buffers() const { return !state_->buffer_kinds.empty(); }
 
 }  // namespace zr::host

@@ -229,6 +229,10 @@ std::vector<uint32_t> TorchModel::exposed() {
 void TorchModel::verify() {
   for (uint32_t i = 0; i < state_->slots.size(); ++i) {
     const auto& slot = state_->slots[i];
+    if (slot.tensor.sizes() != state_->parameters[i].shape || !slot.tensor.is_contiguous())
+      fail_user("the shape or memory layout of parameter '" + state_->parameters[i].name +
+                "' was changed after the engine was made (t_(), transpose_(), resize_()); make a view in forward() "
+                "instead (t(), transpose())");
     if (slot.binding.storage &&
         (!slot.tensor.storage().is_alias_of(slot.binding.storage) ||
          slot.binding.storage.data() != slot.binding.memory || slot.tensor.scalar_type() != slot.binding.type))

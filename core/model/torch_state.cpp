@@ -12,6 +12,7 @@ void TorchModel::State::convert_buffers() {
     if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
       storages->move_buffer(name, tensor, tensor.to(buffer_type));
     if (!tensor.is_contiguous()) storages->move_buffer(name, tensor, tensor.contiguous());
+    buffer_kinds[name] = kind_of(tensor);
   }
 }
 

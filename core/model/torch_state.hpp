@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -57,8 +58,9 @@ struct TorchModel::State final : Keeper {
   };
   std::vector<Parameter> parameters;
   std::vector<Slot> slots;
-  std::vector<std::pair<std::string, torch::Tensor>> buffers;
-  std::shared_ptr<Construction> construction;  // of a deferred model, until construct()
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;  // but empty ones
+  std::map<std::string, std::string> buffer_kinds;             // type and shape when this was made; of empty ones, too
+  std::shared_ptr<Construction> construction;                  // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
   at::ScalarType buffer_type;  // of floating-point buffers
   bool hands_over = false;     // see TorchModel
@@ -74,6 +76,10 @@ struct TorchModel::State final : Keeper {
     for (auto& slot : slots) Trained::remove(slot.tensor.unsafeGetTensorImpl());
   }
 
+  /// "Float [2, 3]".
+  static std::string kind_of(const torch::Tensor& tensor) {
+    return c10::str(tensor.scalar_type(), " ", tensor.sizes());
+  }
   /// Floating-point buffers follow the weights' dtype; all are row-major.
   void convert_buffers();
   /// The parameter has no memory, and its operators come to enter() and leave(); reads past them throw `reason`.

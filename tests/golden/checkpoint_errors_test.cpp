@@ -145,7 +145,12 @@ TEST(ZerothExport, ReplacesAFileOnlyWithForce) {
   ASSERT_EQ(run(scratch, "zeroth export c out").code, 0);
   const testing::Outcome again = run(scratch, "zeroth export c out");
   EXPECT_EQ(again.code, 2) << again.output;
-  EXPECT_EQ(run(scratch, "zeroth export c out --force").code, 0);
+  EXPECT_EQ(run(scratch, "zeroth export c out --force").output, "");
+  scratch.write("out/model-00001-of-00009.safetensors", "of an earlier export");
+  EXPECT_EQ(
+      run(scratch, "zeroth export c out --force").output,
+      "zeroth: warning: out also holds model-00001-of-00009.safetensors, which its new index does not list; remove "
+      "what an earlier export left\n");
 }
 
 // A job with checkpoint.keep removes and replaces checkpoints while they are verified.
@@ -173,6 +178,19 @@ TEST(ZerothVerify, ReportsNoLossWhereAnotherProcessRemovesOrReplacesCheckpoints)
       << said;
   fs::remove(scratch.path("c/step-00000003/manifest.json"));  // a loss that nobody else caused
   EXPECT_EQ(host::verify_checkpoints(scratch.path("c")), 2);
+}
+
+TEST(ZerothVerify, FailsWhereEveryCheckpointIsRemovedBeforeItWasVerified) {
+  const Scratch scratch;
+  save_small(scratch.path("c"), 1);
+  try {
+    host::verify_checkpoints(scratch.path("c"), [](const std::string& folder) { fs::remove_all(folder); });
+    ADD_FAILURE() << "nothing was verified";
+  } catch (const host::Failure& failure) {
+    EXPECT_EQ(failure.exit(), host::Exit::user);
+    EXPECT_EQ(failure.what(),
+              scratch.path("c") + ": its checkpoints were removed by another process before one was verified");
+  }
 }
 
 TEST(ZerothVerify, TellsACheckpointThatIsRemovedMeanwhileFromADamagedOne) {

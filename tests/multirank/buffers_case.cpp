@@ -278,6 +278,25 @@ void follows_script(Run& run) {
   if (engine.rank() == 0) require(same(all, level()), "buffer() is the present one");
 }
 
+// A buffer that is empty at first, and longer after every forward.
+void script_grows(Run& run) {
+  torch::jit::Module module("Script");
+  module.register_parameter("weight", torch::linspace(-1, 1, 6).set_requires_grad(true), false);
+  module.register_buffer("seen", torch::zeros({0}));
+  module.define(
+      "def forward(self, x):\n"
+      "  self.seen = torch.cat([self.seen, x.mean(0)])\n"
+      "  return (x * self.weight).square().mean()\n");
+  zr::Engine engine(run.program, module);
+  engine.backward(module.forward({torch::ones({3, 6})}).toTensor());
+}
+void retyped(Run& run) {
+  Job job(run, {});
+  job.step();
+  job.model.level.set_data(job.model.level.to(torch::kHalf));
+  job.step();
+}
+
 // Each is an error.
 void no_such_buffer(Run& run) {
   Job job(run, {});
@@ -389,6 +408,8 @@ const engine_tests::Cases kCases{{"resumes_exactly", resumes_exactly},
                                  {"loads", loads},
                                  {"declares", declares},
                                  {"follows_script", follows_script},
+                                 {"script_grows", script_grows},
+                                 {"retyped", retyped},
                                  {"loads_large", loads_large},
                                  {"saves_large", saves_large},
                                  {"no_such_buffer", no_such_buffer},

@@ -149,6 +149,25 @@ const std::vector<Write>& writes() {
       {"a kept weight.data()", [mul](const T&, const T& early) { mul(early); }, mul},
       {"a row of a kept weight.data()", [](const T&, const T& early) { early[7].zero_(); },
        [](const T& w) { w[7].zero_(); }},
+      {"weight.zero_() undone by copy_()",  // the fp32 master is what it was
+       [](const T& w, const T&) {
+         const T own = w.clone();
+         w.zero_();
+         w.copy_(own);
+       },
+       [](const T&) {}},
+      {"weight.zero_() undone in another zr::gather scope",
+       [](const T& w, const T&) {
+         T own;
+         {
+           const auto scope = zr::gather(w);
+           own = w.clone();
+           w.zero_();
+         }
+         const auto scope = zr::gather(w);
+         w.copy_(own);
+       },
+       [](const T&) {}},
       {"all elements by data_ptr()", [](const T& w, const T&) { std::memset(w.data_ptr(), 0, w.nbytes()); },
        [](const T& w) { w.zero_(); }}};
   return all;

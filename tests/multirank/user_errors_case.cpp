@@ -289,6 +289,17 @@ void writes_alone(Run& run) {
   run.step();
 }
 
+// Its gradient would be added to the wrong elements.
+void transposes(Run& run) {
+  torch::nn::Linear square(4, 4);
+  zr::Engine engine(run.program, *square, "square");
+  {
+    const torch::NoGradGuard no_grad;
+    square->weight.t_();
+  }
+  engine.backward(square(torch::ones({2, 4})).square().mean());
+}
+
 // ---- get and set
 void set_misuse(Run& run) {
   zr::Engine& engine = *run.engine;
@@ -487,6 +498,8 @@ const std::map<std::string, Case> kCases{
     {"weighs_less", weighs(-0.5)},
     {"weighs_much", weighs(1e300)},
     {"weighs_little", weighs(1e-300)},
+    {"weighs_too_little_for_fp16", weighs(1e-5)},
+    {"transposes", transposes},
     {"weighs_infinite", weighs(std::numeric_limits<double>::infinity())},
     {"backward_in_evaluation", backward_in_evaluation},
     {"step_in_evaluation", step_in_evaluation},

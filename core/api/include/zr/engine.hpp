@@ -62,7 +62,9 @@ class Engine {
   /// autograd graph is rejected. If autograd throws before the first gradient is handed over, it is as if backward had
   /// not been called; after that the engine can neither go on nor be released.
   void backward(const torch::Tensor& loss, double weight = 1);
-  /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. Collective.
+  /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. A checkpoint of
+  /// checkpoint.every is saved at its end: weights that the program writes after it (clamping, masks) are in the next
+  /// one; call save() after the write to have them in the checkpoint of the step. Collective.
   bool step();
   /// Tokens (or samples) of this rank's micro-batch, for the metrics; without it a micro-batch counts
   /// train.micro_batch.
