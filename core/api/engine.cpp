@@ -242,7 +242,7 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must be one number");
   state_->torch_model->check_trained(state_->module.parameters());
-  if (state_->torch_model->has_buffers() && !session.checkpoint_dir().empty())  // a checkpoint may be due in step()
+  if (!session.checkpoint_dir().empty())  // a checkpoint may be due in step()
     state_->torch_model->check_buffers(state_->module.buffers());
   if (!loss.requires_grad())
     host::fail_user(
@@ -266,7 +266,12 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
 bool Engine::step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
-  if (state_->session->at_boundary()) state_->follow_buffers();
+  if (state_->session->at_boundary()) {
+    if (state_->session->checkpoint_dir().empty())
+      state_->follow_buffers();
+    else
+      state_->torch_model->check_buffers(state_->module.buffers());
+  }
   return host::host_code(call.text(), [&] { return state_->session->step(); });
 }
 bool Engine::done() const {
@@ -452,7 +457,9 @@ struct Engine::Evaluation::State {
     try {
       engine->follow_buffers();
     } catch (const std::exception&) {
-      if (!unwinds) throw;
+      if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
+      if (unwinds) return;
+      throw;
     }
     if (unwinds) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();

@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 
 namespace {
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-constexpr std::size_t kLongestConfig = 4 << 20;
+constexpr std::size_t kLongestConfig = 16 << 20;  // a TOML file of 4 MiB, with a comment for each key
 constexpr int64_t kMostWorld = 1 << 20;
 constexpr double kMostScale = 0x1p64;  // as core/config/precision.hpp bounds fp16.loss_scale
 
@@ -81,7 +81,7 @@ Facts parse_facts(const JsonField& all, int64_t step, int64_t version) {
   facts.world = all.at("world").integer(1, kMostWorld);
   facts.strategy = all.at("strategy").text();
   facts.config = all.at("config").text();
-  if (facts.config.size() > kLongestConfig) all.at("config").fail("at most 4 MiB of text, as a TOML file has");
+  if (facts.config.size() > kLongestConfig) all.at("config").fail("at most 16 MiB of text");
   return facts;
 }
 

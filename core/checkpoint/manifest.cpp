@@ -23,7 +23,6 @@ namespace {
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
-constexpr std::size_t kLongestName = 4096;
 constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 

@@ -20,6 +20,9 @@ struct Tensor {
   int64_t bytes() const;
 };
 
+/// Bytes of a tensor's name or role.
+inline constexpr std::size_t kLongestName = 4096;
+
 struct Chunk {
   int64_t bytes;
   uint64_t hash;  // XXH3

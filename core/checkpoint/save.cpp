@@ -46,6 +46,10 @@ Layout lay_out(const Image& image, int64_t file_bytes) {
   layout.manifest.run = image.run;
   layout.manifest.facts = image.facts;
   for (const Tensor& tensor : image.tensors) {
+    if (tensor.name.size() > kLongestName || tensor.role.size() > kLongestName)
+      fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.role.size())) +
+                " bytes, a checkpoint's have at most " + std::to_string(kLongestName) +
+                "; give the modules shorter names");
     layout.manifest.tensors.emplace_back();
     static_cast<Tensor&>(layout.manifest.tensors.back()) = tensor;
   }

@@ -134,7 +134,7 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
   reseed();
   restart_clock();
   try {
-    prepare_saving();
+    prepare_saving(!before);
     before ? continue_from(*before) : begin();
     keep_activations();
     if (!before) accept();

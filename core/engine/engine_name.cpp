@@ -40,11 +40,13 @@ std::string difference(const Alive& one, const Alive& other) {
   return "engine '" + one.name + "' resumes from step " + text(one.begun) + ", saved when engine '" + other.name +
          "' was at step " + text(then) + ", but engine '" + other.name + "' starts from step " + text(other.begun) +
          ": the job ended between their saves, or a checkpoint was removed; " +
-         (is_there(folder + "/" + checkpoint_name(then))
-              ? "to continue both from one moment, remove the checkpoints of '" + other.name + "' after step " +
-                    text(then) + " in " + folder + " and resume again"
-              : folder + " has no checkpoint of step " + text(then) +
-                    ", so they cannot continue from one moment; keep more checkpoints (checkpoint.keep)");
+         (!is_there(folder + "/" + checkpoint_name(then))
+              ? folder + " has no checkpoint of step " + text(then) +
+                    ", so they cannot continue from one moment; keep more checkpoints (checkpoint.keep)"
+          : other.begun > then ? "to continue both from one moment, remove the checkpoints of '" + other.name +
+                                     "' after step " + text(then) + " in " + folder + " and resume again"
+                               : "its checkpoint of step " + text(then) + " was not taken; `zeroth verify " + folder +
+                                     "` says whether it is damaged");
 }
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }

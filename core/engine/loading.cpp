@@ -237,6 +237,9 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   model_.check_scopes("engine.load()");
   comm_->barrier("before a checkpoint is loaded");  // nor does a peer read still what is written here
   settle();
+  by_config_ = false;
+  saved_weights_.clear();
+  take_written();
   check_renames(asked.renames, plan_.input.parameters, model_.buffers());
   const Checkpoint from = open(path, asked);
   LoadHow how = asked;

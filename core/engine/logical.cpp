@@ -208,9 +208,18 @@ void Session::store_whole(uint32_t param, const void* whole) {
   const zr_dtype dtype = plan_.input.weight_dtype;
   const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
-    std::memcpy(memory, at(first), static_cast<std::size_t>(count * size_of(dtype)));
+    const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
+    if (std::memcmp(memory, at(first), bytes) == 0) return;  // a scope that only read
+    std::memcpy(memory, at(first), bytes);
+    stored_whole_.insert(param);
   });
-  stored_whole_.insert(param);
+}
+
+uint64_t Session::hash_of_weights(const Unit& unit) {
+  Hash hash;
+  reach(unit.weight, States::Use::read, unit.param,
+        [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(unit.weight.dtype)); });
+  return hash.value();
 }
 
 void Session::report_written(uint32_t param) {
@@ -220,7 +229,12 @@ void Session::report_written(uint32_t param) {
 }
 
 void Session::report_unsaved(uint32_t param) {
-  if (!by_config_ || saving_ != step_ || std::exchange(unsaved_write_, true) || rank() != 0) return;
+  if (saved_weights_.empty()) return;
+  bool differs = false;  // else the write was undone, or only read
+  for (const uint32_t u : units_of_[param]) differs |= hash_of_weights(units_[u]) != saved_weights_[u];
+  if (!differs) return;
+  saved_weights_.clear();
+  unsaved_write_ = true;
   log(ZR_LOG_WARN, "weights were written to after the checkpoint of step " + std::to_string(step_) + " ('" +
                        plan_.input.parameters[param].name +
                        "'): checkpoint.every saves at the end of engine.step(), before what the program does then; "
@@ -245,6 +259,7 @@ void Session::take_written() {
   }
   for (const Unit* unit : weight_samples_.changed())
     if (adopt_master(*unit)) report_written(unit->param);
+  weight_samples_.remember();
 }
 
 bool Session::adopt_master(const Unit& unit) {
@@ -280,6 +295,7 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
   if (role == LogicalRole::value) {
     model_.check_scopes("engine.set('" + parameter.name + "')");
     if (plan_.input.alias) comm_->barrier("before a value is set");  // a peer may still read what is written here
+    take_written();
     store(param, values);
     report_unsaved(param);
     record_->forget_hash();

@@ -164,11 +164,11 @@ std::string Session::checkpoint_dir() const {
   return dir.empty() || setup_.engine.empty() ? dir : dir + "/" + setup_.engine;
 }
 
-void Session::prepare_saving() {
+void Session::prepare_saving(bool first) {
   const std::string dir = checkpoint_dir();
   if (dir.empty()) return;
   const bool periodic = config().integer("checkpoint.every") > 0;
-  if (periodic && config().integer("checkpoint.keep") == 1 && !name_.others().empty() && rank() == 0)
+  if (first && periodic && config().integer("checkpoint.keep") == 1 && !name_.others().empty() && rank() == 0)
     log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config().origin("checkpoint.keep").text() +
                          ") with several engines: a job that ends between their saves leaves no checkpoints of one "
                          "moment to resume from; set it to 2 or more");
@@ -202,10 +202,11 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   model_.check_scopes("engine.save()");
   comm_->barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
   settle();
+  by_config_ = false;
+  saved_weights_.clear();
   compare_weights();
   Image now = present();
   std::string folder = root + "/" + checkpoint_name(step_);
-  by_config_ = false;
   saving_ = step_;
   if (aside && !done()) {
     saver_->save_aside(root, std::move(now), keep);
@@ -264,6 +265,8 @@ void Session::save_if_due(const Agreed& agreed) {
   if (due) try {
       save(dir, keep, config().boolean("checkpoint.async"));
       by_config_ = true;
+      if (!unsaved_write_ && !pages_)
+        for (const Unit& unit : units_) saved_weights_.push_back(hash_of_weights(unit));
     } catch (const Failure& failure) {
       if (ends) {  // what the run came to is lost: its exit code says so
         record_->not_saved();

@@ -194,6 +194,7 @@ bool Session::step() {
 
   write_tiers();
   comm_->note_step(++step_);
+  saved_weights_.clear();
   name_.at_step(step_);
   micro_ = 0;
   gradients_summed_ = true;
@@ -376,7 +377,7 @@ void Session::write_totals() {
 }
 
 void Session::write_summary() {
-  if (!model_.written().empty() || !weight_samples_.changed().empty()) record_->forget_hash();
+  if (!model_.written().empty() || !stored_whole_.empty() || !weight_samples_.changed().empty()) record_->forget_hash();
   record_->set_digest({weight_digest_->bytes(), weight_digest_->optimizer_bytes(), weight_digest_->cycles()});
   record_->finish(ledger_, overlap());
 }

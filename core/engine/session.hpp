@@ -209,6 +209,7 @@ class Session {
   void report_written(uint32_t param);
   /// A write that the last checkpoint, saved in step(), does not have, is logged once.
   void report_unsaved(uint32_t param);
+  uint64_t hash_of_weights(const Unit& unit);
   void check_backward() const;
   void check_gradients(const std::string& parameter) const;
   void compare_weights();
@@ -251,7 +252,7 @@ class Session {
   Image image(const std::vector<char>& differing);
   Image present();
   void add_buffers(Image& image, const std::vector<char>& differing);
-  void prepare_saving();
+  void prepare_saving(bool first);
   void save_if_due(const Agreed& agreed);
   void settle();
   void not_saved(const Failure& failure);
@@ -319,14 +320,15 @@ class Session {
   std::vector<double> losses_, weights_;
   std::vector<int64_t> param_steps_;
   std::vector<double> group_rates_;
-  int64_t tokens_ = 0;               // of this rank since the last step
-  int64_t record_wire_ = 0;          // bytes of all ranks up to the last step
-  int64_t wire_aside_ = 0;           // bytes of this rank that belong to no step: what set() moved
-  int64_t samples_ = 0;              // of all ranks, all steps
-  std::set<uint32_t> stored_whole_;  // written by the program, masters not yet
-  bool unsaved_write_ = false;       // a write behind a checkpoint was reported
-  bool incomplete_ = false;          // a load failed when it had begun to write
-  bool by_config_ = false;           // the last save was checkpoint.every's, not the program's
+  int64_t tokens_ = 0;                   // of this rank since the last step
+  int64_t record_wire_ = 0;              // bytes of all ranks up to the last step
+  int64_t wire_aside_ = 0;               // bytes of this rank that belong to no step: what set() moved
+  int64_t samples_ = 0;                  // of all ranks, all steps
+  std::set<uint32_t> stored_whole_;      // written by the program, masters not yet
+  std::vector<uint64_t> saved_weights_;  // hashes by unit, of the checkpoint that this step saved; empty: of none
+  bool unsaved_write_ = false;           // a write behind a checkpoint was reported
+  bool incomplete_ = false;              // a load failed when it had begun to write
+  bool by_config_ = false;               // the last save was checkpoint.every's, not the program's
   bool stopped_ = false;
   bool applied_ = true;                    // the last step updated the weights
   const ListChange* refreshed_ = nullptr;  // while the state of the session before is loaded

@@ -140,7 +140,8 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
 namespace {
 std::map<std::string, torch::Tensor> by_name(const Storages::Tensors& buffers) {
   std::map<std::string, torch::Tensor> all;
-  for (const auto& [name, tensor] : filled(buffers)) all.emplace(name, tensor);
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.defined()) all.emplace(name, tensor);
   return all;
 }
 
@@ -168,10 +169,11 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
     if (found != now.end()) now.erase(found);
   }
   for (const auto& [name, tensor] : now)
-    if (state_->buffer_kinds.count(name))
+    if (const auto before = state_->buffer_kinds.find(name); before == state_->buffer_kinds.end()) {
+      if (tensor.numel() > 0) changed.push_back("'" + name + "' was added to the model");
+    } else if (before->second != State::kind_of(tensor)) {
       describe(name, tensor, "");
-    else
-      changed.push_back("'" + name + "' was added to the model");
+    }
   changed.insert(changed.end(), removed.begin(), removed.end());
   return changed;
 }
@@ -180,7 +182,9 @@ void TorchModel::follow_buffers(const Storages::Tensors& buffers) {
   std::map<std::string, torch::Tensor> now = by_name(buffers);
   for (auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
-    if (found == now.end() || found->second.is_same(tensor) || !is_like(found->second, tensor)) continue;
+    if (found == now.end() || found->second.is_same(tensor) || !is_like(found->second, tensor) ||
+        Placeholder::behind(found->second))
+      continue;
     tensor = found->second;
     // The engine writes to buffers: not to a batch of the program, or a parameter, that the tensor is a view of.
     const c10::Storage& storage = tensor.storage();

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "multirank/engine_run.hpp"
+#include "zr/parameters.hpp"
 
 namespace {
 
@@ -169,6 +170,33 @@ void clamp(Run& run, bool everywhere) {
   }
 }
 
+// After every step: reads in a zr::gather scope, and writes that are undone. The checkpoint of the step is as it was.
+void write_back(Run& run) {
+  run.build();
+  const torch::Tensor weight = run.model->named_parameters()["twice.weight"];
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    {
+      const auto scope = zr::gather(run.model->parameters());
+      require(weight.norm().item<float>() > 0, "the weights can be read");
+    }
+    const torch::Tensor own = weight.clone();
+    weight.zero_();
+    weight.copy_(own);
+  }
+}
+// The program saves after its writes, as the log advises, beside checkpoint.every.
+void clamp_and_save(Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
+    run.engine->save(run.program.text("checkpoint.dir"));
+  }
+}
+
 // After every step, rank 0 alone, or no rank, writes to a weight without a change of its values.
 void write_nothing(Run& run, bool writes) {
   run.build();
@@ -223,6 +251,8 @@ const engine_tests::Cases kCases{{"gan", gan},
                                  {"one_after_another", one_after_another},
                                  {"bad_name", bad_name},
                                  {"clamp_rank_zero", [](Run& run) { clamp(run, false); }},
+                                 {"write_back", write_back},
+                                 {"clamp_and_save", clamp_and_save},
                                  {"clamp_everywhere", [](Run& run) { clamp(run, true); }},
                                  {"writes_nothing", [](Run& run) { write_nothing(run, true); }},
                                  {"trains_alike", [](Run& run) { write_nothing(run, false); }},
