@@ -62,7 +62,8 @@ inline bool eventually(const std::function<bool()>& what, milliseconds patience 
 
 inline char process_state(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // which fails, where an iterator throws, if the process ends between open and read
   const auto end = text.rfind(')');
   return end == std::string::npos ? char{0} : text[end + 2];
 }
