@@ -1,5 +1,7 @@
 #include "checkpoint/folder.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -75,6 +77,9 @@ namespace {
 FileLock take_lock(const std::string& root) {
   std::string holder;
   auto lock = FileLock::try_take(Directory::open(root, true), kLockName, holder);
+  if (!lock && holder.starts_with("process " + std::to_string(::getpid()) + " on "))
+    fail_user(root + ": this job holds the folder already, as its run folder or for another engine's checkpoints; save "
+              "to a folder of its own, inside it for example");
   if (!lock)
     fail_user(root + ": another job saves there (" + holder + "); give each job a folder of its own (checkpoint.dir)");
   return std::move(*lock);

@@ -225,7 +225,7 @@ double seconds_of_a_model(Run& run, int count) {
   zr::Engine engine(
       zr::Program(run.arguments[0], Job::joined(run.arguments, {"job.name=many" + std::to_string(count)})), model);
   const std::clock_t begin = std::clock();
-  engine.load(engine.save(run.program.text("job.runs") + "/many" + std::to_string(count)));
+  engine.load(engine.save(run.program.text("job.runs") + "/saved" + std::to_string(count)));
   engine.weights_hash();
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }

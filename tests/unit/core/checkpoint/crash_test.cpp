@@ -299,5 +299,19 @@ TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
   EXPECT_TRUE(good(ends));
 }
 
+TEST(Checkpoints, OfAFolderThatTheJobItselfHoldsAreRejectedWithAnotherPlace) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const FolderLock first(root);
+  try {
+    const FolderLock second(root);
+    FAIL() << "was locked twice";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.what(), root +
+                                  ": this job holds the folder already, as its run folder or for another engine's "
+                                  "checkpoints; save to a folder of its own, inside it for example");
+  }
+}
+
 }  // namespace
 }  // namespace zr::test
