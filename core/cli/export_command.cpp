@@ -21,7 +21,7 @@
 #include "cli/checkpoint_commands.hpp"
 #include "cli/progress.hpp"
 #include "engine/stored.hpp"
-#include "shard/rounding.hpp"
+#include "update/rounding.hpp"
 
 namespace zr::host {
 

@@ -24,9 +24,9 @@
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
-#include "comm/control.hpp"
-#include "comm/job_secret.hpp"
-#include "comm/store.hpp"
+#include "control/control.hpp"
+#include "control/job_secret.hpp"
+#include "control/store.hpp"
 
 extern char** environ;
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/control_table.hpp"
+#include "control/failure_report.hpp"
 
 namespace zr::host {
 

@@ -33,14 +33,6 @@ uint64_t fingerprint_of(const zr_coll& coll, int world);
 /// "all_reduce 'bucket 3' (fp32, 4194304) in engine.backward()" into `text`, whose memory is used again. `call`: what
 /// the program called, or ""; a barrier with that label is described by the call alone.
 void describe(const zr_coll& coll, int world, std::string& text, std::string_view call = {});
-/// What to do when ranks issued these two different collectives, as describe() names them: which call is collective, or
-/// which keys keep parameters unsharded.
-std::string mismatch_remedy(std::string_view a, std::string_view b);
-/// "engine.get" if that is what the description of a collective names as its call, and the call is one that a program
-/// makes outside the training loop's backward() and step(); else "".
-std::string collective_call(std::string_view what);
-/// The call of operators on sharded parameters, in descriptions: "an operator on 'w'".
-inline constexpr std::string_view kOperatorOn = "an operator on ";
 /// "" or why no communicator could do it: "dst has 5 elements, this rank's part has 6".
 std::string problem_of(const zr_coll& coll, int rank, int world);
 

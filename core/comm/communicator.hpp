@@ -11,7 +11,7 @@
 
 #include "base/ledger.hpp"
 #include "base/trace.hpp"
-#include "comm/control.hpp"
+#include "control/control.hpp"
 #include "comm/paged.hpp"
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"

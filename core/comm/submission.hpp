@@ -15,7 +15,7 @@
 
 #include "base/failure.hpp"
 #include "base/trace.hpp"
-#include "comm/control.hpp"
+#include "control/control.hpp"
 #include "comm/paged.hpp"
 #include "comm/wire_count.hpp"
 #include "plugin/host.hpp"

@@ -11,7 +11,7 @@
 #include "engine/norm_leaves.hpp"
 #include "engine/weight_digest.hpp"
 #include "plan/plan.hpp"
-#include "shard/update.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

@@ -5,7 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
-#include "shard/norm.hpp"
+#include "update/norm.hpp"
 
 namespace zr::host {
 

@@ -11,7 +11,7 @@
 #include "checkpoint/load.hpp"
 #include "engine/session.hpp"
 #include "engine/stored.hpp"
-#include "shard/rounding.hpp"
+#include "update/rounding.hpp"
 
 namespace zr::host {
 

@@ -11,7 +11,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
-#include "shard/rounding.hpp"
+#include "update/rounding.hpp"
 
 namespace zr::host {
 

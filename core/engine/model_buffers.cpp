@@ -7,7 +7,7 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "engine/stored.hpp"
-#include "shard/rounding.hpp"
+#include "update/rounding.hpp"
 
 namespace zr::host {
 

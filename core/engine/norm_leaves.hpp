@@ -10,8 +10,8 @@
 #include "comm/communicator.hpp"
 #include "offload/pages.hpp"
 #include "plan/plan.hpp"
-#include "shard/norm.hpp"
-#include "shard/update.hpp"
+#include "update/norm.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

@@ -12,7 +12,7 @@
 #include "base/page_memory.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
-#include "comm/control.hpp"
+#include "control/control.hpp"
 
 namespace zr::host {
 

@@ -9,7 +9,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "config/schedule.hpp"
+#include "update/schedule.hpp"
 
 namespace zr::host {
 

@@ -17,8 +17,8 @@
 #include "base/trace.hpp"
 #include "checkpoint/load.hpp"
 #include "comm/communicator.hpp"
-#include "comm/control.hpp"
-#include "comm/job.hpp"
+#include "control/control.hpp"
+#include "control/job_services.hpp"
 #include "config/config.hpp"
 #include "engine/agreement.hpp"
 #include "engine/budget.hpp"
@@ -42,7 +42,7 @@
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
 #include "plugin/host.hpp"
-#include "shard/update.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

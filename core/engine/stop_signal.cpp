@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/control.hpp"
+#include "control/control.hpp"
 
 namespace zr::host {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shard/update.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

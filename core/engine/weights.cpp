@@ -5,6 +5,7 @@
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "comm/coll.hpp"
+#include "control/call_mismatch.hpp"
 
 namespace zr::host {
 

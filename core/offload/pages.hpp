@@ -18,7 +18,7 @@
 #include "offload/states.hpp"
 #include "plan/paging.hpp"
 #include "plan/plan.hpp"
-#include "shard/update.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

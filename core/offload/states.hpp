@@ -12,7 +12,7 @@
 #include "offload/owned.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
-#include "shard/update.hpp"
+#include "update/update.hpp"
 
 namespace zr::host {
 

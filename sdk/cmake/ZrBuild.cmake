@@ -1,7 +1,7 @@
 # Compiler and linker settings of this repository; authors outside use ZrPlugin.cmake alone.
 include(${CMAKE_CURRENT_LIST_DIR}/ZrPlugin.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/ZrTorch.cmake)
-set(ZR_TORCH_BESIDE ${CMAKE_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
+set(ZR_TORCH_BESIDE ${PROJECT_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
 set(ZR_TORCH_ADVICE "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or point TORCH_ROOT at the \
 folder of a libtorch that holds lib/ and include/.")
 
@@ -39,14 +39,26 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # inside, not beside, where it can be
 
-# A room of core/: one static library zr_<room>, which sees the rooms named after DEPENDS and nothing else of core/.
-function(zr_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
-  add_library(zr_${name} STATIC ${ROOM_SOURCES})
-  target_include_directories(zr_${name} PUBLIC ${CMAKE_SOURCE_DIR}/core)
-  target_link_libraries(zr_${name} PUBLIC zr::sdk ${ROOM_LIBRARIES})
-  foreach(room ${ROOM_DEPENDS})
-    target_link_libraries(zr_${name} PUBLIC zr_${room})
+# zr_<name>_root: the include root of this subsystem of core/, a folder of the build that holds one link, to its
+# sources. A file can include the headers of its own subsystem, as "name/file.hpp", and of those that it depends on, and
+# no others: the compiler enforces the order.
+function(zr_include_root name)
+  set(root ${PROJECT_BINARY_DIR}/include/${name})
+  file(MAKE_DIRECTORY ${root})
+  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/${name} SYMBOLIC)
+  add_library(zr_${name}_root INTERFACE)
+  target_include_directories(zr_${name}_root INTERFACE ${root})
+endfunction()
+
+# A subsystem of core/: one static library zr_<name>, which sees the subsystems named after DEPENDS and nothing else of
+# core/.
+function(zr_subsystem name)
+  cmake_parse_arguments(SUBSYSTEM "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  add_library(zr_${name} STATIC ${SUBSYSTEM_SOURCES})
+  zr_include_root(${name})
+  target_link_libraries(zr_${name} PUBLIC zr::sdk zr_${name}_root ${SUBSYSTEM_LIBRARIES})
+  foreach(subsystem ${SUBSYSTEM_DEPENDS})
+    target_link_libraries(zr_${name} PUBLIC zr_${subsystem})
   endforeach()
 endfunction()
 
@@ -72,9 +84,9 @@ function(zr_test name)
   endif()
   add_executable(${name} ${TEST_SOURCES})
   target_link_libraries(${name} PRIVATE ${TEST_LIBRARIES} GTest::gtest_main)
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_compile_definitions(${name} PRIVATE ZR_SOURCE_DIR="${CMAKE_SOURCE_DIR}" ZR_BUILD_DIR="${CMAKE_BINARY_DIR}")
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE ZR_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ZR_BUILD_DIR="${PROJECT_BINARY_DIR}")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(TEST_TORCH)
     zr_share_headers(zr_torch_headers ${name})
   else()
@@ -83,5 +95,5 @@ function(zr_test name)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() takes no list as a property's value
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}"
-    ENVIRONMENT "ZR_MACHINE_PROFILE=${CMAKE_BINARY_DIR}/tests/no-machine.json")  # whatever was measured here
+    ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # whatever was measured here
 endfunction()

@@ -20,17 +20,6 @@ class Planted : public ::testing::Test {
   const test::Scratch tree_;
 };
 
-TEST_F(Planted, AnUpwardIncludeIsSeen) {
-  plant("core/base/log.cpp", "#include \"engine/session.hpp\"\n#include <sys/stat.h>\n");
-  plant("core/engine/session.cpp", "#include \"base/log.hpp\"\n#include \"engine/session.hpp\"\n");
-  EXPECT_THAT(found(upward_includes), ElementsAre("core/base/log.cpp: #include \"engine/session.hpp\""));
-}
-
-TEST_F(Planted, AFileOfCoreInNoRoomIsSeen) {
-  plant("core/helpers/misc.cpp", "");
-  EXPECT_THAT(found(upward_includes), ElementsAre("core/helpers/misc.cpp: in no room"));
-}
-
 TEST_F(Planted, APluginsNameInCoreIsSeen) {
   plant("plugins/zero1/CMakeLists.txt", "zr_add_plugin(zr_zero1 ROLE strategy ID zero1 SOURCES zero1.cpp)\n");
   plant("plugins/comm_shm/CMakeLists.txt", "zr_add_plugin(zr_comm_shm ROLE communicator ID shm SOURCES shm.cpp)\n");
@@ -66,15 +55,15 @@ TEST_F(Planted, AQuestionForTheStageIsSeen) {
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
-TEST_F(Planted, LibtorchOutsideItsRoomsIsSeen) {
+TEST_F(Planted, LibtorchOutsideItsSubsystemsIsSeen) {
   plant("core/model/torch_model.cpp", "#include <torch/torch.h>\n");
-  plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_room(model LIBRARIES zr::torch)\n");
+  plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_subsystem(model LIBRARIES zr::torch)\n");
   plant("core/engine/step.cpp",
         "#include <ATen/ATen.h>\n#include \"caffe2/core/common.h\"\n#include \"model/model.hpp\"\n");
-  plant("core/engine/CMakeLists.txt", "zr_room(engine LIBRARIES zr::torch)\ntarget_link_libraries(e torch_cpu)\n");
+  plant("core/engine/CMakeLists.txt", "zr_subsystem(engine LIBRARIES zr::torch)\ntarget_link_libraries(e torch_cpu)\n");
   plant("plugins/zero1/zero1.cpp", "#include <c10/util/Half.h>\n");
   plant("sdk/cmake/ZrTorch.cmake", "add_library(zr::torch ALIAS zr_torch_lib)\n");
-  EXPECT_EQ(found(libtorch_outside_its_rooms).size(), 5u);
+  EXPECT_EQ(found(libtorch_outside_its_subsystems).size(), 5u);
 }
 
 TEST_F(Planted, AHeaderOfTheHostInAPluginIsSeen) {
@@ -109,7 +98,7 @@ TEST_F(Planted, AWideLineIsSeen) {
   EXPECT_THAT(found(wide_lines), ElementsAre("core/base/CMakeLists.txt:1: 121 columns"));
 }
 
-TEST_F(Planted, ARoomAndAPluginWithoutAReadmeAreSeen) {
+TEST_F(Planted, ASubsystemAndAPluginWithoutAReadmeAreSeen) {
   plant("core/base/CMakeLists.txt", "");
   plant("core/base/README.md", "");
   plant("core/comm/CMakeLists.txt", "");

@@ -12,8 +12,8 @@ namespace zr::arch {
 
 namespace {
 
-const std::vector<std::string> kRooms{"base",  "config",  "plan",       "plugin", "comm", "model",
-                                      "shard", "offload", "checkpoint", "engine", "cli",  "api"};
+const std::vector<std::string> kSubsystems{"base",   "config",  "plan",       "plugin", "control", "comm", "model",
+                                           "update", "offload", "checkpoint", "engine", "cli",     "api"};
 
 bool is_code(const fs::path& file) {
   static const std::set<std::string> endings{".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".cmake", ".in", ".py", ".sh"};
@@ -69,10 +69,6 @@ class Tree {
 
 const std::vector<std::string> kAll{"core", "plugins", "sdk", "tests", "examples"};
 
-std::size_t place_of(const std::string& room) {
-  return static_cast<std::size_t>(std::find(kRooms.begin(), kRooms.end(), room) - kRooms.begin());
-}
-
 void append(Found& to, const Found& more) { to.insert(to.end(), more.begin(), more.end()); }
 
 }  // namespace
@@ -82,23 +78,6 @@ std::vector<std::string> lines_of(const fs::path& file) {
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-Found upward_includes(const fs::path& root) {
-  static const std::regex include(R"re(^\s*#\s*include\s+["<]([a-z_]+)/)re");
-  const Tree tree(root);
-  Found found;
-  for (const fs::path& file : tree.code({"core"})) {
-    const std::string room = (*++fs::path(tree.path(file)).begin()).string();
-    if (place_of(room) == kRooms.size() && room != "CMakeLists.txt") found.push_back(tree.path(file) + ": in no room");
-    for (const std::string& line : lines_of(file)) {
-      std::smatch match;
-      if (!std::regex_search(line, match, include)) continue;
-      const std::size_t used = place_of(match[1]);
-      if (used < kRooms.size() && used > place_of(room)) found.push_back(tree.path(file) + ": " + line);
-    }
-  }
-  return found;
 }
 
 Found plugin_names_in_core(const fs::path& root) {
@@ -125,7 +104,7 @@ Found stages_in_core(const fs::path& root) {
                                                    std::regex::icase));
 }
 
-Found libtorch_outside_its_rooms(const fs::path& root) {
+Found libtorch_outside_its_subsystems(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> sources, builds;
   for (const fs::path& file : tree.code({"core", "plugins", "sdk"})) {
@@ -140,9 +119,9 @@ Found libtorch_outside_its_rooms(const fs::path& root) {
 
 Found host_headers_in_plugins(const fs::path& root) {
   const Tree tree(root);
-  std::string rooms;
-  for (const std::string& room : kRooms) rooms += (rooms.empty() ? "" : "|") + room;
-  return tree.hits(tree.code({"plugins"}), std::regex("#\\s*include\\s+[\"<](core/)?(" + rooms + ")/"));
+  std::string names;
+  for (const std::string& name : kSubsystems) names += (names.empty() ? "" : "|") + name;
+  return tree.hits(tree.code({"plugins"}), std::regex("#\\s*include\\s+[\"<](core/)?(" + names + ")/"));
 }
 
 Found zeroth_in_models(const fs::path& root) {

@@ -8,7 +8,7 @@
 #include "base/pool.hpp"
 #include "comm/communicator.hpp"
 #include "comm/done.hpp"
-#include "comm/job.hpp"
+#include "control/job_services.hpp"
 #include "multirank/shared_control.hpp"
 #include "plugin/host.hpp"
 

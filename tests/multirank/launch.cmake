@@ -1,8 +1,8 @@
 # The control plane and the launcher, tested with real processes.
 add_executable(launch_rank launch_rank.cpp)
 target_link_libraries(launch_rank PRIVATE zr_comm)
-target_include_directories(launch_rank PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-set_target_properties(launch_rank PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+target_include_directories(launch_rank PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+set_target_properties(launch_rank PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
 
 zr_test(launch_kill_test SOURCES launch_kill_test.cpp LIBRARIES GTest::gmock LABELS multirank)
 add_dependencies(launch_kill_test zeroth launch_rank)

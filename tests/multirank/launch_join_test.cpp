@@ -7,7 +7,7 @@
 
 #include <random>
 
-#include "comm/control_wire.hpp"
+#include "control/message.hpp"
 #include "multirank/launch_job.hpp"
 
 using namespace zr::test;

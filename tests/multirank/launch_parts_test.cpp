@@ -4,9 +4,9 @@
 
 #include <map>
 
-#include "comm/control_environment.hpp"
-#include "comm/control_table.hpp"
-#include "comm/store_members.hpp"
+#include "control/environment.hpp"
+#include "control/failure_report.hpp"
+#include "control/members.hpp"
 
 using namespace zr::host;
 using testing::HasSubstr;

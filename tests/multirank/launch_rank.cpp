@@ -12,7 +12,7 @@
 
 #include "base/failure.hpp"
 #include "base/log.hpp"
-#include "comm/control.hpp"
+#include "control/control.hpp"
 #include "multirank/launch_page.hpp"
 
 using namespace zr::host;

@@ -10,8 +10,8 @@
 #include <regex>
 #include <sstream>
 
-#include "comm/control_wire.hpp"
-#include "comm/job_secret.hpp"
+#include "control/message.hpp"
+#include "control/job_secret.hpp"
 #include "golden/cases.hpp"
 #include "multirank/launch_job.hpp"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/failure.hpp"
-#include "comm/control.hpp"
+#include "control/control.hpp"
 
 namespace zr::testing {
 

@@ -15,8 +15,8 @@
 #include "base/failure.hpp"
 #include "base/ledger.hpp"
 #include "checkpoint/save.hpp"
-#include "comm/control.hpp"
-#include "comm/store.hpp"
+#include "control/control.hpp"
+#include "control/store.hpp"
 
 namespace zr::host {
 namespace {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/control.hpp"
+#include "control/control.hpp"
 
 namespace zr::host {
 namespace {

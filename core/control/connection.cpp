@@ -1,0 +1,112 @@
+#include "control/connection.hpp"
+
+#include <fcntl.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <utility>
+
+namespace zr::host {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+constexpr std::size_t kMostQueued = 64u << 20;
+}
+
+void close_on_exec(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
+
+Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
+  error_code ignored;
+  close_on_exec(socket_.native_handle());
+  socket_.set_option(tcp::no_delay(true), ignored);
+}
+
+void Connection::start(OnMessage on_message, OnClosed on_closed, uint32_t most) {
+  hand_over(std::move(on_message), std::move(on_closed), most);
+  read_header();
+}
+
+void Connection::hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most) {
+  on_message_ = std::move(on_message);
+  on_closed_ = std::move(on_closed);
+  most_ = most;
+}
+
+void Connection::read_header() {
+  boost::asio::async_read(socket_, boost::asio::buffer(header_),
+                          [this, self = shared_from_this()](const error_code& error, std::size_t) {
+                            if (closed_) return;
+                            if (error) return fail();
+                            uint32_t bytes = 0;
+                            for (int i = 3; i >= 0; --i) bytes = bytes << 8 | static_cast<uint8_t>(header_[size_t(i)]);
+                            if (bytes > most_) return fail();
+                            read_body(static_cast<wire::Type>(header_[4]), bytes);
+                          });
+}
+
+void Connection::read_body(wire::Type type, uint32_t bytes) {
+  body_.resize(bytes);
+  boost::asio::async_read(socket_, boost::asio::buffer(body_),
+                          [this, type, self = shared_from_this()](const error_code& error, std::size_t) {
+                            if (closed_) return;
+                            if (error) return fail();
+                            try {
+                              const OnMessage on_message = on_message_;  // it may hand the connection over
+                              on_message(type, body_);
+                            } catch (const wire::Malformed&) {
+                              return fail();
+                            }
+                            if (!closed_) read_header();
+                          });
+}
+
+void Connection::send(std::string message) {
+  if (closed_ || finishing_) return;
+  queued_ += message.size();
+  if (queued_ > kMostQueued && !queue_.empty()) {
+    finishing_ = true;
+    error_code ignored;
+    socket_.shutdown(tcp::socket::shutdown_both, ignored);  // the read side then sees the end
+    return;
+  }
+  queue_.push_back(std::move(message));
+  if (queue_.size() == 1) write_next();
+}
+
+void Connection::write_next() {
+  boost::asio::async_write(socket_, boost::asio::buffer(queue_.front()),
+                           [this, self = shared_from_this()](const error_code& error, std::size_t) {
+                             if (closed_) return;
+                             if (error) return;  // the read side sees it too, after what the peer sent last
+                             queued_ -= queue_.front().size();
+                             queue_.pop_front();
+                             if (!queue_.empty()) return write_next();
+                             error_code ignored;
+                             if (finishing_) socket_.shutdown(tcp::socket::shutdown_send, ignored);
+                           });
+}
+
+void Connection::finish() {
+  finishing_ = true;
+  error_code ignored;
+  if (queue_.empty() && !closed_) socket_.shutdown(tcp::socket::shutdown_send, ignored);
+}
+
+void Connection::fail() {
+  const OnClosed on_closed = std::move(on_closed_);
+  close();
+  if (on_closed) on_closed();
+}
+
+void Connection::close() {
+  closed_ = true;
+  on_message_ = nullptr;
+  on_closed_ = nullptr;
+  error_code ignored;
+  socket_.close(ignored);
+}
+
+}  // namespace zr::host

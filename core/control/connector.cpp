@@ -1,0 +1,146 @@
+#include "control/connector.hpp"
+
+#include <thread>
+#include <utility>
+
+namespace zr::host {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+using wire::Type;
+
+namespace {
+constexpr auto kPatience = std::chrono::seconds(2);     // with one address
+constexpr auto kPause = std::chrono::milliseconds(20);  // before all are tried again
+constexpr auto kResolvePause = std::chrono::milliseconds(200);
+}  // namespace
+
+std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports, Dial::Time deadline) {
+  boost::asio::io_context io;
+  tcp::resolver resolver(io);
+  for (;;) {
+    error_code error;
+    const auto found = resolver.resolve(host, "", error);
+    std::vector<tcp::endpoint> endpoints;
+    for (const uint16_t port : ports)
+      for (const auto& entry : found) endpoints.emplace_back(entry.endpoint().address(), port);
+    if (!endpoints.empty()) return endpoints;
+    if (std::chrono::steady_clock::now() + kResolvePause > deadline)
+      fail_environment(
+          "the address of the job's store, '" + host + "', is not known: " + error.message() +
+          ". It stands in MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
+    std::this_thread::sleep_for(kResolvePause);
+  }
+}
+
+Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, Hello hello, std::string no_hello,
+           Time deadline, std::string who)
+    : io_(io),
+      endpoints_(std::move(endpoints)),
+      hello_(std::move(hello)),
+      no_hello_(std::move(no_hello)),
+      who_(std::move(who)),
+      deadline_(deadline),
+      timer_(io) {}
+
+void Dial::start(Welcomed welcomed, Failed failed) {
+  welcomed_ = std::move(welcomed);
+  failed_ = std::move(failed);
+  attempt(0);
+}
+
+void Dial::stop() {
+  over_ = true;
+  timer_.cancel();
+  if (connection_) connection_->close();
+  if (socket_) {
+    error_code ignored;
+    socket_->close(ignored);
+  }
+  welcomed_ = nullptr;
+  failed_ = nullptr;
+}
+
+void Dial::fail(const Failure& failure) {
+  const Failed failed = std::move(failed_);
+  stop();
+  failed(failure);
+}
+
+void Dial::attempt(std::size_t index) {
+  tried_ = endpoints_[index];
+  const auto hello = hello_();
+  if (!hello) return next(index, no_hello_);
+  if (hello->port) tried_.port(hello->port);
+  const auto self = shared_from_this();
+  const uint64_t mine = ++attempt_;
+  socket_ = std::make_shared<tcp::socket>(io_);
+  timer_.expires_after(kPatience);
+  timer_.async_wait([this, self, mine, index](const error_code& error) {
+    if (!error && !over_ && mine == attempt_) next(index, "no answer");
+  });
+  socket_->async_connect(
+      tried_, [this, self, mine, index, socket = socket_, message = hello->message](const error_code& error) {
+        if (over_ || mine != attempt_) return;
+        if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
+          return fail(Failure(Exit::environment, who_ + " cannot reach " + endpoints_[index].address().to_string() +
+                                                     ", where the job's store is: " + error.message() +
+                                                     "; the loopback interface is down: ip link set lo up"));
+        if (error) return next(index, error.message());
+        greet(index, std::move(*socket), message);
+      });
+}
+
+void Dial::greet(std::size_t index, tcp::socket socket, const std::string& message) {
+  const auto self = shared_from_this();
+  const uint64_t mine = attempt_;
+  connection_ = std::make_shared<Connection>(std::move(socket));
+  connection_->start(
+      [this, self, mine, index](Type type, std::string_view body) {
+        if (over_ || mine != attempt_) return;
+        if (type == Type::welcome) {
+          over_ = true;
+          timer_.cancel();
+          failed_ = nullptr;
+          return std::exchange(welcomed_, nullptr)(std::exchange(connection_, nullptr));
+        }
+        if (type != Type::refuse) throw wire::Malformed("neither welcome nor refuse");
+        wire::Reader reader(body);
+        const auto exit = static_cast<Exit>(reader.u8());
+        const std::string text = reader.text();
+        if (exit == Exit::peer_lost || exit == Exit::environment) return fail(Failure(exit, text));
+        next(index, text);
+      },
+      [this, self, mine, index] {
+        if (!over_ && mine == attempt_) next(index, "it closed the connection");
+      },
+      wire::kMostBytes);
+  connection_->send(message);
+}
+
+void Dial::next(std::size_t index, const std::string& why) {
+  ++attempt_;
+  why_ = why;
+  if (connection_) std::exchange(connection_, nullptr)->close();
+  if (socket_) {
+    error_code ignored;
+    std::exchange(socket_, nullptr)->close(ignored);
+  }
+  if (std::chrono::steady_clock::now() >= deadline_)
+    return fail(Failure(
+        Exit::environment,
+        who_ + " found no store of its job at " + tried_.address().to_string() + " port " +
+            (endpoints_.front().port() == endpoints_.back().port()
+                 ? std::to_string(tried_.port())
+                 : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
+            ": " + why_ +
+            ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
+            "the same for every rank, names another"));
+  if (index + 1 < endpoints_.size()) return attempt(index + 1);
+  timer_.expires_after(kPause);
+  timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {
+    if (!error && !over_ && mine == attempt_) attempt(0);
+  });
+}
+
+}  // namespace zr::host

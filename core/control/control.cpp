@@ -1,0 +1,91 @@
+#include "control/control.hpp"
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "control/client.hpp"
+
+namespace zr::host {
+
+namespace {
+// A job of one rank without zeroth's launcher: no sockets, no thread.
+class Alone final : public Control {
+ public:
+  explicit Alone(std::string job) : job_(std::move(job)) {}
+  int rank() const override { return 0; }
+  int world() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_world() const override { return 1; }
+  const std::string& job_id() const override { return job_; }
+  void put(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
+      throw Failure(Exit::peer_lost, "no rank has put '" + key + "' into the job's store within " +
+                                         duration_text(static_cast<double>(timeout.count()) / 1000));
+    return values_[key];
+  }
+  void drop(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    values_.erase(key);
+  }
+  void set_activity(const Activity&) override {}
+  bool broken() const override { return false; }
+  std::string report(const std::string& mine) override { return "rank 0: " + mine; }
+  void on_broken(const void*, std::function<void()>) override {}
+  void leave(int64_t, bool) override {}
+
+ private:
+  const std::string job_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+// The process's membership. It leaves the job when the process exits, whoever still holds the object; a forked child of
+// the process must touch neither the socket nor the thread it does not have.
+struct Membership {
+  std::mutex mutex;
+  std::shared_ptr<Control> control;
+  std::shared_ptr<ControlClient> client;
+  pid_t pid = 0;
+
+  ~Membership() {
+    if (!client) return;
+    if (getpid() == pid) {
+      client->close();
+    } else {
+      new std::shared_ptr<ControlClient>(std::move(client));
+    }
+  }
+};
+}  // namespace
+
+std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
+  static Membership membership;
+  const std::lock_guard lock(membership.mutex);
+  if (membership.control) return membership.control;
+  const auto place = place_of([](const char* name) -> const char* { return std::getenv(name); }, getppid());
+  if (place && (place->world > 1 || place->launched)) {
+    membership.client = std::make_shared<ControlClient>(*place, timeout);
+    membership.control = membership.client;
+    membership.pid = getpid();
+  } else {
+    const std::string own = "alone-" + std::to_string(getpid()) + "-" +
+                            std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
+    membership.control = std::make_shared<Alone>(own);
+  }
+  return membership.control;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,85 @@
+#include "control/failure_report.hpp"
+
+#include <cstring>
+#include <set>
+
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::size_t kMostLines = 64;
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(text.size(), width), ' ');
+  return text;
+}
+}  // namespace
+
+std::string table_text(const std::string& headline, const std::vector<TableLine>& lines) {
+  std::set<std::string> hosts;
+  std::size_t rank_width = 0, pid_width = 0, host_width = 0;
+  for (const auto& line : lines) {
+    if (!line.host.empty()) hosts.insert(line.host);
+    rank_width = std::max(rank_width, std::to_string(line.rank).size());
+    pid_width = std::max(pid_width, std::to_string(line.pid).size());
+    host_width = std::max(host_width, line.host.size());
+  }
+  std::string text = headline;
+  for (std::size_t i = 0; i < lines.size() && i < kMostLines; ++i) {
+    const TableLine& line = lines[i];
+    text += "\n  rank " + padded(std::to_string(line.rank), rank_width);
+    text += "  pid " + padded(line.pid ? std::to_string(line.pid) : "-", pid_width);
+    if (hosts.size() > 1) text += "  " + padded(line.host, host_width);
+    text += "  " + line.state;
+  }
+  if (lines.size() > kMostLines) text += "\n  and " + std::to_string(lines.size() - kMostLines) + " ranks more";
+  return text;
+}
+
+std::string doing_text(const Activity& activity, int64_t age_ms) {
+  const std::string age = duration_text(static_cast<double>(age_ms) / 1000);
+  const std::string what = activity.what.empty() ? "computing" : activity.what;
+  std::string text = activity.waiting ? "waits " + age + " in " + what : what + " for " + age;
+  if (activity.sequence > 0)
+    text += (activity.waiting ? ", collective " : ", after collective ") + std::to_string(activity.sequence);
+  return text + ", step " + std::to_string(activity.step);
+}
+
+std::string left_text(const wire::Beat& beat) {
+  return (beat.failed ? "ended by an exception after step " : "ended in order after step ") +
+         std::to_string(beat.left_step);
+}
+
+std::string in_vain_text(const wire::Beat& beat) {
+  return beat.failed ? left_text(beat) : "ended after step " + std::to_string(beat.left_step) + " (its data ended?)";
+}
+
+std::string fate_text(const Fate& fate) {
+  std::string text = "ended with exit code " + std::to_string(fate.code);
+  if (fate.signal) {
+    const char* name = sigabbrev_np(fate.signal);
+    text = "was killed by signal " + std::to_string(fate.signal) + (name ? " (SIG" + std::string(name) + ")" : "");
+  }
+  return fate.note.empty() ? text : text + ": " + fate.note;
+}
+
+std::string state_text(char state) {
+  switch (state) {
+    case 'T': return "stopped (T)";
+    case 't': return "stopped by a debugger (t)";
+    case 'D': return "in an uninterruptible system call (D)";
+    case 'R': return "running (R)";
+    case 'S': return "sleeping (S)";
+    case 'Z':
+    case 'X': return "dead (Z)";
+    case 0: return "";
+    default: return std::string("in state ") + state;
+  }
+}
+
+std::string rank_text(int rank, int64_t pid) {
+  return "rank " + std::to_string(rank) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
+}
+
+}  // namespace zr::host

@@ -1,0 +1,129 @@
+#include "control/job_secret.hpp"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr std::size_t kSecretBytes = 16;
+constexpr int kPortDigits = 5;
+constexpr std::size_t kFileBytes = 2 * kSecretBytes + kPortDigits;
+constexpr const char* kRemedy = "; or set ZR_TOKEN to one secret for every rank";
+
+std::string hash_text(const std::string& text) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211u;
+  std::array<char, 20> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return digits.data();
+}
+
+// The folder if it is this user's alone, else -1 and why not.
+int open_private(const std::string& folder, std::string& why) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat status {};
+  if (fd < 0 || ::fstat(fd, &status) != 0) {
+    why = std::strerror(errno);
+  } else if (status.st_uid != ::geteuid()) {
+    why = "it belongs to user " + std::to_string(status.st_uid);
+  } else if (status.st_mode & 077) {
+    why = "other users have access to it (chmod 700 " + folder + ")";
+  } else {
+    return fd;
+  }
+  if (fd >= 0) ::close(fd);
+  return -1;
+}
+
+bool is_private(const std::string& folder) {
+  std::string why;
+  const int fd = folder.empty() || folder[0] != '/' ? -1 : open_private(folder, why);
+  if (fd >= 0) ::close(fd);
+  return fd >= 0;
+}
+}  // namespace
+
+std::string random_hex(std::size_t bytes) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < bytes; ++i) {
+    unsigned char byte = 0;
+    if (::getrandom(&byte, 1, 0) != 1) fail_environment("the system gives no random numbers (getrandom)");
+    text += {digits[byte >> 4], digits[byte & 15]};
+  }
+  return text;
+}
+
+JobSecret::JobSecret(const std::string& job) : name_("job-" + hash_text(job)) {
+  const char* set = std::getenv("XDG_RUNTIME_DIR");
+  const std::string runtime = set ? set : "";
+  folder_ = is_private(runtime) ? runtime + "/zeroth" : "/tmp/zeroth-" + std::to_string(::geteuid());
+  path_ = folder_ + "/" + name_;
+  std::string why;
+  const bool made = ::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST;
+  if (!made) why = std::strerror(errno);
+  if (made) fd_ = open_private(folder_, why);
+  if (fd_ < 0)
+    fail_environment("the ranks of this host cannot share a secret in " + folder_ + ": " + why +
+                     "; it must be a folder of this user's alone" + kRemedy);
+}
+
+JobSecret::~JobSecret() {
+  remove();
+  ::close(fd_);
+}
+
+std::string new_secret() { return random_hex(kSecretBytes); }
+
+void JobSecret::create(const Shared& shared) {
+  std::array<char, kPortDigits + 1> port{};
+  std::snprintf(port.data(), port.size(), "%0*u", kPortDigits, static_cast<unsigned>(shared.port));
+  const std::string secret = shared.token + port.data(), made = name_ + "." + std::to_string(::getpid());
+  ::unlinkat(fd_, made.c_str(), 0);
+  const int fd = ::openat(fd_, made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  const bool written = fd >= 0 && ::write(fd, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (!written || ::renameat(fd_, made.c_str(), fd_, name_.c_str()) != 0) {
+    const int last = written ? errno : error;
+    ::unlinkat(fd_, made.c_str(), 0);
+    fail_environment(path_ + ": the job's secret cannot be written: " + std::strerror(last) + kRemedy);
+  }
+  created_ = shared;
+}
+
+std::optional<JobSecret::Shared> JobSecret::read() const {
+  const int fd = ::openat(fd_, name_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return {};
+  struct stat status {};
+  std::array<char, kFileBytes + 1> text{};
+  const bool sound = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
+  const ssize_t got = sound ? ::read(fd, text.data(), text.size()) : -1;
+  ::close(fd);
+  if (got != static_cast<ssize_t>(kFileBytes)) return {};
+  Shared shared{std::string(text.data(), 2 * kSecretBytes), 0};
+  const char* const end = text.data() + kFileBytes;
+  const auto [stop, error] = std::from_chars(text.data() + 2 * kSecretBytes, end, shared.port);
+  if (error != std::errc() || stop != end || shared.port == 0) return {};
+  return shared;
+}
+
+void JobSecret::remove() {
+  if (created_ && read() == created_) ::unlinkat(fd_, name_.c_str(), 0);
+  created_.reset();
+}
+
+}  // namespace zr::host

@@ -1,0 +1,70 @@
+#include "control/job_services.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+struct JobServices::State {
+  std::string run_folder;
+  std::chrono::milliseconds timeout;
+  zr_job_service job{};
+  zr_store_service store{};
+};
+
+namespace {
+
+zr_code fill(zr_error* error, zr_code code, const char* message) {
+  error->code = code;
+  error->native = 0;
+  std::snprintf(error->msg, sizeof error->msg, "%s", message);
+  return code;
+}
+
+JobServices::State& state_of(const zr_host* host) {
+  return *static_cast<JobServices::State*>(Host::from_abi(host).context("job"));
+}
+Control& control_of(const zr_host* host) { return *static_cast<Control*>(Host::from_abi(host).context("control")); }
+
+zr_code put(const zr_host* host, const char* key, const void* value, uint64_t bytes, zr_error* error) try {
+  control_of(host).put(key, std::string(static_cast<const char*>(value), bytes));
+  return ZR_OK;
+} catch (const std::exception& failure) {
+  return fill(error, ZR_COMM, failure.what());
+}
+
+zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out, uint64_t* bytes, zr_error* error) try {
+  const std::string value = control_of(host).get(
+      key, timeout_ns < 0 ? state_of(host).timeout : std::chrono::milliseconds(timeout_ns / 1000000));
+  if (value.size() > *bytes)
+    return fill(error, ZR_INVALID, ("the value of '" + std::string(key) + "' is longer than the room given").c_str());
+  std::memcpy(out, value.data(), value.size());
+  *bytes = value.size();
+  return ZR_OK;
+} catch (const std::exception& failure) {
+  return fill(error, ZR_COMM, failure.what());
+}
+
+}  // namespace
+
+JobServices::JobServices(Host& host, Control& control, std::string run_folder, std::chrono::milliseconds timeout)
+    : state_(std::make_unique<State>()) {
+  state_->timeout = timeout;
+  state_->run_folder = std::move(run_folder);
+  state_->job = {sizeof(zr_job_service),   control.rank(),
+                 control.world(),          control.local_rank(),
+                 control.local_world(),    0,
+                 control.job_id().c_str(), state_->run_folder.c_str()};
+  state_->store = {sizeof(zr_store_service), 0, put, get};
+  host.set_context("control", &control);
+  host.set_context("job", state_.get());
+  host.offer("zr.host.job/1", &state_->job);
+  host.offer("zr.host.store/1", &state_->store);
+}
+
+JobServices::~JobServices() = default;
+
+}  // namespace zr::host

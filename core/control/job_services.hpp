@@ -1,0 +1,28 @@
+// The plug-ins' view of the job: "zr.host.job/1" and "zr.host.store/1" over a Control.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "control/control.hpp"
+#include "plugin/host.hpp"
+
+namespace zr::host {
+
+/// Owns the service tables; lives as long as the Host. Not movable.
+class JobServices {
+ public:
+  /// `timeout`: the limit of a get() that names none.
+  JobServices(Host& host, Control& control, std::string run_folder,
+              std::chrono::milliseconds timeout = std::chrono::minutes(5));
+  ~JobServices();
+  JobServices(const JobServices&) = delete;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace zr::host

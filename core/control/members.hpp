@@ -1,0 +1,86 @@
+// Who the ranks of a job are, how each fares, and whether the job is broken: what the store knows, without sockets.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/failure_report.hpp"
+#include "control/message.hpp"
+
+namespace zr::host {
+
+/// For one thread. Every event may break the job: ask broken() after it. `now` never goes back.
+class Members {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  /// `launched`: ended() will be told of every rank. `machine`: the store's own, whose /proc it may read.
+  Members(int world, bool launched, std::string machine);
+
+  /// The launcher started the rank's process.
+  void started(int rank, int64_t pid);
+  /// A process says it is a rank: "" or why it cannot be.
+  std::string admit(const wire::Hello& hello, Time now);
+  void heard(int rank, const wire::Beat& beat, Time now);
+  /// The same, as a rank's answer to the news that the job broke.
+  void last_words(int rank, const wire::Beat& beat, Time now);
+  void reported(int rank, const std::string& text);
+  void disconnected(int rank);
+  /// Looks after ranks that have been silent for a second: a child that a dead rank forked may keep its connection
+  /// open.
+  void look_for_the_dead(Time now);
+  void ended(int rank, int64_t pid, const Fate& fate);
+
+  bool everybody_joined() const;
+  bool joined(int rank) const { return at(rank).joined; }
+  std::vector<wire::Peer> peers() const;
+  bool broken() const { return cause_ != Cause::none; }
+  /// Nothing more will be learnt soon: the survivors have answered and the lost ranks' fates are known.
+  bool settled(Time since, Time now) const;
+  /// What broke the job, before anybody was asked; then with their answers, as the table's first line and whole.
+  std::string news() const;
+  std::string headline(Time now) const;
+  std::string table(Time now) const;
+
+ private:
+  enum class Cause { none, reported, left, mismatch, lost };  // a later one explains more than those before it
+  struct Member {
+    bool joined = false, connected = false, answered = false;
+    wire::Peer peer;
+    wire::Beat beat;
+    Time heard{};
+    std::optional<Fate> fate;
+    std::string said;
+  };
+  struct Issued {
+    int rank;
+    uint64_t fingerprint;
+    std::string what;
+  };
+  Member& at(int rank) { return members_[static_cast<std::size_t>(rank)]; }
+  const Member& at(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  int world() const { return static_cast<int>(members_.size()); }
+  void note(Cause cause, int rank, std::string text);
+  void compare(int rank, const wire::Beat& beat);
+  std::string waited_in_vain(int gone, int waiting) const;
+  void look_for_waits_on_the_gone();
+  bool waits_in_vain(const Member& waiting, const Member& other) const;
+  bool silent(int rank) const;
+  std::string why(int rank) const;
+  std::string state(int rank, Time now) const;
+  std::string others_than_reporter(Time now) const;
+
+  const bool launched_;
+  const std::string machine_;
+  std::vector<Member> members_;
+  int leavers_ = 0;                                         // ranks that left at least once
+  std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): who issued it first
+  Cause cause_ = Cause::none;
+  int culprit_ = 0;
+  std::string text_;
+};
+
+}  // namespace zr::host

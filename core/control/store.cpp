@@ -1,0 +1,340 @@
+#include "control/store.hpp"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <map>
+#include <optional>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "control/connection.hpp"
+#include "control/members.hpp"
+
+namespace zr::host {
+
+using boost::asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+using wire::Type;
+
+namespace {
+constexpr auto kForLastWords = std::chrono::seconds(1);
+constexpr auto kForHello = std::chrono::seconds(5);
+constexpr auto kPoll = std::chrono::milliseconds(10);
+constexpr auto kWatch = std::chrono::milliseconds(500);
+constexpr std::size_t kMostStrangers = 256;
+// What a peer may make the store hold. A job's largest use is a checkpoint's description, a few MiB per rank.
+constexpr std::size_t kMostValuesOfRank = 64u << 20;
+constexpr std::size_t kMostValues = 512u << 20;
+constexpr std::size_t kOverheadOfValue = 256;  // a map's node, and the strings' own
+constexpr std::size_t kMostGetsOfRank = 4096;  // that wait
+
+// Compares in a time that does not depend on where the two differ.
+bool same_secret(const std::string& a, const std::string& b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+}  // namespace
+
+struct Store::State : std::enable_shared_from_this<State> {
+  State(boost::asio::io_context& context, Options given)
+      : io(context),
+        acceptor(context),
+        poll(context),
+        watch_timer(context),
+        options(std::move(given)),
+        members(options.world, options.launched, wire::this_peer().machine) {}
+
+  struct Rank {
+    std::shared_ptr<Connection> connection;
+    std::map<uint64_t, std::string> asked;  // ids of gets that wait, and their keys
+  };
+  struct Stranger {
+    std::shared_ptr<Connection> connection;
+    std::shared_ptr<boost::asio::steady_timer> patience;
+  };
+
+  void listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports);
+  void accept();
+  void greet(tcp::socket socket);
+  void hello(std::shared_ptr<Connection> connection, const wire::Hello& hello);
+  void admit(int rank, const std::shared_ptr<Connection>& connection);
+  void message(int rank, Type type, std::string_view body);
+  void put(int rank, std::string key, std::string value);
+  void drop(const std::string& key);
+  void get(int rank, uint64_t id, std::string key);
+  void judge();
+  void await_table();
+  void watch();
+  void close();
+  void tell_all(const std::string& message) {
+    for (auto& [rank, peer] : ranks) peer.connection->send(message);
+  }
+
+  boost::asio::io_context& io;
+  tcp::acceptor acceptor;
+  boost::asio::steady_timer poll, watch_timer;
+  Options options;
+  Members members;
+  std::map<int, Rank> ranks;  // connected ones
+  std::map<Connection*, Stranger> strangers;
+  struct Value {
+    std::string bytes;
+    int rank = 0;  // that put it
+  };
+  std::map<std::string, Value> values;
+  std::map<int, std::size_t> bytes_of_rank;  // of values, in memory
+  std::size_t bytes_of_values = 0;
+  std::optional<Clock::time_point> broke;
+  std::string table;
+  bool judging = true;
+  std::function<void()> finished;
+};
+
+void Store::State::listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports) {
+  error_code error;
+  for (const uint16_t port : ports) {
+    const tcp::endpoint endpoint(address, port);
+    acceptor.open(endpoint.protocol(), error);
+    if (error) break;
+    close_on_exec(acceptor.native_handle());
+    acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
+    if (!error) {
+      accept();
+      return watch();
+    }
+    error_code ignored;
+    acceptor.close(ignored);
+  }
+  fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " +
+                   std::to_string(ports.front()) + (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") +
+                   ": " + error.message() + ". Name a free port of rank 0's host: ZR_STORE=host:port for every rank");
+}
+
+void Store::State::accept() {
+  acceptor.async_accept([this, self = shared_from_this()](const error_code& error, tcp::socket socket) {
+    if (!acceptor.is_open()) return;
+    if (!error && strangers.size() < kMostStrangers) greet(std::move(socket));
+    if (!error) return accept();
+    poll.expires_after(std::chrono::milliseconds(100));  // out of descriptors: later again
+    poll.async_wait([this, self](const error_code&) {
+      if (acceptor.is_open()) accept();
+    });
+  });
+}
+
+void Store::State::greet(tcp::socket socket) {
+  auto connection = std::make_shared<Connection>(std::move(socket));
+  auto patience = std::make_shared<boost::asio::steady_timer>(io, kForHello);
+  strangers[connection.get()] = {connection, patience};
+  const auto forget = [this, self = shared_from_this(), key = connection.get()] { strangers.erase(key); };
+  patience->async_wait([forget, connection](const error_code& error) {
+    if (error) return;
+    connection->close();
+    forget();
+  });
+  connection->start(
+      [this, self = shared_from_this(), key = connection.get()](Type type, std::string_view body) {
+        if (type != Type::hello) throw wire::Malformed("a hello comes first");
+        const auto at = strangers.find(key);
+        if (at != strangers.end()) hello(at->second.connection, wire::decode_hello(body));
+      },
+      forget, wire::kMostHelloBytes);
+}
+
+void Store::State::hello(std::shared_ptr<Connection> connection, const wire::Hello& hello) {
+  const auto refuse = [&](int code, const std::string& text) {  // it stays a stranger, whose time is short
+    connection->send(wire::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::refuse));
+    connection->finish();
+  };
+  if (hello.job != options.job || !same_secret(hello.token, options.token))
+    return refuse(0, "it keeps another job's store");
+  if (broke) return refuse(static_cast<int>(Exit::peer_lost), table.empty() ? members.news() : table);
+  const std::string reason = members.admit(hello, Clock::now());
+  if (!reason.empty()) return refuse(static_cast<int>(Exit::environment), reason);
+  strangers.erase(connection.get());
+  admit(static_cast<int>(hello.rank), connection);
+}
+
+void Store::State::admit(int rank, const std::shared_ptr<Connection>& connection) {
+  const auto self = shared_from_this();
+  connection->hand_over([this, self, rank](Type type, std::string_view body) { message(rank, type, body); },
+                        [this, self, rank] {
+                          ranks.erase(rank);
+                          members.disconnected(rank);
+                          judge();
+                          if (finished && ranks.empty()) std::exchange(finished, nullptr)();
+                        },
+                        wire::kMostBytes);
+  ranks[rank].connection = connection;
+  connection->send(wire::Writer().message(Type::welcome));
+  if (members.everybody_joined()) tell_all(wire::encode(wire::Start{options.job_id, members.peers()}));
+  judge();
+}
+
+void Store::State::message(int rank, Type type, std::string_view body) {
+  wire::Reader reader(body);
+  switch (type) {
+    case Type::put: {
+      auto key = reader.text(wire::kMostKeyBytes);
+      put(rank, std::move(key), reader.text(wire::kMostValueBytes));
+      return reader.end();
+    }
+    case Type::drop: drop(reader.text(wire::kMostKeyBytes)); return reader.end();
+    case Type::get: {
+      const auto id = reader.u64();
+      get(rank, id, reader.text(wire::kMostKeyBytes));
+      return reader.end();
+    }
+    case Type::beat:
+      members.heard(rank, wire::decode_beat(body), Clock::now());
+      ranks[rank].connection->send(wire::Writer().message(Type::pong));
+      return judge();
+    case Type::words: members.last_words(rank, wire::decode_beat(body), Clock::now()); return judge();
+    case Type::report: members.reported(rank, printable(reader.text(wire::kMostReportBytes), "\n\t")); return judge();
+    default: throw wire::Malformed("not a message to the store");
+  }
+}
+
+void Store::State::put(int rank, std::string key, std::string value) {
+  const auto at = values.find(key);
+  const std::size_t before = at == values.end() ? 0 : key.size() + at->second.bytes.size() + kOverheadOfValue;
+  const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
+  std::size_t& mine = bytes_of_rank[rank];
+  const std::size_t freed = at != values.end() && at->second.rank == rank ? before : 0;
+  if (mine - freed + bytes > kMostValuesOfRank || bytes_of_values - before + bytes > kMostValues) {
+    const bool own = mine - freed + bytes > kMostValuesOfRank;
+    members.reported(rank, "the job's store is full: this rank put '" + key + "', and " +
+                               (own ? "its values have at most " + bytes_text(kMostValuesOfRank)
+                                    : "the values of all ranks have at most " + bytes_text(kMostValues)) +
+                               " together; put less, or put \"\" under keys that every rank has read");
+    return judge();
+  }
+  if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
+  mine += bytes;
+  bytes_of_values += bytes - before;
+  for (auto& [rank, peer] : ranks)
+    for (auto at = peer.asked.begin(); at != peer.asked.end();) {
+      if (at->second != key) {
+        ++at;
+        continue;
+      }
+      peer.connection->send(wire::Writer().u64(at->first).text(value).message(Type::value));
+      at = peer.asked.erase(at);
+    }
+  values[std::move(key)] = {std::move(value), rank};
+}
+
+void Store::State::drop(const std::string& key) {
+  const auto at = values.find(key);
+  if (at == values.end()) return;
+  const std::size_t freed = key.size() + at->second.bytes.size() + kOverheadOfValue;
+  bytes_of_rank[at->second.rank] -= freed;
+  bytes_of_values -= freed;
+  values.erase(at);
+}
+
+void Store::State::get(int rank, uint64_t id, std::string key) {
+  const auto at = values.find(key);
+  if (at != values.end())
+    return ranks[rank].connection->send(wire::Writer().u64(id).text(at->second.bytes).message(Type::value));
+  auto& asked = ranks[rank].asked;
+  if (asked.size() >= kMostGetsOfRank) throw wire::Malformed("too many gets wait");
+  asked[id] = std::move(key);
+}
+
+void Store::State::judge() {
+  if (broke || !judging || !members.broken()) return;
+  broke = Clock::now();
+  tell_all(wire::Writer().text(members.news()).message(Type::news));
+  await_table();
+}
+
+void Store::State::await_table() {
+  const auto now = Clock::now();
+  if (!members.settled(*broke, now) && now - *broke < kForLastWords) {
+    poll.expires_after(kPoll);
+    poll.async_wait([this, self = shared_from_this()](const error_code& error) {
+      if (!error) await_table();
+    });
+    return;
+  }
+  table = members.table(now);
+  if (options.on_table) options.on_table(table);
+  tell_all(wire::Writer().text(table).message(Type::table));
+}
+
+void Store::State::watch() {
+  members.look_for_the_dead(Clock::now());
+  judge();
+  watch_timer.expires_after(kWatch);
+  watch_timer.async_wait([this, self = shared_from_this()](const error_code& error) {
+    if (!error) watch();
+  });
+}
+
+void Store::State::close() {
+  error_code ignored;
+  acceptor.close(ignored);
+  poll.cancel();
+  watch_timer.cancel();
+  for (auto& [key, stranger] : strangers) {
+    stranger.connection->close();
+    stranger.patience->cancel();
+  }
+  for (auto& [rank, peer] : ranks) peer.connection->close();
+  strangers.clear();
+  ranks.clear();
+  finished = nullptr;
+}
+
+Store::Store(boost::asio::io_context& io, Options options, const boost::asio::ip::address& address,
+             const std::vector<uint16_t>& ports)
+    : state_(std::make_shared<State>(io, std::move(options))) {
+  state_->listen(address, ports);
+}
+
+Store::~Store() { close(); }
+
+uint16_t Store::port() const { return state_->acceptor.local_endpoint().port(); }
+
+void Store::started(int rank, int64_t pid) { state_->members.started(rank, pid); }
+
+void Store::ended(int rank, int64_t pid, const Fate& fate) {
+  if (!state_->judging) return;
+  state_->members.ended(rank, pid, fate);
+  state_->judge();
+}
+
+bool Store::joined(int rank) const { return state_->members.joined(rank); }
+std::string Store::value(const std::string& key) const {
+  const auto at = state_->values.find(key);
+  return at == state_->values.end() ? "" : at->second.bytes;
+}
+std::size_t Store::bytes() const { return state_->bytes_of_values; }
+bool Store::broken() const { return state_->broke.has_value(); }
+void Store::stop_judging() { state_->judging = false; }
+void Store::resume_judging() {
+  state_->judging = true;
+  state_->judge();
+}
+
+void Store::finish(const wire::Beat& keeper, std::function<void()> then) {
+  state_->judging = false;
+  error_code ignored;
+  state_->acceptor.close(ignored);
+  for (auto& [rank, peer] : state_->ranks) {
+    peer.connection->send(wire::encode(Type::bye, keeper));
+    peer.connection->finish();
+  }
+  if (state_->ranks.empty()) return then();
+  state_->finished = std::move(then);
+}
+
+void Store::close() { state_->close(); }
+
+}  // namespace zr::host

@@ -1,0 +1,76 @@
+#include "update/norm.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/dtype.hpp"
+#include "plan/plan.hpp"
+#include "update/rounding.hpp"
+
+// One source, compiled for several processors; the lanes are fixed, so that all of them give the same bits.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define ZR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ZR_CLONES
+#endif
+
+namespace zr::host {
+
+namespace {
+ZR_CLONES double leaf_sum(const float* values, int64_t count) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double x = values[i + lane];
+      lanes[lane] += x * x;
+    }
+  for (int lane = 0; i + lane < count; ++lane) {
+    const double x = values[i + lane];
+    lanes[lane] += x * x;
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+// Calls fn(fp32 values, count) for each leaf.
+template <class F>
+void each_leaf(const zr_view& values, F&& fn) {
+  float wide[kLeaf];
+  for (int64_t first = 0; first < values.count; first += kLeaf) {
+    const zr_view leaf = part_of(values, first, std::min(kLeaf, values.count - first));
+    if (leaf.dtype != ZR_F32) widen(leaf.data, leaf.dtype, leaf.count, wide);
+    fn(leaf.dtype == ZR_F32 ? static_cast<const float*>(leaf.data) : wide, leaf.count);
+  }
+}
+}  // namespace
+
+void leaf_sums(const zr_view& values, double* out) {
+  each_leaf(values, [&](const float* leaf, int64_t count) { *out++ = leaf_sum(leaf, count); });
+}
+
+void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs) {
+  std::vector<LeafRun> parts;  // of a size that many threads can share
+  constexpr int64_t kPart = 64 * kLeaf;
+  for (const LeafRun& run : runs)
+    for (int64_t first = 0; first < run.values.count; first += kPart)
+      parts.push_back({part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / kLeaf});
+  pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const LeafRun& part = parts[static_cast<std::size_t>(i)];
+      leaf_sums(part.values, part.out);
+    }
+  });
+}
+
+int64_t count_non_finite(const zr_view& values) {
+  int64_t n = 0;
+  each_leaf(values, [&](const float* leaf, int64_t count) {
+    n += std::count_if(leaf, leaf + count, [](float x) { return !std::isfinite(x); });
+  });
+  return n;
+}
+
+}  // namespace zr::host
