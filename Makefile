@@ -24,7 +24,9 @@ build: setup  ## the host, plug-ins, examples and tests, into build/
 	@$(call configure,)
 	@$(call compile)
 
-train: build  ## the main job; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
+train: setup  ## builds what training needs and trains; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
+	@$(call configure,)
+	@$(call compile,--target zr_training)
 	@build/bin/zeroth train $(CONFIG) $(ARGS)
 
 test: build  ## the tests of every change
@@ -78,6 +80,6 @@ cmake --preset dev $(TORCH_CACHE) $(1) > build/configure.log 2>&1 || \
   { cat build/configure.log >&2; echo 'build: configuring failed; remedy: see above; if packages are missing, make setup' >&2; exit 3; }
 endef
 define compile
-cmake --build build -j $(JOBS) || \
+cmake --build build -j $(JOBS) $(1) || \
   { echo 'build: compiling failed, see the first error above; killed by the kernel: try JOBS=1' >&2; exit 3; }
 endef

@@ -155,6 +155,8 @@ class Check {
 
   void unknown(const Origin& origin, const std::string& path, bool is_table) {
     if (problems_.size() >= kMostProblems) return void(++more_problems_);  // the nearest name takes time
+    if (const std::string_view now = renamed(path); !now.empty())
+      return problem(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
     std::vector<std::string> candidates(tables_.begin(), tables_.end());
     for (const auto& [role, ids] : unread_)
       for (const auto& id : ids) candidates.push_back(join(role, id));
@@ -270,7 +272,7 @@ class Check {
 
   void batch() {
     Entry &global = entry("train.global_batch"), &micro = entry("train.micro_batch"),
-          &times = entry("train.accumulation");
+          &times = entry("train.gradient_accumulation");
     Origin first;
     for (const Entry* one : {&times, &micro, &global})
       if (one->origin.from != Origin::From::standard) first = one->origin;

@@ -12,7 +12,7 @@ namespace zr::host {
 
 struct Key {
   std::string table;    // "train", "optimizer.<id>"; "" is the top level
-  std::string name;     // "clip"
+  std::string name;     // "gradient_clipping"
   uint32_t type;        // ZR_KEY_*
   std::string def;      // default as TOML text; "@optimizer.lr": that key's value; "" means the key must be given
   std::string meaning;  // one line
@@ -25,6 +25,13 @@ struct Key {
 
 /// The host's own keys: job, train, data-independent parts only (core/config/README.md has the table).
 const std::vector<Key>& host_keys();
+/// A host key or one of its values that has another name since an earlier version.
+struct RenamedKey {
+  std::string_view path, old_value;  // old_value: "" if the key itself was renamed
+  std::string_view now;
+};
+/// The new name of that key, or, if `value` is not "", of that value of it; "" if there was never such a one.
+std::string_view renamed(std::string_view path, std::string_view value = {});
 /// A component's schema as keys of table "<role>.<id>".
 std::vector<Key> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table);
 /// The roles a plug-in is chosen for in TOML: "strategy", "optimizer", "communicator".

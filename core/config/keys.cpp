@@ -32,21 +32,25 @@ Key text(std::string table, std::string name, std::string def, std::string meani
 
 void add_schedules(std::vector<Key>& keys) {
   keys.push_back(
-      text("schedule", "use", "\"constant\"", "how the learning rate moves; its keys stand in [schedule.<name>]",
+      text("schedule", "use", "\"constant\"", "learning-rate schedule; its options are in [schedule.<name>]",
            {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}));
   for (const char* name : {"constant", "linear", "cosine"}) {
     const std::string table = std::string("schedule.") + name;
     keys.push_back(whole(table, "warmup", "0", 0, kMost, "steps of linear rise to the full rate"));
     if (table != "schedule.constant")
-      keys.push_back(real(table, "final_ratio", "0.0", 0, 1, "part of the full rate that is left after the last step"));
+      keys.push_back(
+          real(table, "final_ratio", "0.0", 0, 1, "fraction of the full rate that remains after the last step"));
   }
-  keys.push_back(real("schedule.one_cycle", "rise", "0.3", 0, 1, "part of the steps that climb to the full rate"));
-  keys.push_back(real("schedule.one_cycle", "start_ratio", "0.04", 0, 1, "part of the full rate at the first step"));
-  keys.push_back(real("schedule.one_cycle", "final_ratio", "4e-6", 0, 1, "part of the full rate at the last step"));
-  keys.push_back(real("schedule.range_test", "min_lr", "1e-3", 0, kInf, "rate of the first step"));
-  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMost, "steps of one interval"));
+  keys.push_back(real("schedule.one_cycle", "rise", "0.3", 0, 1,
+                      "fraction of the steps in which the rate rises to the full rate"));
+  keys.push_back(
+      real("schedule.one_cycle", "start_ratio", "0.04", 0, 1, "fraction of the full rate at the first step"));
+  keys.push_back(real("schedule.one_cycle", "final_ratio", "4e-6", 0, 1, "fraction of the full rate at the last step"));
+  keys.push_back(real("schedule.range_test", "min_lr", "1e-3", 0, kInf, "rate at the first step"));
+  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMost, "steps per interval"));
   keys.push_back(real("schedule.range_test", "step_rate", "1.0", 0, kInf, "growth per interval, in units of min_lr"));
-  keys.push_back(flag("schedule.range_test", "staircase", "false", "grow once an interval instead of each step"));
+  keys.push_back(
+      flag("schedule.range_test", "staircase", "false", "increase the rate once per interval instead of every step"));
   for (const char* name : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
     const std::string table = std::string("schedule.") + name;
     if (table != "schedule.WarmupLR")
@@ -55,123 +59,140 @@ void add_schedules(std::vector<Key>& keys) {
       keys.push_back(real(table, "warmup_min_lr", "0.0", 0, kInf, "rate before the warm-up"));
       keys.push_back(real(table, "warmup_max_lr", "@optimizer.lr", 0, kInf, "rate after the warm-up"));
     } else {
-      keys.push_back(real(table, "warmup_min_ratio", "0.0", 0, 1, "part of the full rate at which the warm-up begins"));
-      keys.push_back(real(table, "cos_min_ratio", "1e-4", 0, 1, "part of the full rate at which the cosine ends"));
+      keys.push_back(
+          real(table, "warmup_min_ratio", "0.0", 0, 1, "fraction of the full rate at the start of the warm-up"));
+      keys.push_back(real(table, "cos_min_ratio", "1e-4", 0, 1, "fraction of the full rate at the end of the cosine"));
     }
     keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kMost, "steps of the warm-up"));
     keys.push_back(text(table, "warmup_type", "\"log\"", "shape of the warm-up", {"log", "linear"}));
   }
 }
 
-// The reference system's names, defaults and meaning.
+// Names, defaults and meanings are DeepSpeed's.
 void add_loss_scale(std::vector<Key>& keys) {
-  keys.push_back(real("fp16", "loss_scale", "0.0", 0, kInf, "what a loss is multiplied by; 0: adjusted as below"));
-  keys.push_back(whole("fp16", "initial_scale_power", "16", 0, 64, "the scale begins at two to this power"));
-  keys.push_back(whole("fp16", "loss_scale_window", "1000", 1, kMost, "good steps behind a step that doubles it"));
-  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMost, "how many steps must overflow until it is halved"));
-  keys.push_back(flag("fp16", "consecutive_hysteresis", "false",
-                      "a good step makes hysteresis count anew; false: only one that doubles the scale"));
-  keys.push_back(real("fp16", "min_loss_scale", "1.0", 0, kInf, "the scale is not halved below this"));
+  keys.push_back(real("fp16", "loss_scale", "0.0", 0, kInf, "static loss scale; 0: dynamic, by the keys below"));
+  keys.push_back(whole("fp16", "initial_scale_power", "16", 0, 64, "the initial scale is 2 to this power"));
+  keys.push_back(
+      whole("fp16", "loss_scale_window", "1000", 1, kMost, "steps without overflow after which the scale doubles"));
+  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMost, "overflows before the scale is halved"));
+  keys.push_back(
+      flag("fp16", "consecutive_hysteresis", "false",
+           "a step without overflow resets the hysteresis counter; false: only a step that doubles the scale does"));
+  keys.push_back(real("fp16", "min_loss_scale", "1.0", 0, kInf, "lower bound of the dynamic scale"));
 }
 
 void add_checkpoint(std::vector<Key>& keys) {
-  keys.push_back(text("checkpoint", "dir", "\"\"", "folder of this job's checkpoints, from where it is started"));
-  keys.push_back(whole("checkpoint", "every", "0", 0, kMost, "steps between checkpoints; 0: where the program saves"));
-  keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "newest checkpoints that stay in the folder; 0: all"));
-  keys.push_back(flag("checkpoint", "async", "false", "write in the background, from a copy of this rank's part"));
+  keys.push_back(text("checkpoint", "dir", "\"\"", "folder for checkpoints, relative to the working directory"));
+  keys.push_back(whole("checkpoint", "every", "0", 0, kMost,
+                       "steps between checkpoints; 0: only when the program calls engine.save()"));
+  keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "number of newest checkpoints to keep; 0: all"));
+  keys.push_back(flag("checkpoint", "async", "false", "write in the background from a copy of this rank's shard"));
   keys.push_back(text("checkpoint", "on_signal", "\"end\"",
-                      "what SIGTERM and SIGINT do; save: the step is ended and saved, then the job ends in order",
+                      "action on SIGTERM and SIGINT; save: finish the step, save a checkpoint, then exit",
                       {"end", "save"}));
+  keys.push_back(flag("checkpoint", "resume", "false", "start from the newest checkpoint in the folder, if any"));
   keys.push_back(
-      flag("checkpoint", "resume", "false", "begin with the newest checkpoint of the folder, if there is one"));
-  keys.push_back(flag("checkpoint", "fallback", "false",
-                      "a checkpoint that is damaged is passed over for the one before it, instead of refused"));
-  keys.push_back(text("checkpoint", "init", "\"\"",
-                      "weights to begin with: a checkpoint, a safetensors file, or a folder of those with an index"));
-  keys.push_back(flag("checkpoint", "strict", "true", "refuse what does not fit the model; false: take what does"));
+      flag("checkpoint", "fallback", "false", "skip a damaged checkpoint and load the previous one; false: fail"));
   keys.push_back(
-      flag("checkpoint", "convert", "false", "round weights of another type, from the fp32 masters if they are there"));
+      text("checkpoint", "init", "\"\"",
+           "initial weights: a checkpoint, a safetensors file, or a folder of safetensors files with an index"));
+  keys.push_back(
+      flag("checkpoint", "strict", "true", "fail if a tensor does not match the model; false: load those that match"));
+  keys.push_back(flag("checkpoint", "convert", "false",
+                      "convert weights of another dtype, from the fp32 masters if the checkpoint has them"));
 }
 
 void add_offload(std::vector<Key>& keys) {
-  const std::string where = ": device, auto (what the budgets have no room for, along offload.tiers), or a tier";
-  keys.push_back(text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states stand" + where));
-  keys.push_back(text("offload", "gradients", "\"device\"", "where a step's sums of gradients stand" + where));
-  keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights stand between uses" + where));
+  const std::string where = ": device, auto (the tiers of offload.tiers take what exceeds the budgets), or a tier";
+  keys.push_back(
+      text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states are stored" + where));
+  keys.push_back(
+      text("offload", "gradients", "\"device\"", "where reduced gradients are stored until the update" + where));
+  keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights are stored between uses" + where));
   keys.push_back(
       text("offload", "activations", "\"device\"",
-           "where what forward keeps for backward stands: device, auto (along offload.tiers, where as much as was "
-           "measured has no room), or a tier"));
+           "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
+           "exceed the device budget), or a tier"));
   Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
   least.min = 1;
   keys.push_back(least);
-  keys.push_back(real("offload", "fraction", "0.0", 0, 1, "part of the optimizer's states that stays on the device"));
-  keys.push_back(text("offload", "tiers", "\"" ZR_DEFAULT_TIERS "\"",
-                      "what auto fills behind the device, in order; behind the first only those with a table here"));
+  keys.push_back(
+      real("offload", "device_fraction", "0.0", 0, 1, "fraction of the optimizer states that stays on the device"));
+  keys.push_back(
+      text("offload", "tiers", "\"" ZR_DEFAULT_TIERS "\"",
+           "tiers that auto fills after the device, in this order; a tier after the first needs a table in this file"));
 }
 
 std::vector<Key> make_host_keys() {
   std::vector<Key> keys;
   keys.push_back(
       text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"", "who owns which part of weights, gradients and states"));
-  keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "the arithmetic of an update"));
-  keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "how the ranks exchange buffers"));
+  keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
+  keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "library that runs the collectives"));
+  keys.push_back(text("job", "program", "\"\"",
+                      "training program: an executable next to this file or in bin/, or an absolute path"));
+  keys.push_back(whole("job", "ranks", "1", 1, kMostRanks, "number of ranks (processes)"));
   keys.push_back(
-      text("job", "program", "\"\"", "the trainer: an executable beside this file, in bin, or an absolute path"));
-  keys.push_back(whole("job", "ranks", "1", 1, kMostRanks, "processes that share the work"));
-  keys.push_back(whole("job", "threads", "0", 0, 1024, "threads of a rank; 0: the cores shared evenly"));
-  keys.push_back(text("job", "name", "\"\"", "folder of the run below job.runs; empty: this file's name"));
-  keys.push_back(flag("job", "trace", "false", "what each rank did when, in its run folder, for Perfetto"));
-  keys.push_back(text("job", "runs", "\"runs\"", "folder that keeps the runs, from where the job is started"));
-  keys.push_back(whole("train", "steps", "100", 0, kMost, "updates of the weights"));
-  keys.push_back(whole("train", "seed", "0", 0, kInf, "of weights, batches and dropout"));
-  keys.push_back(text("train", "dtype", "\"fp32\"", "of weights and activations; masters and states stay fp32",
+      whole("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the host"));
+  keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
+  keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
+  keys.push_back(text("job", "runs", "\"runs\"", "folder of the run folders, relative to the working directory"));
+  keys.push_back(whole("train", "steps", "100", 0, kMost, "optimizer steps to train"));
+  keys.push_back(whole("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
+  keys.push_back(text("train", "dtype", "\"fp32\"",
+                      "dtype of weights and activations; masters and optimizer states stay fp32",
                       {"fp32", "bf16", "fp16"}));
   keys.push_back(text("train", "param_dtype", "\"convert\"",
                       "parameters that are neither fp32 nor train.dtype, such as double ones: convert and report "
                       "them, or reject the model",
                       {"convert", "reject"}));
+  keys.push_back(whole("train", "global_batch", "0", 0, kMost,
+                       "samples per step; 0: micro_batch x gradient_accumulation x ranks"));
   keys.push_back(
-      whole("train", "global_batch", "0", 0, kMost, "samples a step; 0: micro_batch x accumulation x ranks"));
+      whole("train", "micro_batch", "0", 0, kMost, "samples per backward and rank; 0: derived from the other two"));
+  keys.push_back(whole("train", "gradient_accumulation", "0", 0, kMost,
+                       "micro-batches per step and rank; 0: derived from the other two"));
+  keys.push_back(real("train", "gradient_clipping", "0.0", 0, kInf, "maximum global gradient norm; 0: no clipping"));
+  keys.push_back(whole("train", "max_skipped_steps", "50", 1, kMost,
+                       "consecutive steps that may be skipped for non-finite gradients before the job fails"));
   keys.push_back(
-      whole("train", "micro_batch", "0", 0, kMost, "samples of one backward on one rank; 0: from the other two"));
+      text("train", "buffers", "\"rank0\"",
+           "the model's buffers in evaluation, in exported files and after a change of world size: rank 0's, the "
+           "mean over ranks, or each rank's own; training always uses each rank's own",
+           {"rank0", "mean", "per_rank"}));
   keys.push_back(
-      whole("train", "accumulation", "0", 0, kMost, "micro-batches a step on each rank; 0: from the other two"));
-  keys.push_back(real("train", "clip", "0.0", 0, kInf, "largest global gradient norm; 0: no clipping"));
-  keys.push_back(whole("train", "max_skips", "50", 1, kMost,
-                       "steps in a row that gradients which are not finite may skip; then the job stops"));
-  keys.push_back(text("train", "buffers", "\"rank0\"",
-                      "the model's buffers in evaluation, exported files and on other numbers of ranks: rank 0's, the "
-                      "mean over ranks, or each rank's own; training always keeps each rank's own",
-                      {"rank0", "mean", "per_rank"}));
-  keys.push_back(flag("gradients", "overlap", "true",
-                      "buckets leave during backward; false: after it (models that run backward in backward)"));
-  keys.push_back(text("gradients", "reduce", "\"each\"",
-                      "each: after every micro-step; last: added up on each rank first, less wire and other roundings",
-                      {"each", "last"}));
-  keys.push_back(text("gradients", "dtype", "\"fp32\"", "of the sums over micro-batches and ranks", {"fp32", "bf16"}));
-  keys.push_back(text("gradients", "reduce_dtype", "\"auto\"",
-                      "gradients are rounded to it before they travel; auto: the weights' own, or a narrower sum's",
-                      {"auto", "fp32", "bf16", "fp16"}));
+      flag("gradients", "overlap", "true",
+           "reduce buckets during backward; false: after it (for models that call backward inside backward)"));
+  keys.push_back(text("gradients", "reduce", "\"each_micro_step\"",
+                      "each_micro_step: reduce after every micro-step; last_micro_step: accumulate on each rank, then "
+                      "reduce once: less "
+                      "communication, different rounding",
+                      {"each_micro_step", "last_micro_step"}));
+  keys.push_back(text("gradients", "dtype", "\"fp32\"", "dtype of reduced gradients: sums over micro-batches and ranks",
+                      {"fp32", "bf16"}));
+  keys.push_back(
+      text("gradients", "reduce_dtype", "\"auto\"",
+           "dtype in which gradients are communicated; auto: the narrower of the weights' dtype and gradients.dtype",
+           {"auto", "fp32", "bf16", "fp16"}));
   add_loss_scale(keys);
   Key budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
-             "the most a rank may hold, activations included; 0: no limit"};
+             "limit of device memory per rank, activations included; 0: no limit"};
   budget.min = 0;
   keys.push_back(budget);
   budget.name = "host_budget";
   budget.meaning =
-      "the most a host's ranks may take of host memory beside the device's, together: tiers, staging, "
+      "limit of host memory for all ranks of a host together, in addition to device memory: tiers, staging buffers, "
       "copies for checkpoints; 0: no limit";
   keys.push_back(budget);
-  keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate, the schedule's full rate"));
+  keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate; the full rate of the schedule"));
   add_schedules(keys);
   keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
-  keys.push_back(flag("communicator", "alias", "true",
-                      "ranks of one host have one copy of the weights, where strategy and communicator can"));
+  keys.push_back(flag("communicator", "share_weights", "true",
+                      "ranks of a host share one copy of the weights, if strategy and communicator support it"));
   add_checkpoint(keys);
   add_offload(keys);
   Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
-              "a rank that waits longer for its peers reports a hang"};
+              "longest wait of a rank for its peers; a longer wait is reported as a hang"};
   timeout.min = 0.001;
   timeout.max = kLongest;
   keys.push_back(timeout);
@@ -183,6 +204,18 @@ std::vector<Key> make_host_keys() {
 const std::vector<Key>& host_keys() {
   static const std::vector<Key> keys = make_host_keys();
   return keys;
+}
+
+std::string_view renamed(std::string_view path, std::string_view value) {
+  static constexpr RenamedKey kRenamed[]{
+      {"train.clip", "", "train.gradient_clipping"},       {"train.accumulation", "", "train.gradient_accumulation"},
+      {"train.max_skips", "", "train.max_skipped_steps"},  {"communicator.alias", "", "communicator.share_weights"},
+      {"offload.fraction", "", "offload.device_fraction"}, {"gradients.reduce", "each", "each_micro_step"},
+      {"gradients.reduce", "last", "last_micro_step"},
+  };
+  for (const RenamedKey& one : kRenamed)
+    if (one.path == path && one.old_value == value) return one.now;
+  return "";
 }
 
 const std::vector<std::string>& roles() {
@@ -239,11 +272,11 @@ std::string range_text(const Key& key) {
 
 std::string declaration_problem(const Key& key) {
   if (key.name.empty() || key.name.find_first_of(". \t\"'[]=#") != std::string::npos)
-    return "the key's name '" + key.name + "' is no bare TOML key";
+    return "the key's name '" + key.name + "' is not a bare TOML key";
   if (type_text(key.type).empty())
     return "the key '" + key.path() + "' has the unknown type " + std::to_string(key.type);
   if (key.meaning.empty() || key.meaning.find('\n') != std::string::npos)
-    return "the key '" + key.path() + "' does not say its meaning in one line";
+    return "the key '" + key.path() + "' needs a meaning of exactly one line";
   if (!(key.min <= key.max)) return "the key '" + key.path() + "' has an empty range";
   if (key.def.empty() || key.def[0] == '@') return "";
   const std::string problem = default_value(key).problem;

@@ -11,7 +11,7 @@ Precision precision_of(const Config& config) {
   const zr_dtype weights = float_named(config.text("train.dtype")), sums = float_named(config.text("gradients.dtype"));
   const std::string& travels = config.text("gradients.reduce_dtype");
   // Whoever adds widens to fp32; a narrower sum is made of its own kind, and held gradients are sums already.
-  const bool held = config.text("gradients.reduce") == "last";
+  const bool held = config.text("gradients.reduce") == "last_micro_step";
   const zr_dtype standard = sums == ZR_F32 && !held ? weights : sums;
   return {weights, travels == "auto" ? standard : float_named(travels), sums};
 }
@@ -36,12 +36,12 @@ std::vector<std::pair<std::string, std::string>> precision_problems(const Config
   std::vector<std::pair<std::string, std::string>> problems;
   const Precision types = precision_of(config);
   const std::string sums(name_of(types.sums));
-  if (types.gradients != types.sums && config.text("gradients.reduce") == "last") {
+  if (types.gradients != types.sums && config.text("gradients.reduce") == "last_micro_step") {
     problems.emplace_back("gradients.reduce_dtype",
                           "is \"" + config.text("gradients.reduce_dtype") +
-                              "\", but with gradients.reduce = \"last\" (" + config.origin("gradients.reduce").text() +
+                              "\", but with gradients.reduce = \"last_micro_step\" (" + config.origin("gradients.reduce").text() +
                               ") gradients are added up before they travel, in " + sums +
-                              ": leave gradients.reduce_dtype at \"auto\", or set gradients.reduce = \"each\"");
+                              ": leave gradients.reduce_dtype at \"auto\", or set gradients.reduce = \"each_micro_step\"");
   } else if (types.sums != ZR_F32 && types.gradients != types.sums) {
     problems.emplace_back("gradients.reduce_dtype",
                           "is \"" + config.text("gradients.reduce_dtype") + "\", but gradients.dtype is \"" + sums +

@@ -105,6 +105,8 @@ std::string range_problem(const Key& key, const Judged& got) {
   if (!text || key.choices.empty()) return "";
   for (const auto& choice : key.choices)
     if (choice == *text) return "";
+  if (const std::string_view now = renamed(key.path(), *text); !now.empty())
+    return "the value " + got.written + " was renamed; write " + toml_quoted(std::string(now));
   const std::string near = nearest(*text, key.choices);
   return "expected one of " + range_text(key) + ", found " + got.written +
          (near.empty() ? "" : "; did you mean " + toml_quoted(near) + "?");

@@ -47,7 +47,7 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
       name_(setup_.engine, run_folder(config(), setup_.engine), config().text("checkpoint.dir")),
       model_(model),
       control_(setup_.control),
-      accumulation_(static_cast<int>(config().integer("train.accumulation"))),
+      accumulation_(static_cast<int>(config().integer("train.gradient_accumulation"))),
       loss_scale_(LossScaleKeys::of(config())),
       model_buffers_(model, buffer_rule(config())),
       pool_(threads_of(config(), *control_)),

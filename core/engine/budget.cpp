@@ -63,13 +63,13 @@ std::vector<Edit> on_tiers(const JudgedJob& job, const std::string& path) {
 // More ranks for the same samples a step.
 std::vector<Edit> more_ranks(const Config& config, int ranks) {
   std::vector<Edit> edits;
-  const int64_t times = config.integer("train.accumulation"), micro = config.integer("train.micro_batch");
+  const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
   for (const int factor : {2, 4, 8}) {
     if (ranks * factor > kMostRanks) break;
     Edit edit = set("job.ranks", ranks * factor);
     edit.ranks = ranks * factor;
     if (times % factor == 0) {
-      edit = together(edit, set("train.accumulation", times / factor));
+      edit = together(edit, set("train.gradient_accumulation", times / factor));
     } else if (micro % factor == 0) {
       edit = together(edit, set("train.micro_batch", micro / factor));
       edit.activations = 1.0 / factor;
@@ -84,9 +84,9 @@ std::vector<Edit> more_ranks(const Config& config, int ranks) {
 // Smaller micro-batches, more of them.
 std::vector<Edit> smaller_micro_batches(const Config& config) {
   std::vector<Edit> edits;
-  const int64_t times = config.integer("train.accumulation"), micro = config.integer("train.micro_batch");
+  const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
   for (int64_t factor = 2; micro % factor == 0; factor *= 2) {
-    Edit edit = together(set("train.micro_batch", micro / factor), set("train.accumulation", times * factor));
+    Edit edit = together(set("train.micro_batch", micro / factor), set("train.gradient_accumulation", times * factor));
     edit.activations = 1.0 / static_cast<double>(factor);
     edits.push_back(edit);
   }

@@ -90,7 +90,7 @@ bool GradientFlow::place(uint32_t param) {
       if (!hold_) return false;
       fail_user("strategy '" + std::string(strategy_.component().table->id) +
                 "' has no room to hold the gradient of '" + parameter.name +
-                "' over the micro-steps, as gradients.reduce = \"last\" needs; set gradients.reduce = \"each\", or "
+                "' over the micro-steps, as gradients.reduce = \"last_micro_step\" needs; set gradients.reduce = \"each_micro_step\", or "
                 "choose another strategy");
     }
     check_(code, error, strategy_.who("grad_place"));

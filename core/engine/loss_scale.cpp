@@ -16,7 +16,7 @@ LossScaleKeys LossScaleKeys::of(const Config& config) {
   keys.hysteresis = config.integer("fp16.hysteresis");
   keys.consecutive_hysteresis = config.boolean("fp16.consecutive_hysteresis");
   keys.least = config.number("fp16.min_loss_scale");
-  keys.max_skips = config.integer("train.max_skips");
+  keys.max_skips = config.integer("train.max_skipped_steps");
   return keys;
 }
 

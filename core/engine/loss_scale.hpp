@@ -8,7 +8,7 @@
 
 namespace zr::host {
 
-/// The keys of [fp16], and train.max_skips.
+/// The keys of [fp16], and train.max_skipped_steps.
 struct LossScaleKeys {
   bool scales = true;  // weights are fp16; else the scale is 1 for ever, and only skips are counted
   double fixed = 0;    // 0: it adjusts itself
@@ -41,7 +41,7 @@ class LossScale {
   bool watches() const { return skips_ > 0 || keys_.max_skips == 1; }
   /// Skipped steps since the last good one.
   int64_t skips_in_a_row() const { return skips_; }
-  /// As many as train.max_skips allows.
+  /// As many as train.max_skipped_steps allows.
   bool gives_up() const { return skips_ >= keys_.max_skips; }
 
   /// A step was made. Doubles the scale if `window` good steps, or a multiple of that, stand between it and the last

@@ -52,7 +52,7 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 }  // namespace
 
 bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world) {
-  return world > 1 && config.boolean("communicator.alias") && config.integer("memory.device_budget") == 0 &&
+  return world > 1 && config.boolean("communicator.share_weights") && config.integer("memory.device_budget") == 0 &&
          config.text("offload.parameters") == kOnDevice && communicator && alias_of(*communicator);
 }
 
@@ -82,8 +82,8 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
   input.weight_dtype = types.weights;
   input.grad_dtype = types.gradients;
   input.sum_dtype = types.sums;
-  input.accumulation = static_cast<int>(config.integer("train.accumulation"));
-  input.hold_gradients = config.text("gradients.reduce") == "last";
+  input.accumulation = static_cast<int>(config.integer("train.gradient_accumulation"));
+  input.hold_gradients = config.text("gradients.reduce") == "last_micro_step";
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
 }
@@ -105,7 +105,7 @@ void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::u
   wanted.sums = index("offload.gradients");
   wanted.shards = index("offload.parameters");
   wanted.activations = index("offload.activations");
-  wanted.fraction = config.number("offload.fraction");
+  wanted.fraction = config.number("offload.device_fraction");
   wanted.elementwise = elementwise;
   const Besides known = measured(config, job.engine);
   wanted.activations_known = known.activations.has_value();
@@ -144,9 +144,9 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
     fail_user(asked("offload.parameters") + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
   if (const std::string& id = config.text("offload.optimizer");
-      config.number("offload.fraction") > 0 && (id == kOnDevice || id == kAutomatic))
-    fail_user(config.origin("offload.fraction").text() +
-              ": offload.fraction is the part of states that stays on the device, " +
+      config.number("offload.device_fraction") > 0 && (id == kOnDevice || id == kAutomatic))
+    fail_user(config.origin("offload.device_fraction").text() +
+              ": offload.device_fraction is the part of states that stays on the device, " +
               (id == kOnDevice ? "but all of them do; set offload.optimizer to a tier"
                                : "which offload.optimizer = \"auto\" finds from memory.device_budget; name a tier, or "
                                  "leave it out"));
@@ -159,7 +159,7 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
         fail_user(asked("offload.gradients") + "strategy '" + strategy +
                   "' adds gradients up in the places they are given, here in '" + plan.mine.buffers[piece.buffer].tag +
                   "', and a tier that is no memory cannot be such a place; choose a strategy whose sums stand apart, "
-                  "gradients.reduce = \"each\", or a tier of memory");
+                  "gradients.reduce = \"each_micro_step\", or a tier of memory");
   if (on_disk(plan.placement.shards))
     for (const Piece& piece : plan.mine.weights)
       if (role_of(piece) == ZR_ROLE_SHARD && !piece.shard)

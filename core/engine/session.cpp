@@ -162,7 +162,7 @@ bool Session::step() {
   if (!(agreed.weight > 0) || !std::isfinite(agreed.weight)) abandon_step(agreed);
   const double divisor = agreed.weight * loss_scale_.value();  // M S
   const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
-  const double clip = config().number("train.clip");
+  const double clip = config().number("train.gradient_clipping");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   grad_mul_ = static_cast<float>(scale / divisor);
   const double rate = learning_rate(config(), updates_);
@@ -302,7 +302,7 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
 }
 
 std::string Session::remedy_for_skips() const {
-  return std::string("lower optimizer.lr or set train.clip") +
+  return std::string("lower optimizer.lr or set train.gradient_clipping") +
          (plan_.input.weight_dtype == ZR_F16 ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
 }
 
@@ -335,8 +335,8 @@ void Session::give_up(const Agreed& agreed) const {
     return "'" + plan_.input.parameters[static_cast<std::size_t>(param)].name + "'";
   };
   std::string text = "gradients were not finite in " + std::to_string(skips) +
-                     (skips == 1 ? " step" : " steps in a row") + ", as many as train.max_skips (" +
-                     config().origin("train.max_skips").text() + ") allows: ";
+                     (skips == 1 ? " step" : " steps in a row") + ", as many as train.max_skipped_steps (" +
+                     config().origin("train.max_skipped_steps").text() + ") allows: ";
   text += agreed.giver >= 0 ? name(agreed.first_given) + " was the first parameter that overflowed, on rank " +
                                   std::to_string(agreed.giver)
                             : name(agreed.first_param) +

@@ -267,7 +267,7 @@ class Session {
   /// Logs a skipped step: the first ten, then at most one in a hundred steps.
   void report_skip(const Agreed& agreed);
   std::string remedy_for_skips() const;
-  /// Ends the job, whose last train.max_skips steps were skipped; names parameter and rank.
+  /// Ends the job, whose last train.max_skipped_steps steps were skipped; names parameter and rank.
   [[noreturn]] void give_up(const Agreed& agreed) const;
   /// The micro-batches of this step weigh nothing: forgets them and says so, alike on all ranks.
   [[noreturn]] void abandon_step(const Agreed& agreed);

@@ -152,7 +152,7 @@ void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
 
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
   state_->intercept(param, torch_type(dtype),
-                    "' is shared by the ranks of this host (communicator.alias): it has memory only inside operators; "
+                    "' is shared by the ranks of this host (communicator.share_weights): it has memory only inside operators; "
                     "read or write it within a zr::gather(parameter) scope");
   state_->slots[param].shared = memory;
   state_->slots[param].placeholder->attach(const_cast<void*>(memory));
@@ -332,7 +332,7 @@ void TorchModel::hide_gradients(bool hidden) {
           Placeholder::make(slot.tensor.sizes(), slot.tensor.scalar_type(), nullptr, 0,
                             "the gradient of '" + state_->parameters[i].name +
                                 "' is the engine's: read it with engine.get(\"" + state_->parameters[i].name +
-                                "\", zr::What::gradient), clip with train.clip, update with engine.step(), and call "
+                                "\", zr::What::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
                                 "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
                                 "engine (a GAN), call requires_grad_(false) on these parameters around its backward");
     slot.tensor.mutable_grad() = hidden ? slot.hidden : torch::Tensor();

@@ -200,7 +200,7 @@ class Filling {
     if (wanted_.states != kAnyPlace) {
       for (const StateRun& run : plan_.placement.states)
         tell(share(run.count), run.place,
-             run.place == 0 && wanted_.states != 0 ? "offload.fraction = " + shortest(wanted_.fraction)
+             run.place == 0 && wanted_.states != 0 ? "offload.device_fraction = " + shortest(wanted_.fraction)
                                                    : asked_for("optimizer", run.place));
       return;
     }

@@ -41,7 +41,7 @@ struct PlanInput {
   int accumulation = 1;
   std::vector<zr_slot> slots;    // of the optimizer
   bool alias = false;            // ranks of one host can have one memory
-  bool hold_gradients = false;   // gradients.reduce = "last": gradients are added up in their places before they leave
+  bool hold_gradients = false;   // gradients.reduce = "last_micro_step": gradients are added up in their places before they leave
   zr_dtype grad_dtype = ZR_F32;  // of one backward's gradient, as it travels, or of what is held
   zr_dtype sum_dtype = ZR_F32;   // of the sum over micro-batches and ranks
   std::vector<TierFacts> places{TierFacts{}};

@@ -88,7 +88,7 @@ struct Job {
       : program(toml,
                 [&] {
                   overrides.insert(overrides.begin(), {"job.name=bench_" + name, "train.steps=1000000",
-                                                       "train.clip=1.0", "job.threads=1"});
+                                                       "train.gradient_clipping=1.0", "job.threads=1"});
                   return overrides;
                 }()),
         session(program.state()->setup(), model) {}

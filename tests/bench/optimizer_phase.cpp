@@ -82,7 +82,7 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) float reads(const f
 // ones: beside the arithmetic alone, the norm and AdamW's streams.
 zr::bench::Row phase(const std::string& toml, bool alias) {
   const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
-  Job job(toml, name, {"strategy=zero1", alias ? "communicator.alias=true" : "communicator.alias=false"});
+  Job job(toml, name, {"strategy=zero1", alias ? "communicator.share_weights=true" : "communicator.share_weights=false"});
   zr::host::Communicator& comm = job.session.communicator();
   const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
@@ -112,7 +112,7 @@ zr::bench::Row phase(const std::string& toml, bool alias) {
 // persistent, nothing kept. Beside one all-gather of as many bytes, which as here go from shards to whole tensors.
 zr::bench::Row gathers(const std::string& toml) {
   Job job(toml, "gather",
-          {"strategy=zero3", "communicator.alias=false", "strategy.zero3.persistence_threshold=0",
+          {"strategy=zero3", "communicator.share_weights=false", "strategy.zero3.persistence_threshold=0",
            "strategy.zero3.max_reuse_bytes=0B"});
   zr::host::Communicator& comm = job.session.communicator();
   const auto& parameters = job.model.parameters();

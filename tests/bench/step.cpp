@@ -35,17 +35,17 @@ struct Side {
   double target;
   std::string row = "step_" + name;
 };
-const std::string kCopied = "communicator.alias=false";
+const std::string kCopied = "communicator.share_weights=false";
 const std::vector<Side> kSides{
     {"zero0", "", 0.97},
     {"zero1", kCopied, 0.97},
     {"zero2", kCopied, 0.96},
     {"zero3", kCopied, 0.92},
-    {"zero1_alias", "communicator.alias=true", 0.97},
-    {"zero2_alias", "communicator.alias=true", 0.97},
-    {"zero3_alias", "communicator.alias=true", 0.97},
+    {"zero1_alias", "communicator.share_weights=true", 0.97},
+    {"zero2_alias", "communicator.share_weights=true", 0.97},
+    {"zero3_alias", "communicator.share_weights=true", 0.97},
     // All that an unmodified model goes through, and nothing is ever gathered.
-    {"zero3_persistent", "communicator.alias=false strategy.zero3.persistence_threshold=1000000000", 0.99,
+    {"zero3_persistent", "communicator.share_weights=false strategy.zero3.persistence_threshold=1000000000", 0.99,
      "interception"}};
 
 // What a user has without Zeroth: backward, then one fused update over all parameters.

@@ -75,7 +75,7 @@ struct Row {
   }
 };
 
-const std::string kCopied = "strategy=zero3 communicator.alias=false",
+const std::string kCopied = "strategy=zero3 communicator.share_weights=false",
                   kDisk = "offload.optimizer=nvme offload.nvme.path=.";
 
 // Trained by engine_case on two ranks: six steps of a model with some dropout.
@@ -88,8 +88,8 @@ const std::vector<Row> kTrained{
     {"train.dtype", "fp32", "bf16", memory},
     {"train.global_batch", "12", "24", tokens, "train.micro_batch=3"},
     {"train.micro_batch", "2", "3", tokens},
-    {"train.accumulation", "1", "2", tokens},
-    {"train.clip", "0.0", "0.001", weights, "optimizer=sgd"},
+    {"train.gradient_accumulation", "1", "2", tokens},
+    {"train.gradient_clipping", "0.0", "0.001", weights, "optimizer=sgd"},
     {"gradients.dtype", "fp32", "bf16", memory},
     {"gradients.reduce_dtype", "auto", "bf16", wire},
     {"fp16.loss_scale", "0.0", "64.0", scales, "train.dtype=fp16"},
@@ -102,7 +102,7 @@ const std::vector<Row> kTrained{
     {"gradients.overlap", "true", "false", overlap},
     {"offload.activations", "device", "cpu", memory, "offload.activation_bytes=1KiB"},
     {"offload.activation_bytes", "1KiB", "16KiB", memory, "offload.activations=cpu"},
-    {"gradients.reduce", "each", "last", wire, "train.accumulation=2"},
+    {"gradients.reduce", "each_micro_step", "last_micro_step", wire, "train.gradient_accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.weight\",lr_scale=0.25}]", weights},
@@ -140,7 +140,7 @@ const std::vector<Row> kTrained{
     {"strategy.zero0.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero0"},
     {"strategy.zero1.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero1"},
     {"strategy.zero2.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero2"},
-    {"communicator.alias", "true", "false", wire, "strategy=zero1"},
+    {"communicator.share_weights", "true", "false", wire, "strategy=zero1"},
     {"strategy.zero3.bucket_bytes", "64KiB", "1MiB", overlap, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"strategy.zero3.prefetch_bytes", "0B", "1MiB", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"strategy.zero3.persistence_threshold", "0", "100000", memory, kCopied},
@@ -160,7 +160,7 @@ const std::vector<Row> kTrained{
     {"offload.optimizer", "device", "cpu", memory},
     {"offload.gradients", "device", "cpu", memory, "strategy=zero2"},
     {"offload.parameters", "device", "cpu", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
-    {"offload.fraction", "0.25", "0.75", memory, "offload.optimizer=cpu"},
+    {"offload.device_fraction", "0.25", "0.75", memory, "offload.optimizer=cpu"},
     {"offload.nvme.checksum", "true", "false", memory, kDisk},
     {"offload.nvme.block_bytes", "4KiB", "32KiB", memory, kDisk + " offload.nvme.depth=1"},
     {"offload.nvme.depth", "1", "4", memory, kDisk + " offload.nvme.block_bytes=8KiB"},
@@ -181,8 +181,8 @@ const std::vector<Row> kGpt{
 };
 
 // Each has a test of its own below.
-const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skips",
-                                   "communicator.timeout", "memory.device_budget",
+const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs",
+                                   "train.max_skipped_steps", "communicator.timeout", "memory.device_budget",
                                    "train.param_dtype",  // tests/multirank/boundary_test.cpp
                                    // Those in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
@@ -328,7 +328,7 @@ TEST_F(KeysOf, TheTrainingSayHowManySkipsItTakes) {
   for (const std::string skips : {"2", "4"}) {
     const auto done = zr::testing::shell(
         zeroth("launch -n 2 -- " + kTests + "engine_case never_finite " ZR_SOURCE_DIR "/tests/multirank/parity/" +
-               "parity.toml train.steps=50 job.name=" + skips + " train.max_skips=" + skips));
+               "parity.toml train.steps=50 job.name=" + skips + " train.max_skipped_steps=" + skips));
     EXPECT_EQ(done.code, 2) << done.output;
     seen[skips] = run_in(runs(skips)).rows.size();
   }

@@ -5,8 +5,8 @@ namespace {
 
 using namespace engine_tests;
 
-const std::vector<std::string> kStrategies{"zero0", "zero1 communicator.alias=false", "zero1",
-                                           "zero2", "zero3 communicator.alias=false", "zero3"};
+const std::vector<std::string> kStrategies{"zero0", "zero1 communicator.share_weights=false", "zero1",
+                                           "zero2", "zero3 communicator.share_weights=false", "zero3"};
 
 class BoundaryTest : public Engine {
  protected:
@@ -34,7 +34,7 @@ TEST_F(BoundaryTest, GradientIsTheSameOnEveryRankAndUnderEveryStrategyAfterTheSt
     std::string expected;
     for (const std::string& strategy : kStrategies) {
       const std::string sum =
-          printed(2, "reads_gradients", "strategy=" + strategy + " train.accumulation=" + accumulation, "gradient");
+          printed(2, "reads_gradients", "strategy=" + strategy + " train.gradient_accumulation=" + accumulation, "gradient");
       ASSERT_NE(sum, "") << strategy;
       if (expected.empty()) expected = sum;
       EXPECT_EQ(sum, expected) << strategy << ", accumulation " << accumulation;

@@ -11,7 +11,7 @@ class ModelBuffersTest : public Checkpoints {
  protected:
   Outcome buffers_case(int ranks, const std::string& name, const std::string& overrides = "") const {
     return shell("CHECKPOINT=" + scratch_.path("c") + " " +
-                 launch(ranks, "buffers_case " + name, "strategy=zero1 train.accumulation=2 " + overrides));
+                 launch(ranks, "buffers_case " + name, "strategy=zero1 train.gradient_accumulation=2 " + overrides));
   }
   // Lines without the launcher's "[1] ", with how often each is there.
   static std::map<std::string, int> lines_of(const Outcome& outcome) {

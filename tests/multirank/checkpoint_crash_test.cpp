@@ -46,13 +46,13 @@ class CheckpointCrashes : public Checkpoints {
 TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
   std::mt19937 random(5);
   const std::vector<std::vector<std::string>> hows{
-      {"strategy=zero0", "job.ranks=1", "train.accumulation=4"},
-      {"strategy=zero1", "job.ranks=2", "train.accumulation=2"},
-      {"strategy=zero2", "job.ranks=4", "train.accumulation=1"},
-      {"strategy=zero3", "job.ranks=2", "train.accumulation=2"},
-      {"strategy=zero3", "job.ranks=1", "train.accumulation=4"},
-      {"strategy=zero2", "job.ranks=2", "train.accumulation=2", "checkpoint.async=true"}};
-  ASSERT_EQ(shell(words(train("whole", {"checkpoint.every=0", "train.accumulation=2"}))).code, 0);
+      {"strategy=zero0", "job.ranks=1", "train.gradient_accumulation=4"},
+      {"strategy=zero1", "job.ranks=2", "train.gradient_accumulation=2"},
+      {"strategy=zero2", "job.ranks=4", "train.gradient_accumulation=1"},
+      {"strategy=zero3", "job.ranks=2", "train.gradient_accumulation=2"},
+      {"strategy=zero3", "job.ranks=1", "train.gradient_accumulation=4"},
+      {"strategy=zero2", "job.ranks=2", "train.gradient_accumulation=2", "checkpoint.async=true"}};
+  ASSERT_EQ(shell(words(train("whole", {"checkpoint.every=0", "train.gradient_accumulation=2"}))).code, 0);
   int kills = 0, writing = 0;
   for (int round = 0; round < 60 && kills < 10; ++round) {
     Scene scene;
@@ -89,7 +89,7 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
   std::printf("%d ranks killed, %d of the kills left an unfinished save\n", kills, writing);
   EXPECT_GE(kills, 10);
   EXPECT_GE(writing, 1) << "no kill came while a checkpoint was written";
-  const Outcome last = shell(words(train("killed", {"train.accumulation=2", "checkpoint.resume=true"})));
+  const Outcome last = shell(words(train("killed", {"train.gradient_accumulation=2", "checkpoint.resume=true"})));
   ASSERT_EQ(last.code, 0) << last.output;
   EXPECT_EQ(hash("killed"), hash("whole"));
   EXPECT_EQ(losses("killed"), losses("whole"));
@@ -104,7 +104,7 @@ TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
   const auto job = [&](const std::string& name, std::size_t strategy, int ranks, const std::string& folder,
                        std::vector<std::string> more) {
     more.insert(more.end(), {"strategy=" + strategies[strategy % 4], "job.ranks=" + std::to_string(ranks),
-                             "train.accumulation=" + std::to_string(24 / ranks), "train.micro_batch=1",
+                             "train.gradient_accumulation=" + std::to_string(24 / ranks), "train.micro_batch=1",
                              "model.width=16", "checkpoint.dir=" + scratch_.path(folder)});
     const Outcome done = shell(words(train(name, more)));
     EXPECT_EQ(done.code, 0) << name << "\n" << done.output;
@@ -123,7 +123,7 @@ TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
 TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
   for (const auto& [signal, ranks] : {std::pair{SIGTERM, 2}, {SIGINT, 2}, {SIGTERM, 1}}) {
     const std::vector<std::string> world{"job.ranks=" + std::to_string(ranks),
-                                         "train.accumulation=" + std::to_string(4 / ranks)};
+                                         "train.gradient_accumulation=" + std::to_string(4 / ranks)};
     const auto with_world = [&world](std::vector<std::string> keys) {
       keys.insert(keys.end(), world.begin(), world.end());
       return keys;

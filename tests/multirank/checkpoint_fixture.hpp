@@ -37,7 +37,7 @@ class Checkpoints : public ::testing::Test {
   void run(int n, const std::string& lines, const std::string& overrides = "") {
     const Outcome done = shell("ENGINE_CASE_LIST=" + scratch_.write("list", lines) + " " +
                                launch(n, "engine_case trains_list",
-                                      "train.steps=4 train.accumulation=" + std::to_string(24 / n) + " " + overrides));
+                                      "train.steps=4 train.gradient_accumulation=" + std::to_string(24 / n) + " " + overrides));
     ASSERT_EQ(done.code, 0) << done.output;
   }
   // A case of checkpoint_case, two ranks, CHECKPOINT=c.

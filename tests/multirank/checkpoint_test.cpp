@@ -49,8 +49,8 @@ TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
   const std::vector<std::string> jobs{
       "parity.model=dropout strategy=zero1",
       "parity.model=recurrent strategy=zero3",
-      "parity.model=everything strategy=zero3 communicator.alias=false train.dtype=bf16",
-      "parity.model=everything strategy=zero1 communicator.alias=false",
+      "parity.model=everything strategy=zero3 communicator.share_weights=false train.dtype=bf16",
+      "parity.model=everything strategy=zero1 communicator.share_weights=false",
       "parity.model=dropout strategy=zero0 train.dtype=bf16 optimizer=sgd",
       "parity.model=everything strategy=zero2 train.dtype=fp16 fp16.initial_scale_power=12 fp16.loss_scale_window=2",
       "parity.model=everything strategy=zero1 train.dtype=fp16 parity.overflows=true fp16.hysteresis=2 "
@@ -77,7 +77,7 @@ TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
 
 // Their result depends on the split into ranks (NUMERICS.md 5), not on a stop.
 TEST_F(Checkpoints, GoOnExactlyWhereGradientsAreReducedLast) {
-  const std::string how = "parity.model=everything strategy=zero2 train.dtype=bf16 gradients.reduce=last ";
+  const std::string how = "parity.model=everything strategy=zero2 train.dtype=bf16 gradients.reduce=last_micro_step ";
   run(2, "job.name=whole\njob.name=stopped checkpoint.dir=c checkpoint.every=3 train.steps=3\n", how + "train.steps=6");
   run(2, "job.name=stopped checkpoint.dir=c checkpoint.resume=true\n", how + "train.steps=6");
   EXPECT_EQ(hash("stopped"), hash("whole"));
@@ -116,7 +116,7 @@ TEST_F(Checkpoints, LoadedAndSavedHoldTheSameTensors) {
 }
 
 TEST_F(Checkpoints, AreRefusedBetweenMicroBatches) {
-  const Outcome done = rank_case("saves_midway", "train.accumulation=2");
+  const Outcome done = rank_case("saves_midway", "train.gradient_accumulation=2");
   EXPECT_EQ(done.code, 0) << done.output;
   const std::string text =
       "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not saved; "
@@ -128,9 +128,9 @@ TEST_F(Checkpoints, TakeNoMoreMemoryThanAChunkOrTheOwnShard) {
   run(2,
       "job.name=plain\njob.name=async checkpoint.dir=a checkpoint.every=1 checkpoint.async=true\n"
       "job.name=sync checkpoint.dir=s checkpoint.every=2\n",
-      "parity.model=ample strategy=zero3 communicator.alias=false");
+      "parity.model=ample strategy=zero3 communicator.share_weights=false");
   run(2, "job.name=resumed checkpoint.dir=s checkpoint.resume=true train.steps=6\n",
-      "parity.model=ample strategy=zero3 communicator.alias=false");
+      "parity.model=ample strategy=zero3 communicator.share_weights=false");
   const auto peak = [&](const std::string& name, const char* tier, const char* kind) {
     const Json memory = summary(name).at("memory");
     return memory.contains(tier) && memory[tier].contains(kind) ? memory[tier][kind]["peak"].get<int64_t>() : 0;

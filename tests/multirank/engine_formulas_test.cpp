@@ -12,7 +12,7 @@ struct Cell {
     return strategy + "-" + dtype + "-" + reduce + "-" + travels + "-" + sums + "-n" + std::to_string(ranks) + "-a" +
            std::to_string(A);
   }
-  bool last() const { return reduce == "last"; }
+  bool last() const { return reduce == "last_micro_step"; }
   static int64_t bytes(const std::string& type) { return type == "fp32" ? 4 : 2; }
   int64_t w() const { return bytes(dtype); }  // a weight's
   int64_t g() const { return bytes(sums); }   // a gradient sum's
@@ -28,19 +28,19 @@ std::vector<Cell> cells_of(int ranks) {
     for (const std::string strategy : {"zero0", "zero1", "zero2"}) {
       for (const std::string dtype : {"fp32", "bf16", "fp16"})
         for (const std::string sums : {"fp32", "bf16"})
-          for (const std::string reduce : {"each", "last"})
+          for (const std::string reduce : {"each_micro_step", "last_micro_step"})
             cells.push_back({strategy, dtype, reduce, "auto", sums, ranks, A});
-      cells.push_back({strategy, "fp32", "each", "bf16", "fp32", ranks, A});
-      cells.push_back({strategy, "bf16", "each", "fp32", "fp32", ranks, A});
+      cells.push_back({strategy, "fp32", "each_micro_step", "bf16", "fp32", ranks, A});
+      cells.push_back({strategy, "bf16", "each_micro_step", "fp32", "fp32", ranks, A});
     }
   return cells;
 }
 std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   std::vector<std::string> lines;
   for (const Cell& c : cells)
-    lines.push_back("job.name=" + c.name() + " train.steps=2 train.accumulation=" + std::to_string(c.A) +
+    lines.push_back("job.name=" + c.name() + " train.steps=2 train.gradient_accumulation=" + std::to_string(c.A) +
                     " train.dtype=" + c.dtype + " gradients.reduce_dtype=" + c.travels + " gradients.dtype=" + c.sums +
-                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce + " communicator.alias=false");
+                    " strategy=" + c.strategy + " gradients.reduce=" + c.reduce + " communicator.share_weights=false");
   return lines;
 }
 
@@ -122,15 +122,15 @@ TEST_P(EngineFormulas, HoldForShardedWeights) {
   std::vector<std::string> lines;
   for (const std::string dtype : {"fp32", "bf16"})
     for (const int A : {1, 4})
-      for (const std::string reduce : {"each", "last"})
+      for (const std::string reduce : {"each_micro_step", "last_micro_step"})
         lines.push_back("job.name=" + dtype + std::to_string(A) + reduce + " train.steps=3 train.dtype=" + dtype +
-                        " train.accumulation=" + std::to_string(A) + " gradients.reduce=" + reduce +
-                        " strategy=zero3 communicator.alias=false strategy.zero3.prefetch_bytes=16KiB");
+                        " train.gradient_accumulation=" + std::to_string(A) + " gradients.reduce=" + reduce +
+                        " strategy=zero3 communicator.share_weights=false strategy.zero3.prefetch_bytes=16KiB");
   const Result result = run_all(N, lines);
   ASSERT_EQ(result.code, 0) << result.output;
   for (const std::string dtype : {"fp32", "bf16"})
     for (const int A : {1, 4})
-      for (const std::string reduce : {"each", "last"}) {
+      for (const std::string reduce : {"each_micro_step", "last_micro_step"}) {
         const std::string name = dtype + std::to_string(A) + reduce;
         const int64_t w = dtype == "fp32" ? 4 : 2;
         const Json s = summary(name), memory = s["memory"]["device"];
@@ -149,7 +149,7 @@ TEST_P(EngineFormulas, HoldForShardedWeights) {
         EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w * slack) << where;
         EXPECT_NEAR(memory["slots"]["peak"], 8 * padded / N, 8 * slack) << where;
         EXPECT_LE(memory["window"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
-        EXPECT_EQ(s["wire_bytes"]["reduce_scatter"], 3 * (reduce == "last" ? 4 : A * w) * P * (N - 1)) << where;
+        EXPECT_EQ(s["wire_bytes"]["reduce_scatter"], 3 * (reduce == "last_micro_step" ? 4 : A * w) * P * (N - 1)) << where;
       }
 }
 
@@ -159,8 +159,8 @@ TEST_P(EngineFormulas, HoldForGathers) {
   const int64_t P = (128 * 16 + 16) + (16 * 128 + 128) + 5 * (128 * 128 + 128);
   std::vector<std::string> lines;
   for (const int A : {1, 4})
-    lines.push_back("job.name=wide" + std::to_string(A) + " parity.model=wide train.steps=4 train.accumulation=" +
-                    std::to_string(A) + " strategy=zero3 communicator.alias=false");
+    lines.push_back("job.name=wide" + std::to_string(A) + " parity.model=wide train.steps=4 train.gradient_accumulation=" +
+                    std::to_string(A) + " strategy=zero3 communicator.share_weights=false");
   const Result result = run_all(N, lines);
   ASSERT_EQ(result.code, 0) << result.output;
   for (const int A : {1, 4}) {
@@ -182,7 +182,7 @@ TEST_F(Engine, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
     std::vector<std::string> lines;
     for (const std::string strategy : {"zero1", "zero2", "zero3"})
       for (const std::string dtype : {"fp32", "bf16"})
-        lines.push_back("job.name=" + strategy + dtype + " train.steps=2 train.accumulation=1 train.dtype=" + dtype +
+        lines.push_back("job.name=" + strategy + dtype + " train.steps=2 train.gradient_accumulation=1 train.dtype=" + dtype +
                         " strategy=" + strategy);
     const Result result = run_all(N, lines);
     ASSERT_EQ(result.code, 0) << result.output;

@@ -85,16 +85,18 @@ TEST_F(Engine, TellsTheLossScaleOfEveryStep) {
 TEST_F(Engine, StopsAfterTooManySkipsAndNamesParameterAndRank) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
-      const Result result = run(
-          3, "never_finite",
-          "train.steps=50 train.max_skips=3 fp16.initial_scale_power=8 train.dtype=" + dtype + " strategy=" + strategy);
+      const Result result =
+          run(3, "never_finite",
+              "train.steps=50 train.max_skipped_steps=3 fp16.initial_scale_power=8 train.dtype=" + dtype +
+                  " strategy=" + strategy);
       EXPECT_EQ(result.code, 2) << result.output;
       const std::string says =
-          "gradients were not finite in 3 steps in a row, as many as train.max_skips (command line) allows: 'scalar' "
+          "gradients were not finite in 3 steps in a row, as many as train.max_skipped_steps (command line) allows: "
+          "'scalar' "
           "was the first parameter that overflowed, on rank 2; the loss of rank 2 was not finite either; the weights "
           "are those after step 2" +
           std::string(dtype == "fp16" ? ", the loss scale came to 64" : "") +
-          "; look at the data of that rank, lower optimizer.lr or set train.clip" +
+          "; look at the data of that rank, lower optimizer.lr or set train.gradient_clipping" +
           (dtype == "fp16" ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
       EXPECT_NE(result.output.find(says), std::string::npos) << dtype << "\n" << result.output;
       EXPECT_EQ(metrics().size(), 5u) << "a row for every step, skipped or not";
@@ -102,14 +104,14 @@ TEST_F(Engine, StopsAfterTooManySkipsAndNamesParameterAndRank) {
 }
 
 TEST_F(Engine, NamesTheRankOfTheOnlySkipItMayMake) {
-  const Result result = run(2, "never_finite", "train.steps=50 train.max_skips=1");
+  const Result result = run(2, "never_finite", "train.steps=50 train.max_skipped_steps=1");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("'scalar' was the first parameter that overflowed, on rank 1;"), std::string::npos)
       << result.output;
 }
 
 TEST_F(Engine, TellsASumThatOverflowsFromGradientsThatDo) {
-  const Result result = run(2, "sum_not_finite", "train.steps=50 train.max_skips=2");
+  const Result result = run(2, "sum_not_finite", "train.steps=50 train.max_skipped_steps=2");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("allows: 'scalar' was the first parameter whose sum over ranks and micro-batches "
                                "overflowed, no rank's own gradient did; the weights"),
@@ -170,15 +172,16 @@ TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
 }
 
 TEST_F(Engine, RefusesAStrategyWithoutRoomForHeldGradients) {
-  const std::string words = "strategy=cramped train.accumulation=2";
+  const std::string words = "strategy=cramped train.gradient_accumulation=2";
   const Result leaves = run(2, "trains", words);
   EXPECT_EQ(leaves.code, 0) << "gradients that leave at once have room\n" << leaves.output;
-  const Result held = run(2, "trains", words + " gradients.reduce=last");
+  const Result held = run(2, "trains", words + " gradients.reduce=last_micro_step");
   EXPECT_EQ(held.code, 2);
   EXPECT_NE(held.output.find("strategy 'cramped' has no room to hold the gradient of '"), std::string::npos)
       << held.output;
-  EXPECT_NE(held.output.find("' over the micro-steps, as gradients.reduce = \"last\" needs; set gradients.reduce = "
-                             "\"each\", or choose another strategy"),
+  EXPECT_NE(held.output.find(
+                "' over the micro-steps, as gradients.reduce = \"last_micro_step\" needs; set gradients.reduce = "
+                "\"each\", or choose another strategy"),
             std::string::npos)
       << held.output;
 }
@@ -235,7 +238,7 @@ TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
   const Result first = run(3, "ends_early_first", "strategy=zero1 train.steps=50");
   EXPECT_EQ(first.code, 4) << first.output;
   EXPECT_NE(first.output.find("rank 0 ended after step 2 (its data ended?)"), std::string::npos) << first.output;
-  const Result inside = run(2, "ends_early_inside", "strategy=zero1 train.steps=50 train.accumulation=2");
+  const Result inside = run(2, "ends_early_inside", "strategy=zero1 train.steps=50 train.gradient_accumulation=2");
   EXPECT_EQ(inside.code, 4) << inside.output;
   EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?)"), std::string::npos) << inside.output;
 }
@@ -266,7 +269,7 @@ TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   std::string hash;
   for (const char* how : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=dealt", "strategy=zero1"}) {
     const Result result =
-        run(2, "trains", std::string("train.steps=4 train.accumulation=2 parity.model=dropout ") + how);
+        run(2, "trains", std::string("train.steps=4 train.gradient_accumulation=2 parity.model=dropout ") + how);
     ASSERT_EQ(result.code, 0) << result.output;
     if (hash.empty()) hash = summary()["weights_hash"];
     EXPECT_EQ(summary()["weights_hash"], hash) << how;
@@ -275,7 +278,7 @@ TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
 }
 
 TEST_F(Engine, WritesTheRunFolder) {
-  const Result result = run(2, "trains", "train.steps=3 strategy=zero1 communicator.alias=false");
+  const Result result = run(2, "trains", "train.steps=3 strategy=zero1 communicator.share_weights=false");
   ASSERT_EQ(result.code, 0) << result.output;
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 3u);
@@ -302,7 +305,7 @@ TEST_F(Engine, WritesTheRunFolder) {
 }
 
 TEST_F(Engine, WritesTheMeanLossAndNumbersInTheirShortestForm) {
-  ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.accumulation=2").code, 0);
+  ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.gradient_accumulation=2").code, 0);
   const auto rows = metrics();
   std::ifstream said(folder_ / "run" / "losses");
   for (const Json& row : rows) {

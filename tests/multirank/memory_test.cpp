@@ -84,8 +84,9 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
 
 TEST_F(Memory, IsWhatThePlanSaid) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
-    for (const std::string types : {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
-                                    "train.dtype=fp32 gradients.reduce=last train.accumulation=2"}) {
+    for (const std::string types :
+         {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
+          "train.dtype=fp32 gradients.reduce=last_micro_step train.gradient_accumulation=2"}) {
       const std::string how = "strategy=" + strategy + " strategy." + strategy + ".bucket_bytes=64KiB " + types;
       const auto planned = plan(how);
       ASSERT_EQ(planned.code, 0) << planned.output;
@@ -138,7 +139,7 @@ TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
   const auto said = kinds(plan("strategy=zero0").output);
   const std::string budget = " memory.device_budget=" + std::to_string(said.at("in") * 7 / 10);
   for (const char* command : {"plan", "train"}) {
-    auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.accumulation=2" + budget);
+    auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.gradient_accumulation=2" + budget);
     refused.output = plain(refused.output);
     EXPECT_EQ(refused.code, 2) << refused.output;
     for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
@@ -147,7 +148,8 @@ TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
     const auto fitting = edits(refused.output);
     ASSERT_EQ(fitting.size(), 3u) << refused.output;
     for (const std::string& edit : fitting) {
-      const auto fits = zeroth(std::string("plan gpt.toml strategy=zero0 train.accumulation=2") + budget + " " + edit);
+      const auto fits =
+          zeroth(std::string("plan gpt.toml strategy=zero0 train.gradient_accumulation=2") + budget + " " + edit);
       EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
     }
     EXPECT_FALSE(std::filesystem::exists(scratch_.path("runs/gpt/metrics.jsonl"))) << "nothing was begun";
@@ -192,9 +194,10 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
 // The budget is the outer proof: an allocation beyond it is refused, whoever makes it.
 TEST_F(Memory, ThatActivationsDoNotTakeOnATierIsFree) {
   std::filesystem::create_directories(scratch_.path("swap"));
-  const std::string base = "strategy=zero1 model.width=128 model.context=64 model.dropout=0.1 train.accumulation=2",
-                    cpu = base + " offload.activations=cpu",
-                    nvme = base + " offload.activations=nvme offload.nvme.path=" + scratch_.path("swap");
+  const std::string
+      base = "strategy=zero1 model.width=128 model.context=64 model.dropout=0.1 train.gradient_accumulation=2",
+      cpu = base + " offload.activations=cpu",
+      nvme = base + " offload.activations=nvme offload.nvme.path=" + scratch_.path("swap");
   const auto first = [](const Json& memory) { return memory["device"]["activations"]["peak"].get<int64_t>(); };
   ASSERT_EQ(train(base).code, 0);
   const Json plain = summary();
@@ -265,7 +268,7 @@ TEST_F(Memory, SharesTheWeightsOfAHostUnlessABudgetOrAKeySaysNo) {
   };
   EXPECT_EQ(travelled(""), 0);
   EXPECT_GT(travelled("memory.device_budget=8GiB"), 0);
-  EXPECT_GT(travelled("communicator.alias=false"), 0);
+  EXPECT_GT(travelled("communicator.share_weights=false"), 0);
 }
 
 TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
@@ -274,20 +277,20 @@ TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
     return summary()["weights_hash"].get<std::string>();
   };
   const std::string hash = trained("strategy=zero0");
-  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.share_weights=false"})
     EXPECT_EQ(trained("strategy=" + strategy + " model.recompute=true"), hash) << strategy;
 }
 
 TEST_F(Memory, ActivationsOnATierTrainTheSameBitsUnderEveryStrategy) {
   std::filesystem::create_directories(scratch_.path("swap"));
   const auto trained = [&](const std::string& overrides) {
-    const auto done = train(overrides + " model.dropout=0.1 train.accumulation=4 train.steps=2");
+    const auto done = train(overrides + " model.dropout=0.1 train.gradient_accumulation=4 train.steps=2");
     EXPECT_EQ(done.code, 0) << done.output;
     const Json ran = summary();
     return ran["weights_hash"].get<std::string>() + " " + ran["loss"].dump();
   };
   const std::string plain = trained("strategy=zero0");
-  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.alias=false"})
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.share_weights=false"})
     for (const std::string& tier : {std::string("cpu"), "nvme offload.nvme.path=" + scratch_.path("swap")})
       EXPECT_EQ(trained("strategy=" + strategy + " offload.activation_bytes=256B offload.activations=" + tier), plain)
           << strategy << " " << tier;
@@ -312,7 +315,7 @@ TEST_F(Memory, IsBoundedFromOutside) {
         strategy);
   };
   const auto sharded = bounded("zero3"), replicated = bounded("zero0"),
-             copied = bounded("zero3 communicator.alias=false strategy.zero3.prefetch_bytes=1MiB");
+             copied = bounded("zero3 communicator.share_weights=false strategy.zero3.prefetch_bytes=1MiB");
   EXPECT_EQ(sharded.code, 0) << sharded.output;
   EXPECT_EQ(copied.code, 0) << copied.output;
   EXPECT_NE(replicated.code, 0) << replicated.output;
@@ -337,18 +340,18 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
   std::string list;
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16", "fp16"})
-      for (const std::string reduce : {"each", "last"}) {
+      for (const std::string reduce : {"each_micro_step", "last_micro_step"}) {
         cells.push_back({strategy, dtype, reduce, N});
         list += "job.name=" + cells.back().name() + " strategy=" + strategy + " strategy." + strategy +
                 ".bucket_bytes=512KiB train.dtype=" + dtype + " gradients.reduce=" + reduce +
                 (strategy == "zero3" ? " strategy.zero3.prefetch_bytes=1MiB\n" : "\n");
       }
-  const auto done =
-      shell("cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) + " " + kBin +
-            "zeroth launch -n " + std::to_string(N) +
-            " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
-            "/tests/multirank/parity/parity.toml "
-            "communicator.alias=false parity.model=ample train.accumulation=2 train.steps=1 job.threads=1");
+  const auto done = shell(
+      "cd " + scratch_.folder().string() + " && ENGINE_CASE_LIST=" + scratch_.write("list", list) + " " + kBin +
+      "zeroth launch -n " + std::to_string(N) +
+      " -t 1 -- " ZR_BUILD_DIR "/tests/engine_case trains_list " ZR_SOURCE_DIR
+      "/tests/multirank/parity/parity.toml "
+      "communicator.share_weights=false parity.model=ample train.gradient_accumulation=2 train.steps=1 job.threads=1");
   ASSERT_EQ(done.code, 0) << done.output;
   for (const Cell& c : cells) {
     const Json device = summary(c.name())["memory"]["device"];
@@ -357,7 +360,8 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
     const auto expect = [&](const char* kind, double bytes) {
       EXPECT_NEAR(holds(kind), bytes, 0.02 * bytes) << kind << " " << where;
     };
-    const bool sharded_weights = c.strategy == "zero3", replicated = c.strategy == "zero0", last = c.reduce == "last";
+    const bool sharded_weights = c.strategy == "zero3", replicated = c.strategy == "zero0",
+               last = c.reduce == "last_micro_step";
     const double share = replicated ? 1 : 1.0 / N;
     expect("weights", c.w() * P * (sharded_weights ? share : 1));
     expect("slots", 8 * P * share);

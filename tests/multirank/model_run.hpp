@@ -37,11 +37,11 @@ inline zr::Program program_of(const Run& run, const How& how, const std::vector<
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   for (const char* key :
        {"optimizer=sgd", "optimizer.sgd.momentum=0.0", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
-        "optimizer.lr=0.0625", "train.clip=0.0", "train.steps=4", "strategy.zero3.max_live_bytes=0",
+        "optimizer.lr=0.0625", "train.gradient_clipping=0.0", "train.steps=4", "strategy.zero3.max_live_bytes=0",
         "strategy.zero3.max_reuse_bytes=0", "strategy.zero3.prefetch_bytes=0"})
     overrides.emplace_back(key);
   overrides.push_back("strategy.use=" + how.strategy);
-  overrides.push_back(std::string("communicator.alias=") + (how.share ? "true" : "false"));
+  overrides.push_back(std::string("communicator.share_weights=") + (how.share ? "true" : "false"));
   overrides.insert(overrides.end(), more.begin(), more.end());
   return zr::Program(run.arguments[0], overrides,
                      {{"parity.model", "everything", "which model"},

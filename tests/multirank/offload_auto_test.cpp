@@ -19,7 +19,7 @@ class OffloadAuto : public Offload {
 };
 
 TEST_F(OffloadAuto, FillsTheDeviceThenHostThenDisk) {
-  const std::string model = "strategy=zero2 parity.model=large communicator.alias=false";
+  const std::string model = "strategy=zero2 parity.model=large communicator.share_weights=false";
   run(2, "job.name=a\n", model);  // measures the activations
   const std::string plain_hash = hash("a");
   const Json plain = summary("a").at("memory").at("device");
@@ -57,7 +57,7 @@ TEST_F(OffloadAuto, FillsTiersInTheOrderAskedFor) {
 }
 
 TEST_F(OffloadAuto, KeepsActivationsOnTheDeviceWhereThoseMeasuredFit) {
-  const std::string model = "strategy=zero2 parity.model=everything communicator.alias=false ";
+  const std::string model = "strategy=zero2 parity.model=everything communicator.share_weights=false ";
   const std::string automatic = "offload.activations=auto offload.activation_bytes=256B ";
   run(2, "job.name=a\n", model);
   const std::string plain = hash("a");

@@ -68,10 +68,10 @@ TEST_F(OffloadFaults, TellWhereAndWhoseTheyAre) {
 
 TEST_F(OffloadFaults, OfPagesTellWhoseTheyAre) {
   for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
-           {"write=EIO@3", "train.accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@3", "train.accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@2", "train.accumulation=1", "gradient sums of '"},
-           {"flip@2", "train.accumulation=1", "is not what was written"}}) {
+           {"write=EIO@3", "train.gradient_accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@3", "train.gradient_accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
+           {"read=EIO@2", "train.gradient_accumulation=1", "gradient sums of '"},
+           {"flip@2", "train.gradient_accumulation=1", "is not what was written"}}) {
     const Outcome failed =
         train(fault, "strategy=zero2 train.steps=3 parity.model=large strategy.zero2.bucket_bytes=64KiB " + disk() +
                          "offload.optimizer=device offload.gradients=" + kFailing + overrides);
@@ -84,7 +84,7 @@ TEST_F(OffloadFaults, OfPagesTellWhoseTheyAre) {
 TEST_F(OffloadFaults, ThatAreShortOrSlowChangeNoNumber) {
   run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
   for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
-    const Outcome done = train(fault, states() + "job.name=f train.accumulation=12");
+    const Outcome done = train(fault, states() + "job.name=f train.gradient_accumulation=12");
     ASSERT_EQ(done.code, 0) << fault << done.output;
     EXPECT_EQ(hash("f"), hash("plain")) << fault;
     if (fault == "slow=2ms") {
@@ -118,7 +118,7 @@ TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
 
 // The checkpoint of the first step is there, that of the second is being saved.
 TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
-  const std::string model = "parity.model=large train.dtype=bf16 train.accumulation=2 ", how = states() + model;
+  const std::string model = "parity.model=large train.dtype=bf16 train.gradient_accumulation=2 ", how = states() + model;
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + "job.name=none train.steps=2").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
@@ -140,7 +140,7 @@ TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
 
 // Reads ahead of collectives are not always the same: it fails in the second checkpoint, or in a step beside it.
 TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
-  const std::string how = pages() + "parity.model=large train.accumulation=2 ";
+  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
   for (const std::string who : {"rank=0:", "rank=1:"}) {
@@ -156,7 +156,7 @@ TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
 }
 
 TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
-  const std::string how = states() + "parity.model=large train.accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  const std::string how = states() + "parity.model=large train.gradient_accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   for (const std::string fault :
        {"write=EIO@5", "read=EIO@2", "rank=0:write=EIO@5", "rank=1:write=EIO@5", "rank=1:read=EIO@2"}) {
@@ -173,7 +173,7 @@ TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
 
 // The pages go on disk at load as they do in training.
 TEST_F(OffloadFaults, WhileShardsAreLoadedLeaveTheCheckpoint) {
-  const std::string how = pages() + "parity.model=large train.accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
   const auto before = losses("f");

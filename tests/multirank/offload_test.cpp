@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
-  const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.fraction=0.4 offload.gradients=cpu"};
+  const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
   const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
   run(2, "job.name=whole\n", model);
   std::string first, then;
@@ -95,7 +95,7 @@ TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
   for (const std::string steps : {"2", "3"})
     for (const std::string micro_steps : {"1", "2", "5"})
       jobs += "job.name=s" + steps + "a" + micro_steps + " train.steps=" + steps +
-              " train.accumulation=" + micro_steps + disk() + "offload.optimizer=device offload.gradients=nvme\n";
+              " train.gradient_accumulation=" + micro_steps + disk() + "offload.optimizer=device offload.gradients=nvme\n";
   run(2, jobs, "strategy=zero2 strategy.zero2.bucket_bytes=64KiB parity.model=large");
   const auto moved = [&](const std::string& micro_steps, const std::string& way) {
     const std::string bytes = "/tiers/nvme/" + way + "_bytes";
@@ -228,16 +228,16 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
       {"strategy=zero2 offload.parameters=cpu",
        "offload.parameters = \"cpu\" (command line): strategy 'zero2' keeps full parameters on the device, so "
        "they cannot be offloaded; choose a strategy that shards parameters"},
-      {"offload.fraction=0.5",
-       "offload.fraction is the part of states that stays on the device, but all of them do; set "
+      {"offload.device_fraction=0.5",
+       "offload.device_fraction is the part of states that stays on the device, but all of them do; set "
        "offload.optimizer to a tier"},
-      {"offload.fraction=0.5 offload.optimizer=auto",
-       "command line: offload.fraction is the part of states that stays on the device, which offload.optimizer = "
+      {"offload.device_fraction=0.5 offload.optimizer=auto",
+       "command line: offload.device_fraction is the part of states that stays on the device, which offload.optimizer = "
        "\"auto\" finds from memory.device_budget; name a tier, or leave it out"},
-      {"strategy=zero1 offload.gradients=nvme train.accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
+      {"strategy=zero1 offload.gradients=nvme train.gradient_accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
        "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "
        "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
-       "stand apart, gradients.reduce = \"each\", or a tier of memory"},
+       "stand apart, gradients.reduce = \"each_micro_step\", or a tier of memory"},
       {"strategy=zero2 offload.parameters=nvme offload.nvme.path=" + scratch_.path("swap"),
        "strategy 'zero2' keeps full parameters on the device"},
       {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},

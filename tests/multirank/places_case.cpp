@@ -33,7 +33,7 @@ std::vector<Place> places(const Run& run) {
   return {
       {"states in host memory", {"offload.optimizer=cpu"}},
       {"states on disk", on_disk({"offload.optimizer=nvme"})},
-      {"half of the states on disk", on_disk({"offload.optimizer=nvme", "offload.fraction=0.5"})},
+      {"half of the states on disk", on_disk({"offload.optimizer=nvme", "offload.device_fraction=0.5"})},
       {"weights in host memory", {"offload.parameters=cpu", "offload.gradients=cpu"}, true},
       {"weights on disk", on_disk({"offload.parameters=nvme"}), true},
       {"all on disk",

@@ -210,8 +210,8 @@ class EngineNameTest : public RunSummaryTest {
 };
 
 TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
-  for (const std::string how : {"strategy=zero0", "strategy=zero1 communicator.alias=false",
-                                "strategy=zero3 communicator.alias=false train.accumulation=2", "strategy=zero3"}) {
+  for (const std::string how : {"strategy=zero0", "strategy=zero1 communicator.share_weights=false",
+                                "strategy=zero3 communicator.share_weights=false train.gradient_accumulation=2", "strategy=zero3"}) {
     fs::remove_all(folder_ / "ck");
     fs::remove_all(folder_ / "run");
     const std::string words = how + " optimizer.lr=0.01 checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string();

@@ -62,7 +62,7 @@ const std::string kInstead =
     "module->to() and set_data() before the engine is made";
 const std::string kGradient =
     "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", zr::What::gradient), "
-    "clip with train.clip, update with engine.step(), and call engine.backward(loss) instead of loss.backward(); if "
+    "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of loss.backward(); if "
     "the "
     "loss belongs to another engine (a GAN), call requires_grad_(false) on these parameters around its backward";
 
@@ -72,7 +72,7 @@ TEST_P(Operators, SeeWhatPlainLibtorchSees) {
   const auto& [name, ranks] = GetParam();
   const Result result =
       launch(ranks, "operators_trainer", "operators.toml",
-             "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.alias=true" : ""));
+             "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.share_weights=true" : ""));
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, Not(HasSubstr("WRONG")));
   int right = 0, dense = 0;
@@ -131,17 +131,17 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
       const Result whole = run(name, "zero0", "train.dtype=" + dtype);
       EXPECT_EQ(whole.code, 0) << whole.output;
       for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
-        const Result shared = run(name, strategy, "communicator.alias=true train.dtype=" + dtype);
+        const Result shared = run(name, strategy, "communicator.share_weights=true train.dtype=" + dtype);
         EXPECT_EQ(shared.code, 0) << shared.output;
         EXPECT_EQ(said(shared), said(whole)) << name << ", " << strategy << ", " << dtype;
       }
     }
   refuses(
       "converts_module",
-      "parameter 'first.weight' is shared by the ranks of this host (communicator.alias): it has memory only inside "
+      "parameter 'first.weight' is shared by the ranks of this host (communicator.share_weights): it has memory only inside "
       "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
           kInstead,
-      "zero1 communicator.alias=true");
+      "zero1 communicator.share_weights=true");
 }
 
 TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
@@ -151,7 +151,7 @@ TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
   };
   const auto held = [&](const std::string& strategy, const std::string& alias) {
     const Result result = run("tells_shared_memory", strategy,
-                              "strategy." + strategy + ".bucket_bytes=64KiB communicator.alias=" + alias);
+                              "strategy." + strategy + ".bucket_bytes=64KiB communicator.share_weights=" + alias);
     EXPECT_EQ(result.code, 0) << result.output;
     Held bytes{};
     std::istringstream(said(result)) >> bytes.shared >> bytes.all;
@@ -171,7 +171,7 @@ TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
 TEST_F(Sharded, AScopeOverTwoEnginesEntersThemInOneOrderOnAllRanks) {
   const Result whole = run("gathers_of_two_engines", "zero0");
   EXPECT_EQ(whole.code, 0) << whole.output;
-  for (const std::string strategy : {"zero1 communicator.alias=true", "zero3"}) {
+  for (const std::string strategy : {"zero1 communicator.share_weights=true", "zero3"}) {
     const Result result = run("gathers_of_two_engines", strategy);
     EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
     EXPECT_EQ(said(result), said(whole)) << strategy;
@@ -183,7 +183,7 @@ TEST_F(Sharded, WhatAnOperatorThatThrewWroteDoesNotCount) {
   EXPECT_EQ(whole.code, 0) << whole.output;
   for (const std::string strategy : {"zero1", "zero2", "zero3"})
     for (const std::string alias : {"true", "false"}) {
-      const Result sharded = run("throws_in_place", strategy, "communicator.alias=" + alias);
+      const Result sharded = run("throws_in_place", strategy, "communicator.share_weights=" + alias);
       EXPECT_EQ(sharded.code, 0) << sharded.output;
       EXPECT_EQ(said(sharded), said(whole)) << strategy << " " << alias;
     }
@@ -226,9 +226,9 @@ TEST_F(Sharded, AScopeEndsBeforeTheStep) {
   refuses("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call",
-          "zero1 communicator.alias=true");
+          "zero1 communicator.share_weights=true");
   for (const std::string name : {"reads_pointer", "saves_module"})
-    refuses(name, "parameter 'first.weight' is shared by the ranks of this host", "zero2 communicator.alias=true");
+    refuses(name, "parameter 'first.weight' is shared by the ranks of this host", "zero2 communicator.share_weights=true");
   refuses("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call");
@@ -304,7 +304,7 @@ TEST_F(Sharded, AModelBuiltDeferredNeverExistsWhole) {
 }
 
 TEST_F(Sharded, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTheEngineGoesOn) {
-  const std::string shared = "zero1 communicator.alias=true", bounded = "zero3 memory.device_budget=2GiB";
+  const std::string shared = "zero1 communicator.share_weights=true", bounded = "zero3 memory.device_budget=2GiB";
   const std::map<std::string, std::vector<std::string>> all{{"fp32", {"zero0", shared, "zero3", bounded}},
                                                             {"bf16", {shared}}};
   for (const auto& [dtype, strategies] : all) {
@@ -323,7 +323,7 @@ TEST_F(Sharded, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
   const Result plenty = run("refreshes_without_memory", "zero0", "job.name=plenty");
   EXPECT_EQ(plenty.code, 0) << plenty.output;
   for (const std::string strategy :
-       {"zero0", "zero1 communicator.alias=true", "zero3", "zero3 memory.device_budget=2GiB"}) {
+       {"zero0", "zero1 communicator.share_weights=true", "zero3", "zero3 memory.device_budget=2GiB"}) {
     const Result result = run("refreshes_without_memory", strategy);
     EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
     EXPECT_EQ(said(result), said(plenty)) << strategy;

@@ -25,11 +25,11 @@ class UserErrors : public engine_tests::Engine {
   }
   // zero3 that gathers every weight anew: what differs between ranks shows in a small model, too.
   const std::string gathers_ =
-      "strategy=zero3 communicator.alias=false strategy.zero3.max_live_bytes=0B "
+      "strategy=zero3 communicator.share_weights=false strategy.zero3.max_live_bytes=0B "
       "strategy.zero3.max_reuse_bytes=0B strategy.zero3.prefetch_bytes=0B";
   std::vector<std::string> strategies() const {
-    return {"strategy=zero0", "strategy=zero1 communicator.alias=false",
-            "strategy=zero1", "strategy=zero2 communicator.alias=false",
+    return {"strategy=zero0", "strategy=zero1 communicator.share_weights=false",
+            "strategy=zero1", "strategy=zero2 communicator.share_weights=false",
             "strategy=zero2", "strategy=zero3",
             gathers_};
   }
@@ -58,18 +58,18 @@ TEST_F(UserErrors, MistakesBeforeGradientsLeaveChangeNothing) {
   for (const auto& strategy : strategies())
     for (const std::string accumulation : {"1", "2"})
       for (const int ranks : {1, 2})
-        passes(ranks, "goes_on_after_mistakes", strategy + " train.accumulation=" + accumulation);
+        passes(ranks, "goes_on_after_mistakes", strategy + " train.gradient_accumulation=" + accumulation);
 }
 
 TEST_F(UserErrors, MicroBatchOfWeightZeroCountsForNothing) {
-  const std::string reference = passes(1, "empty_micro_batch", "strategy=zero0 train.accumulation=3");
+  const std::string reference = passes(1, "empty_micro_batch", "strategy=zero0 train.gradient_accumulation=3");
   const auto expect_same = [&](int ranks, const std::string& how) {
-    const std::string all = how + " train.accumulation=" + std::to_string(4 / ranks);
+    const std::string all = how + " train.gradient_accumulation=" + std::to_string(4 / ranks);
     EXPECT_EQ(passes(ranks, "empty_micro_batch", all), reference) << ranks << " ranks, " << all;
   };
   for (const auto& strategy : strategies()) {
     for (const int ranks : {1, 2, 4}) expect_same(ranks, strategy);
-    expect_same(4, strategy + " gradients.reduce=last");
+    expect_same(4, strategy + " gradients.reduce=last_micro_step");
   }
   for (const int ranks : {1, 2}) {
     const std::string text = passes(ranks, "nothing_weighs", "strategy=zero1");
@@ -79,7 +79,7 @@ TEST_F(UserErrors, MicroBatchOfWeightZeroCountsForNothing) {
 
 TEST_F(UserErrors, ReleaseReturnsFullWeights) {
   const std::string descent =
-      "train.accumulation=1 optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false "
+      "train.gradient_accumulation=1 optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false "
       "optimizer.sgd.weight_decay=0.0 ";
   const std::string reference = passes(1, "follows_torch", descent + "strategy=zero0");
   EXPECT_EQ(reference, "");

@@ -23,9 +23,9 @@ class WeightDigestTest : public engine_tests::Engine {
     EXPECT_THAT(result.output, HasSubstr("; write the same values to a weight on all ranks (seed generators alike, "
                                          "write on every rank), or use engine.set()"));
   }
-  const std::vector<std::string> replicated_{"strategy=zero0 communicator.alias=false",
-                                             "strategy=zero1 communicator.alias=false",
-                                             "strategy=zero2 communicator.alias=false"};
+  const std::vector<std::string> replicated_{"strategy=zero0 communicator.share_weights=false",
+                                             "strategy=zero1 communicator.share_weights=false",
+                                             "strategy=zero2 communicator.share_weights=false"};
 };
 
 TEST_F(WeightDigestTest, AWriteOnOneRankIsFoundInTheNextStep) {
@@ -76,7 +76,7 @@ TEST_F(WeightDigestTest, DigestsAtMostOnePerCentOfTheOptimizersBytes) {
     EXPECT_LE(100 * bytes, optimizer) << how;
     EXPECT_GE(digest["cycles"].get<int64_t>(), 1) << how << ": all weights within 50 steps for each rank";
   }
-  for (const std::string how : {"strategy=zero3 communicator.alias=false", "strategy=zero1"}) {
+  for (const std::string how : {"strategy=zero3 communicator.share_weights=false", "strategy=zero1"}) {
     ASSERT_EQ(run(2, "trains", "train.steps=3 " + how).code, 0);
     EXPECT_EQ(summary()["weight_digest"]["bytes"], 0) << how << ": no rank has weights of its own";
   }

@@ -22,7 +22,7 @@ os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))
 SWAP = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else "build/runs/swap")
 ON_DISK = f"offload.nvme.path={SWAP}"
 COMMON = ["train.dtype=bf16", "eval.every=0", "sample.length=0", "schedule.use=constant", "optimizer.lr=1e-5",
-          "job.name=capacity", "job.runs=build/runs", "communicator.alias=false"]
+          "job.name=capacity", "job.runs=build/runs", "communicator.share_weights=false"]
 # At least so many times what zero0 trains.
 MARKS = {"batch": {"zero2": 2.5, "zero2 + cpu": 3.1}, "model": {"zero3 + nvme": 8.0}}
 missed = []

@@ -163,7 +163,7 @@ def about():
                         f"{output(['git', 'describe', '--always', '--dirty'])}",
             "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens a rank; "
                    "M: 12 x 768, 2 x 256",
-            "peers": "gloo over loopback; Zeroth: shm, communicator.alias as it is by default",
+            "peers": "gloo over loopback; Zeroth: shm, communicator.share_weights as it is by default",
             "peak MiB": "VmHWM of the larger rank, pages shared with the other rank included; idle: when it had joined",
             "wire MiB": "a step, both ranks; peers: what the loopback interface received, headers and other programs' "
                         "traffic included; Zeroth: its own count, which moves through shared memory",

@@ -21,7 +21,7 @@ Choice optimizer(const std::string& name) {
   return {name, "optimizer=" + name, [name](Recipe& r) { r.optimizer = name; }};
 }
 Choice accumulation(int steps) {
-  return {"a" + std::to_string(steps), "train.accumulation=" + std::to_string(steps),
+  return {"a" + std::to_string(steps), "train.gradient_accumulation=" + std::to_string(steps),
           [steps](Recipe& r) { r.micro_batches *= steps; }};
 }
 Choice ranks(int n) {
@@ -32,9 +32,11 @@ Choice ranks(int n) {
 }
 Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
 // Weights that travel, of zero3 all but biases and the like; or that stand in memory all ranks of the host read.
-const char* const kCopied = " communicator.alias=false";
-const char* const kGathered = " communicator.alias=false strategy.zero3.persistence_threshold=100";
-Choice aliased(const std::string& name) { return {name + "_alias", "strategy=" + name + " communicator.alias=true"}; }
+const char* const kCopied = " communicator.share_weights=false";
+const char* const kGathered = " communicator.share_weights=false strategy.zero3.persistence_threshold=100";
+Choice aliased(const std::string& name) {
+  return {name + "_alias", "strategy=" + name + " communicator.share_weights=true"};
+}
 // What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by
 // whoever starts the ranks.
 Choice tier(const std::string& name) {
@@ -44,7 +46,7 @@ Choice tier(const std::string& name) {
   if (name == "nvme_sums") return {name, "offload.gradients=nvme" + disk};
   if (name == "nvme_all") return {name, "offload.optimizer=nvme offload.gradients=nvme offload.parameters=nvme" + disk};
   if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
-  return {name, "offload.optimizer=nvme offload.fraction=0.5 offload.gradients=cpu" + disk};
+  return {name, "offload.optimizer=nvme offload.device_fraction=0.5 offload.gradients=cpu" + disk};
 }
 // Gradients that travel in another dtype than the weights'.
 Choice wire(const std::string& name) {
@@ -64,7 +66,8 @@ std::vector<Axis> make_axes() {
       {"dtype", {dtype("fp32"), dtype("bf16"), dtype("fp16")}},
       {"optimizer", {optimizer("adamw"), optimizer("sgd")}},
       {"reduce",
-       {{"each", "gradients.reduce=each"}, {"last", "gradients.reduce=last", [](Recipe& r) { r.last = true; }}}},
+       {{"each", "gradients.reduce=each_micro_step"},
+        {"last", "gradients.reduce=last_micro_step", [](Recipe& r) { r.last = true; }}}},
       {"accumulation", {accumulation(1), accumulation(4)}},
       {"strategy",
        {strategy("zero0"), strategy("zero1", kCopied), strategy("zero2", kCopied), strategy("zero3", kGathered),
@@ -78,8 +81,8 @@ std::vector<Axis> make_axes() {
         only_in_cover(tier("nvme_all"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
-       {{"clipped", "train.clip=0.5", [](Recipe& r) { r.clip = 0.5; }},
-        only_in_cover({"plain", "train.clip=0"}),
+       {{"clipped", "train.gradient_clipping=0.5", [](Recipe& r) { r.clip = 0.5; }},
+        only_in_cover({"plain", "train.gradient_clipping=0"}),
         only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }}),
         only_in_cover({"overflowing",
                        "train.steps=8 fp16.initial_scale_power=20 fp16.hysteresis=1 fp16.loss_scale_window=2",

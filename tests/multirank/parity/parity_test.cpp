@@ -82,7 +82,7 @@ TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
   for (const std::string& strategy : kStrategies)
     for (const int ranks : {4, 2, 1})
       cells.push_back(with(cell({strategy, "with_dropout", "n" + std::to_string(ranks)}), "four",
-                           "train.accumulation=" + std::to_string(4 / ranks), [](Recipe& r) { r.micro_batches = 4; }));
+                           "train.gradient_accumulation=" + std::to_string(4 / ranks), [](Recipe& r) { r.micro_batches = 4; }));
   expect_exact(cells);
 }
 

@@ -16,10 +16,10 @@ std::ostream& operator<<(std::ostream& out, const Batch& b) {
 Batch batch(const std::string& toml, int world) {
   const Config config = sample::check("[train]\n" + toml, {}, world);
   std::string origins;
-  for (const char* key : {"train.global_batch", "train.micro_batch", "train.accumulation"})
+  for (const char* key : {"train.global_batch", "train.micro_batch", "train.gradient_accumulation"})
     origins += config.origin(key).text().substr(0, 3) + " ";
   return {config.integer("train.global_batch"), config.integer("train.micro_batch"),
-          config.integer("train.accumulation"), origins};
+          config.integer("train.gradient_accumulation"), origins};
 }
 }  // namespace
 

@@ -30,20 +30,20 @@ TEST(Config, ReadsUnitsInValues) {
 
 TEST(Config, TakesAnIntegerForANumberAndSaysWhereItStood) {
   const Config config = check("[train]\nclip = 1\n  steps = 7");
-  EXPECT_EQ(config.number("train.clip"), 1.0);
+  EXPECT_EQ(config.number("train.gradient_clipping"), 1.0);
   EXPECT_EQ(config.number("train.steps"), 7.0);
-  EXPECT_EQ(config.origin("train.clip").text(), "job.toml:7:8");
+  EXPECT_EQ(config.origin("train.gradient_clipping").text(), "job.toml:7:8");
   EXPECT_EQ(config.origin("train.steps").text(), "job.toml:8:11");
   EXPECT_TRUE(config.given("train.steps"));
 }
 
 TEST(Config, LaysTheCommandLineOverTheFile) {
   const Config config =
-      check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.clip=1e-1", "model.kind=mlp",
+      check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.gradient_clipping=1e-1", "model.kind=mlp",
                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
   EXPECT_EQ(config.integer("train.steps"), 20);
   EXPECT_EQ(config.text("job.name"), "2024");
-  EXPECT_EQ(config.number("train.clip"), 0.1);
+  EXPECT_EQ(config.number("train.gradient_clipping"), 0.1);
   EXPECT_EQ(config.text("model.kind"), "mlp");
   EXPECT_EQ(config.numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
   EXPECT_FALSE(config.boolean("optimizer.adam.fused"));

@@ -51,8 +51,8 @@ TEST(Edits, AreThreeThatFitAndThoseThatSaveMostFirst) {
                            {"strategy=least", 40},
                            {"gradients.dtype=bf16", 90},
                            {"strategy.own.bucket_bytes=2MiB", 70},
-                           {"job.ranks=4 train.accumulation=4", 120}});
-  const Job job({"train.accumulation=8"});
+                           {"job.ranks=4 train.gradient_accumulation=4", 120}});
+  const Job job({"train.gradient_accumulation=8"});
   EXPECT_EQ(found(job, 2, {95, 130, 0}, need),
             (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70", "strategy=less: 80"}));
   EXPECT_EQ(found(job, 2, {75, 130, 0}, need), (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70"}));
@@ -73,7 +73,7 @@ TEST(Edits, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
 }
 
 TEST(Edits, CutActivationsByMicroBatchesOfTheSameSamplesAStep) {
-  const Job job({"train.micro_batch=8", "train.accumulation=1"});
+  const Job job({"train.micro_batch=8", "train.gradient_accumulation=1"});
   const Need need = [](const Edit&) { return std::optional<int64_t>(100); };
   const auto edits = found(job, 2, {150, 100, 160}, need);
   for (const std::string& edit : edits) EXPECT_NE(edit.find("micro_batch="), edit.npos) << edit;
@@ -86,19 +86,19 @@ TEST(Edits, MoreRanksShareTheSamplesOrAreNotProposed) {
     if (edit.overrides[0].rfind("job.ranks", 0) != 0) return {};
     return 1000 / edit.ranks;
   };
-  EXPECT_EQ(found(Job({"train.accumulation=4"}), 2, {400, 500, 0}, need),
-            (Texts{"job.ranks=8 train.accumulation=1: 125", "job.ranks=4 train.accumulation=2: 250"}));
-  EXPECT_EQ(found(Job({"train.accumulation=3"}), 2, {400, 500, 0}, need), Texts{});
-  EXPECT_EQ(found(Job({"train.accumulation=8"}), 1024, {400, 500, 0}, need), Texts{}) << "more than can be started";
+  EXPECT_EQ(found(Job({"train.gradient_accumulation=4"}), 2, {400, 500, 0}, need),
+            (Texts{"job.ranks=8 train.gradient_accumulation=1: 125", "job.ranks=4 train.gradient_accumulation=2: 250"}));
+  EXPECT_EQ(found(Job({"train.gradient_accumulation=3"}), 2, {400, 500, 0}, need), Texts{});
+  EXPECT_EQ(found(Job({"train.gradient_accumulation=8"}), 1024, {400, 500, 0}, need), Texts{}) << "more than can be started";
 }
 
 TEST(Edits, AreToldAsLinesOfAFileWithWhatEachSaves) {
   const Overdraft over{100 << 20, 120 << 20, 10 << 20};
   EXPECT_EQ(
-      text_of({{{"strategy=zero3"}, 2, 1, 40 << 20}, {{"job.ranks=4", "train.accumulation=2"}, 4, 1, 90 << 20}}, over),
+      text_of({{{"strategy=zero3"}, 2, 1, 40 << 20}, {{"job.ranks=4", "train.gradient_accumulation=2"}, 4, 1, 90 << 20}}, over),
       "with any of these lines it fits:\n"
       "  strategy = \"zero3\"                              saves 90.00 MiB, 40.00 MiB are needed\n"
-      "  job.ranks = 4, train.accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
+      "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
   EXPECT_EQ(
       text_of({}, over),
       "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model");
