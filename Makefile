@@ -51,7 +51,7 @@ fuzz:  ## the parsers of checkpoints under libFuzzer, SECONDS=60; a text that br
 	@.ci/setup lint
 	@mkdir -p build/fuzz/corpus
 	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Isdk/include \
-	  tests/unit/core/checkpoint/fuzz_target.cpp core/checkpoint/facts.cpp core/base/file.cpp \
+	  tests/unit/core/checkpoint/fuzz_target.cpp core/checkpoint/metadata.cpp core/base/file.cpp \
 	  core/checkpoint/json.cpp core/checkpoint/json_field.cpp core/checkpoint/manifest.cpp \
 	  core/checkpoint/safetensors.cpp core/base/failure.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus

@@ -29,8 +29,10 @@ namespace zr {
 using host::LogicalRole;
 
 namespace {
-LogicalRole role_of(What what) {
-  return what == What::value ? LogicalRole::value : what == What::gradient ? LogicalRole::gradient : LogicalRole::state;
+LogicalRole role_of(TensorKind kind) {
+  return kind == TensorKind::value      ? LogicalRole::value
+         : kind == TensorKind::gradient ? LogicalRole::gradient
+                                        : LogicalRole::state;
 }
 }  // namespace
 
@@ -56,11 +58,11 @@ std::string advice(const std::string& type, const std::string& text) {
 struct Engine::State {
   /// `before`: what a session with another list of parameters handed over.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
-        std::unique_ptr<host::Continued> before = nullptr)
+        std::unique_ptr<host::RefreshState> before = nullptr)
       : program(p),
         module(std::move(m)),
         name(engine_name),
-        dtype(host::float_named(p.text("train.dtype"))),
+        dtype(host::float_dtype_named(p.text("train.dtype"))),
         torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
         session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
     at::set_num_threads(session->threads());
@@ -74,16 +76,16 @@ struct Engine::State {
   }
   /// A program that was only asked what it trains says so, and ends here.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name) {
-    if (program.state()->tells_parameters()) {
-      const host::TorchModel asked(module.parameters(), {}, host::float_named(program.text("train.dtype")));
-      std::puts(host::to_json(asked.parameters()).c_str());
+    if (program.state()->prints_parameters()) {
+      const host::TorchModel queried(module.parameters(), {}, host::float_dtype_named(program.text("train.dtype")));
+      std::puts(host::to_json(queried.parameters()).c_str());
       std::exit(0);
     }
     if (module.parameters().empty())
       host::fail_user(
           "zr::Engine: the model has no parameters; register its submodules and parameters in the "
           "constructor (register_module, register_parameter)");
-    return host::host_code("zr::Engine", [&] {
+    return host::guard_host_call("zr::Engine", [&] {
       host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
       return std::make_unique<State>(program, module, name);
     });
@@ -101,8 +103,8 @@ struct Engine::State {
                     (near.empty() ? "" : "; did you mean '" + near + "'?"));
   }
   /// The engine's buffers become those that the model has now.
-  void follow_buffers() {
-    if (session && torch_model->has_buffers()) torch_model->follow_buffers(module.buffers());
+  void adopt_buffers() {
+    if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
   }
   /// For the method of that name ("step"): the session, which release() ends.
   host::Session& live(const char* name) {
@@ -146,7 +148,7 @@ struct Engine::State {
   auto collective(const char* name, const std::string& arguments, Fn&& fn) {
     const Call call(*this, name, arguments);
     session->meet(call.text());
-    return host::host_code(call.text(), [&] { return fn(*session, call); });
+    return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
   }
 
   Program program;
@@ -196,7 +198,7 @@ void Engine::refresh() {
   const Program program = state_->program;
   const ProgramModule module = state_->module;
   const std::string name = state_->name;
-  auto handed = std::make_unique<host::Continued>();
+  auto handed = std::make_unique<host::RefreshState>();
   std::string folder;
   // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
   std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
@@ -204,12 +206,12 @@ void Engine::refresh() {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
-    host::ListChange change;
-    const auto look = [&](host::ListChange& found) {
-      before.follow_buffers();
-      found = change_of(*before.torch_model, parameters, buffers);
+    host::ParameterChange change;
+    const auto look = [&](host::ParameterChange& found) {
+      before.adopt_buffers();
+      found = parameter_change(*before.torch_model, parameters, buffers);
       host::check_param_types(parameters, before.session->config(), before.session->rank());
-      std::vector<host::Parameter> list = before.torch_model->relist(parameters, buffers);
+      std::vector<host::Parameter> list = before.torch_model->list_parameters(parameters, buffers);
       if (!found.any) return list;
       for (const auto& [own, tensor] : buffers)
         if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
@@ -268,11 +270,11 @@ bool Engine::step() {
   call.not_in_evaluation();
   if (state_->session->at_boundary()) {
     if (state_->session->checkpoint_dir().empty())
-      state_->follow_buffers();
+      state_->adopt_buffers();
     else
       state_->torch_model->check_buffers(state_->module.buffers());
   }
-  return host::host_code(call.text(), [&] { return state_->session->step(); });
+  return host::guard_host_call(call.text(), [&] { return state_->session->step(); });
 }
 bool Engine::done() const {
   const host::Session& session = state_->live("done");
@@ -288,10 +290,10 @@ std::string Engine::save(const std::string& dir) {
   });
 }
 
-Loaded Engine::load(const std::string& dir, const Load& how) {
-  return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> Loaded {
+LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
+  return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> LoadReport {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
-    state_->follow_buffers();
+    state_->adopt_buffers();
     host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
@@ -311,7 +313,7 @@ void Engine::release(torch::ScalarType dtype) {
       host::fail_user("engine.release(dtype): the weights can be returned in " +
                       std::string(state_->dtype == ZR_F32 ? "" : "torch::kFloat or in ") + "engine.dtype(), " +
                       c10::toString(torch_type(state_->dtype)) + ", not in " + c10::toString(dtype));
-    state_->follow_buffers();
+    state_->adopt_buffers();
     session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
   });
   state_->session.reset();
@@ -351,7 +353,7 @@ double Engine::mean(double value) {
 }
 void Engine::validation(double loss) {
   const State::Call call(*state_, "validation");
-  host::host_code(call.text(), [&] { state_->session->validation(loss); });
+  host::guard_host_call(call.text(), [&] { state_->session->validation(loss); });
 }
 
 bool Engine::validation_due() const {
@@ -361,35 +363,35 @@ bool Engine::validation_due() const {
 
 namespace {
 // "\"b.weight\", state, \"exp_avg\"": a tensor of the engine, as reports name it.
-std::string arguments_of(const std::string& parameter, What what, const std::string& slot) {
+std::string arguments_of(const std::string& parameter, TensorKind kind, const std::string& slot) {
   std::string text = "\"" + host::printable(parameter) + "\"";
-  if (what == What::gradient) text += ", gradient";
-  if (what == What::state) text += ", state, \"" + host::printable(slot) + "\"";
+  if (kind == TensorKind::gradient) text += ", gradient";
+  if (kind == TensorKind::state) text += ", state, \"" + host::printable(slot) + "\"";
   return text;
 }
 
-void check_slot(const std::string& call, What what, const std::string& slot) {
-  if (what != What::state && !slot.empty())
+void check_slot(const std::string& call, TensorKind kind, const std::string& slot) {
+  if (kind != TensorKind::state && !slot.empty())
     host::fail_user(call + ": '" + host::printable(slot) +
-                    "' names an optimizer state; pass zr::What::state with it, or no slot");
+                    "' names an optimizer state; pass zr::TensorKind::state with it, or no slot");
 }
 }  // namespace
 
-torch::Tensor Engine::get(const std::string& parameter, What what, const std::string& slot) {
+torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const std::string& slot) {
   return state_->collective(
-      "get", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
-        check_slot(call.text(), what, slot);
+      "get", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
+        check_slot(call.text(), kind, slot);
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
-        session.read(index, role_of(what), slot, tensor.data_ptr<float>());
+        session.read(index, role_of(kind), slot, tensor.data_ptr<float>());
         return tensor;
       });
 }
 
-void Engine::set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot) {
-  state_->collective("set", arguments_of(parameter, what, slot), [&](host::Session& session, const State::Call& call) {
-    check_slot(call.text(), what, slot);
+void Engine::set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot) {
+  state_->collective("set", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
+    check_slot(call.text(), kind, slot);
     state_->torch_model->check_trained(state_->module.parameter(parameter));
     const uint32_t index = session.find(parameter);
     const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
@@ -405,7 +407,7 @@ void Engine::set(const std::string& parameter, What what, const torch::Tensor& t
       host::fail_user(text.str());
     }
     const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
-    session.write(index, role_of(what), slot, values.data_ptr<float>());
+    session.write(index, role_of(kind), slot, values.data_ptr<float>());
   });
 }
 
@@ -455,7 +457,7 @@ struct Engine::Evaluation::State {
     if (--engine->evaluations == 0) engine->random = torch::Tensor();
     const bool unwinds = std::uncaught_exceptions() > exceptions;
     try {
-      engine->follow_buffers();
+      engine->adopt_buffers();
     } catch (const std::exception&) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
       if (unwinds) return;

@@ -5,7 +5,7 @@
 #include <map>
 #include <sstream>
 
-#include "model/trained.hpp"
+#include "model/parameter_registry.hpp"
 
 namespace zr {
 
@@ -59,18 +59,18 @@ Tensors ProgramModule::parameter(const std::string& name) const {
   return found;
 }
 
-host::ListChange change_of(const host::TorchModel& model, const Tensors& now, const Tensors& buffers) {
-  host::ListChange change;
+host::ParameterChange parameter_change(const host::TorchModel& model, const Tensors& now, const Tensors& buffers) {
+  host::ParameterChange change;
   std::map<uint32_t, std::vector<std::string>> names;  // now, by parameter
   std::set<const void*> added;
   const auto& known = model.parameters();
   for (const auto& [name, tensor] : now) {
-    const auto place = host::Trained::find(tensor.unsafeGetTensorImpl());
-    if (place && place->model == &model) {
-      auto& all = names[place->param];
+    const auto ref = host::ParameterRegistry::find(tensor.unsafeGetTensorImpl());
+    if (ref && ref->model == &model) {
+      auto& all = names[ref->param];
       all.push_back(name);
       if (all.size() > 1) continue;
-      const host::Parameter& before = known[place->param];
+      const host::Parameter& before = known[ref->param];
       if (before.name != name) change.renames.push_back({name, before.name, {}});
       if (before.frozen && tensor.requires_grad()) change.log.push_back("'" + name + "' is trained from now on");
       if (!before.frozen && !tensor.requires_grad())

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/continued.hpp"
+#include "engine/refresh_state.hpp"
 #include "model/torch_model.hpp"
 
 namespace torch::jit {
@@ -37,6 +37,6 @@ class ProgramModule {
 };
 
 /// How `now` differs from the list of parameters that `model` trains, and `buffers` from its buffers.
-host::ListChange change_of(const host::TorchModel& model, const Tensors& now, const Tensors& buffers);
+host::ParameterChange parameter_change(const host::TorchModel& model, const Tensors& now, const Tensors& buffers);
 
 }  // namespace zr

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "model/deferred.hpp"
+#include "model/parameter_registry.hpp"
 #include "model/torch_model.hpp"
-#include "model/trained.hpp"
 #include "program_state.hpp"
 
 namespace zr {
@@ -22,25 +22,25 @@ struct Gathered::State {
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
   for (const torch::Tensor& tensor : parameters)
-    if (const auto place = host::Trained::find(tensor.unsafeGetTensorImpl())) {
+    if (const auto ref = host::ParameterRegistry::find(tensor.unsafeGetTensorImpl())) {
       auto& all = state_->held;
-      auto held = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.model == place->model; });
-      if (held == all.end()) held = all.insert(all.end(), {place->model, {}, place->model->life()});
-      held->params.push_back(place->param);
+      auto held = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.model == ref->model; });
+      if (held == all.end()) held = all.insert(all.end(), {ref->model, {}, ref->model->life()});
+      held->params.push_back(ref->param);
     }
   std::sort(state_->held.begin(), state_->held.end(),
             [](const auto& one, const auto& other) { return one.model->number() < other.model->number(); });
   for (auto& [model, params, life] : state_->held) {
     std::sort(params.begin(), params.end());
     params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice
-    model->hold(params);
+    model->begin_gather(params);
   }
 }
 
 Gathered::~Gathered() noexcept(false) {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
   for (const auto& [model, params, life] : state_->held)
-    if (!life.expired()) model->let_go(params, !unwinding);  // else it ended with its engine
+    if (!life.expired()) model->end_gather(params, !unwinding);  // else it ended with its engine
 }
 
 namespace detail {
@@ -48,7 +48,7 @@ struct DeferredScope::State {
   host::Construction::Scope scope;
 };
 namespace {
-[[maybe_unused]] const bool told = [] {
+[[maybe_unused]] const bool registered = [] {
   build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // to the process's end
   return true;
 }();

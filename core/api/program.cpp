@@ -9,7 +9,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "config/key_json.hpp"
-#include "plugin/choice.hpp"
+#include "plugin/plugin_selection.hpp"
 #include "program_state.hpp"
 
 namespace zr {
@@ -18,14 +18,14 @@ void (*build_without_memory)() = nullptr;
 
 namespace {
 
-bool asked(std::string_view what) {
+bool is_query(std::string_view what) {
   const char* ask = std::getenv("ZR_ASK");
   return ask && what == ask;
 }
 
-std::vector<host::Key> host_keys_of(const std::vector<Key>& keys) {
+std::vector<host::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
   const auto bound = [](double value) { return std::fabs(value) >= 1e18 ? std::copysign(INFINITY, value) : value; };
-  std::vector<host::Key> all;
+  std::vector<host::ConfigKey> all;
   for (const Key& key : keys) {
     const auto dot = key.path.rfind('.');
     const std::string table = dot == key.path.npos ? "" : key.path.substr(0, dot);
@@ -36,8 +36,8 @@ std::vector<host::Key> host_keys_of(const std::vector<Key>& keys) {
 }
 
 // A program started by hand, or by another launcher, may have other ranks than its file asks `zeroth train` for.
-void tell_ranks(const host::Entry& ranks, int world) {
-  if (ranks.origin.from == host::Origin::From::standard || std::get<int64_t>(ranks.value) == world) return;
+void report_ranks(const host::Entry& ranks, int world) {
+  if (ranks.origin.from == host::Origin::From::key_default || std::get<int64_t>(ranks.value) == world) return;
   host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
                              (world == 1 ? " rank was" : " ranks were") +
                              " started; `zeroth train` starts what the file asks for");
@@ -47,15 +47,15 @@ void tell_ranks(const host::Entry& ranks, int world) {
 
 namespace {
 // A program's declarations are its author's to correct.
-void check_keys(const std::vector<host::Key>& keys) {
+void check_keys(const std::vector<host::ConfigKey>& keys) {
   std::set<std::string> seen;
-  for (const host::Key& key : keys) {
+  for (const host::ConfigKey& key : keys) {
     const std::string path = key.path(), who = "zr::Key(\"" + path + "\"): ";
     if (key.table.empty()) host::fail_user(who + "a key belongs to a table; name it like \"model.layers\"");
     if (const std::string problem = host::declaration_problem(key); !problem.empty())
       host::fail_user(who + problem + "; correct the declaration in the program");
     if (!seen.insert(path).second) host::fail_user(who + "is declared twice; remove one of the declarations");
-    for (const host::Key& own : host::host_keys())
+    for (const host::ConfigKey& own : host::host_keys())
       if (own.path() == path)
         host::fail_user(who + "is a key of Zeroth; choose another name, or read the value without declaring the key");
   }
@@ -64,10 +64,10 @@ void check_keys(const std::vector<host::Key>& keys) {
 std::string usage_of(const std::string& program) { return "usage: " + program + " FILE.toml [table.key=value ...]"; }
 
 // Answers --help: the program's keys, with type, default, range and meaning.
-[[noreturn]] void help(const std::string& program, const std::vector<host::Key>& keys) {
+[[noreturn]] void help(const std::string& program, const std::vector<host::ConfigKey>& keys) {
   std::string text = usage_of(program) + "\n       " + program + " --help\n";
   if (!keys.empty()) text += "\nkeys of this program:\n";
-  for (const host::Key& key : keys) {
+  for (const host::ConfigKey& key : keys) {
     std::string line = "  " + key.path() + " = " + (key.def.empty() ? "..." : key.def);
     if (line.size() < 34) line.resize(34, ' ');
     const std::string range = host::range_text(key);
@@ -79,9 +79,9 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
 }
 
 // A key of the configuration of that type, or an error for the author of the program.
-const host::Config& with_key(const Program::State& state, const char* call, const std::string& path,
-                             std::initializer_list<uint32_t> types) {
-  const host::Config& config = state.setup().config;
+const host::JobConfig& with_key(const Program::State& state, const char* call, const std::string& path,
+                                std::initializer_list<uint32_t> types) {
+  const host::JobConfig& config = state.setup().config;
   const std::string who = std::string("program.") + call + "(\"" + path + "\"): ";
   if (!config.has(path)) {
     std::vector<std::string> paths;
@@ -123,25 +123,25 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
                       const std::vector<Key>& keys) {
   const auto own = host_keys_of(keys);
   check_keys(own);
-  if (asked("schema")) {
+  if (is_query("schema")) {
     std::puts(host::to_json(own).c_str());
     std::exit(0);
   }
   folder_ = std::filesystem::absolute(file).parent_path();
-  const bool without_memory = asked("parameters");
-  tells_parameters_ = without_memory || asked("parameters_in_memory");
+  const bool without_memory = is_query("parameters");
+  prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
   const host::Entry ranks = host::Document::load(file, overrides).early("job.ranks");
   setup_.control = host::Control::join();
-  const int world = tells_parameters_ ? 0 : setup_.control->world();
+  const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
-  setup_.rejudge = [file, overrides, own](const std::vector<std::string>& more, int of) {
+  setup_.revalidate = [file, overrides, own](const std::vector<std::string>& more, int of) {
     std::vector<std::string> all = overrides;
     all.insert(all.end(), more.begin(), more.end());
-    return host::judge(host::Document::load(file, all), host::Registry(), own, of);
+    return host::resolve_job(host::Document::load(file, all), host::Registry(), own, of);
   };
-  static_cast<host::JudgedJob&>(setup_) = setup_.rejudge({}, world);
-  if (!tells_parameters_) tell_ranks(ranks, world);
+  static_cast<host::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
+  if (!prints_parameters_) report_ranks(ranks, world);
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
@@ -150,7 +150,7 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
     const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
     const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
     if (std::any_of(words.begin(), words.end(), is_help)) help(name, host_keys_of(keys));
-    if (words.empty() && !asked("schema")) host::fail_user("which file? " + usage_of(name));
+    if (words.empty() && !is_query("schema")) host::fail_user("which file? " + usage_of(name));
     for (const std::string& word : words)
       if (word.size() > 1 && word[0] == '-')
         host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");

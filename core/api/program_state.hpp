@@ -17,13 +17,13 @@ struct Program::State {
 
   const host::Setup& setup() const { return setup_; }
   /// ZR_ASK=parameters: print what would be trained, and stop.
-  bool tells_parameters() const { return tells_parameters_; }
+  bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
   host::Setup setup_;
   std::filesystem::path folder_;
-  bool tells_parameters_ = false;
+  bool prints_parameters_ = false;
 };
 
 }  // namespace zr

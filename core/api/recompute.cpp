@@ -1,4 +1,4 @@
-#include "zr/checkpoint.hpp"
+#include "zr/recompute.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -6,17 +6,17 @@
 
 namespace zr::detail {
 
-struct CheckpointScope::State {
-  explicit State(const std::shared_ptr<host::Frame>& frame) : scope(frame->hooks()) {}
-  host::SavedScope scope;
+struct RecomputeScope::State {
+  explicit State(const std::shared_ptr<host::RecomputeFrame>& frame) : scope(frame->hooks()) {}
+  host::SavedTensorScope scope;
 };
 
-CheckpointScope::CheckpointScope(std::function<void(const std::vector<torch::Tensor>&)> again,
-                                 const std::vector<torch::Tensor>& inputs) {
+RecomputeScope::RecomputeScope(std::function<void(const std::vector<torch::Tensor>&)> again,
+                               const std::vector<torch::Tensor>& inputs) {
   if (at::GradMode::is_enabled())
-    state_ = std::make_unique<State>(std::make_shared<host::Frame>(std::move(again), inputs));
+    state_ = std::make_unique<State>(std::make_shared<host::RecomputeFrame>(std::move(again), inputs));
 }
 
-CheckpointScope::~CheckpointScope() = default;
+RecomputeScope::~RecomputeScope() = default;
 
 }  // namespace zr::detail

@@ -61,7 +61,7 @@ Directory Directory::existing(const std::string& name) const {
 }
 
 File Directory::create(const std::string& name) const {
-  const int error = injected("open");
+  const int error = injected_error("open");
   const int fd =
       error ? -1 : ::openat(fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
   if (fd < 0) fail_file(in(name), "cannot be created", error ? error : errno);
@@ -69,7 +69,7 @@ File Directory::create(const std::string& name) const {
 }
 
 File Directory::open_file(const std::string& name) const {
-  const int error = injected("open");
+  const int error = injected_error("open");
   const int fd = error ? -1 : ::openat(fd_, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) fail_file(in(name), "cannot be opened", error ? error : errno);
   File file(in(name), fd);
@@ -104,7 +104,7 @@ void Directory::write(const std::string& name, const std::string& text) const {
 }
 
 void Directory::rename(const std::string& from, const std::string& to) const {
-  const int error = injected("rename");
+  const int error = injected_error("rename");
   if (error || ::renameat(fd_, from.c_str(), fd_, to.c_str()) != 0)
     fail_file(in(from), "cannot be renamed to " + in(to), error ? error : errno);
 }
@@ -174,7 +174,7 @@ std::vector<std::string> Directory::list() const {
 }
 
 void Directory::sync() const {
-  int error = injected("sync");
+  int error = injected_error("sync");
   if (error == 0) {
     int result = 0;
     do result = ::fsync(fd_);

@@ -39,7 +39,7 @@ constexpr std::string_view name_of(zr_dtype dtype) {
 }
 
 /// The type of that name among fp32, bf16 and fp16, the types of weights and gradients; ZR_NONE for another.
-constexpr zr_dtype float_named(std::string_view name) {
+constexpr zr_dtype float_dtype_named(std::string_view name) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16})
     if (name == name_of(dtype)) return dtype;
   return ZR_NONE;

@@ -33,17 +33,19 @@ void failpoint(const char* name) {
 }
 
 namespace {
-bool g_short = false;  // what injected() saw is for the shortened() behind it
+bool g_short = false;  // what injected_error() saw is for the shortened_write() behind it
 }
 
-int64_t shortened(const char*, int64_t bytes) { return std::exchange(g_short, false) && bytes > 1 ? bytes / 2 : bytes; }
+int64_t shortened_write(const char*, int64_t bytes) {
+  return std::exchange(g_short, false) && bytes > 1 ? bytes / 2 : bytes;
+}
 
 namespace {
 int g_fired = 0;
 }
 int failpoints_fired() { return g_fired; }
 
-int injected(const char* call) {
+int injected_error(const char* call) {
   const std::string what = action(call);
   g_fired += !what.empty();
   g_short = what == "SHORT";

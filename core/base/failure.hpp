@@ -29,12 +29,12 @@ class Failure : public std::runtime_error {
 /// Throws Failure(Exit::bug): an invariant of the host or of a plug-in is broken.
 [[noreturn]] void fail_bug(const std::string& text);
 
-/// Inside a catch block: rethrows as host_code() says.
+/// Inside a catch block: rethrows as guard_host_call() says.
 [[noreturn]] void rethrow_from_host(const std::string& call);
 /// Around code of the host that a program calls: a std::exception that is neither a Failure nor libtorch's becomes
 /// Failure(Exit::bug) that names `call`, so that it does not count as an exception of the program's own.
 template <class Fn>
-decltype(auto) host_code(const std::string& call, Fn&& fn) {
+decltype(auto) guard_host_call(const std::string& call, Fn&& fn) {
   try {
     return fn();
   } catch (...) {

@@ -49,16 +49,17 @@ void fail_file(const std::string& path, const std::string& what, int error) {
   fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
 }
 
-File::File(const std::string& path, Use use) : path_(path) {
-  const bool reads = use == Use::read || use == Use::read_linked;
-  const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Use::create ? O_CREAT | O_EXCL : 0) |
-                    (use == Use::read_linked ? 0 : O_NOFOLLOW) | O_CLOEXEC | O_NONBLOCK;  // a FIFO's open waits
-  const int error = injected("open");
+File::File(const std::string& path, Mode use) : path_(path) {
+  const bool reads = use == Mode::read || use == Mode::read_following_links;
+  const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Mode::create ? O_CREAT | O_EXCL : 0) |
+                    (use == Mode::read_following_links ? 0 : O_NOFOLLOW) | O_CLOEXEC |
+                    O_NONBLOCK;  // a FIFO's open waits
+  const int error = injected_error("open");
   fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
   if (fd_ < 0 && !error && reads && (errno == ENOENT || errno == EACCES || errno == ENOTDIR))
     fail_environment(printable(path) + ": cannot be opened: " + std::strerror(errno) +
                      "; see that it exists and that this user may read it");
-  if (fd_ < 0) fail_file(path, use == Use::create ? "cannot be created" : "cannot be opened", error ? error : errno);
+  if (fd_ < 0) fail_file(path, use == Mode::create ? "cannot be created" : "cannot be opened", error ? error : errno);
   struct stat about {};
   std::string kind;
   if (::fstat(fd_, &about) == 0 && !S_ISREG(about.st_mode)) kind = kind_of(about.st_mode);
@@ -74,13 +75,13 @@ File::~File() {
 File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
 void File::resize(int64_t bytes) {
-  int error = injected("resize");
+  int error = injected_error("resize");
   if (error == 0 && again([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
   if (error) fail_file(path_, bytes_text(bytes) + " cannot be had", error);
 }
 
 void File::reserve(int64_t at, int64_t bytes) {
-  int error = injected("reserve");
+  int error = injected_error("reserve");
   if (error == 0 && again([&] { return ::fallocate(fd_, 0, at, bytes); }) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS)
     error = errno;
@@ -90,8 +91,8 @@ void File::reserve(int64_t at, int64_t bytes) {
 void File::write(int64_t at, const void* data, int64_t bytes) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const int error = injected("write");
-    const auto most = static_cast<std::size_t>(shortened("write", bytes));
+    const int error = injected_error("write");
+    const auto most = static_cast<std::size_t>(shortened_write("write", bytes));
     const ssize_t n = error ? -1 : ::pwrite(fd_, from, most, at);
     if (n < 0 && !error && errno == EINTR) continue;
     if (n <= 0)
@@ -105,7 +106,7 @@ void File::write(int64_t at, const void* data, int64_t bytes) {
 void File::read(int64_t at, void* data, int64_t bytes) const {
   char* to = static_cast<char*>(data);
   while (bytes > 0) {
-    const int error = injected("read");
+    const int error = injected_error("read");
     const ssize_t n = error ? -1 : ::pread(fd_, to, static_cast<std::size_t>(bytes), at);
     if (n < 0 && !error && errno == EINTR) continue;
     if (n < 0) fail_file(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
@@ -134,7 +135,7 @@ void File::begin_sync(int64_t at, int64_t bytes) {
 }
 
 void File::sync() {
-  int error = injected("sync");
+  int error = injected_error("sync");
   if (error == 0 && again([&] { return ::fdatasync(fd_); }) != 0) error = errno;
   if (error) fail_file(path_, "what was written to it may not be on the disk", error);
 }
@@ -143,7 +144,7 @@ void write_file(const std::string& path, const std::string& text) {
   const std::string aside = path + ".aside";
   remove_path(aside);
   {
-    File file(aside, File::Use::create);
+    File file(aside, File::Mode::create);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
@@ -151,7 +152,7 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 std::string read_file(const std::string& path) {
-  const File file(path, File::Use::read);
+  const File file(path, File::Mode::read);
   if (file.size() > kLargestText)
     fail_user(path + ": has " + bytes_text(file.size()) + ", which no such file has; load another checkpoint");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -161,7 +162,7 @@ std::string read_file(const std::string& path) {
 
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  int error = fd < 0 ? errno : injected("sync");
+  int error = fd < 0 ? errno : injected_error("sync");
   if (fd >= 0 && error == 0 && again([&] { return ::fsync(fd); }) != 0 && errno != EINVAL)
     error = errno;  // EINVAL: has no such thing
   if (fd >= 0) ::close(fd);
@@ -169,7 +170,7 @@ void sync_folder(const std::string& path) {
 }
 
 void rename_path(const std::string& from, const std::string& to) {
-  const int error = injected("rename");
+  const int error = injected_error("rename");
   if (error || ::rename(from.c_str(), to.c_str()) != 0)
     fail_file(from, "cannot be renamed to " + to, error ? error : errno);
 }
@@ -184,7 +185,7 @@ void make_folder(const std::string& path) {
   for (const fs::path& one : above) sync_folder(one.string());
 }
 
-bool is_there(const std::string& path) {
+bool path_exists(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error);
 }

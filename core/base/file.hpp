@@ -11,10 +11,15 @@ namespace zr::host {
 /// One open file. Methods throw Failure(environment), at most one thread at a time.
 class File {
  public:
-  enum class Use { create, write, read, read_linked };  // create: there is none yet; read_linked: through links
+  enum class Mode {
+    create,
+    write,
+    read,
+    read_following_links
+  };  // create: there is none yet; read_following_links: through links
   /// Opens it; relative paths are from where the process is. A path that names something other than a regular file (a
   /// FIFO, a folder, a device) is rejected at once, without waiting for it: Failure(user).
-  File(const std::string& path, Use use);
+  File(const std::string& path, Mode use);
   /// Takes over an open descriptor; `path` is for messages.
   File(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   ~File();
@@ -51,7 +56,7 @@ void sync_folder(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);  // in one step, over what was there
 void make_folder(const std::string& path);                         // and those above it
 void remove_path(const std::string& path);                         // whole, if it is there
-bool is_there(const std::string& path);                            // and can be seen
+bool path_exists(const std::string& path);                         // and can be seen
 /// Names in a folder, sorted; none if there is no folder.
 std::vector<std::string> list_folder(const std::string& path);
 
@@ -59,14 +64,14 @@ std::vector<std::string> list_folder(const std::string& path);
 /// "write=ENOSPC", "write=SHORT", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is
 /// defined.
 #ifdef ZR_FAILPOINTS
-void failpoint(const char* name);                    // a place where the process may end
-int injected(const char* call);                      // an errno, or 0
-int64_t shortened(const char* call, int64_t bytes);  // "write=SHORT": half of them
-int failpoints_fired();                              // errors and short writes so far
+void failpoint(const char* name);                          // a place where the process may end
+int injected_error(const char* call);                      // an errno, or 0
+int64_t shortened_write(const char* call, int64_t bytes);  // "write=SHORT": half of them
+int failpoints_fired();                                    // errors and short writes so far
 #else
 inline void failpoint(const char*) {}
-inline int injected(const char*) { return 0; }
-inline int64_t shortened(const char*, int64_t bytes) { return bytes; }
+inline int injected_error(const char*) { return 0; }
+inline int64_t shortened_write(const char*, int64_t bytes) { return bytes; }
 #endif
 
 }  // namespace zr::host

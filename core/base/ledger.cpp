@@ -4,14 +4,14 @@
 
 namespace zr::host {
 
-void Ledger::plan(Tier tier, Kind kind, int64_t bytes) {
+void Ledger::plan(Tier tier, MemoryKind kind, int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  cells_[{tier, kind}].planned += bytes;
+  entries_[{tier, kind}].planned += bytes;
   totals_[tier].planned += bytes;
 }
 
-void Ledger::enter(Tier tier, Kind kind, std::string_view tag, int64_t bytes, int64_t peak) {
-  for (Cell* cell : {&cells_[{tier, kind}], &totals_[tier]}) {
+void Ledger::add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak) {
+  for (Entry* cell : {&entries_[{tier, kind}], &totals_[tier]}) {
     const int64_t before = cell->now;
     cell->now += bytes;
     cell->peak = std::max({cell->peak, cell->now, before + peak});
@@ -21,22 +21,22 @@ void Ledger::enter(Tier tier, Kind kind, std::string_view tag, int64_t bytes, in
   if ((at->second += bytes) == 0) tags_.erase(at);
 }
 
-void Ledger::add(Tier tier, Kind kind, std::string_view tag, int64_t bytes) {
+void Ledger::add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes) {
   std::function<void(int64_t)> changed;
   int64_t now = 0;
   {
     const std::lock_guard lock(mutex_);
-    enter(tier, kind, tag, bytes, bytes);
+    add_locked(tier, kind, tag, bytes, bytes);
     now = totals_[tier].now;
     if (const auto at = changed_.find(tier); at != changed_.end()) changed = at->second;
   }
   if (changed) changed(now);
 }
 
-void Ledger::observe(Tier tier, Kind kind, std::string_view tag, int64_t now, int64_t peak) {
+void Ledger::observe(Tier tier, MemoryKind kind, std::string_view tag, int64_t now, int64_t peak) {
   const std::lock_guard lock(mutex_);
-  const int64_t before = cells_[{tier, kind}].now;
-  enter(tier, kind, tag, now - before, peak - before);
+  const int64_t before = entries_[{tier, kind}].now;
+  add_locked(tier, kind, tag, now - before, peak - before);
 }
 
 void Ledger::on_change(Tier tier, std::function<void(int64_t now)> changed) {
@@ -47,7 +47,7 @@ void Ledger::on_change(Tier tier, std::function<void(int64_t now)> changed) {
 std::vector<Ledger::Row> Ledger::rows() const {
   const std::lock_guard lock(mutex_);
   std::vector<Row> rows;
-  for (const auto& [key, cell] : cells_)
+  for (const auto& [key, cell] : entries_)
     if (cell.planned || cell.peak) rows.push_back({key.first, key.second, cell.planned, cell.now, cell.peak});
   return rows;
 }
@@ -59,10 +59,10 @@ std::vector<std::pair<std::string, int64_t>> Ledger::holders() const {
   return held;
 }
 
-int64_t Ledger::held(Tier tier, Kind kind) const {
+int64_t Ledger::held(Tier tier, MemoryKind kind) const {
   const std::lock_guard lock(mutex_);
-  const auto at = cells_.find({tier, kind});
-  return at == cells_.end() ? 0 : at->second.now;
+  const auto at = entries_.find({tier, kind});
+  return at == entries_.end() ? 0 : at->second.now;
 }
 
 int64_t Ledger::held(Tier tier) const {

@@ -13,13 +13,13 @@
 namespace zr::host {
 
 enum class Tier { device, host, disk };
-enum class Kind {
+enum class MemoryKind {
   weights,
   gradients,
   master,
   slots,
   buckets,
-  window,
+  gather_buffer,
   communicator,
   snapshot,
   staging,
@@ -27,24 +27,24 @@ enum class Kind {
   activations
 };
 inline constexpr std::array<std::string_view, 3> kTierNames{"device", "host", "disk"};
-inline constexpr std::array<std::string_view, 11> kKindNames{"weights", "gradients", "master",       "slots",
-                                                             "buckets", "window",    "communicator", "snapshot",
-                                                             "staging", "other",     "activations"};
+inline constexpr std::array<std::string_view, 11> kMemoryKindNames{"weights", "gradients", "master",       "slots",
+                                                                   "buckets", "window",    "communicator", "snapshot",
+                                                                   "staging", "other",     "activations"};
 
 /// Thread-safe. Bytes are counted as allocated, alignment padding included.
 class Ledger {
  public:
   struct Row {
     Tier tier;
-    Kind kind;
+    MemoryKind kind;
     int64_t planned, now, peak;  // bytes
   };
   /// Notes what the plan foresees.
-  void plan(Tier tier, Kind kind, int64_t bytes);
+  void plan(Tier tier, MemoryKind kind, int64_t bytes);
   /// Notes an allocation (bytes > 0) or a release (bytes < 0) under `tag`.
-  void add(Tier tier, Kind kind, std::string_view tag, int64_t bytes);
+  void add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes);
   /// Notes what someone else counts under a kind: what it holds now, and held at most.
-  void observe(Tier tier, Kind kind, std::string_view tag, int64_t now, int64_t peak);
+  void observe(Tier tier, MemoryKind kind, std::string_view tag, int64_t now, int64_t peak);
   /// Called after every add() to a tier, on the same thread, with what the tier then holds; replaces the one before,
   /// empty: none. May throw.
   void on_change(Tier tier, std::function<void(int64_t now)> changed);
@@ -53,20 +53,20 @@ class Ledger {
   /// Bytes held now by tag, largest first.
   std::vector<std::pair<std::string, int64_t>> holders() const;
   /// Bytes held now; without a kind, as planned() and peak(), the sum over kinds.
-  int64_t held(Tier tier, Kind kind) const;
+  int64_t held(Tier tier, MemoryKind kind) const;
   int64_t held(Tier tier) const;
   int64_t planned(Tier tier) const;
   int64_t peak(Tier tier) const;
 
  private:
-  struct Cell {
+  struct Entry {
     int64_t planned = 0, now = 0, peak = 0;
   };
-  void enter(Tier tier, Kind kind, std::string_view tag, int64_t bytes, int64_t peak);  // locked
+  void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak);  // locked
   mutable std::mutex mutex_;
-  std::map<std::pair<Tier, Kind>, Cell> cells_;
+  std::map<std::pair<Tier, MemoryKind>, Entry> entries_;
   std::map<std::string, int64_t, std::less<>> tags_;
-  std::map<Tier, Cell> totals_;
+  std::map<Tier, Entry> totals_;
   std::map<Tier, std::function<void(int64_t)>> changed_;
 };
 

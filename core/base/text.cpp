@@ -127,7 +127,7 @@ std::string printable(std::string_view text, std::string_view keep) {
   return out;
 }
 
-bool matches(std::string_view text, std::string_view pattern) {
+bool matches_glob(std::string_view text, std::string_view pattern) {
   std::size_t t = 0, p = 0, star = std::string_view::npos, mark = 0;
   while (t < text.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
@@ -147,7 +147,7 @@ bool matches(std::string_view text, std::string_view pattern) {
   return p == pattern.size();
 }
 
-std::optional<std::string> rewritten(std::string_view text, std::string_view from, std::string_view to) {
+std::optional<std::string> rewrite_glob(std::string_view text, std::string_view from, std::string_view to) {
   std::vector<std::string_view> stood;  // for each `*`
   const std::function<bool(std::string_view, std::string_view)> fits = [&](std::string_view t, std::string_view f) {
     if (f.empty()) return t.empty();

@@ -23,9 +23,9 @@ std::optional<double> parse_duration(std::string_view text);
 /// nor imitate another line. Characters in `keep` stay as they are; all other text is unchanged. Any thread.
 std::string printable(std::string_view text, std::string_view keep = "");
 /// `text` matches `pattern`, in which `*` stands for any run of characters.
-bool matches(std::string_view text, std::string_view pattern);
+bool matches_glob(std::string_view text, std::string_view pattern);
 /// `text`, which matches `from`, in the form of `to`: each `*` of it is what the same of `from` stands for, the
 /// shortest that fits. Nothing if it does not match.
-std::optional<std::string> rewritten(std::string_view text, std::string_view from, std::string_view to);
+std::optional<std::string> rewrite_glob(std::string_view text, std::string_view from, std::string_view to);
 
 }  // namespace zr::host

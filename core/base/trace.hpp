@@ -29,8 +29,8 @@ class Trace {
   std::mutex mutex_;
   std::optional<File> file_;
   bool failed_ = false;  // the file could not be written: spans are dropped
-  std::string text_;  // not yet in the file
-  int64_t at_ = 0;    // bytes in the file
+  std::string text_;     // not yet in the file
+  int64_t at_ = 0;       // bytes in the file
   int rank_;
   std::map<std::string, int> tracks_;
 };

@@ -64,7 +64,7 @@ std::optional<int64_t> step_of_name(const std::string& name) {
 std::vector<std::string> checkpoints_in(const std::string& root) { return by_step(list_folder(root)); }
 
 std::string find_checkpoint(const std::string& path) {
-  if (is_there(place(path, kManifest))) return path;
+  if (path_exists(place(path, kManifest))) return path;
   const std::vector<std::string> names = checkpoints_in(path);
   if (names.empty())
     fail_user(
@@ -78,7 +78,8 @@ FileLock take_lock(const std::string& root) {
   std::string holder;
   auto lock = FileLock::try_take(Directory::open(root, true), kLockName, holder);
   if (!lock && holder.starts_with("process " + std::to_string(::getpid()) + " on "))
-    fail_user(root + ": this job holds the folder already, as its run folder or for another engine's checkpoints; save "
+    fail_user(root +
+              ": this job holds the folder already, as its run folder or for another engine's checkpoints; save "
               "to a folder of its own, inside it for example");
   if (!lock)
     fail_user(root + ": another job saves there (" + holder + "); give each job a folder of its own (checkpoint.dir)");
@@ -94,12 +95,12 @@ std::string new_partial_name(int64_t step) {
   return checkpoint_name(step) + random + kPartial;
 }
 
-void remove_debris(const Directory& root) {
+void remove_uncommitted(const Directory& root) {
   for (const std::string& name : root.list())
     if (name.starts_with(kPrefix) && (name.ends_with(kPartial) || name.ends_with(kRemoved))) root.remove_all(name);
 }
 
-void commit(const Directory& root, const std::string& name, const Directory& partial, int64_t step) {
+void commit_checkpoint(const Directory& root, const std::string& name, const Directory& partial, int64_t step) {
   const std::string final_name = checkpoint_name(step);
   partial.sync();
   failpoint("save.before_commit");
@@ -113,7 +114,7 @@ void commit(const Directory& root, const std::string& name, const Directory& par
   failpoint("save.committed");
 }
 
-std::vector<std::string> settle(const Directory& root, const std::string& name, int64_t step) {
+std::vector<std::string> finish_commit(const Directory& root, const std::string& name, int64_t step) {
   std::vector<std::string> superseded;
   for (const std::string& one : by_step(root.list())) {
     if (std::pair(one.size(), one) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
@@ -130,12 +131,12 @@ std::vector<std::string> settle(const Directory& root, const std::string& name, 
 
 bool last_step_applied(const std::string& folder) try {
   const std::string path = place(folder, kManifest);
-  return parse_manifest(path, read_json(path)).training.last_step_applied;
+  return parse_manifest(path, read_json(path)).metadata.last_step_applied;
 } catch (const Failure&) {
   return false;
 }
 
-void retain(const Directory& root, int64_t keep, bool newest_applied) {
+void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied) {
   const std::vector<std::string> names = by_step(root.list());
   if (keep <= 0 || std::ssize(names) <= keep) return;
   std::size_t applied = names.size();

@@ -42,17 +42,17 @@ std::string new_partial_name(int64_t step);
 // By the owner of the lock alone. They use the directory's descriptor: its path is not resolved again.
 
 /// Removes what earlier saves left that were not committed.
-void remove_debris(const Directory& root);
+void remove_uncommitted(const Directory& root);
 /// The folder `name`, which `partial` is, becomes checkpoint_name(step); one of that step that was there before changes
 /// places with it.
-void commit(const Directory& root, const std::string& name, const Directory& partial, int64_t step);
+void commit_checkpoint(const Directory& root, const std::string& name, const Directory& partial, int64_t step);
 /// What follows a commit: the disk has it, the one it replaced, which is `name` now, goes, and those of later steps,
 /// which an earlier run left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their
 /// new names.
-std::vector<std::string> settle(const Directory& root, const std::string& name, int64_t step);
+std::vector<std::string> finish_commit(const Directory& root, const std::string& name, int64_t step);
 /// Removes all but the newest `keep` (0: none) and the newest whose last step was applied, so that a run whose steps
 /// are skipped never loses its last good checkpoint. `newest_applied`: the newest is known to be one.
-void retain(const Directory& root, int64_t keep, bool newest_applied);
+void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied);
 /// The last step of a checkpoint was applied; false: it was skipped, or the manifest cannot be read.
 bool last_step_applied(const std::string& folder);
 

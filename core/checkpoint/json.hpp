@@ -12,7 +12,7 @@
 namespace zr::host {
 
 /// Brackets in brackets, at most so many: what walks a value calls itself.
-inline constexpr int kDeepest = 64;
+inline constexpr int kMaxJsonDepth = 64;
 
 /// No deeper than that.
 inline bool is_shallow(const std::string& text) {
@@ -26,7 +26,7 @@ inline bool is_shallow(const std::string& text) {
     } else if (c == '"') {
       quoted = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kDeepest) return false;
+      if (++depth > kMaxJsonDepth) return false;
     } else if (c == ']' || c == '}') {
       --depth;
     }
@@ -39,14 +39,14 @@ inline bool is_shallow(const std::string& text) {
 std::optional<std::string> repeated_key(const std::string& text);
 
 /// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the whole object in
-/// memory: headers have 100,000 members and more. False: the text is not a JSON object, or deeper than kDeepest; fn may
-/// have been called for members before the error. `twice` is a key that an object has twice, at any depth; nothing if
-/// none has.
+/// memory: headers have 100,000 members and more. False: the text is not a JSON object, or deeper than kMaxJsonDepth;
+/// fn may have been called for members before the error. `twice` is a key that an object has twice, at any depth;
+/// nothing if none has.
 bool each_member(const std::string& text, std::optional<std::string>& twice,
                  const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 
 /// A whole number of 64 bits from `least` on; nothing: it is none.
-inline std::optional<int64_t> whole(const nlohmann::json& value, int64_t least = 0) {
+inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least = 0) {
   if (value.is_number_unsigned()) {
     const auto n = value.get<uint64_t>();
     if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return {};
@@ -61,7 +61,7 @@ inline std::optional<std::vector<int64_t>> shape_of(const nlohmann::json& value)
   std::vector<int64_t> shape;
   if (!value.is_array()) return {};
   for (const nlohmann::json& one : value) {
-    const auto n = whole(one);
+    const auto n = json_integer(one);
     if (!n) return {};
     shape.push_back(*n);
   }

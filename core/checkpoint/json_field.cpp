@@ -46,7 +46,7 @@ std::vector<std::string> JsonField::keys() const {
 }
 
 int64_t JsonField::integer(int64_t least, int64_t most) const {
-  const auto n = whole(value_, least);
+  const auto n = json_integer(value_, least);
   if (!n || *n > most) fail("an integer from " + std::to_string(least) + " to " + std::to_string(most));
   return *n;
 }

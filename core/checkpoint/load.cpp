@@ -21,7 +21,7 @@ namespace {
 const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
 const char* kWhole = "model.safetensors";
 
-uint64_t place_of(const std::string& role, const std::string& name) {
+uint64_t index_key(const std::string& role, const std::string& name) {
   return hash_of(name.data(), static_cast<int64_t>(name.size())) +
          hash_of(role.data(), static_cast<int64_t>(role.size()));
 }
@@ -31,30 +31,30 @@ bool is_foreign(const std::string& path) {
   const fs::path place(path);
   std::error_code error;
   if (!fs::is_directory(place, error)) return path.ends_with(".safetensors");
-  return !is_there(place / kManifest) && checkpoints_in(path).empty() &&
-         (is_there(place / kIndex) || is_there(place / kWhole));
+  return !path_exists(place / kManifest) && checkpoints_in(path).empty() &&
+         (path_exists(place / kIndex) || path_exists(place / kWhole));
 }
 
-Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& told)
+Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress)
     : folder_(folder), foreign_(is_foreign(folder)) {
   if (foreign_) {
     open_foreign();
   } else {
     const std::string path = (fs::path(folder) / kManifest).string();
-    if (!is_there(path))
+    if (!path_exists(path))
       fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
     manifest_ = parse_manifest(path, read_json(path));
     check_step();
     check_index();
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
       check_file(i);
-      if (told) told(i + 1, static_cast<int64_t>(manifest_.files.size()));
+      if (on_progress) on_progress(i + 1, static_cast<int64_t>(manifest_.files.size()));
     }
   }
-  places_.reserve(manifest_.tensors.size());
+  index_.reserve(manifest_.tensors.size());
   for (uint32_t i = 0; i < manifest_.tensors.size(); ++i)
-    places_.emplace_back(place_of(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
-  std::sort(places_.begin(), places_.end());
+    index_.emplace_back(index_key(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+  std::sort(index_.begin(), index_.end());
 }
 
 // A folder under another name than the one it was committed with says nothing of its step.
@@ -73,7 +73,7 @@ void Checkpoint::check_step() const {
 // Nothing here reads it, but others do.
 void Checkpoint::check_index() const {
   const std::string path = (fs::path(folder_) / kIndex).string();
-  if (!is_there(path)) fail_user(path + ": is missing" + kRemedy);
+  if (!path_exists(path)) fail_user(path + ": is missing" + kRemedy);
   const std::string text = read_json(path);
   const auto bytes = static_cast<int64_t>(text.size());
   if (bytes != manifest_.index_bytes || hash_of(text.data(), bytes) != manifest_.index_hash)
@@ -85,7 +85,7 @@ void Checkpoint::open_foreign() {
   std::error_code error;
   std::map<std::string, std::string> index;  // tensor -> file; of one file: none
   std::vector<std::string> names;
-  const bool several = fs::is_directory(place, error) && is_there(place / kIndex);
+  const bool several = fs::is_directory(place, error) && path_exists(place / kIndex);
   if (several) {
     index = parse_index((place / kIndex).string(), read_json((place / kIndex).string()));
     std::set<std::string> seen;
@@ -94,11 +94,11 @@ void Checkpoint::open_foreign() {
   } else {
     names.push_back(fs::is_directory(place, error) ? kWhole : "");
   }
-  manifest_.facts = "{}";
+  manifest_.metadata_json = "{}";
   for (const std::string& name : names) {
     const std::string path = name.empty() ? folder_ : (place / name).string();
-    if (!is_there(path)) read_header(path);  // throws
-    files_.emplace_back(path, File::Use::read_linked);
+    if (!path_exists(path)) read_header(path);  // throws
+    files_.emplace_back(path, File::Mode::read_following_links);
     TensorHeader header = read_header(files_.back());
     if (!name.empty() && header.metadata.count("zeroth_run"))
       fail_user(folder_ + ": has no " + kManifest +
@@ -110,7 +110,7 @@ void Checkpoint::open_foreign() {
       if (several && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
       index.erase(stored.name);
       SavedTensor tensor;
-      static_cast<Tensor&>(tensor) = {
+      static_cast<TensorInfo&>(tensor) = {
           "weight", std::move(stored.name), std::move(stored.dtype), std::move(stored.shape), {}};
       tensor.file = static_cast<uint32_t>(files_.size() - 1);
       tensor.at = header.data + stored.begin;
@@ -126,8 +126,8 @@ void Checkpoint::open_foreign() {
 void Checkpoint::check_file(uint32_t index) {
   const SavedFile& about = manifest_.files[index];
   const std::string path = (fs::path(folder_) / about.name).string();
-  if (!is_there(path)) fail_user(path + ": is missing" + kRemedy);
-  files_.emplace_back(path, File::Use::read);
+  if (!path_exists(path)) fail_user(path + ": is missing" + kRemedy);
+  files_.emplace_back(path, File::Mode::read);
   const File& file = files_.back();
   if (file.size() != about.bytes)
     fail_user(path + ": has " + std::to_string(file.size()) + " bytes, the manifest says " +
@@ -170,9 +170,9 @@ void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const
 }
 
 const SavedTensor* Checkpoint::find(const std::string& role, const std::string& name) const {
-  const uint64_t place = place_of(role, name);
-  for (auto at = std::lower_bound(places_.begin(), places_.end(), std::pair(place, 0u));
-       at != places_.end() && at->first == place; ++at)
+  const uint64_t key = index_key(role, name);
+  for (auto at = std::lower_bound(index_.begin(), index_.end(), std::pair(key, 0u));
+       at != index_.end() && at->first == key; ++at)
     if (const SavedTensor& tensor = manifest_.tensors[at->second]; tensor.role == role && tensor.name == name)
       return &tensor;
   return nullptr;
@@ -203,29 +203,29 @@ void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, v
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {
     const int64_t from = std::max(at, first), end = std::min(at + chunk.bytes, first + bytes);
-    char* place = static_cast<char*>(to) + (from - first);
+    char* destination = static_cast<char*>(to) + (from - first);
     if (from < end && end - from == chunk.bytes) {
-      take(tensor, chunk, at, place);
+      take(tensor, chunk, at, destination);
     } else if (from < end) {
-      room_.resize(std::max(room_.size(), static_cast<std::size_t>(chunk.bytes)));
-      take(tensor, chunk, at, room_.data());
-      std::memcpy(place, room_.data() + (from - at), static_cast<std::size_t>(end - from));
+      chunk_buffer_.resize(std::max(chunk_buffer_.size(), static_cast<std::size_t>(chunk.bytes)));
+      take(tensor, chunk, at, chunk_buffer_.data());
+      std::memcpy(destination, chunk_buffer_.data() + (from - at), static_cast<std::size_t>(end - from));
     }
     at += chunk.bytes;
     if (at >= first + bytes) return;
   }
 }
 
-void Checkpoint::verify(const std::function<void(int64_t)>& told, int part, int parts) const {
+void Checkpoint::verify(const std::function<void(int64_t)>& on_progress, int part, int parts) const {
   int64_t done = 0;
   int turn = 0;
-  room_.resize(static_cast<std::size_t>(largest_chunk()));
+  chunk_buffer_.resize(static_cast<std::size_t>(largest_chunk()));
   for (const SavedTensor& tensor : manifest_.tensors) {
     int64_t at = 0;
     for (const Chunk& chunk : tensor.chunks) {
       if (turn++ % parts == part) {
-        take(tensor, chunk, at, room_.data());
-        told(done += chunk.bytes);
+        take(tensor, chunk, at, chunk_buffer_.data());
+        on_progress(done += chunk.bytes);
       }
       at += chunk.bytes;
     }

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 namespace {
 constexpr int64_t kVersion = 2;
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
 constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
@@ -59,15 +59,15 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   SavedTensor tensor;
   tensor.role = json.at("role").text();
   tensor.name = json.at("name").text();
-  if (tensor.role.size() > kLongestName || tensor.name.size() > kLongestName)
-    refuse(path, "has a tensor whose name or role has more than " + std::to_string(kLongestName) + " bytes");
+  if (tensor.role.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
+    refuse(path, "has a tensor whose name or role has more than " + std::to_string(kMaxNameBytes) + " bytes");
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
   const std::string who = tensor.role + " '" + tensor.name + "'";
   const auto shape = shape_of(json.at("shape").value());
   if (!shape) refuse(path, who + " has no type or shape of this world");
   tensor.shape = *shape;
-  const auto in = whole(json.at("file").value()), at = whole(json.at("at").value());
+  const auto in = json_integer(json.at("file").value()), at = json_integer(json.at("at").value());
   if (!in || *in >= std::ssize(files)) refuse(path, who + " is in a file that is not listed");
   tensor.file = static_cast<uint32_t>(*in);
   if (!at) refuse(path, who + " lies outside " + files[tensor.file].name + ", at no byte");
@@ -80,7 +80,7 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   const JsonField chunks = json.at("chunks");
   for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
     const JsonField one = chunks.element(i);
-    const Chunk chunk{whole(one.element(0).value()).value_or(0), hash_in(one.element(1))};
+    const Chunk chunk{json_integer(one.element(0).value()).value_or(0), hash_in(one.element(1))};
     if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
       refuse(path, "the chunks of " + who + " are not all of it");
     left -= chunk.bytes;
@@ -130,7 +130,7 @@ void check(const std::string& path, const Manifest& manifest) {
 }
 }  // namespace
 
-int64_t Tensor::bytes() const {
+int64_t TensorInfo::bytes() const {
   int64_t bytes = stored_size(dtype);
   for (const int64_t n : shape)
     if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return -1;
@@ -160,7 +160,7 @@ std::string to_text(const Manifest& manifest) {
   const Json json{{"version", kVersion},
                   {"step", manifest.step},
                   {"run", manifest.run},
-                  {"facts", Json::parse(manifest.facts)},
+                  {"facts", Json::parse(manifest.metadata_json)},
                   {"files", std::move(files)},
                   {"tensors", std::move(tensors)},
                   {"index", {{"bytes", manifest.index_bytes}, {"xxh3", hex(manifest.index_hash)}}}};
@@ -169,7 +169,7 @@ std::string to_text(const Manifest& manifest) {
 }
 
 std::string read_json(const std::string& path) {
-  const File file(path, File::Use::read);
+  const File file(path, File::Mode::read);
   const int64_t size = file.size();
   if (size > kLargestJson)
     refuse(path,
@@ -211,24 +211,24 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   if (json.is_discarded()) refuse(path, "is no manifest of a checkpoint: it is not valid JSON");
   if (const auto twice = repeated_key(body)) refuse(path, "has the key '" + *twice + "' twice in one object");
   const JsonField all(path, kRemedy, json);
-  const int64_t version = all.at("version").integer(0, kMost);
+  const int64_t version = all.at("version").integer(0, kMax);
   if (version < 1 || version > kVersion)
     fail_user(path + ": is of format version " + std::to_string(version) + ", this zeroth reads versions 1 to " +
               std::to_string(kVersion) + "; load it with the release that wrote it");
   Manifest manifest;
-  manifest.step = all.at("step").integer(0, kMostSteps);
-  manifest.index_bytes = all.at("index").at("bytes").integer(0, kMost);
+  manifest.step = all.at("step").integer(0, kMaxSteps);
+  manifest.index_bytes = all.at("index").at("bytes").integer(0, kMax);
   manifest.index_hash = hash_in(all.at("index").at("xxh3"));
   manifest.run = all.at("run").text();
-  manifest.facts = all.at("facts").value().dump();
-  manifest.training = parse_facts(all.at("facts"), manifest.step, version);
+  manifest.metadata_json = all.at("facts").value().dump();
+  manifest.metadata = parse_metadata(all.at("facts"), manifest.step, version);
   const JsonField files = all.at("files"), tensors = all.at("tensors");
   for (std::size_t i = 0, n = files.size(); i < n; ++i) {
     const JsonField one = files.element(i);
-    SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMost), hash_in(one.at("header")),
-                   one.at("data").integer(0, kMost)};
+    SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMax), hash_in(one.at("header")),
+                   one.at("data").integer(0, kMax)};
     if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
-    if (file.data < 8 || file.bytes < file.data || file.data > kLargestHeader + 8)
+    if (file.data < 8 || file.bytes < file.data || file.data > kMaxHeaderBytes + 8)
       refuse(path, file.name + " has no room for its header");
     manifest.files.push_back(std::move(file));
   }

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/facts.hpp"
+#include "checkpoint/metadata.hpp"
 
 namespace zr::host {
 
 /// A whole tensor, however it is cut between ranks.
-struct Tensor {
+struct TensorInfo {
   std::string role;   // "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
   std::string name;   // of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
@@ -21,14 +21,14 @@ struct Tensor {
 };
 
 /// Bytes of a tensor's name or role.
-inline constexpr std::size_t kLongestName = 4096;
+inline constexpr std::size_t kMaxNameBytes = 4096;
 
 struct Chunk {
   int64_t bytes;
   uint64_t hash;  // XXH3
 };
 
-struct SavedTensor : Tensor {
+struct SavedTensor : TensorInfo {
   uint32_t file = 0;          // of Manifest::files
   int64_t at = 0;             // its first byte there
   std::vector<Chunk> chunks;  // one after another, all of it
@@ -46,10 +46,10 @@ struct SavedFile {
 inline constexpr const char* kRankBuffer = "buffer.rank";
 
 struct Manifest {
-  int64_t step = 0;   // steps made when it was saved
-  std::string run;    // of the job that saved it
-  std::string facts;  // a JSON object: what is not a tensor (to_text(Facts))
-  Facts training;     // the same, of a manifest that was parsed
+  int64_t step = 0;             // steps made when it was saved
+  std::string run;              // of the job that saved it
+  std::string metadata_json;    // a JSON object: what is not a tensor (to_text(CheckpointMetadata))
+  CheckpointMetadata metadata;  // the same, of a manifest that was parsed
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
   int64_t index_bytes = 0;  // of kIndex

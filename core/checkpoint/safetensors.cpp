@@ -26,7 +26,7 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
     const Json& offsets = said.at("data_offsets");
     if (!shape) refuse(file, "the shape of '" + name + "' is none");
     tensor.shape = *shape;
-    const auto begin = whole(offsets.at(0)), end = whole(offsets.at(1));
+    const auto begin = json_integer(offsets.at(0)), end = json_integer(offsets.at(1));
     if (offsets.size() != 2 || !begin || !end) refuse(file, "the data_offsets of '" + name + "' are no two numbers");
     tensor.begin = *begin;
     tensor.end = *end;
@@ -92,7 +92,7 @@ TensorHeader read_header(const File& file) {
   if (bytes >= 8) file.read(0, word, 8);
   uint64_t length = 0;
   for (int i = 8; i-- > 0;) length = length << 8 | word[i];
-  if (bytes < 8 || length > kLargestHeader || static_cast<int64_t>(length) + 8 > bytes)
+  if (bytes < 8 || length > kMaxHeaderBytes || static_cast<int64_t>(length) + 8 > bytes)
     refuse(file.path(), "its first eight bytes are not the length of a header");
   std::string text(length, '\0');
   file.read(8, text.data(), static_cast<int64_t>(length));
@@ -100,9 +100,9 @@ TensorHeader read_header(const File& file) {
 }
 
 TensorHeader read_header(const std::string& file) {
-  if (!is_there(file))
+  if (!path_exists(file))
     fail_user(printable(file) + ": cannot be read: No such file or directory; name a safetensors file");
-  return read_header(File(file, File::Use::read_linked));
+  return read_header(File(file, File::Mode::read_following_links));
 }
 
 std::string write_header(TensorHeader& header) {

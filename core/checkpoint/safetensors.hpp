@@ -25,7 +25,7 @@ struct TensorHeader {
 };
 
 /// Of a header, as the format's own reader has it.
-inline constexpr int64_t kLargestHeader = 100'000'000;
+inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 /// Bytes of an element of that type; 0: none that is known here.
 int64_t stored_size(const std::string& dtype);
 

@@ -40,18 +40,18 @@ struct Layout {
   std::vector<std::string> headers;
 };
 
-Layout lay_out(const Image& image, int64_t file_bytes) {
+Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
   Layout layout;
   layout.manifest.step = image.step;
   layout.manifest.run = image.run;
-  layout.manifest.facts = image.facts;
-  for (const Tensor& tensor : image.tensors) {
-    if (tensor.name.size() > kLongestName || tensor.role.size() > kLongestName)
+  layout.manifest.metadata_json = image.metadata_json;
+  for (const TensorInfo& tensor : image.tensors) {
+    if (tensor.name.size() > kMaxNameBytes || tensor.role.size() > kMaxNameBytes)
       fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.role.size())) +
-                " bytes, a checkpoint's have at most " + std::to_string(kLongestName) +
+                " bytes, a checkpoint's have at most " + std::to_string(kMaxNameBytes) +
                 "; give the modules shorter names");
     layout.manifest.tensors.emplace_back();
-    static_cast<Tensor&>(layout.manifest.tensors.back()) = tensor;
+    static_cast<TensorInfo&>(layout.manifest.tensors.back()) = tensor;
   }
   std::map<std::string, std::vector<uint32_t>> stems;
   std::map<std::string, std::string> roles;  // by stem: no two states share a file, however they are named
@@ -114,7 +114,7 @@ std::string index_of(const Manifest& manifest) {
 
 // Makes the folder and its files, which have their headers then.
 Directory begin(const Directory& root, const std::string& name, const Layout& layout) {
-  remove_debris(root);
+  remove_uncommitted(root);
   if (!root.make(name)) fail_file(root.path() + "/" + name, "cannot be created", EEXIST);
   Directory folder = root.existing(name);
   failpoint("save.folder_made");
@@ -150,8 +150,8 @@ File open_made(const Directory& folder, const Layout& layout, uint32_t index) {
   return file;
 }
 
-std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, const Image& image, const Peers& peers,
-                                 int64_t chunk_bytes) {
+std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, const CheckpointContents& image,
+                                 const CheckpointComm& comm, int64_t chunk_bytes) {
   std::vector<const Slab*> slabs;
   for (const Slab& slab : image.slabs) slabs.push_back(&slab);
   // Writers of one file wait for one another: each rank begins with another.
@@ -159,7 +159,7 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
   const auto turn = [&](const Slab* slab) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     const auto ahead =
-        static_cast<uint32_t>(static_cast<uint64_t>(peers.rank) * files / static_cast<uint64_t>(peers.world));
+        static_cast<uint32_t>(static_cast<uint64_t>(comm.rank) * files / static_cast<uint64_t>(comm.world));
     return std::pair((tensor.file + files - ahead) % files, tensor.at + slab->first);
   };
   std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
@@ -221,12 +221,12 @@ void take_chunks(Manifest& manifest, const std::vector<std::string>& words) {
 }
 }  // namespace
 
-Peers alone() {
+CheckpointComm single_rank_comm() {
   return {0, 1, [](const std::string& mine) { return std::vector<std::string>{mine}; },
           [](const std::string& word) { return word; }};
 }
 
-void agree(const Peers& peers, const std::function<void()>& work) {
+void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& work) {
   std::string mine;  // exit code, then text
   try {
     work();
@@ -236,23 +236,24 @@ void agree(const Peers& peers, const std::function<void()>& work) {
     mine = std::to_string(static_cast<int>(Exit::bug)) + " " + error.what();
   }
   std::string first;
-  const std::vector<std::string> all = peers.gather(mine);
+  const std::vector<std::string> all = comm.gather(mine);
   for (std::size_t r = 0; r < all.size() && first.empty(); ++r)
     if (!all[r].empty()) {
       const auto space = all[r].find(' ');
       first = all[r].substr(0, space + 1) + (all.size() > 1 ? "rank " + std::to_string(r) + ": " : "") +
               all[r].substr(space + 1);
     }
-  first = peers.tell(first);
+  first = comm.broadcast(first);
   if (!first.empty()) throw Failure(static_cast<Exit>(std::stoi(first)), first.substr(first.find(' ') + 1));
 }
 
-Saved save(const std::string& path, const Image& image, const Peers& peers, const SaveOptions& options) {
+SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
+                const SaveOptions& options) {
   Layout layout = lay_out(image, options.file_bytes);
   const std::string step = "step " + std::to_string(image.step);
   const auto first = [&](const std::function<void()>& work) {
-    agree(peers, [&] {
-      if (peers.rank == 0) work();
+    run_on_all_ranks(comm, [&] {
+      if (comm.rank == 0) work();
     });
   };
   std::optional<Directory> root, folder;
@@ -263,14 +264,14 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
       name = new_partial_name(image.step);
       folder.emplace(begin(*root, name, layout));
     });
-    name = peers.tell(name);
+    name = comm.broadcast(name);
     std::string chunks;
-    agree(peers, [&] {
-      if (!folder) folder.emplace(open_folder(Directory::open(path, false), name, peers.rank));
-      const std::vector<Written> written = write_slabs(*folder, layout, image, peers, options.chunk_bytes);
+    run_on_all_ranks(comm, [&] {
+      if (!folder) folder.emplace(open_folder(Directory::open(path, false), name, comm.rank));
+      const std::vector<Written> written = write_slabs(*folder, layout, image, comm, options.chunk_bytes);
       chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
     });
-    const std::vector<std::string> words = peers.gather(chunks);
+    const std::vector<std::string> words = comm.gather(chunks);
     first([&] {
       take_chunks(layout.manifest, words);
       const std::string index = index_of(layout.manifest);
@@ -280,21 +281,21 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
       failpoint("save.index_written");
       folder->write(kManifest, to_text(layout.manifest));
       failpoint("save.manifest_written");
-      commit(*root, name, *folder, image.step);
+      commit_checkpoint(*root, name, *folder, image.step);
     });
   } catch (const Failure& failure) {
     // All ranks are here, or gone: nobody writes any more.
     if (root) try {
-        remove_debris(*root);
+        remove_uncommitted(*root);
       } catch (const Failure&) {  // the next save removes it
       }
     throw Failure(failure.exit(),
                   step + " was not saved: " + failure.what() + " (earlier checkpoints are as they were)");
   }
-  Saved saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
+  SaveResult saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
   try {
     first([&] {
-      for (const std::string& one : settle(*root, name, image.step))
+      for (const std::string& one : finish_commit(*root, name, image.step))
         saved.warnings.push_back(path + ": a checkpoint of a later step, which this run did not come from, is " + one +
                                  " now; remove it if nobody needs it");
     });
@@ -302,7 +303,7 @@ Saved save(const std::string& path, const Image& image, const Peers& peers, cons
     throw Failure(failure.exit(), step + " was saved, but may not survive a loss of power: " + failure.what());
   }
   try {
-    first([&] { retain(*root, options.keep, image.last_step_applied); });
+    first([&] { remove_old_checkpoints(*root, options.keep, image.last_step_applied); });
   } catch (const Failure& failure) {
     if (failure.exit() == Exit::peer_lost) throw;
     saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());

@@ -13,7 +13,7 @@ namespace zr::host {
 /// Bytes [first, first + bytes) of a tensor, in this rank's memory until the save ends. Slabs of all ranks cover every
 /// tensor once.
 struct Slab {
-  uint32_t tensor;  // of Image::tensors
+  uint32_t tensor;  // of CheckpointContents::tensors
   int64_t first, bytes;
   const void* data;
   /// Where there is no such memory: copies bytes [from, from + bytes) of the slab to `to`, a chunk at a time. Not where
@@ -22,27 +22,27 @@ struct Slab {
 };
 
 /// What one rank knows of a checkpoint to be.
-struct Image {
+struct CheckpointContents {
   int64_t step = 0;
-  std::string run, facts;         // Manifest
-  bool last_step_applied = true;  // as the facts have it
-  std::vector<Tensor> tensors;    // the same on all ranks
-  std::vector<Slab> slabs;        // this rank's
+  std::string run, metadata_json;   // Manifest
+  bool last_step_applied = true;    // as the facts have it
+  std::vector<TensorInfo> tensors;  // the same on all ranks
+  std::vector<Slab> slabs;          // this rank's
   /// By how much this rank's slabs, each aligned to kAlignment, can grow in a later image of the same model.
   int64_t later_bytes = 0;
   static constexpr int64_t kAlignment = 64;
 };
 
 /// How the ranks of a job talk while they save or load. Both are collective.
-struct Peers {
+struct CheckpointComm {
   int rank = 0, world = 1;
   std::function<std::vector<std::string>(const std::string& mine)> gather;  // all ranks' words on rank 0, else nothing
-  std::function<std::string(const std::string& word)> tell;                 // rank 0's
+  std::function<std::string(const std::string& word)> broadcast;            // rank 0's
 };
 /// A job of one rank.
-Peers alone();
+CheckpointComm single_rank_comm();
 /// Runs `work` on every rank; if it failed on any, throws on all what the first of them threw.
-void agree(const Peers& peers, const std::function<void()>& work);
+void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& work);
 
 struct SaveOptions {
   int64_t keep = 0;                        // of committed ones (retain()); 0: all
@@ -51,13 +51,14 @@ struct SaveOptions {
 };
 
 /// A checkpoint that is committed.
-struct Saved {
+struct SaveResult {
   std::string folder;
   std::vector<std::string> warnings;  // rank 0's: what else did not go as it should
 };
 
 /// Writes the checkpoint into the folder `path`. Collective. Rank 0's process holds the FolderLock of it. A failure on
 /// any rank is thrown on all, says whether it was committed, and leaves the checkpoints that were there as they were.
-Saved save(const std::string& path, const Image& image, const Peers& peers, const SaveOptions& options);
+SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
+                const SaveOptions& options);
 
 }  // namespace zr::host

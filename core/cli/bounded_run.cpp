@@ -15,11 +15,11 @@ namespace zr::host {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kMostErrorText = 64u << 10;
+constexpr std::size_t kMaxErrorText = 64u << 10;
 }  // namespace
 
-BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t most_answer)
-    : most_answer_(most_answer), process_(start_process(options)), pipes_{process_.out, process_.err} {
+BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t max_output)
+    : max_output_(max_output), process_(start_process(options)), pipes_{process_.out, process_.err} {
   for (const int pipe : pipes_)
     if (pipe >= 0) ::fcntl(pipe, F_SETFL, O_NONBLOCK);
 }
@@ -27,21 +27,21 @@ BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t most_answer)
 BoundedRun::~BoundedRun() {
   for (const int pipe : pipes_)
     if (pipe >= 0) ::close(pipe);
-  if (fate_) return;  // reap() killed its group
+  if (exit_status_) return;  // reap() killed its group
   ::kill(-process_.pid, SIGKILL);
   while (!reap(process_.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 BoundedRun::End BoundedRun::wait(double seconds) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  while (!(fate_ = reap(process_.pid))) {
-    if (Clock::now() >= until) return End::late;
+  while (!(exit_status_ = reap(process_.pid))) {
+    if (Clock::now() >= until) return End::timed_out;
     read_some(20);
-    if (text_[0].size() > most_answer_) return End::too_long;
+    if (text_[0].size() > max_output_) return End::output_too_long;
   }
-  while (read_some(0) && text_[0].size() <= most_answer_) {
+  while (read_some(0) && text_[0].size() <= max_output_) {
   }
-  return text_[0].size() > most_answer_ ? End::too_long : End::in_order;
+  return text_[0].size() > max_output_ ? End::output_too_long : End::completed;
 }
 
 // True if there was something.
@@ -57,7 +57,7 @@ bool BoundedRun::read_some(int milliseconds) {
     if (got > 0) {
       any = true;
       text_[i].append(buffer.data(), static_cast<std::size_t>(got));
-      if (i == 1 && text_[1].size() > 2 * kMostErrorText) text_[1].erase(0, text_[1].size() - kMostErrorText);
+      if (i == 1 && text_[1].size() > 2 * kMaxErrorText) text_[1].erase(0, text_[1].size() - kMaxErrorText);
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       ::close(std::exchange(pipes_[i], -1));
     }

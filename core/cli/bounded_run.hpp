@@ -14,9 +14,9 @@ namespace zr::host {
 /// process group. One thread.
 class BoundedRun {
  public:
-  enum class End { in_order, late, too_long };
+  enum class End { completed, timed_out, output_too_long };
   /// Throws as start_process() does.
-  BoundedRun(const ProcessOptions& options, std::size_t most_answer);
+  BoundedRun(const ProcessOptions& options, std::size_t max_output);
   ~BoundedRun();
   BoundedRun(const BoundedRun&) = delete;
 
@@ -24,16 +24,16 @@ class BoundedRun {
   End wait(double seconds);
   const std::string& out() const { return text_[0]; }
   const std::string& err() const { return text_[1]; }
-  const Fate& fate() const { return *fate_; }
+  const ExitStatus& exit_status() const { return *exit_status_; }
 
  private:
   bool read_some(int milliseconds);
 
-  const std::size_t most_answer_;
+  const std::size_t max_output_;
   Process process_;
   std::array<int, 2> pipes_;
   std::array<std::string, 2> text_;
-  std::optional<Fate> fate_;
+  std::optional<ExitStatus> exit_status_;
 };
 
 }  // namespace zr::host

@@ -66,10 +66,10 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
       return true;
     }
   };
-  if (is_there((fs::path(folder) / kManifest).string())) {
+  if (path_exists((fs::path(folder) / kManifest).string())) {
     // It may be removed (checkpoint.keep) or replaced meanwhile: neither is a loss. What took its place is verified.
     while (!verify(folder))
-      if (!is_there(folder))
+      if (!path_exists(folder))
         fail_user(printable(folder) +
                   ": was removed by another process while it was verified; its contents are not known to be damaged");
     return code;
@@ -102,7 +102,7 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
 
 // The checkpoint that `path` is, or the newest in it. A job that saves there may remove it (checkpoint.keep) before all
 // its files are open; then the newest of that moment is opened. Later removals do not matter: open files stay readable.
-Checkpoint opened_newest(const std::string& path) {
+Checkpoint open_newest(const std::string& path) {
   constexpr int kTries = 10;
   for (int i = 0;; ++i) {
     const std::string folder = find_checkpoint(path);
@@ -116,11 +116,11 @@ Checkpoint opened_newest(const std::string& path) {
 }
 
 void show_checkpoint(const std::string& folder) {
-  const Checkpoint checkpoint = opened_newest(folder);
+  const Checkpoint checkpoint = open_newest(folder);
   const Manifest& manifest = checkpoint.manifest();
   std::cout << printable(checkpoint.folder()) << ": step " << manifest.step << " of run " << printable(manifest.run)
             << ", " << bytes_text(checkpoint.bytes()) << "\n";
-  const Facts& facts = manifest.training;
+  const CheckpointMetadata& facts = manifest.metadata;
   if (!checkpoint.foreign()) {
     std::cout << "written by " << facts.world << " ranks under " << printable(facts.strategy) << " with "
               << printable(facts.optimizer) << "\n";

@@ -14,7 +14,7 @@ namespace zr::host {
 /// any, is called before each is opened.
 int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins = nullptr);
 /// The checkpoint that `path` is, or the newest in it, opened; also while a job that saves there removes others.
-Checkpoint opened_newest(const std::string& path);
+Checkpoint open_newest(const std::string& path);
 /// Prints step, configuration and tensors.
 void show_checkpoint(const std::string& folder);
 

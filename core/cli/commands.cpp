@@ -68,9 +68,9 @@ std::filesystem::path bin_folder() {
   return self.parent_path();
 }
 
-JobFile judged(const Command& command, const Arguments& words, bool run = true) {
+JobFile validated_job(const Command& command, const Arguments& words, bool run = true) {
   if (words.empty()) fail_user(std::string("zeroth ") + command.name + ": which file? usage: zeroth " + command.usage);
-  return judge_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
+  return validate_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
 }
 
 // The trainer's argv. A file that names no trainer is a failure here.
@@ -87,7 +87,7 @@ int train(const Command& command, const Arguments& arguments) {
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   if (parsed.values.count("resume")) parsed.words.emplace_back("checkpoint.resume=true");
-  const JobFile job = judged(command, parsed.words);
+  const JobFile job = validated_job(command, parsed.words);
   LaunchOptions options;
   options.ranks = static_cast<int>(job.config.integer("job.ranks"));
   options.threads = static_cast<int>(job.config.integer("job.threads"));
@@ -106,7 +106,7 @@ int explain_file(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   const bool run = parsed.values.count("no-run") == 0;
-  std::cout << explain(judged(command, parsed.words, run)) << std::flush;
+  std::cout << explain(validated_job(command, parsed.words, run)) << std::flush;
   return explain_placement({parsed.words[0], {parsed.words.begin() + 1, parsed.words.end()}, {}, {}, 0, run},
                            bin_folder());
 }
@@ -124,7 +124,7 @@ int64_t whole_number(const Command& command, const po::variables_map& values, co
 }
 
 // A job and a model, for commands that plan.
-void add_asked(po::options_description& options) {
+void add_model_options(po::options_description& options) {
   options.add_options()("ranks,n", po::value<std::string>(), "for so many ranks, whatever job.ranks is")(
       "dtype", po::value<std::string>(), "short for train.dtype=...")("grad-dtype", po::value<std::string>(),
                                                                       "short for gradients.dtype=...")(
@@ -133,8 +133,8 @@ void add_asked(po::options_description& options) {
       "layers", po::value<std::string>(), "with so many layers")("hidden", po::value<std::string>(), "of this width");
   add_no_run(options);
 }
-AskedOptions asked_of(const Command& command, const Parsed& parsed) {
-  AskedOptions options;
+ModelQueryOptions model_query_options(const Command& command, const Parsed& parsed) {
+  ModelQueryOptions options;
   for (const std::string& word : parsed.words) {
     if (word.find('=') != word.npos) {
       options.overrides.push_back(word);
@@ -160,9 +160,11 @@ AskedOptions asked_of(const Command& command, const Parsed& parsed) {
 int plan(const Command& command, const Arguments& arguments) {
   po::options_description all("options");
   all.add_options()("compare", "all strategies side by side");
-  add_asked(all);
+  add_model_options(all);
   const Parsed parsed = parse(command, arguments, all);
-  return parsed.helped ? 0 : print_plan(asked_of(command, parsed), parsed.values.count("compare") > 0, bin_folder());
+  return parsed.helped
+             ? 0
+             : print_plan(model_query_options(command, parsed), parsed.values.count("compare") > 0, bin_folder());
 }
 
 int64_t size_of_option(const Command& command, const char* name, const std::string& text) {
@@ -181,7 +183,7 @@ int tune_disk(const Command& command, const Arguments& arguments) {
       "seconds", po::value(&options.seconds)->default_value(60), "for so long")(
       "bytes", po::value(&size)->default_value("1GiB"), "with a file of this size");
   po::options_description model("what a step of a model would take, from the measured");
-  add_asked(model);
+  add_model_options(model);
   how.add(model);
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
@@ -191,7 +193,7 @@ int tune_disk(const Command& command, const Arguments& arguments) {
   if (options.seconds < 1 || options.seconds > 3600)
     fail_user("zeroth tune: --seconds " + std::to_string(options.seconds) + ": must be from 1 to 3600");
   options.bytes = size_of_option(command, "bytes", size);
-  options.model = asked_of(command, parsed);
+  options.model = model_query_options(command, parsed);
   return tune(options, bin_folder());
 }
 
@@ -219,9 +221,9 @@ int plugins(const Command& command, const Arguments& arguments) {
   }
   if (parsed.words[0].empty())
     fail_user("zeroth plugins: the name of the file is empty; name a plug-in's file, or none");
-  const Judgement judgement = Registry::judge(std::filesystem::absolute(parsed.words[0]));
-  std::cout << list_text({judgement});
-  return judgement.accepted ? 0 : static_cast<int>(Exit::user);
+  const PluginValidation validation = Registry::validate(std::filesystem::absolute(parsed.words[0]));
+  std::cout << list_text({validation});
+  return validation.accepted ? 0 : static_cast<int>(Exit::user);
 }
 
 int verify(const Command& command, const Arguments& arguments) {
@@ -247,7 +249,7 @@ int export_model(const Command& command, const Arguments& arguments) {
   po::notify(parsed.values);
   if (parsed.words.size() != 2)
     fail_user(std::string("zeroth export: from where, to where? usage: zeroth ") + command.usage);
-  if (!options.dtype.empty() && float_named(options.dtype) == ZR_NONE)
+  if (!options.dtype.empty() && float_dtype_named(options.dtype) == ZR_NONE)
     fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
   options.force = parsed.values.count("force") > 0;
   options.from = parsed.words[0];

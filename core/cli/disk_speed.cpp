@@ -7,9 +7,9 @@
 #include <random>
 
 #include "base/failure.hpp"
-#include "base/page_memory.hpp"
+#include "base/huge_page_memory.hpp"
 #include "base/text.hpp"
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {
@@ -17,7 +17,7 @@ namespace zr::host {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kBlocks[] = {256 << 10, 1 << 20, 4 << 20, 8 << 20}, kLargest = 8 << 20;
-constexpr int64_t kDepths[] = {1, 4, 8, 16}, kDeepest = 16;
+constexpr int64_t kDepths[] = {1, 4, 8, 16}, kMaxJsonDepth = 16;
 enum class Way { read, write, mixed };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -27,7 +27,7 @@ int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); 
 
 // What transfers go from and to, as in training: nothing that a disk could make smaller.
 struct Memory {
-  explicit Memory(int64_t size) : data(page_memory(size)) {
+  explicit Memory(int64_t size) : data(allocate_huge_pages(size)) {
     if (!data) fail_environment("zeroth tune: no memory for transfers: " + bytes_text(size) + " are needed");
     std::mt19937_64 random(1);
     for (int64_t i = 0; i < size; i += 8) {
@@ -35,7 +35,7 @@ struct Memory {
       std::memcpy(data.get() + i, &word, 8);
     }
   }
-  PageMemory data;
+  HugePageMemory data;
 };
 
 // The tier at one depth, and its part of the file.
@@ -43,7 +43,7 @@ class Bench {
  public:
   Bench(const DiskTest& test, int64_t depth, const Memory& memory)
       : depth_(depth),
-        room_(handed(depth) * kLargest),
+        slot_bytes_(handed(depth) * kLargest),
         bytes_(test.bytes / std::ssize(kDepths)),
         memory_(memory.data.get()) {
     offer_async(host_);
@@ -52,21 +52,21 @@ class Bench {
     for (const std::string& key :
          {"path=" + toml_text(test.path), "block_bytes=" + std::to_string(kLargest), "depth=" + std::to_string(depth)})
       all.push_back(table + "." + key);
-    const Config config = Document::parse("", "zeroth tune", all)
-                              .check(keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
+    const JobConfig config = Document::parse("", "zeroth tune", all)
+                                 .check(keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
     store_ = std::make_unique<TierStore>(host_, std::make_unique<Instance>(host_, test.tier, config, table), 1);
-    check_room(test);
-    slot_ = store_->reserve(bytes_, {{Kind::other, "measured", bytes_}});
-    store_->prepare(memory_, room_);
+    check_free_space(test);
+    slot_ = store_->reserve(bytes_, {{MemoryKind::other, "measured", bytes_}});
+    store_->prepare(memory_, slot_bytes_);
   }
-  ~Bench() { store_->forget(memory_, room_); }
+  ~Bench() { store_->forget(memory_, slot_bytes_); }
   Bench(const Bench&) = delete;
 
   // Writes the file for the first time, as far as `seconds` reach, but as much as it takes to measure anything.
   void fill(double seconds) {
     const Clock::time_point begin = Clock::now();
     std::vector<Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
-    const int64_t least = std::min(bytes_, 2 * room_);
+    const int64_t least = std::min(bytes_, 2 * slot_bytes_);
     for (int64_t i = 0; (i + 1) * kLargest <= bytes_; ++i) {
       Transfer& one = under_way[static_cast<std::size_t>(i) % under_way.size()];
       one.wait();
@@ -99,9 +99,9 @@ class Bench {
   int64_t written() const { return store_->written_bytes(); }
 
  private:
-  void check_room(const DiskTest& test) const {
-    if (store_->facts().in_memory())
-      fail_user("zeroth tune: tier '" + store_->facts().id + "' is memory; name a tier of disk with --tier");
+  void check_free_space(const DiskTest& test) const {
+    if (store_->info().in_memory())
+      fail_user("zeroth tune: tier '" + store_->info().id + "' is memory; name a tier of disk with --tier");
     zr_offload_caps caps{};
     caps.size = sizeof caps;
     CallError error;
@@ -117,11 +117,11 @@ class Bench {
                   : store_->read(slot_, offset, memory, bytes, "a block");
   }
 
-  const int64_t depth_, room_, bytes_;  // room: of the memory that it uses
+  const int64_t depth_, slot_bytes_, bytes_;  // room: of the memory that it uses
   char* const memory_;
   Ledger ledger_;
-  Pool pool_{1};
-  Host host_{ledger_, pool_};
+  ThreadPool pool_{1};
+  PluginHost host_{ledger_, pool_};
   std::unique_ptr<TierStore> store_;
   uint64_t slot_ = 0;
   int64_t used_ = 0;
@@ -145,7 +145,7 @@ DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, 
   // Through all points again and again: what else the disk does changes with time.
   const int rounds = std::clamp(static_cast<int>(test.seconds / 10), 1, 6);
   const int all = rounds * static_cast<int>(kPoints * std::size(kWays));
-  const Memory memory(handed(kDeepest) * kLargest);
+  const Memory memory(handed(kMaxJsonDepth) * kLargest);
   std::vector<std::unique_ptr<Bench>> benches;
   DiskSpeed speed;
   for (const int64_t depth : kDepths) {

@@ -20,8 +20,8 @@
 #include "checkpoint/safetensors.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/progress.hpp"
-#include "engine/stored.hpp"
-#include "update/rounding.hpp"
+#include "engine/safetensors_dtype.hpp"
+#include "update/cast.hpp"
 
 namespace zr::host {
 
@@ -40,7 +40,7 @@ void check_target(const ExportOptions& options, const Checkpoint& from, const st
   const fs::path parent = fs::weakly_canonical(fs::absolute(file), error).parent_path();
   const fs::path beside = fs::weakly_canonical(fs::absolute(file).parent_path(), error);
   for (const fs::path& folder : {parent, beside})
-    if (is_there(folder / kManifest))
+    if (path_exists(folder / kManifest))
       fail_user("zeroth export: " + printable(file) + " is in the checkpoint " + printable(folder.string()) +
                 ", which stays as it is; name another place");
   struct stat target {
@@ -71,7 +71,7 @@ class StagedFiles {
 
   /// Makes a folder, which is removed again unless commit() ends well.
   void make(const std::string& folder) {
-    if (is_there(folder)) return;
+    if (path_exists(folder)) return;
     make_folder(folder);
     made_ = folder;
   }
@@ -122,8 +122,8 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
     from.read(*item.source, first * size, n * size, bytes.data());
     const char* out = bytes.data();
     if (converts) {
-      widen(bytes.data(), float_of(item.source->dtype), n, wide.data());
-      narrow(wide.data(), n, float_of(item.dtype), narrowed.data());
+      upcast(bytes.data(), safetensors_float(item.source->dtype), n, wide.data());
+      downcast(wide.data(), n, safetensors_float(item.dtype), narrowed.data());
       out = narrowed.data();
     }
     const int64_t length = n * stored_size(item.dtype);
@@ -137,19 +137,19 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
 void export_weights(const ExportOptions& options) {
   if (options.to.empty())
     fail_user("zeroth export: the name to export to is empty; name a folder, or a file that ends in .safetensors");
-  const Checkpoint from = opened_newest(options.from);
-  if (is_there((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
+  const Checkpoint from = open_newest(options.from);
+  if (path_exists((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
     fail_user("zeroth export: " + printable(options.to) +
               " holds checkpoints, and stays as it is; name another folder");
-  const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_named(options.dtype);
+  const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
   std::vector<ExportItem> items;
   int64_t all = 0;
   for (const SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.role != "weight" && tensor.role != "buffer") continue;
-    const bool converts = tensor.role == "weight" && wanted != ZR_NONE && float_of(tensor.dtype) != ZR_NONE &&
-                          float_of(tensor.dtype) != wanted;
+    const bool converts = tensor.role == "weight" && wanted != ZR_NONE && safetensors_float(tensor.dtype) != ZR_NONE &&
+                          safetensors_float(tensor.dtype) != wanted;
     const SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
-    items.push_back({&tensor, master ? master : &tensor, converts ? stored_name(wanted) : tensor.dtype});
+    items.push_back({&tensor, master ? master : &tensor, converts ? safetensors_name(wanted) : tensor.dtype});
     all += items.back().bytes();
   }
   const bool one = options.to.ends_with(".safetensors");

@@ -5,23 +5,23 @@
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "cli/trainer.hpp"
-#include "plugin/choice.hpp"
+#include "plugin/plugin_selection.hpp"
 
 namespace zr::host {
 
-JobFile judge_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
-                   const std::filesystem::path& bin, bool run) {
+JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
+                      const std::filesystem::path& bin, bool run) {
   const Document document = Document::load(file, overrides);
   JobFile job{file, overrides, {}, {}, {}};
-  Choice choice = choose(document, registry, std::get<int64_t>(document.early("job.ranks").value));
+  PluginSelection selection = select_plugins(document, registry, std::get<int64_t>(document.early("job.ranks").value));
   const Entry program = document.early("job.program");
   if (!std::get<std::string>(program.value).empty()) {
     job.program = find_trainer(program, file, bin);
-    const auto keys = run ? ask_keys(job.program, file, place_of_program(program)) : std::vector<Key>{};
-    choice.keys.insert(choice.keys.end(), keys.begin(), keys.end());
+    const auto keys = run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<ConfigKey>{};
+    selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   }
   try {
-    job.config = document.check(choice.keys, 0, choice.unread, run ? nullptr : &job.unchecked);
+    job.config = document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked);
   } catch (const Failure& failure) {
     if (!job.program.empty()) throw;
     throw Failure(failure.exit(), failure.what() + ("\n" + file) +
@@ -53,7 +53,7 @@ std::string aligned(const std::vector<Cells>& rows, const std::string& indent) {
   return text;
 }
 
-std::string bare_default(const Key& key) {
+std::string bare_default(const ConfigKey& key) {
   if (key.def.empty()) return "required";
   return key.def[0] == '@' ? "as " + key.def.substr(1) : key.def;
 }
@@ -66,7 +66,7 @@ std::string one_plugin(const Component& one) {
                      one.module->build + ")\n  " + one.file.string() + "\n";
   std::vector<Cells> rows;
   const std::string table = std::string(role_of(one)) + "." + one.table->id;
-  for (const Key& key : keys_of(one.table->keys, one.table->n_keys, table))
+  for (const ConfigKey& key : keys_of(one.table->keys, one.table->n_keys, table))
     rows.push_back({key.name, std::string(type_text(key.type)), bare_default(key), range_text(key),
                     key.meaning + (key.per_group ? " (also per group)" : "")});
   return text + aligned(rows, "    ");
@@ -99,14 +99,15 @@ std::string explain(const JobFile& job) {
   if (!job.unchecked.empty()) {
     rows.push_back({""});
     rows.push_back({"not checked: keys of the program, which was not run (--no-run)"});
-    for (const Unchecked& one : job.unchecked) rows.push_back({printable(one.path), one.written, one.origin.text()});
+    for (const UncheckedValue& one : job.unchecked)
+      rows.push_back({printable(one.path), one.written, one.origin.text()});
   }
   return aligned(rows, "  ");
 }
 
-std::string list_text(const std::vector<Judgement>& judged) {
+std::string list_text(const std::vector<PluginValidation>& judged) {
   std::string accepted, refused;
-  for (const Judgement& one : judged) {
+  for (const PluginValidation& one : judged) {
     for (const Component& component : one.components) accepted += one_plugin(component);
     if (!one.accepted) refused += "refused: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
   }

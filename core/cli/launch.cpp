@@ -36,10 +36,11 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 namespace {
-constexpr int kMostRanks = 1024;
+constexpr int kMaxRanks = 1024;
 constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kForOrderlyEnd = std::chrono::seconds(5);         // after a user's signal
-constexpr auto kForTable = std::chrono::milliseconds(3500);      // after a rank failed, should the store not speak
+constexpr auto kForOrderlyEnd = std::chrono::seconds(5);  // after a user's signal
+constexpr auto kFailureReportTimeout =
+    std::chrono::milliseconds(3500);                             // after a rank failed, should the store not speak
 constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the table: they end by themselves within two
 
 int cores() {
@@ -66,13 +67,13 @@ class Launch {
   void listen_to_signals();
   void read(int rank, Output::Stream stream);
   void reap_all();
-  void ended(int rank, const Fate& fate);
+  void ended(int rank, const ExitStatus& exit_status);
   void drain(int rank);
   void stop(int signal, int sent);
   bool saves_on_signal() const;
   void save_after_all();
-  void broke(const std::string& table);
-  void send_away(int signal, bool joined_too);
+  void rank_failed(const std::string& table);
+  void signal_ranks(int signal, bool joined_too);
   void end_all_after(std::chrono::milliseconds patience);
   void tick();
   void finish_if_done();
@@ -88,12 +89,12 @@ class Launch {
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
-  int stopped_by_ = 0;     // the user's signal
-  bool asked_ = false;     // to end in order, by the user's signal
-  bool kills_ = false;     // SIGKILL is sent
-  bool told_ = false;      // the table is printed
-  int code_ = 0;           // of the failure that came first
-  bool followed_ = false;  // code_ is that of a rank which only followed another's failure
+  int stopped_by_ = 0;           // the user's signal
+  bool stop_requested_ = false;  // to end in order, by the user's signal
+  bool kills_ = false;           // SIGKILL is sent
+  bool told_ = false;            // the table is printed
+  int code_ = 0;                 // of the failure that came first
+  bool followed_ = false;        // code_ is that of a rank which only followed another's failure
   const long oom_kills_ = kernel_oom_kills();
   struct sigaction pipe_before_ {};
 };
@@ -190,7 +191,7 @@ int Launch::run() {
   store.job = store.job_id = job_;
   store.token = token_;
   store.launched = true;
-  store.on_table = [this](const std::string& table) { broke(table); };
+  store.on_failure_report = [this](const std::string& table) { rank_failed(table); };
   store_ =
       std::make_unique<Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(), std::vector<uint16_t>{0});
   listen_to_signals();
@@ -233,7 +234,7 @@ void Launch::read(int rank, Output::Stream stream) {
 void Launch::reap_all() {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running) continue;
-    if (const auto fate = reap(at(rank).process.pid)) ended(rank, *fate);
+    if (const auto exit_status = reap(at(rank).process.pid)) ended(rank, *exit_status);
   }
   finish_if_done();
 }
@@ -253,30 +254,30 @@ void Launch::drain(int rank) {
   output_.ended(rank);
 }
 
-void Launch::ended(int rank, const Fate& seen) {
+void Launch::ended(int rank, const ExitStatus& seen) {
   save_after_all();
-  Fate fate = seen;
+  ExitStatus exit_status = seen;
   at(rank).running = false;
   --running_;
   drain(rank);
-  if (fate.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
-    fate.note =
+  if (exit_status.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
+    exit_status.note =
         "the kernel killed for lack of memory meanwhile (dmesg shows whom): lower train.micro_batch or job.ranks";
   if (at(rank).sent_away) return;
-  if (!fate.good()) {
-    const int code = fate.signal ? static_cast<int>(Exit::peer_lost) : fate.code;
-    const bool follows = !fate.signal && code == static_cast<int>(Exit::peer_lost);
+  if (!exit_status.good()) {
+    const int code = exit_status.signal ? static_cast<int>(Exit::peer_lost) : exit_status.code;
+    const bool follows = !exit_status.signal && code == static_cast<int>(Exit::peer_lost);
     if (code_ == 0 || (followed_ && !follows)) {
       code_ = code;
       followed_ = follows;
     }
-    end_all_after(kForTable);
+    end_all_after(kFailureReportTimeout);
   }
-  store_->ended(rank, at(rank).process.pid, fate);
-  if (!fate.good()) send_away(SIGTERM, false);  // nobody tells those that have not joined
+  store_->ended(rank, at(rank).process.pid, exit_status);
+  if (!exit_status.good()) signal_ranks(SIGTERM, false);  // nobody tells those that have not joined
 }
 
-void Launch::broke(const std::string& table) {
+void Launch::rank_failed(const std::string& table) {
   told_ = true;
   output_.error(table);
   if (code_ == 0) {
@@ -289,21 +290,21 @@ void Launch::broke(const std::string& table) {
 
 // `signal` stops the job, the ranks get `sent`.
 void Launch::stop(int signal, int sent) {
-  if (stopped_by_ || asked_) {  // asked twice
+  if (stopped_by_ || stop_requested_) {  // asked twice
     if (!stopped_by_) stopped_by_ = signal;
-    store_->stop_judging();
-    return send_away(SIGKILL, true);
+    store_->stop_failure_detection();
+    return signal_ranks(SIGKILL, true);
   }
   if ((signal == SIGTERM || signal == SIGINT) && saves_on_signal()) {
-    asked_ = true;  // they save, then end as they would at their last step, however long that takes
+    stop_requested_ = true;  // they save, then end as they would at their last step, however long that takes
     for (const auto& rank : ranks_)
       if (rank->running) kill(-rank->process.pid, signal);
     return;
   }
   stopped_by_ = signal;
-  store_->stop_judging();
-  send_away(sent, true);
-  send_away(SIGCONT, true);
+  store_->stop_failure_detection();
+  signal_ranks(sent, true);
+  signal_ranks(SIGCONT, true);
   end_all_after(kForOrderlyEnd);
 }
 
@@ -317,14 +318,14 @@ bool Launch::saves_on_signal() const {
 void Launch::save_after_all() {
   if ((stopped_by_ != SIGTERM && stopped_by_ != SIGINT) || kills_ || running_ < options_.ranks || !saves_on_signal())
     return;
-  asked_ = true;
+  stop_requested_ = true;
   stopped_by_ = 0;
   deadline_.expires_at({});  // as if never set
   for (auto& rank : ranks_) rank->sent_away = false;
-  store_->resume_judging();
+  store_->resume_failure_detection();
 }
 
-void Launch::send_away(int signal, bool joined_too) {
+void Launch::signal_ranks(int signal, bool joined_too) {
   kills_ |= signal == SIGKILL;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running || (!joined_too && store_->joined(rank))) continue;
@@ -338,7 +339,7 @@ void Launch::end_all_after(std::chrono::milliseconds patience) {
   if (deadline_.expiry() != decltype(deadline_)::time_point{} && deadline_.expiry() <= when) return;
   deadline_.expires_at(when);
   deadline_.async_wait([this](const error_code& error) {
-    if (!error) send_away(SIGKILL, true);
+    if (!error) signal_ranks(SIGKILL, true);
   });
 }
 
@@ -363,9 +364,9 @@ void Launch::finish_if_done() {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
-  if (options.ranks < 1 || options.ranks > kMostRanks)
+  if (options.ranks < 1 || options.ranks > kMaxRanks)
     fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks; a host starts 1 to " +
-              std::to_string(kMostRanks));
+              std::to_string(kMaxRanks));
   return Launch(options).run();
 }
 

@@ -13,7 +13,7 @@ namespace zr::host {
 
 namespace {
 constexpr std::size_t kCongested = 4u << 20;
-constexpr std::size_t kMostTail = 4096, kMostLine = 65536;
+constexpr std::size_t kMaxTail = 4096, kMaxLine = 65536;
 constexpr auto kForRestOfLine = std::chrono::milliseconds(500);
 constexpr std::string_view kError = "zeroth: error: ";
 
@@ -117,7 +117,7 @@ void Output::bytes(int rank, Stream stream, std::string_view text) {
   for (std::size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1)
     whole_line(rank, source, to, source.partial.substr(begin, end - begin));
   source.partial.erase(0, begin);
-  if (source.partial.size() > kMostLine) whole_line(rank, source, to, std::exchange(source.partial, ""));
+  if (source.partial.size() > kMaxLine) whole_line(rank, source, to, std::exchange(source.partial, ""));
 }
 
 // Passes everything on at once, but the lines of an error, which are passed whole or not at all.
@@ -130,7 +130,7 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
     const bool may_be_error =
         rest.substr(0, kError.size()) == kError.substr(0, rest.size()) || (source.in_error && rest[0] == ' ');
     if (source.line_begins && may_be_error) {
-      if (end == std::string_view::npos && rest.size() < kMostLine) {
+      if (end == std::string_view::npos && rest.size() < kMaxLine) {
         source.partial = rest;
         return;
       }
@@ -166,7 +166,7 @@ void Output::pass(Sink& to, std::string_view text) {
   const auto fresh = text.find_last_of("\r\n");
   if (fresh != std::string_view::npos) to.tail.clear();
   to.tail += fresh == std::string_view::npos ? text : text.substr(fresh + 1);
-  if (to.tail.size() > kMostTail) to.tail.erase(0, to.tail.size() - kMostTail);
+  if (to.tail.size() > kMaxTail) to.tail.erase(0, to.tail.size() - kMaxTail);
   to.dirty = text.back() != '\n';
   if (!to.dirty) release(to);
 }

@@ -75,7 +75,7 @@ struct ChildPlan {
   if ((plan.in >= 0 && dup2(plan.in, 0) < 0) || dup2(plan.out, 1) < 0 || dup2(plan.err, 2) < 0) _exit(127);
   execve(plan.file, plan.arguments, plan.environment);
   const int error = errno;
-  [[maybe_unused]] const auto told = write(plan.status, &error, sizeof error);
+  [[maybe_unused]] const auto written = write(plan.status, &error, sizeof error);
   _exit(127);
 }
 
@@ -151,19 +151,19 @@ Process start_process(const ProcessOptions& options) {
   return {pid, out.take_read(), err ? err->take_read() : -1};
 }
 
-std::optional<Fate> reap(pid_t pid) {
+std::optional<ExitStatus> reap(pid_t pid) {
   siginfo_t info{};
   if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return {};
   kill(-pid, SIGKILL);  // while the dead leader still holds the group's number
   int status = 0;
   waitpid(pid, &status, 0);
-  Fate fate;
+  ExitStatus exit_status;
   if (WIFSIGNALED(status)) {
-    fate.signal = WTERMSIG(status);
+    exit_status.signal = WTERMSIG(status);
   } else {
-    fate.code = WEXITSTATUS(status);
+    exit_status.code = WEXITSTATUS(status);
   }
-  return fate;
+  return exit_status;
 }
 
 long kernel_oom_kills() {

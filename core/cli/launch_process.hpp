@@ -33,7 +33,7 @@ std::string find_program(const std::string& name);
 Process start_process(const ProcessOptions& options);
 
 /// How `pid` ended, or nothing if it runs. What is left of its process group is killed.
-std::optional<Fate> reap(pid_t pid);
+std::optional<ExitStatus> reap(pid_t pid);
 
 /// How many processes the kernel has killed for lack of memory since it started; -1 if it does not tell.
 long kernel_oom_kills();

@@ -13,51 +13,53 @@ namespace zr::host {
 
 namespace {
 
-void check_budget(const Asked& asked, const JudgedJob& job, const Planner& planner, int ranks) {
-  const Besides besides = planner.besides();
-  const Plan plan = planner.plan(0);
-  check_host_budget(job.config, plan, ranks, besides);
-  const int64_t budget = job.config.integer("memory.device_budget"), most = planner.most_bytes();
+void check_budget(const ModelQuery& query, const ResolvedJob& job, const Planner& planner, int ranks) {
+  const PlanContext context = planner.context();
+  const MemoryPlan plan = planner.plan(0);
+  check_host_budget(job.config, plan, ranks, context);
+  const int64_t budget = job.config.integer("memory.device_budget"), most = planner.max_bytes();
   if (budget == 0 || most <= budget) return;
-  const Need need = [&](const Edit& edit) -> std::optional<int64_t> {
+  const RequiredBytes need = [&](const Suggestion& suggestion) -> std::optional<int64_t> {
     try {
-      return Planner(asked.judged(edit.overrides, edit.ranks), asked.parameters(), edit.ranks, asked.ranks() == 0)
-          .most_bytes();
+      return Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(), suggestion.ranks,
+                     query.ranks() == 0)
+          .max_bytes();
     } catch (const Failure&) {
       return {};
     }
   };
-  const Overdraft over{budget, most, 0};
-  fail_user(over_plan_text(job.config, planner, most, text_of(edits_that_fit(job, ranks, over, need), over)));
+  const BudgetShortfall over{budget, most, 0};
+  fail_user(
+      plan_over_budget_text(job.config, planner, most, text_of(fitting_suggestions(job, ranks, over, need), over)));
 }
 
 // ---- --compare ----
 
 struct Column {
   const char* name;
-  int64_t (*bytes)(const Plan&, const std::map<Kind, int64_t>&);
+  int64_t (*bytes)(const MemoryPlan&, const std::map<MemoryKind, int64_t>&);
 };
-int64_t of(const std::map<Kind, int64_t>& kinds, std::initializer_list<Kind> wanted) {
+int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<MemoryKind> wanted) {
   int64_t bytes = 0;
-  for (const Kind kind : wanted)
+  for (const MemoryKind kind : wanted)
     if (const auto at = kinds.find(kind); at != kinds.end()) bytes += at->second;
   return bytes;
 }
-using Kinds = std::map<Kind, int64_t>;
+using Kinds = std::map<MemoryKind, int64_t>;
 constexpr Column kColumns[] = {
-    {"weights", [](const Plan&, const Kinds& k) { return of(k, {Kind::weights}); }},
-    {"gradients", [](const Plan&, const Kinds& k) { return of(k, {Kind::gradients}); }},
-    {"master", [](const Plan&, const Kinds& k) { return of(k, {Kind::master}); }},
-    {"slots", [](const Plan&, const Kinds& k) { return of(k, {Kind::slots}); }},
+    {"weights", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
+    {"gradients", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
+    {"master", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
+    {"slots", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
     {"= model states",
-     [](const Plan&, const Kinds& k) {
-       return of(k, {Kind::weights, Kind::gradients, Kind::master, Kind::slots});
+     [](const MemoryPlan&, const Kinds& k) {
+       return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::slots});
      }},
-    {"buckets", [](const Plan&, const Kinds& k) { return of(k, {Kind::buckets}); }},
-    {"window", [](const Plan&, const Kinds& k) { return of(k, {Kind::window}); }},
-    {"other", [](const Plan&, const Kinds& k) { return of(k, {Kind::other}); }},
-    {"= in all", [](const Plan& plan, const Kinds&) { return plan.bytes(); }},
-    {"wire a step", [](const Plan& plan, const Kinds&) { return plan.traffic().bytes(); }},
+    {"buckets", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
+    {"window", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
+    {"other", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
+    {"= in all", [](const MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
+    {"wire a step", [](const MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
 };
 
 std::string right(const std::string& text, std::size_t width) {
@@ -67,19 +69,19 @@ std::string left(const std::string& text, std::size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
 }
 
-void print_comparison(const Asked& asked, const std::vector<std::pair<std::string, Plan>>& plans, const JudgedJob& job,
-                      const Besides& besides) {
+void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::string, MemoryPlan>>& plans,
+                      const ResolvedJob& job, const PlanContext& context) {
   int64_t most = 0, elements = 0;
   std::size_t widest = 0;
   for (const auto& [id, plan] : plans) {
     most = std::max(most, plan.bytes());
     widest = std::max(widest, id.size());
   }
-  for (const Parameter& p : asked.parameters()) elements += p.count;
+  for (const Parameter& p : query.parameters()) elements += p.count;
   const bool large = most >= 1'000'000'000;
   const PlanInput& input = plans.front().second.input;
-  std::cout << asked.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
-            << name_of(input.sum_dtype) << ", " << job.optimizer.table->id << ", " << input.world
+  std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
+            << name_of(input.reduced_grad_dtype) << ", " << job.optimizer.table->id << ", " << input.world
             << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
             << " of rank 0\n  " << left("", widest);
   for (const Column& column : kColumns) std::cout << "  " << right(column.name, 9);
@@ -96,41 +98,41 @@ void print_comparison(const Asked& asked, const std::vector<std::pair<std::strin
     std::cout << "\n";
   }
   std::cout << "  besides, on each rank: activations "
-            << (besides.activations ? bytes_text(*besides.activations) + " (measured: " + besides.measured_by + ")"
+            << (context.activations ? bytes_text(*context.activations) + " (measured: " + context.measured_by + ")"
                                     : "unknown until a run has measured them");
-  if (besides.communicator)
-    std::cout << "; the communicator " << bytes_text(*besides.communicator) << " of host memory";
+  if (context.communicator)
+    std::cout << "; the communicator " << bytes_text(*context.communicator) << " of host memory";
   std::cout << "\n  wire a step: received, all ranks together; with gathers, at most\n";
 }
 
 }  // namespace
 
-int print_plan(const AskedOptions& options, bool compare, const std::filesystem::path& bin) {
-  Asked asked("zeroth plan", options);
-  if (const int code = asked.gather(bin)) return code;
-  const JudgedJob job = asked.judged({}, asked.ranks());
-  const int ranks = asked.ranks() > 0 ? asked.ranks() : static_cast<int>(job.config.integer("job.ranks"));
-  const Planner chosen(job, asked.parameters(), ranks, asked.ranks() == 0);
+int print_plan(const ModelQueryOptions& options, bool compare, const std::filesystem::path& bin) {
+  ModelQuery query("zeroth plan", options);
+  if (const int code = query.resolve(bin)) return code;
+  const ResolvedJob job = query.resolved_job({}, query.ranks());
+  const int ranks = query.ranks() > 0 ? query.ranks() : static_cast<int>(job.config.integer("job.ranks"));
+  const Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
   if (!compare) {
-    check_budget(asked, job, chosen, ranks);
-    std::cout << asked.model() << chosen.plan(0).text(chosen.title(), chosen.besides());
+    check_budget(query, job, chosen, ranks);
+    std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
     return 0;
   }
-  std::vector<std::pair<std::string, Plan>> plans;
+  std::vector<std::pair<std::string, MemoryPlan>> plans;
   for (const std::string& id : job.strategies)
-    plans.emplace_back(
-        id, Planner(asked.judged({"strategy=" + id}, asked.ranks()), asked.parameters(), ranks, asked.ranks() == 0)
-                .plan(0));
-  print_comparison(asked, plans, job, chosen.besides());
-  check_budget(asked, job, chosen, ranks);
+    plans.emplace_back(id, Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(), ranks,
+                                   query.ranks() == 0)
+                               .plan(0));
+  print_comparison(query, plans, job, chosen.context());
+  check_budget(query, job, chosen, ranks);
   return 0;
 }
 
-int explain_placement(const AskedOptions& options, const std::filesystem::path& bin) {
-  Asked asked("zeroth explain", options);
-  const Document document = asked.document({});
+int explain_placement(const ModelQueryOptions& options, const std::filesystem::path& bin) {
+  ModelQuery query("zeroth explain", options);
+  const Document document = query.document({});
   bool placed = false;
-  for (const char* path : kPlaced) placed |= std::get<std::string>(document.early(path).value) != kOnDevice;
+  for (const char* path : kTierKeys) placed |= std::get<std::string>(document.early(path).value) != kOnDevice;
   if (!placed) return 0;
   std::cout << "\n[offload] places, of rank 0\n";
   if (std::get<std::string>(document.early("job.program").value).empty()) {
@@ -141,9 +143,9 @@ int explain_placement(const AskedOptions& options, const std::filesystem::path& 
     std::cout << "  unknown: the program, which would report its model, was not run (--no-run)\n";
     return 0;
   }
-  if (const int code = asked.gather(bin)) return code;
-  const JudgedJob job = asked.judged({}, 0);
-  const Planner planner(job, asked.parameters(), static_cast<int>(job.config.integer("job.ranks")), true);
+  if (const int code = query.resolve(bin)) return code;
+  const ResolvedJob job = query.resolved_job({}, 0);
+  const Planner planner(job, query.parameters(), static_cast<int>(job.config.integer("job.ranks")), true);
   std::cout << planner.plan(0).placement_text();
   return 0;
 }

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kSearchPath = "LD_LIBRARY_PATH";
-constexpr std::size_t kMostListing = 16u << 20;
+constexpr std::size_t kMaxListing = 16u << 20;
 constexpr double kSecondsToList = 60;
 
 // The dynamic loader that a 64-bit ELF program names; "" if it names none.
@@ -80,8 +80,8 @@ std::vector<std::string> missing_libraries(const std::string& program) {
   for (char** one = environ; *one; ++one) options.environment.emplace_back(*one);
   options.one_pipe = true;
   std::vector<std::string> missing;
-  BoundedRun listing(options, kMostListing);
-  if (listing.wait(kSecondsToList) != BoundedRun::End::in_order) return {};
+  BoundedRun listing(options, kMaxListing);
+  if (listing.wait(kSecondsToList) != BoundedRun::End::completed) return {};
   std::istringstream lines(listing.out());
   for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found"
     const auto end = line.find(" => not found");

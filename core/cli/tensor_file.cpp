@@ -6,7 +6,7 @@
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "engine/stored.hpp"
+#include "engine/safetensors_dtype.hpp"
 
 namespace zr::host {
 
@@ -23,7 +23,7 @@ TensorFile read_safetensors(const std::vector<std::string>& files) {
       if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // an integer buffer, such as positions
       int64_t count = 1;
       for (const int64_t size : tensor.shape) count *= size;
-      types.push_back(float_of(tensor.dtype));
+      types.push_back(safetensors_float(tensor.dtype));
       result.parameters.push_back({std::move(tensor.name), {}, std::move(tensor.shape), count, false, 0});
     }
   if (result.parameters.empty())

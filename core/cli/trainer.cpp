@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMostSeconds = 86400;
-constexpr std::size_t kMostKeysText = 16u << 20, kMostParametersText = 256u << 20;
+constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMaxSeconds = 86400;
+constexpr std::size_t kMaxKeysText = 16u << 20, kMaxParametersText = 256u << 20;
 constexpr std::size_t kShownLines = 8;
 
 double limit_seconds(double standard) {
@@ -28,7 +28,7 @@ double limit_seconds(double standard) {
   if (!set) return standard;
   char* end = nullptr;
   const double seconds = std::strtod(set, &end);
-  if (end == set || *end || !(seconds > 0) || seconds > kMostSeconds)
+  if (end == set || *end || !(seconds > 0) || seconds > kMaxSeconds)
     fail_user("ZR_ASK_SECONDS=" + std::string(set) + ": expected seconds, more than 0 and at most 86400");
   return seconds;
 }
@@ -47,19 +47,19 @@ std::string last_lines(std::string text) {
 }
 
 // Throws what is wrong with how a program answered, where something is; `asks`: "which keys it reads".
-void check_answer(const BoundedRun& asked, BoundedRun::End end, double seconds, std::size_t most,
-                  const std::string& who, const std::string& asks) {
-  const std::string lines = last_lines(asked.err());
+void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, std::size_t most, const std::string& who,
+                  const std::string& asks) {
+  const std::string lines = last_lines(run.err());
   const std::string said = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
-  if (end == BoundedRun::End::late)
+  if (end == BoundedRun::End::timed_out)
     fail_user(who + " did not say within " + shortest(seconds) + " seconds " + asks +
               ": construct zr::Program first in its main(), or set ZR_ASK_SECONDS to more seconds" + said);
-  if (end == BoundedRun::End::too_long)
+  if (end == BoundedRun::End::output_too_long)
     fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " when asked " + asks +
               ": name a program that constructs zr::Program first in its main()" + said);
-  if (!asked.fate().good())
-    fail_environment(who + " " + fate_text(asked.fate()) + " when asked " + asks + ": run it by hand to see why" +
-                     said);
+  if (!run.exit_status().good())
+    fail_environment(who + " " + exit_status_text(run.exit_status()) + " when asked " + asks +
+                     ": run it by hand to see why" + said);
 }
 
 }  // namespace
@@ -83,17 +83,17 @@ fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path
             "; build it, or write its absolute path");
 }
 
-std::string place_of_program(const Entry& program) { return program.origin.text() + ": job.program"; }
+std::string location_of_program(const Entry& program) { return program.origin.text() + ": job.program"; }
 
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra) {
   std::vector<std::string> all = extra;
   for (char** one = environ; *one; ++one) {
     const std::string text = *one;
-    bool told = false;
+    bool set_by_launcher = false;
     for (const char* name :
          {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=", "ZR_TOKEN=", "ZR_ASK="})
-      told = told || text.rfind(name, 0) == 0;
-    if (!told) all.push_back(text);
+      set_by_launcher = set_by_launcher || text.rfind(name, 0) == 0;
+    if (!set_by_launcher) all.push_back(text);
   }
   return all;
 }
@@ -104,7 +104,7 @@ std::string who_text(const std::string& where, const std::string& program) {
   return (where.empty() ? "" : where + ": ") + "the program " + program;
 }
 
-ProcessOptions asking(const std::vector<std::string>& argv, const char* what) {
+ProcessOptions query_process(const std::vector<std::string>& argv, const char* what) {
   ProcessOptions options;
   options.file = argv[0];
   options.arguments = argv;
@@ -113,23 +113,24 @@ ProcessOptions asking(const std::vector<std::string>& argv, const char* what) {
 }
 
 // A failure that the program has reported itself, as every program built on zr::Engine does.
-bool is_reported(const Fate& fate, const std::string& said) {
+bool is_reported(const ExitStatus& exit_status, const std::string& said) {
   for (const Exit exit : {Exit::user, Exit::environment, Exit::peer_lost, Exit::bug})
-    if (!fate.signal && fate.code == static_cast<int>(exit) && !said.empty()) return true;
+    if (!exit_status.signal && exit_status.code == static_cast<int>(exit) && !said.empty()) return true;
   // Other programs end with 1, too.
-  return !fate.signal && fate.code == static_cast<int>(Exit::program) && said.find("zeroth: error: ") != said.npos;
+  return !exit_status.signal && exit_status.code == static_cast<int>(Exit::program) &&
+         said.find("zeroth: error: ") != said.npos;
 }
 
 }  // namespace
 
-std::vector<Key> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
+std::vector<ConfigKey> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
   const double seconds = limit_seconds(kSecondsForKeys);
   const std::string who = who_text(where, program.string());
   provide_libraries(program.string());
-  BoundedRun asked(asking({program.string(), toml}, "ZR_ASK=schema"), kMostKeysText);
-  const BoundedRun::End end = asked.wait(seconds);
-  check_answer(asked, end, seconds, kMostKeysText, who, "which keys it reads");
-  return keys_from_json(asked.out(), who);
+  BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
+  const BoundedRun::End end = run.wait(seconds);
+  check_answer(run, end, seconds, kMaxKeysText, who, "which keys it reads");
+  return keys_from_json(run.out(), who);
 }
 
 Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where) {
@@ -138,14 +139,14 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
   // A program that reads its model's memory, or loads its data as tensors, needs memory for both.
   for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
     const bool last = std::string_view(how) != "ZR_ASK=parameters";
-    BoundedRun asked(asking(argv, how), kMostParametersText);
-    const BoundedRun::End end = asked.wait(seconds);
-    if (end == BoundedRun::End::in_order && !asked.fate().good()) {
+    BoundedRun run(query_process(argv, how), kMaxParametersText);
+    const BoundedRun::End end = run.wait(seconds);
+    if (end == BoundedRun::End::completed && !run.exit_status().good()) {
       if (!last) continue;
-      if (is_reported(asked.fate(), asked.err())) return {asked.fate().code, {}, asked.err()};
+      if (is_reported(run.exit_status(), run.err())) return {run.exit_status().code, {}, run.err()};
     }
-    check_answer(asked, end, seconds, kMostParametersText, who, asks);
-    return {0, parameters_from_json(asked.out(), who), asked.err()};
+    check_answer(run, end, seconds, kMaxParametersText, who, asks);
+    return {0, parameters_from_json(run.out(), who), run.err()};
   }
   fail_bug("the last way to ask always ends");
 }

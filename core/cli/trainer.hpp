@@ -16,19 +16,20 @@ std::filesystem::path find_trainer(const Entry& program, const std::filesystem::
                                    const std::filesystem::path& bin);
 
 /// "gpt.toml:3:11: job.program", for messages.
-std::string place_of_program(const Entry& program);
+std::string location_of_program(const Entry& program);
 
 /// Starts the program with ZR_ASK=schema and reads its answer, of at most 16 MiB, within a minute (ZR_ASK_SECONDS).
 /// `where` begins messages: the place of job.program ("gpt.toml:3:11"). Throws Failure naming program, exit status and
 /// the last lines of its stderr if it gives none.
-std::vector<Key> ask_keys(const std::filesystem::path& program, const std::string& toml, const std::string& where = "");
+std::vector<ConfigKey> ask_keys(const std::filesystem::path& program, const std::string& toml,
+                                const std::string& where = "");
 
 /// A program's answer, or the exit code with which it reported a mistake instead; and what it wrote to stderr, of which
 /// the last 64 KiB are kept.
 struct Answer {
   int code;
   std::vector<Parameter> parameters;
-  std::string said;
+  std::string stderr_text;
 };
 /// Starts the trainer, argv[0] an absolute path, with ZR_ASK=parameters: it builds its model without memory, says what
 /// it would train, and ends; where it cannot, with ZR_ASK=parameters_in_memory. Each has ten minutes (ZR_ASK_SECONDS)

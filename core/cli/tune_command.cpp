@@ -13,7 +13,7 @@
 #include "base/text.hpp"
 #include "cli/disk_speed.hpp"
 #include "cli/progress.hpp"
-#include "engine/machine.hpp"
+#include "engine/machine_profile.hpp"
 #include "engine/planning.hpp"
 
 namespace zr::host {
@@ -57,13 +57,13 @@ struct Moved {
   double bytes = 0;  // read, and as many written
 };
 
-Moved moved_by(const Asked& asked, const std::string& tier) {
+Moved moved_by(const ModelQuery& query, const std::string& tier) {
   std::vector<std::string> more;
-  if (!asked.document({}).holds("offload.optimizer")) more.push_back("offload.optimizer=" + toml_text(tier));
-  const JudgedJob job = asked.judged(more, asked.ranks());
-  Moved moved{asked.model(), job.config.text("offload.optimizer"), asked.ranks(), 0};
+  if (!query.document({}).holds("offload.optimizer")) more.push_back("offload.optimizer=" + toml_text(tier));
+  const ResolvedJob job = query.resolved_job(more, query.ranks());
+  Moved moved{query.model(), job.config.text("offload.optimizer"), query.ranks(), 0};
   if (moved.ranks == 0) moved.ranks = static_cast<int>(job.config.integer("job.ranks"));
-  const Planner planner(job, asked.parameters(), moved.ranks, asked.ranks() == 0);
+  const Planner planner(job, query.parameters(), moved.ranks, query.ranks() == 0);
   constexpr int kFew = 16;  // ranks of larger worlds differ by less than a leaf a bucket
   const int planned = moved.ranks <= kFew ? moved.ranks : 1;
   for (int rank = 0; rank < planned; ++rank)
@@ -134,9 +134,9 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   const bool planned = options.model.any();
   Moved moved;
   if (planned) {
-    Asked asked("zeroth tune", options.model);
-    if (const int code = asked.gather(bin)) return code;
-    moved = moved_by(asked, options.tier);
+    ModelQuery query("zeroth tune", options.model);
+    if (const int code = query.resolve(bin)) return code;
+    moved = moved_by(query, options.tier);
   }
 
   const FileSystem at = file_system_of(path);

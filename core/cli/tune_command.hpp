@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "cli/asked.hpp"
+#include "cli/model_query.hpp"
 
 namespace zr::host {
 
@@ -15,7 +15,7 @@ struct TuneOptions {
   std::string tier;   // empty: the last of offload.tiers
   int seconds = 60;   // in all
   int64_t bytes = 0;  // of the file
-  AskedOptions model;
+  ModelQueryOptions model;
 };
 
 /// Measures, prints, stores; returns the exit code. Throws Failure.

@@ -2,7 +2,7 @@
 #include <new>
 
 #include "base/log.hpp"
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "comm/done.hpp"
 
 namespace zr::host {
@@ -43,7 +43,7 @@ void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_rel
 
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   auto* communicator =
-      done->host->ctx ? static_cast<Communicator*>(Host::from_abi(done->host).context("communicator")) : nullptr;
+      done->host->ctx ? static_cast<CommRuntime*>(PluginHost::from_abi(done->host).context("communicator")) : nullptr;
   // Through the communicator even if it is resolved: a failure becomes this side's too.
   if (communicator) return communicator->wait(done, timeout_ns, error);
   const zr_code code = done_poll(done, error);
@@ -58,6 +58,6 @@ const zr_async_service kService{
 
 }  // namespace
 
-void offer_async(Host& host) { host.offer("zr.host.async/1", &kService); }
+void offer_async(PluginHost& host) { host.offer("zr.host.async/1", &kService); }
 
 }  // namespace zr::host

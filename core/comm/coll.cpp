@@ -11,8 +11,7 @@
 
 namespace zr::host {
 
-namespace {
-}
+namespace {}
 
 std::string_view name_of_op(uint32_t op) {
   static constexpr std::array<std::string_view, 12> names{"nothing",    "all_reduce", "reduce_scatter", "all_gather",
@@ -22,7 +21,7 @@ std::string_view name_of_op(uint32_t op) {
 }
 
 bool is_message(const zr_coll& coll) { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
-bool is_fold(const zr_coll& coll) {
+bool is_reduction(const zr_coll& coll) {
   return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE;
 }
 
@@ -54,7 +53,7 @@ int64_t total_of(const zr_coll& coll, int world) {
   return coll.op == ZR_BROADCAST || coll.op == ZR_RECV ? coll.dst.count : coll.src.count;
 }
 
-Range part_of_rank(const int64_t* counts, int64_t total, int r, int world) {
+ElementRange part_of_rank(const int64_t* counts, int64_t total, int r, int world) {
   if (counts) return {sum_of(counts, r), counts[r]};
   return {total / world * r, total / world};
 }
@@ -151,7 +150,7 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   if (rooted && (coll.root < 0 || coll.root >= world)) return "root " + std::to_string(coll.root) + " is no rank";
   if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank))
     return "peer " + std::to_string(coll.peer) + " is no other rank";
-  if (is_fold(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
+  if (is_reduction(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
     return "there is no reduction " + std::to_string(coll.reduce);
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
@@ -159,7 +158,7 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   if (writes)
     if (std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
   const bool widens =
-      is_fold(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+      is_reduction(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !widens)
     return "src is " + std::string(name_of(coll.src.dtype)) + " and dst is " + std::string(name_of(coll.dst.dtype));
   for (const int64_t* counts : {coll.counts, coll.recv_counts})

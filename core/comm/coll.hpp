@@ -13,7 +13,7 @@ std::string_view name_of_op(uint32_t op);  // "all_reduce"
 /// Sends and receives: two ranks take part, and they have no fingerprint.
 bool is_message(const zr_coll& coll);
 /// all_reduce, reduce_scatter, reduce.
-bool is_fold(const zr_coll& coll);
+bool is_reduction(const zr_coll& coll);
 /// The rank's src is read; its dst is written.
 bool reads_src(const zr_coll& coll, int rank);
 bool writes_dst(const zr_coll& coll, int rank);
@@ -21,12 +21,12 @@ bool writes_dst(const zr_coll& coll, int rank);
 /// Elements of the whole operation: equal on all ranks but for all_to_all, send and recv.
 int64_t total_of(const zr_coll& coll, int world);
 /// A run of elements.
-struct Range {
+struct ElementRange {
   int64_t first, count;
   int64_t end() const { return first + count; }
 };
 /// Rank r's part of `total` elements, by counts or, if these are null, equal.
-Range part_of_rank(const int64_t* counts, int64_t total, int r, int world);
+ElementRange part_of_rank(const int64_t* counts, int64_t total, int r, int world);
 
 /// Equal on all ranks that mean the same operation; never 0, but for send and recv.
 uint64_t fingerprint_of(const zr_coll& coll, int world);

@@ -6,7 +6,7 @@
 
 #include "base/dtype.hpp"
 #include "comm/coll.hpp"
-#include "comm/fold.hpp"
+#include "comm/ordered_reduce.hpp"
 
 namespace zr::host {
 
@@ -33,8 +33,8 @@ class Composition {
 
  private:
   // Elements of each of n slots that the room is cut into.
-  int64_t slot(int n) const { return std::max<int64_t>(1, with_.room_bytes / (size_ * n) / 64 * 64); }
-  char* room(int64_t elements = 0) const { return with_.room + elements * size_; }
+  int64_t slot(int n) const { return std::max<int64_t>(1, with_.staging_bytes / (size_ * n) / 64 * 64); }
+  char* room(int64_t elements = 0) const { return with_.staging + elements * size_; }
   zr_view view(void* data, int64_t count) const { return {data, count, dtype_, 0, {1, 0}}; }
   static char* at(const zr_view& v, int64_t first) { return bytes_of(v) + first * size_of(v.dtype); }
 
@@ -61,7 +61,7 @@ class Composition {
     if (!wanted) return;
     std::vector<const void*> rows;
     for (int r = 0; r < world_; ++r) rows.push_back(room(r * count));
-    fold(with_.pool, coll_, part_of(coll_.dst, to, count), rows);
+    ordered_reduce(with_.pool, coll_, part_of(coll_.dst, to, count), rows);
   }
   void copy(void* to, const void* from, int64_t count) const {
     if (count > 0) std::memmove(to, from, static_cast<std::size_t>(count * size_));
@@ -84,7 +84,7 @@ void Composition::reduce_scatter() {
   if (with_.all_to_all) return reduce_scatter_by_exchange();
   const int64_t run = slot(world_), total = coll_.src.count;
   for (int r = 0; r < world_; ++r) {
-    const Range part = part_of_rank(coll_.counts, total, r, world_);
+    const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
     for (int64_t done = 0; done < part.count; done += run)
       fold_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
   }
@@ -99,7 +99,7 @@ void Composition::reduce_scatter_by_exchange() {
     std::vector<int64_t> to, from;
     int64_t packed = 0;
     for (int r = 0; r < world_; ++r) {
-      const Range part = part_of_rank(coll_.counts, total, r, world_);
+      const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
       to.push_back(std::clamp<int64_t>(part.count - done, 0, run));
       copy(room(packed), at(coll_.src, part.first + std::min(done, part.count)), to.back());
       packed += to.back();
@@ -116,7 +116,7 @@ void Composition::reduce_scatter_by_exchange() {
     if (mine == 0) continue;
     std::vector<const void*> rows;
     for (int r = 0; r < world_; ++r) rows.push_back(room(world_ * run + r * mine));
-    fold(with_.pool, coll_, part_of(coll_.dst, done, mine), rows);
+    ordered_reduce(with_.pool, coll_, part_of(coll_.dst, done, mine), rows);
   }
 }
 
@@ -124,7 +124,7 @@ void Composition::gather() {
   const int64_t run = slot(world_), total = total_of(coll_, world_);
   int64_t longest = 0;
   for (int r = 0; r < world_; ++r) longest = std::max(longest, part_of_rank(coll_.counts, total, r, world_).count);
-  const Range mine = part_of_rank(coll_.counts, total, rank_, world_);
+  const ElementRange mine = part_of_rank(coll_.counts, total, rank_, world_);
   for (int64_t done = 0; done < longest; done += run) {
     std::vector<int64_t> counts;
     for (int r = 0; r < world_; ++r)
@@ -144,7 +144,7 @@ void Composition::gather() {
 void Composition::scatter() {
   const int64_t run = slot(1), total = total_of(coll_, world_);
   for (int r = 0; r < world_; ++r) {
-    const Range part = part_of_rank(coll_.counts, total, r, world_);
+    const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
     if (r == coll_.root) {
       if (r == rank_) copy(coll_.dst.data, at(coll_.src, part.first), part.count);
       continue;

@@ -13,7 +13,7 @@
 #include "comm/coll.hpp"
 #include "comm/compose.hpp"
 #include "comm/done.hpp"
-#include "comm/fold.hpp"
+#include "comm/ordered_reduce.hpp"
 
 namespace zr::host {
 
@@ -66,13 +66,13 @@ zr_comm_ref Submission::ref() {
 std::exception_ptr Submission::take_failure() { return std::exchange(failure_, nullptr); }
 
 // The job has ended for this rank: what all ranks did goes into the Failure that every call from now on throws.
-zr_code Submission::lose(const std::string& mine, zr_error* error) {
+zr_code Submission::fail_job(const std::string& mine, zr_error* error) {
   if (!lost_) lost_ = std::make_exception_ptr(Failure(Exit::peer_lost, control_->report(mine)));
   failure_ = lost_;
   return fill(error, ZR_COMM, mine);
 }
 
-zr_code Submission::refuse(zr_code code, Exit exit, const std::string& text, zr_error* error) {
+zr_code Submission::reject(zr_code code, Exit exit, const std::string& text, zr_error* error) {
   failure_ = std::make_exception_ptr(Failure(exit, text));
   return fill(error, code, text);
 }
@@ -82,16 +82,16 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
   const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
   if (too_long_)
-    return lose("waited longer than communicator.timeout (" +
-                    duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what,
-                error);
-  if (code == ZR_MISMATCH) return lose(said, error);
+    return fail_job("waited longer than communicator.timeout (" +
+                        duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what,
+                    error);
+  if (code == ZR_MISMATCH) return fail_job(said, error);
   const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
-  if (means_lost(code)) return lose(what, error);
+  if (means_lost(code)) return fail_job(what, error);
   const Exit exit = code == ZR_INVALID                                            ? Exit::user
                     : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment
                                                                                   : Exit::bug;
-  return refuse(code, exit, instance_->who("submit") + ": " + what, error);
+  return reject(code, exit, instance_->who("submit") + ": " + what, error);
 }
 
 // The plug-in does this operation itself, in the order NUMERICS.md asks for. The same answer on every rank.
@@ -101,25 +101,25 @@ bool Submission::is_native(const zr_coll& coll) const {
   const zr_dtype travels =
       coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
   if (!(caps_.dtypes & bit(static_cast<uint64_t>(travels)))) return false;
-  if (!is_fold(coll)) return true;
+  if (!is_reduction(coll)) return true;
   const bool narrow = travels == ZR_BF16 || travels == ZR_F16, real = narrow || travels == ZR_F32 || travels == ZR_F64;
-  // At the other ends of a reduce nobody knows whether the root widens.
-  const bool widens = coll.op == ZR_REDUCE ? narrow : coll.dst.dtype != travels;
+  // At the other ends of a reduce nobody knows whether the root upcasts.
+  const bool upcasts = coll.op == ZR_REDUCE ? narrow : coll.dst.dtype != travels;
   return (caps_.reduces & bit(coll.reduce)) &&
          (!real || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
          (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
-         (!widens || (caps_.flags & ZR_COMM_WIDEN));
+         (!upcasts || (caps_.flags & ZR_COMM_UPCAST));
 }
 
 // A world of one: the source of all is the own.
-void Submission::alone(const zr_coll& coll) {
-  if (is_fold(coll)) return fold(host_.pool(), coll, coll.dst, {coll.src.data});
+void Submission::run_single_rank(const zr_coll& coll) {
+  if (is_reduction(coll)) return ordered_reduce(host_.pool(), coll, coll.dst, {coll.src.data});
   if (coll.op != ZR_BARRIER && coll.src.count > 0 && coll.src.data != coll.dst.data)
     std::memmove(coll.dst.data, coll.src.data, static_cast<std::size_t>(coll.src.count * size_of(coll.src.dtype)));
 }
 
 zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error) {
-  if (!room_) room_ = allocate_room_();
+  if (!staging_) staging_ = allocate_staging_();
   int64_t received = 0;
   std::vector<int64_t> bytes;
   const auto run = [&](zr_coll part) {
@@ -141,7 +141,7 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
   const bool exchanges =
       (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
   try {
-    const std::string why = compose(coll, {rank_, world_, exchanges, room_, kRoom, host_.pool(), run});
+    const std::string why = compose(coll, {rank_, world_, exchanges, staging_, kStagingBytes, host_.pool(), run});
     if (!why.empty()) return fill(error, ZR_UNSUPPORTED, why);
   } catch (const Stopped& stopped) {
     return stopped.code;
@@ -158,16 +158,16 @@ void Submission::ended(const zr_coll& coll, const void* dst, Trace::Time begin) 
 }
 
 // Rooms come free in the order of submission, and all ranks submit in one: who waits for one keeps nobody waiting.
-zr_code Submission::enter(Views& views, zr_error* error) {
-  if (!paged_) return ZR_OK;
-  while (!entered_.empty() && entered_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
-    done_release(entered_.front());
-    entered_.pop_front();
+zr_code Submission::stage(StagedCollective& views, zr_error* error) {
+  if (!collective_staging_) return ZR_OK;
+  while (!staged_.empty() && staged_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
+    done_release(staged_.front());
+    staged_.pop_front();
   }
-  while ((views.number = paged_->enter(views.coll)) == Paged::kNoRoom) {
-    if (entered_.empty()) fail_bug("a collective finds no room for what it reads of a tier, though none is under way");
-    zr_done* first = entered_.front();
-    entered_.pop_front();
+  while ((views.number = collective_staging_->stage(views.coll)) == CollectiveStaging::kNoCapacity) {
+    if (staged_.empty()) fail_bug("a collective finds no room for what it reads of a tier, though none is under way");
+    zr_done* first = staged_.front();
+    staged_.pop_front();
     const zr_code code = wait(first, -1, error);
     done_release(first);
     if (code != ZR_OK) return code;
@@ -175,37 +175,38 @@ zr_code Submission::enter(Views& views, zr_error* error) {
   return ZR_OK;
 }
 
-void Submission::leave(uint64_t number, bool well) noexcept {
-  if (number != Paged::kNothing && paged_) paged_->leave(number, well);
+void Submission::unstage(uint64_t number, bool well) noexcept {
+  if (number != CollectiveStaging::kNotStaged && collective_staging_) collective_staging_->unstage(number, well);
 }
 
-// `coll` is what was asked for, by which it is counted and told; `views` is what is done.
-zr_code Submission::issue(const zr_coll& coll, const Views& views, zr_done* done, bool control, zr_error* error) {
+// `coll` is what was asked for, by which it is counted and observed; `views` is what is done.
+zr_code Submission::issue(const zr_coll& coll, const StagedCollective& views, zr_done* done, bool control,
+                          zr_error* error) {
   const bool native = world_ > 1 && is_native(coll), beside = native && done && (caps_.flags & ZR_COMM_ASYNC);
-  const bool told = !control && (trace_ || ended_);
+  const bool observed = !control && (trace_ || ended_);
   const uint64_t number = views.number;
   const auto begin = Clock::now();
   zr_code code = ZR_OK;
   if (beside) {
-    if (told || number)
-      done->then = [this, coll, begin, told, number, dst = views.coll.dst.data,
+    if (observed || number)
+      done->then = [this, coll, begin, observed, number, dst = views.coll.dst.data,
                     label = std::string(coll.label ? coll.label : "")](zr_code code) {
         zr_coll own = coll;
         own.label = label.c_str();
         own.counts = own.recv_counts = nullptr;
-        if (code == ZR_OK && told) ended(own, dst, begin);
-        leave(number, code == ZR_OK);
+        if (code == ZR_OK && observed) ended(own, dst, begin);
+        unstage(number, code == ZR_OK);
       };
     control_->set_activity(activity_);
     code = finish(api_->submit(comm_, &views.coll, nullptr, done, error), error);
     if (code == ZR_OK && number) {
       done->references.fetch_add(1, std::memory_order_relaxed);
-      entered_.push_back(done);
+      staged_.push_back(done);
     }
     activity_.what.clear();
     control_->set_activity(activity_);
   } else if (world_ == 1) {
-    alone(views.coll);
+    run_single_rank(views.coll);
   } else {
     const Waiting waiting(*this);
     const zr_coll& own = views.coll;
@@ -213,34 +214,34 @@ zr_code Submission::issue(const zr_coll& coll, const Views& views, zr_done* done
   }
   if (code != ZR_OK) {  // nobody resolves `done` then
     if (beside) done->then = nullptr;
-    leave(number, false);
+    unstage(number, false);
     return code;
   }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
-  if (told && !beside) ended(coll, views.coll.dst.data, begin);
-  if (!beside) leave(number, true);
+  if (observed && !beside) ended(coll, views.coll.dst.data, begin);
+  if (!beside) unstage(number, true);
   if (done && !beside) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
 
 zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
-  if (lost_) return lose("the job has ended", error);
+  if (lost_) return fail_job("the job has ended", error);
   failure_ = nullptr;  // of an earlier call, whose caller went on
   zr_coll coll = given;
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
-    return refuse(ZR_INVALID, Exit::user,
+    return reject(ZR_INVALID, Exit::user,
                   std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
-  Views views{coll, Paged::kNothing};
-  if (const zr_code code = enter(views, error); code != ZR_OK) return code;
+  StagedCollective views{coll, CollectiveStaging::kNotStaged};
+  if (const zr_code code = stage(views, error); code != ZR_OK) return code;
   if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
     describe(coll, world_, activity_.what, call_);
     if (control_->broken()) {
-      leave(views.number, false);
-      return lose("about to issue " + activity_.what, error);
+      unstage(views.number, false);
+      return fail_job("about to issue " + activity_.what, error);
     }
   }
   if (done) {
@@ -252,7 +253,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   try {
     return issue(coll, views, done, control, error);
   } catch (...) {
-    leave(views.number, false);
+    unstage(views.number, false);
     throw;
   }
 }
@@ -327,7 +328,7 @@ zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept 
   const auto& submission = *static_cast<Submission*>(self);
   const uint64_t all = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
   const uint64_t ops = submission.world_ == 1 ? all & ~messages : (all & ~messages) | (submission.caps_.ops & messages);
-  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_WIDEN | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops,
+  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops,
                           bit(ZR_I64 + 1) - bit(ZR_F32), bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
   const uint32_t size = std::min<uint32_t>(out->size, sizeof caps);
   std::memcpy(out, &caps, size);

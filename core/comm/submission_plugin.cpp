@@ -12,12 +12,13 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 }  // namespace
 
-const zr_alias_api* alias_of(const Component& communicator) {
+const zr_shared_weights_api* shared_weights_of(const Component& communicator) {
   if (!communicator.table->extension) return nullptr;
-  return static_cast<const zr_alias_api*>(communicator.table->extension(nullptr, "zr.communicator.alias/1"));
+  return static_cast<const zr_shared_weights_api*>(
+      communicator.table->extension(nullptr, "zr.communicator.shared_weights/1"));
 }
 
-Submission::Submission(Host& host, std::shared_ptr<Control> control, const Instance* instance,
+Submission::Submission(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
                        std::chrono::milliseconds timeout)
     : host_(host),
       control_(std::move(control)),
@@ -48,7 +49,7 @@ Submission::Submission(Host& host, std::shared_ptr<Control> control, const Insta
 }
 
 void Submission::close() {
-  for (; !entered_.empty(); entered_.pop_front()) done_release(entered_.front());
+  for (; !staged_.empty(); staged_.pop_front()) done_release(staged_.front());
   if (!comm_) return;
   control_->on_broken(this, {});
   watch_ = {};
@@ -85,9 +86,11 @@ void Submission::mem_free(void* memory) {
   if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
 }
 
-const zr_alias_api* Submission::alias() const { return instance_ ? alias_of(instance_->component()) : nullptr; }
+const zr_shared_weights_api* Submission::alias() const {
+  return instance_ ? shared_weights_of(instance_->component()) : nullptr;
+}
 
-std::pair<void*, const void*> Submission::alias_alloc(uint64_t bytes) {
+std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
   CallError error;
@@ -95,7 +98,7 @@ std::pair<void*, const void*> Submission::alias_alloc(uint64_t bytes) {
   return {writer, reader};
 }
 
-void Submission::alias_free(void* writer) {
+void Submission::shared_free(void* writer) {
   if (comm_) alias()->free(comm_, writer);
 }
 

@@ -42,9 +42,9 @@ std::string divide(const Number& global, Number& third, const Number& other, int
 std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumulation_entry, int64_t world) {
   Number global{global_entry}, micro{micro_entry}, accumulation{accumulation_entry};
   if (global.given() && micro.given() && !accumulation.given()) return divide(global, accumulation, micro, world);
-  if (!accumulation.given()) accumulation.set(1, Origin::From::standard);
+  if (!accumulation.given()) accumulation.set(1, Origin::From::key_default);
   if (global.given() && !micro.given()) return divide(global, micro, accumulation, world);
-  if (!micro.given()) micro.set(1, Origin::From::standard);
+  if (!micro.given()) micro.set(1, Origin::From::key_default);
   const double most = global.entry.key.max;
   if (double(micro.value) * double(accumulation.value) * double(world) > most)
     return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " is more than " + shortest(most) +

@@ -8,14 +8,14 @@
 #include "base/text.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
+#include "config/document_tree.hpp"
 #include "config/precision.hpp"
-#include "config/tree.hpp"
 
 namespace zr::host {
 
 namespace {
 
-constexpr std::size_t kMostNameBytes = 200;  // a file system's limit is 255, and suffixes are added
+constexpr std::size_t kMaxNameBytes = 200;  // a file system's limit is 255, and suffixes are added
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 std::string join(const std::string& table, std::string_view name) {
@@ -31,16 +31,17 @@ std::string did_you_mean(const std::vector<std::string>& near) {
 }
 
 // The place of a value; of a table that the command line made, its first value's.
-Origin place_of(const toml::node& node) {
+Origin node_origin(const toml::node& node) {
   const Origin origin = origin_of(node.source());
   const toml::table* table = node.as_table();
-  return origin.from == Origin::From::standard && table && !table->empty() ? place_of(table->begin()->second) : origin;
+  return origin.from == Origin::From::key_default && table && !table->empty() ? node_origin(table->begin()->second)
+                                                                              : origin;
 }
 
 // The place of a key: its own, or its value's where toml++ knows none (what the command line laid over).
 Origin place(const toml::key& key, const toml::node& node) {
   const Origin origin = origin_of(key.source());
-  const Origin value = place_of(node);
+  const Origin value = node_origin(node);
   return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
 }
 
@@ -49,19 +50,19 @@ Origin place(const toml::key& key, const toml::node& node) {
 // One run of Document::check: gathers every problem of the file before it throws.
 class Check {
  public:
-  Check(const Document::Tree& tree, const Document& document, const std::vector<Key>& more, const PluginIds& unread,
-        std::vector<Unchecked>* unchecked)
+  Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& more,
+        const PluginIds& unread, std::vector<UncheckedValue>* unchecked)
       : tree_(tree), unread_(unread), unchecked_(unchecked), keys_(host_keys()) {
     keys_.insert(keys_.end(), more.begin(), more.end());
     for (const auto& role : roles()) chosen_[role] = document.chosen(role);
-    for (const Key& key : keys_) declare(key);
+    for (const ConfigKey& key : keys_) declare(key);
     for (const auto& [role, id] : chosen_)
       if (id.find('/') == id.npos) tables_.insert(role + "." + id);
   }
 
-  Config run(int world) {
+  JobConfig run(int world) {
     names(tree_.root, "");
-    for (const Key& key : keys_) value(key);
+    for (const ConfigKey& key : keys_) value(key);
     groups();
     renames();
     throw_problems();
@@ -83,9 +84,9 @@ class Check {
   };
 
   // The first ones are reported, later ones counted: a file of nothing but mistakes has an answer at once.
-  static constexpr std::size_t kMostProblems = 20;
+  static constexpr std::size_t kMaxProblems = 20;
   void problem(const Origin& origin, const std::string& text) {
-    problems_.size() < kMostProblems ? problems_.push_back({origin, text}) : void(++more_problems_);
+    problems_.size() < kMaxProblems ? problems_.push_back({origin, text}) : void(++more_problems_);
   }
 
   void throw_problems() {
@@ -96,14 +97,14 @@ class Check {
     });
     std::string all;
     for (const Problem& one : problems_) {
-      const bool placed = one.origin.from != Origin::From::standard;
+      const bool placed = one.origin.from != Origin::From::key_default;
       all += (all.empty() ? "" : "\n") + (placed ? one.origin.text() : tree_.file) + ": " + one.text;
     }
     if (more_problems_ > 0) all += "\n" + tree_.file + ": " + std::to_string(more_problems_) + " more problems";
     fail_user(all);
   }
 
-  void declare(const Key& key) {
+  void declare(const ConfigKey& key) {
     const std::string bad = declaration_problem(key);
     if (!bad.empty()) fail_bug(bad);
     const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
@@ -150,11 +151,11 @@ class Check {
       return;
     }
     const auto raw = tree_.overrides.find(path);
-    unchecked_->push_back({path, raw == tree_.overrides.end() ? written(node) : raw->second, place(key, node)});
+    unchecked_->push_back({path, raw == tree_.overrides.end() ? source_text(node) : raw->second, place(key, node)});
   }
 
   void unknown(const Origin& origin, const std::string& path, bool is_table) {
-    if (problems_.size() >= kMostProblems) return void(++more_problems_);  // the nearest name takes time
+    if (problems_.size() >= kMaxProblems) return void(++more_problems_);  // the nearest name takes time
     if (const std::string_view now = renamed(path); !now.empty())
       return problem(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
     std::vector<std::string> candidates(tables_.begin(), tables_.end());
@@ -190,7 +191,7 @@ class Check {
     return table.empty() ? "; there are " + there : "; [" + table + "] has " + there;
   }
 
-  void value(const Key& key) {
+  void value(const ConfigKey& key) {
     const bool role = key.table.empty();
     std::string path = key.path();
     const toml::node* node = node_at(tree_.root, path);
@@ -198,7 +199,7 @@ class Check {
     Entry entry{key, {}, {}, {}};
     if (node) {
       const auto raw = tree_.overrides.find(role ? key.name + ".use" : path);
-      Judged got = judged(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
+      ParsedValue got = parse_value(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
       entry.origin = origin_of(node->source());
       if (!got.problem.empty()) return problem(entry.origin, path + ": " + got.problem);
       entry.value = std::move(got.value);
@@ -206,14 +207,14 @@ class Check {
     } else if (key.def.empty()) {
       return missing(key);
     } else if (key.def[0] != '@') {
-      Judged standard = default_value(key);
+      ParsedValue standard = default_value(key);
       entry.value = std::move(standard.value);
       entry.written = std::move(standard.written);
     }
     config_.entries_.push_back(std::move(entry));
   }
 
-  void missing(const Key& key) {
+  void missing(const ConfigKey& key) {
     if (!problems_.empty()) return;  // it may be one of those, misspelt
     const toml::node* table = node_at(tree_.root, key.table);
     problem(table ? origin_of(table->source()) : Origin{},
@@ -262,8 +263,8 @@ class Check {
     if (text.empty()) text = std::filesystem::path(tree_.file).stem().string();
     if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos)
       problem(name.origin, "job.name: expected the name of one folder, found " + toml_quoted(text));
-    else if (text.size() > kMostNameBytes)
-      problem(name.origin, "job.name: expected a name of at most " + std::to_string(kMostNameBytes) +
+    else if (text.size() > kMaxNameBytes)
+      problem(name.origin, "job.name: expected a name of at most " + std::to_string(kMaxNameBytes) +
                                " bytes, found one of " + std::to_string(text.size()));
     else if (printable(text) != text)
       problem(name.origin, "job.name: expected a name without control characters, found " + toml_quoted(text));
@@ -275,7 +276,7 @@ class Check {
           &times = entry("train.gradient_accumulation");
     Origin first;
     for (const Entry* one : {&times, &micro, &global})
-      if (one->origin.from != Origin::From::standard) first = one->origin;
+      if (one->origin.from != Origin::From::key_default) first = one->origin;
     const std::string wrong = derive_batch(global, micro, times, world_);
     if (!wrong.empty()) problem(first, wrong);
   }
@@ -291,15 +292,15 @@ class Check {
   void group(const toml::table& table) {
     GroupConfig group;
     group.origin = origin_of(table.source());
-    Key scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
-              "the group's learning rate, in units of optimizer.lr"};
+    ConfigKey scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
+                    "the group's learning rate, in units of optimizer.lr"};
     scale.min = 0;
     for (const auto& [key, node] : table) {
       if (key == "match") {
         patterns(node, group);
       } else if (key == "lr_scale") {
         if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
-      } else if (const Key* own = plugin_key(key.str()); own && own->per_group) {
+      } else if (const ConfigKey* own = plugin_key(key.str()); own && own->per_group) {
         if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
       } else {
         no_group_key(place(key, node), std::string(key.str()), own);
@@ -352,18 +353,18 @@ class Check {
   }
 
   // Of the chosen optimizer: the only one whose keys are here.
-  static bool is_plugin_key(const Key& key) { return key.table.rfind("optimizer.", 0) == 0; }
+  static bool is_plugin_key(const ConfigKey& key) { return key.table.rfind("optimizer.", 0) == 0; }
 
-  const Key* plugin_key(std::string_view name) const {
-    for (const Key& key : keys_)
+  const ConfigKey* plugin_key(std::string_view name) const {
+    for (const ConfigKey& key : keys_)
       if (key.name == name && is_plugin_key(key)) return &key;
     return nullptr;
   }
 
-  void no_group_key(const Origin& origin, const std::string& name, const Key* own) {
+  void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* own) {
     if (own) return problem(origin, "'" + name + "' cannot differ between groups: write it in [" + own->table + "]");
     std::vector<std::string> there{"match", "lr_scale"};
-    for (const Key& key : keys_)
+    for (const ConfigKey& key : keys_)
       if (key.per_group) there.push_back(key.name);
     const auto near = all_nearest(name, there);
     std::string all;
@@ -371,8 +372,8 @@ class Check {
     problem(origin, "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
   }
 
-  std::optional<Entry> group_value(const Key& key, const toml::node& node) {
-    Judged got = judged(key, node, nullptr);
+  std::optional<Entry> group_value(const ConfigKey& key, const toml::node& node) {
+    ParsedValue got = parse_value(key, node, nullptr);
     const Origin origin = origin_of(node.source());
     if (got.problem.empty()) return Entry{key, std::move(got.value), std::move(got.written), origin};
     problem(origin, "optimizer.groups: " + key.name + ": " + got.problem);
@@ -392,18 +393,18 @@ class Check {
 
   const Document::Tree& tree_;
   const PluginIds& unread_;
-  std::vector<Unchecked>* const unchecked_;
-  std::vector<Key> keys_;
+  std::vector<UncheckedValue>* const unchecked_;
+  std::vector<ConfigKey> keys_;
   std::map<std::string, std::string> chosen_;
   std::set<std::string> paths_, tables_;
   std::vector<Problem> problems_;
   std::size_t more_problems_ = 0;
-  Config config_;
+  JobConfig config_;
   int64_t world_ = 1;
 };
 
-Config Document::check(const std::vector<Key>& more, int world, const PluginIds& unread,
-                       std::vector<Unchecked>* unchecked) const {
+JobConfig Document::check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread,
+                          std::vector<UncheckedValue>* unchecked) const {
   return Check(*tree_, *this, more, unread, unchecked).run(world);
 }
 

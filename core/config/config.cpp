@@ -56,7 +56,7 @@ std::string group_text(const GroupConfig& group) {
 
 std::string Origin::text() const {
   switch (from) {
-    case From::standard: return "default";
+    case From::key_default: return "default";
     case From::file: return file + ":" + std::to_string(line) + ":" + std::to_string(column);
     case From::command_line: return "command line";
     case From::derived: return "derived";
@@ -75,37 +75,37 @@ std::string toml_text(const Value& value) {
   return "[" + list + "]";
 }
 
-const Entry& Config::entry(std::string_view path) const {
+const Entry& JobConfig::entry(std::string_view path) const {
   if (const Entry* entry = find(entries_, path)) return *entry;
   fail_bug("no key '" + std::string(path) + "' was declared");
 }
 
-bool Config::has(std::string_view path) const { return find(entries_, path) != nullptr; }
-bool Config::boolean(std::string_view path) const { return as<bool>(entry(path), "boolean"); }
-int64_t Config::integer(std::string_view path) const { return as<int64_t>(entry(path), "integer"); }
-double Config::number(std::string_view path) const {
+bool JobConfig::has(std::string_view path) const { return find(entries_, path) != nullptr; }
+bool JobConfig::boolean(std::string_view path) const { return as<bool>(entry(path), "boolean"); }
+int64_t JobConfig::integer(std::string_view path) const { return as<int64_t>(entry(path), "integer"); }
+double JobConfig::number(std::string_view path) const {
   const Entry& one = entry(path);
   if (const auto* whole = std::get_if<int64_t>(&one.value)) return static_cast<double>(*whole);
   return as<double>(one, "number");
 }
-const std::string& Config::text(std::string_view path) const { return as<std::string>(entry(path), "string"); }
-const std::vector<double>& Config::numbers(std::string_view path) const {
+const std::string& JobConfig::text(std::string_view path) const { return as<std::string>(entry(path), "string"); }
+const std::vector<double>& JobConfig::numbers(std::string_view path) const {
   return as<std::vector<double>>(entry(path), "numbers");
 }
-const Origin& Config::origin(std::string_view path) const { return entry(path).origin; }
-bool Config::given(std::string_view path) const {
+const Origin& JobConfig::origin(std::string_view path) const { return entry(path).origin; }
+bool JobConfig::given(std::string_view path) const {
   const auto from = origin(path).from;
   return from == Origin::From::file || from == Origin::From::command_line;
 }
 
-std::vector<const Entry*> Config::table(std::string_view name) const {
+std::vector<const Entry*> JobConfig::table(std::string_view name) const {
   std::vector<const Entry*> all;
   for (const Entry& entry : entries_)
     if (entry.key.table == name) all.push_back(&entry);
   return all;
 }
 
-std::vector<std::pair<std::string, std::vector<Config::Row>>> Config::tables() const {
+std::vector<std::pair<std::string, std::vector<JobConfig::Row>>> JobConfig::tables() const {
   std::vector<std::pair<std::string, std::vector<Row>>> all;
   for (const Entry& entry : entries_) {
     const bool role = entry.key.table.empty();
@@ -122,7 +122,7 @@ std::vector<std::pair<std::string, std::vector<Config::Row>>> Config::tables() c
   return all;
 }
 
-std::string Config::to_toml() const {
+std::string JobConfig::to_toml() const {
   std::string text;
   for (const auto& [table, rows] : tables()) {
     text += (text.empty() ? "[" : "\n[") + table + "]\n";

@@ -1,4 +1,5 @@
-// TOML text -> Config: typed, complete, every value with its origin. An unknown key is an error with file:line:column.
+// TOML text -> JobConfig: typed, complete, every value with its origin. An unknown key is an error with
+// file:line:column.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace zr::host {
 
 struct Origin {
   /// derived: follows from other keys; launcher: who started the ranks decided.
-  enum class From { standard, file, command_line, derived, launcher } from = From::standard;
+  enum class From { key_default, file, command_line, derived, launcher } from = From::key_default;
   std::string file;  // as the user wrote it
   int line = 0, column = 0;
   /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
@@ -27,7 +28,7 @@ using Value = std::variant<bool, int64_t, double, std::string, std::vector<doubl
 std::string toml_text(const Value& value);
 
 struct Entry {
-  Key key;
+  ConfigKey key;
   Value value;          // bytes as int64_t, durations in seconds as double
   std::string written;  // as TOML text with its unit: "\"32MiB\""
   Origin origin;
@@ -50,7 +51,7 @@ struct Rename {
 };
 
 /// Immutable after check(). Reading a path that is no key is a bug.
-class Config {
+class JobConfig {
  public:
   /// The value of a key, by its type.
   bool boolean(std::string_view path) const;
@@ -68,7 +69,7 @@ class Config {
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
   const std::vector<Rename>& renames() const { return renames_; }
-  /// The entries of one table ("strategy.<id>"). The pointers live as the Config.
+  /// The entries of one table ("strategy.<id>"). The pointers live as the JobConfig.
   std::vector<const Entry*> table(std::string_view name) const;
   /// All entries as they stand in a file: sub-tables behind their table, a role's own name written as [role] use.
   struct Row {
@@ -76,7 +77,7 @@ class Config {
     const Entry* entry;
   };
   std::vector<std::pair<std::string, std::vector<Row>>> tables() const;
-  /// The effective configuration as a TOML file that gives the same Config again, meanings as comments.
+  /// The effective configuration as a TOML file that gives the same JobConfig again, meanings as comments.
   std::string to_toml() const;
 
  private:
@@ -87,7 +88,7 @@ class Config {
 };
 
 /// A value that no known key has, where the keys of the job's program are not known.
-struct Unchecked {
+struct UncheckedValue {
   std::string path;
   std::string written;  // as TOML text, shortened
   Origin origin;
@@ -122,8 +123,8 @@ class Document {
   /// of global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand
   /// in one Failure, a line each.
   /// With `unchecked`, values that no key has are added to it instead of being rejected.
-  Config check(const std::vector<Key>& more, int world, const PluginIds& unread = {},
-               std::vector<Unchecked>* unchecked = nullptr) const;
+  JobConfig check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread = {},
+                  std::vector<UncheckedValue>* unchecked = nullptr) const;
 
   struct Tree;  // toml::table, kept out of this header
 

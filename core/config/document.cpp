@@ -11,7 +11,7 @@
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "config/config.hpp"
-#include "config/tree.hpp"
+#include "config/document_tree.hpp"
 
 namespace zr::host {
 
@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::string_view kCommandLine = "command line";
 
-constexpr std::size_t kMostBytes = 4u << 20;  // of a TOML file
-constexpr std::size_t kDeepest = 32;          // tables in tables, arrays in arrays: what walks them calls itself
+constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
+constexpr std::size_t kMaxJsonDepth = 32;    // tables in tables, arrays in arrays: what walks them calls itself
 
 const char* kind_text(mode_t mode) {
   return S_ISDIR(mode)    ? "a folder"
@@ -44,10 +44,10 @@ std::string read_toml(const std::string& file) {
   } else {
     std::array<char, 65536> buffer;
     ssize_t got = 0;
-    while (text.size() <= kMostBytes && (got = ::read(fd, buffer.data(), buffer.size())) > 0)
+    while (text.size() <= kMaxBytes && (got = ::read(fd, buffer.data(), buffer.size())) > 0)
       text.append(buffer.data(), static_cast<std::size_t>(got));
     if (got < 0) problem = std::string("cannot be read: ") + std::strerror(errno);
-    if (text.size() > kMostBytes) problem = "has more than " + bytes_text(kMostBytes);
+    if (text.size() > kMaxBytes) problem = "has more than " + bytes_text(kMaxBytes);
   }
   if (fd >= 0) ::close(fd);
   if (!problem.empty()) fail_user(file + ": " + problem + "; name a TOML file");
@@ -90,7 +90,7 @@ std::string too_deep_at(std::string_view text) {
     } else if (c == ',' || c == '=') {
       dots = 0;
     }
-    if (brackets > kDeepest || dots >= kDeepest)
+    if (brackets > kMaxJsonDepth || dots >= kMaxJsonDepth)
       return std::to_string(line) + ":" + std::to_string(i - std::min(i, line_begin) + 1);
   }
   return "";
@@ -105,7 +105,7 @@ std::vector<std::string> parts_of(const std::string& path) {
 
 // "20" -> an integer, "5min" -> a string: what is no TOML value is a bare word.
 toml::table parsed_override(const std::string& text) {
-  if (text.size() <= kMostBytes && too_deep_at(text).empty()) try {
+  if (text.size() <= kMaxBytes && too_deep_at(text).empty()) try {
       toml::table one = toml::parse("x = " + text, kCommandLine);
       if (one.size() == 1) return one;
     } catch (const toml::parse_error&) {
@@ -148,9 +148,9 @@ void lay_over(toml::table& root, const std::string& text, std::map<std::string, 
     fail_user("command line: '" + text + "' changes no key; write path=value, as in train.steps=20");
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
-  if (parts.size() > kDeepest)
+  if (parts.size() > kMaxJsonDepth)
     fail_user("command line: '" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
-              " parts; a key has at most " + std::to_string(kDeepest));
+              " parts; a key has at most " + std::to_string(kMaxJsonDepth));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
       fail_user("command line: '" + path + "' is no path of bare keys such as train.steps");
@@ -207,7 +207,8 @@ Document Document::parse(const std::string& toml, const std::string& file, const
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   if (const std::string at = too_deep_at(toml); !at.empty())
-    fail_user(file + ":" + at + ": tables and arrays nest deeper than " + std::to_string(kDeepest) + " levels here");
+    fail_user(file + ":" + at + ": tables and arrays nest deeper than " + std::to_string(kMaxJsonDepth) +
+              " levels here");
   try {
     tree->root = toml::parse(toml, file);
   } catch (const toml::parse_error& error) {
@@ -244,17 +245,17 @@ std::string Document::misspelt(const std::string& role) const {
 }
 
 Entry Document::early(const std::string& path) const {
-  for (const Key& key : host_keys()) {
+  for (const ConfigKey& key : host_keys()) {
     if (key.path() != path) continue;
     std::string at = path;
     const toml::node* node = node_at(tree_->root, at);
     if (node && node->is_table() && is_role(path)) node = node_at(tree_->root, at += ".use");
     if (!node) {
-      Judged standard = default_value(key);
+      ParsedValue standard = default_value(key);
       return {key, std::move(standard.value), std::move(standard.written), {}};
     }
     const auto raw = tree_->overrides.find(at);
-    Judged got = judged(key, *node, raw == tree_->overrides.end() ? nullptr : &raw->second);
+    ParsedValue got = parse_value(key, *node, raw == tree_->overrides.end() ? nullptr : &raw->second);
     const Origin origin = origin_of(node->source());
     if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
     return {key, std::move(got.value), std::move(got.written), origin};

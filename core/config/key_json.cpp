@@ -14,9 +14,9 @@ constexpr std::string_view kMark = "{\"zeroth_schema\":1,";
 nlohmann::json bound(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
 }  // namespace
 
-std::string to_json(const std::vector<Key>& keys) {
+std::string to_json(const std::vector<ConfigKey>& keys) {
   nlohmann::json list = nlohmann::json::array();
-  for (const Key& key : keys)
+  for (const ConfigKey& key : keys)
     list.push_back({{"table", key.table},
                     {"name", key.name},
                     {"type", key.type},
@@ -28,7 +28,7 @@ std::string to_json(const std::vector<Key>& keys) {
   return std::string(kMark) + "\"keys\":" + list.dump() + "}";
 }
 
-std::vector<Key> keys_from_json(const std::string& output, const std::string& who) {
+std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& who) {
   const auto at = output.rfind(kMark);
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
     fail_user(
@@ -36,9 +36,9 @@ std::vector<Key> keys_from_json(const std::string& output, const std::string& wh
         " does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
   try {
     const auto line = nlohmann::json::parse(output.substr(at, output.find('\n', at) - at));
-    std::vector<Key> keys;
+    std::vector<ConfigKey> keys;
     for (const auto& one : line.at("keys")) {
-      Key key{one.at("table"), one.at("name"), one.at("type"), one.at("default"), one.at("meaning")};
+      ConfigKey key{one.at("table"), one.at("name"), one.at("type"), one.at("default"), one.at("meaning")};
       if (!one.at("min").is_null()) key.min = one.at("min");
       if (!one.at("max").is_null()) key.max = one.at("max");
       key.choices = one.at("choices").get<std::vector<std::string>>();

@@ -9,8 +9,8 @@
 namespace zr::host {
 
 /// One line: {"zeroth_schema":1,"keys":[...]}.
-std::string to_json(const std::vector<Key>& keys);
+std::string to_json(const std::vector<ConfigKey>& keys);
 /// The keys in the last schema line of a program's output. Throws Failure(user) naming `who` if there is none.
-std::vector<Key> keys_from_json(const std::string& output, const std::string& who);
+std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& who);
 
 }  // namespace zr::host

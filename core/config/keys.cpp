@@ -10,33 +10,33 @@ namespace zr::host {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMost = 2147483647;       // of what is counted: steps, samples, micro-batches
-constexpr double kMostRanks = 1024;        // that one launcher starts
+constexpr double kMax = 2147483647;        // of what is counted: steps, samples, micro-batches
+constexpr double kMaxRanks = 1024;         // that one launcher starts
 constexpr double kLongest = 30 * 86400.0;  // seconds
 
-Key flag(std::string table, std::string name, std::string def, std::string meaning) {
+ConfigKey flag(std::string table, std::string name, std::string def, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_BOOL, std::move(def), std::move(meaning)};
 }
-Key whole(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
+ConfigKey whole(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_INT, std::move(def), std::move(meaning), min, max};
 }
-Key real(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
+ConfigKey real(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_FLOAT, std::move(def), std::move(meaning), min, max};
 }
-Key text(std::string table, std::string name, std::string def, std::string meaning,
-         std::vector<std::string> choices = {}) {
-  Key key{std::move(table), std::move(name), ZR_KEY_STRING, std::move(def), std::move(meaning)};
+ConfigKey text(std::string table, std::string name, std::string def, std::string meaning,
+               std::vector<std::string> choices = {}) {
+  ConfigKey key{std::move(table), std::move(name), ZR_KEY_STRING, std::move(def), std::move(meaning)};
   key.choices = std::move(choices);
   return key;
 }
 
-void add_schedules(std::vector<Key>& keys) {
+void add_schedules(std::vector<ConfigKey>& keys) {
   keys.push_back(
       text("schedule", "use", "\"constant\"", "learning-rate schedule; its options are in [schedule.<name>]",
            {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}));
   for (const char* name : {"constant", "linear", "cosine"}) {
     const std::string table = std::string("schedule.") + name;
-    keys.push_back(whole(table, "warmup", "0", 0, kMost, "steps of linear rise to the full rate"));
+    keys.push_back(whole(table, "warmup", "0", 0, kMax, "steps of linear rise to the full rate"));
     if (table != "schedule.constant")
       keys.push_back(
           real(table, "final_ratio", "0.0", 0, 1, "fraction of the full rate that remains after the last step"));
@@ -47,14 +47,14 @@ void add_schedules(std::vector<Key>& keys) {
       real("schedule.one_cycle", "start_ratio", "0.04", 0, 1, "fraction of the full rate at the first step"));
   keys.push_back(real("schedule.one_cycle", "final_ratio", "4e-6", 0, 1, "fraction of the full rate at the last step"));
   keys.push_back(real("schedule.range_test", "min_lr", "1e-3", 0, kInf, "rate at the first step"));
-  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMost, "steps per interval"));
+  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMax, "steps per interval"));
   keys.push_back(real("schedule.range_test", "step_rate", "1.0", 0, kInf, "growth per interval, in units of min_lr"));
   keys.push_back(
       flag("schedule.range_test", "staircase", "false", "increase the rate once per interval instead of every step"));
   for (const char* name : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
     const std::string table = std::string("schedule.") + name;
     if (table != "schedule.WarmupLR")
-      keys.push_back(whole(table, "total_num_steps", "@train.steps", 1, kMost, "step at which the decay ends"));
+      keys.push_back(whole(table, "total_num_steps", "@train.steps", 1, kMax, "step at which the decay ends"));
     if (table != "schedule.WarmupCosineLR") {
       keys.push_back(real(table, "warmup_min_lr", "0.0", 0, kInf, "rate before the warm-up"));
       keys.push_back(real(table, "warmup_max_lr", "@optimizer.lr", 0, kInf, "rate after the warm-up"));
@@ -63,29 +63,29 @@ void add_schedules(std::vector<Key>& keys) {
           real(table, "warmup_min_ratio", "0.0", 0, 1, "fraction of the full rate at the start of the warm-up"));
       keys.push_back(real(table, "cos_min_ratio", "1e-4", 0, 1, "fraction of the full rate at the end of the cosine"));
     }
-    keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kMost, "steps of the warm-up"));
+    keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kMax, "steps of the warm-up"));
     keys.push_back(text(table, "warmup_type", "\"log\"", "shape of the warm-up", {"log", "linear"}));
   }
 }
 
 // Names, defaults and meanings are DeepSpeed's.
-void add_loss_scale(std::vector<Key>& keys) {
+void add_loss_scale(std::vector<ConfigKey>& keys) {
   keys.push_back(real("fp16", "loss_scale", "0.0", 0, kInf, "static loss scale; 0: dynamic, by the keys below"));
   keys.push_back(whole("fp16", "initial_scale_power", "16", 0, 64, "the initial scale is 2 to this power"));
   keys.push_back(
-      whole("fp16", "loss_scale_window", "1000", 1, kMost, "steps without overflow after which the scale doubles"));
-  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMost, "overflows before the scale is halved"));
+      whole("fp16", "loss_scale_window", "1000", 1, kMax, "steps without overflow after which the scale doubles"));
+  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMax, "overflows before the scale is halved"));
   keys.push_back(
       flag("fp16", "consecutive_hysteresis", "false",
            "a step without overflow resets the hysteresis counter; false: only a step that doubles the scale does"));
   keys.push_back(real("fp16", "min_loss_scale", "1.0", 0, kInf, "lower bound of the dynamic scale"));
 }
 
-void add_checkpoint(std::vector<Key>& keys) {
+void add_checkpoint(std::vector<ConfigKey>& keys) {
   keys.push_back(text("checkpoint", "dir", "\"\"", "folder for checkpoints, relative to the working directory"));
-  keys.push_back(whole("checkpoint", "every", "0", 0, kMost,
+  keys.push_back(whole("checkpoint", "every", "0", 0, kMax,
                        "steps between checkpoints; 0: only when the program calls engine.save()"));
-  keys.push_back(whole("checkpoint", "keep", "0", 0, kMost, "number of newest checkpoints to keep; 0: all"));
+  keys.push_back(whole("checkpoint", "keep", "0", 0, kMax, "number of newest checkpoints to keep; 0: all"));
   keys.push_back(flag("checkpoint", "async", "false", "write in the background from a copy of this rank's shard"));
   keys.push_back(text("checkpoint", "on_signal", "\"end\"",
                       "action on SIGTERM and SIGINT; save: finish the step, save a checkpoint, then exit",
@@ -102,7 +102,7 @@ void add_checkpoint(std::vector<Key>& keys) {
                       "convert weights of another dtype, from the fp32 masters if the checkpoint has them"));
 }
 
-void add_offload(std::vector<Key>& keys) {
+void add_offload(std::vector<ConfigKey>& keys) {
   const std::string where = ": device, auto (the tiers of offload.tiers take what exceeds the budgets), or a tier";
   keys.push_back(
       text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states are stored" + where));
@@ -113,7 +113,7 @@ void add_offload(std::vector<Key>& keys) {
       text("offload", "activations", "\"device\"",
            "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
            "exceed the device budget), or a tier"));
-  Key least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
+  ConfigKey least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
   least.min = 1;
   keys.push_back(least);
   keys.push_back(
@@ -123,21 +123,21 @@ void add_offload(std::vector<Key>& keys) {
            "tiers that auto fills after the device, in this order; a tier after the first needs a table in this file"));
 }
 
-std::vector<Key> make_host_keys() {
-  std::vector<Key> keys;
+std::vector<ConfigKey> make_host_keys() {
+  std::vector<ConfigKey> keys;
   keys.push_back(
       text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"", "who owns which part of weights, gradients and states"));
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
   keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "library that runs the collectives"));
   keys.push_back(text("job", "program", "\"\"",
                       "training program: an executable next to this file or in bin/, or an absolute path"));
-  keys.push_back(whole("job", "ranks", "1", 1, kMostRanks, "number of ranks (processes)"));
+  keys.push_back(whole("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
   keys.push_back(
       whole("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the host"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
   keys.push_back(text("job", "runs", "\"runs\"", "folder of the run folders, relative to the working directory"));
-  keys.push_back(whole("train", "steps", "100", 0, kMost, "optimizer steps to train"));
+  keys.push_back(whole("train", "steps", "100", 0, kMax, "optimizer steps to train"));
   keys.push_back(whole("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
   keys.push_back(text("train", "dtype", "\"fp32\"",
                       "dtype of weights and activations; masters and optimizer states stay fp32",
@@ -146,14 +146,14 @@ std::vector<Key> make_host_keys() {
                       "parameters that are neither fp32 nor train.dtype, such as double ones: convert and report "
                       "them, or reject the model",
                       {"convert", "reject"}));
-  keys.push_back(whole("train", "global_batch", "0", 0, kMost,
-                       "samples per step; 0: micro_batch x gradient_accumulation x ranks"));
   keys.push_back(
-      whole("train", "micro_batch", "0", 0, kMost, "samples per backward and rank; 0: derived from the other two"));
-  keys.push_back(whole("train", "gradient_accumulation", "0", 0, kMost,
+      whole("train", "global_batch", "0", 0, kMax, "samples per step; 0: micro_batch x gradient_accumulation x ranks"));
+  keys.push_back(
+      whole("train", "micro_batch", "0", 0, kMax, "samples per backward and rank; 0: derived from the other two"));
+  keys.push_back(whole("train", "gradient_accumulation", "0", 0, kMax,
                        "micro-batches per step and rank; 0: derived from the other two"));
   keys.push_back(real("train", "gradient_clipping", "0.0", 0, kInf, "maximum global gradient norm; 0: no clipping"));
-  keys.push_back(whole("train", "max_skipped_steps", "50", 1, kMost,
+  keys.push_back(whole("train", "max_skipped_steps", "50", 1, kMax,
                        "consecutive steps that may be skipped for non-finite gradients before the job fails"));
   keys.push_back(
       text("train", "buffers", "\"rank0\"",
@@ -175,8 +175,8 @@ std::vector<Key> make_host_keys() {
            "dtype in which gradients are communicated; auto: the narrower of the weights' dtype and gradients.dtype",
            {"auto", "fp32", "bf16", "fp16"}));
   add_loss_scale(keys);
-  Key budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
-             "limit of device memory per rank, activations included; 0: no limit"};
+  ConfigKey budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
+                   "limit of device memory per rank, activations included; 0: no limit"};
   budget.min = 0;
   keys.push_back(budget);
   budget.name = "host_budget";
@@ -186,13 +186,13 @@ std::vector<Key> make_host_keys() {
   keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate; the full rate of the schedule"));
   add_schedules(keys);
-  keys.push_back(whole("eval", "every", "0", 0, kMost, "steps between validations; 0: never"));
+  keys.push_back(whole("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "share_weights", "true",
                       "ranks of a host share one copy of the weights, if strategy and communicator support it"));
   add_checkpoint(keys);
   add_offload(keys);
-  Key timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
-              "longest wait of a rank for its peers; a longer wait is reported as a hang"};
+  ConfigKey timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
+                    "longest wait of a rank for its peers; a longer wait is reported as a hang"};
   timeout.min = 0.001;
   timeout.max = kLongest;
   keys.push_back(timeout);
@@ -201,8 +201,8 @@ std::vector<Key> make_host_keys() {
 
 }  // namespace
 
-const std::vector<Key>& host_keys() {
-  static const std::vector<Key> keys = make_host_keys();
+const std::vector<ConfigKey>& host_keys() {
+  static const std::vector<ConfigKey> keys = make_host_keys();
   return keys;
 }
 
@@ -223,12 +223,12 @@ const std::vector<std::string>& roles() {
   return names;
 }
 
-std::vector<Key> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table) {
-  std::vector<Key> all;
+std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table) {
+  std::vector<ConfigKey> all;
   for (uint32_t i = 0; i < n; ++i) {
     const zr_key& from = *keys[i];
-    Key key{table,    from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "",
-            from.min, from.max};
+    ConfigKey key{table,    from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "",
+                  from.min, from.max};
     key.per_group = from.flags & ZR_KEY_PER_GROUP;
     for (std::string_view rest = from.choices ? from.choices : ""; !rest.empty();) {
       const auto bar = rest.find('|');
@@ -253,7 +253,7 @@ std::string_view type_text(uint32_t type) {
   }
 }
 
-std::string range_text(const Key& key) {
+std::string range_text(const ConfigKey& key) {
   if (!key.choices.empty()) {
     std::string all;
     for (const auto& choice : key.choices) all += (all.empty() ? "" : "|") + choice;
@@ -270,7 +270,7 @@ std::string range_text(const Key& key) {
   return high ? "at most " + bound(key.max) : "";
 }
 
-std::string declaration_problem(const Key& key) {
+std::string declaration_problem(const ConfigKey& key) {
   if (key.name.empty() || key.name.find_first_of(". \t\"'[]=#") != std::string::npos)
     return "the key's name '" + key.name + "' is not a bare TOML key";
   if (type_text(key.type).empty())

@@ -7,13 +7,14 @@
 
 namespace zr::host {
 
-Precision precision_of(const Config& config) {
-  const zr_dtype weights = float_named(config.text("train.dtype")), sums = float_named(config.text("gradients.dtype"));
+Precision precision_of(const JobConfig& config) {
+  const zr_dtype weights = float_dtype_named(config.text("train.dtype")),
+                 sums = float_dtype_named(config.text("gradients.dtype"));
   const std::string& travels = config.text("gradients.reduce_dtype");
   // Whoever adds widens to fp32; a narrower sum is made of its own kind, and held gradients are sums already.
   const bool held = config.text("gradients.reduce") == "last_micro_step";
   const zr_dtype standard = sums == ZR_F32 && !held ? weights : sums;
-  return {weights, travels == "auto" ? standard : float_named(travels), sums};
+  return {weights, travels == "auto" ? standard : float_dtype_named(travels), sums};
 }
 
 namespace {
@@ -24,7 +25,7 @@ bool is_power_of_two(double value) {
 
 std::string no_power_of_two(double value, const std::string& or_zero) {
   std::string text = "expected " + or_zero + "a power of two up to 2^64, found " + shortest(value);
-  if (value > 0 && value < kMostLossScale) {
+  if (value > 0 && value < kMaxLossScale) {
     const double below = std::exp2(std::floor(std::log2(value)));
     text += "; the nearest are " + shortest(below) + " and " + shortest(2 * below);
   }
@@ -32,17 +33,17 @@ std::string no_power_of_two(double value, const std::string& or_zero) {
 }
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> precision_problems(const Config& config) {
+std::vector<std::pair<std::string, std::string>> precision_problems(const JobConfig& config) {
   std::vector<std::pair<std::string, std::string>> problems;
   const Precision types = precision_of(config);
-  const std::string sums(name_of(types.sums));
-  if (types.gradients != types.sums && config.text("gradients.reduce") == "last_micro_step") {
-    problems.emplace_back("gradients.reduce_dtype",
-                          "is \"" + config.text("gradients.reduce_dtype") +
-                              "\", but with gradients.reduce = \"last_micro_step\" (" + config.origin("gradients.reduce").text() +
-                              ") gradients are added up before they travel, in " + sums +
-                              ": leave gradients.reduce_dtype at \"auto\", or set gradients.reduce = \"each_micro_step\"");
-  } else if (types.sums != ZR_F32 && types.gradients != types.sums) {
+  const std::string sums(name_of(types.reduced_gradients));
+  if (types.gradients != types.reduced_gradients && config.text("gradients.reduce") == "last_micro_step") {
+    problems.emplace_back(
+        "gradients.reduce_dtype",
+        "is \"" + config.text("gradients.reduce_dtype") + "\", but with gradients.reduce = \"last_micro_step\" (" +
+            config.origin("gradients.reduce").text() + ") gradients are added up before they travel, in " + sums +
+            ": leave gradients.reduce_dtype at \"auto\", or set gradients.reduce = \"each_micro_step\"");
+  } else if (types.reduced_gradients != ZR_F32 && types.gradients != types.reduced_gradients) {
     problems.emplace_back("gradients.reduce_dtype",
                           "is \"" + config.text("gradients.reduce_dtype") + "\", but gradients.dtype is \"" + sums +
                               "\" (" + config.origin("gradients.dtype").text() + "), and sums in " + sums +
@@ -50,7 +51,7 @@ std::vector<std::pair<std::string, std::string>> precision_problems(const Config
                               ": leave gradients.reduce_dtype at \"auto\", or set gradients.dtype = \"fp32\"");
   }
   const double fixed = config.number("fp16.loss_scale"), least = config.number("fp16.min_loss_scale");
-  const auto allowed = [](double value) { return is_power_of_two(value) && value <= kMostLossScale; };
+  const auto allowed = [](double value) { return is_power_of_two(value) && value <= kMaxLossScale; };
   if (fixed != 0 && !allowed(fixed)) problems.emplace_back("fp16.loss_scale", no_power_of_two(fixed, "0 or "));
   if (!allowed(least)) problems.emplace_back("fp16.min_loss_scale", no_power_of_two(least, ""));
   const int64_t power = config.integer("fp16.initial_scale_power");

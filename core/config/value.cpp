@@ -5,7 +5,7 @@
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
-#include "config/tree.hpp"
+#include "config/document_tree.hpp"
 
 namespace zr::host {
 
@@ -13,9 +13,9 @@ namespace {
 
 // Enough of a long text to recognise it.
 std::string shortened(const std::string& text) {
-  constexpr std::size_t kMost = 200;
-  if (text.size() <= kMost) return text;
-  return text.substr(0, kMost) + "... (" + std::to_string(text.size()) + " bytes)";
+  constexpr std::size_t kMax = 200;
+  if (text.size() <= kMax) return text;
+  return text.substr(0, kMax) + "... (" + std::to_string(text.size()) + " bytes)";
 }
 
 std::string shown(const toml::node& node) {
@@ -32,11 +32,11 @@ std::string expected(std::string_view what, const toml::node& node) {
   return "expected " + std::string(what) + ", found " + shown(node);
 }
 
-Judged sound(Value value) {
+ParsedValue sound(Value value) {
   std::string text = toml_text(value);
   return {std::move(value), std::move(text), ""};
 }
-Judged wrong(std::string problem) { return {{}, {}, std::move(problem)}; }
+ParsedValue wrong(std::string problem) { return {{}, {}, std::move(problem)}; }
 
 std::optional<double> number(const toml::node& node) {
   if (const auto* whole = node.as_integer()) return static_cast<double>(whole->get());
@@ -44,7 +44,7 @@ std::optional<double> number(const toml::node& node) {
   return {};
 }
 
-Judged judged_bytes(const toml::node& node) {
+ParsedValue parse_bytes_value(const toml::node& node) {
   const auto* text = node.as_string();
   const auto* whole = node.as_integer();
   const auto size = text ? parse_bytes(text->get()) : whole ? std::optional(whole->get()) : std::nullopt;
@@ -52,14 +52,14 @@ Judged judged_bytes(const toml::node& node) {
   return {*size, text ? toml_quoted(text->get()) : std::to_string(*size), ""};
 }
 
-Judged judged_duration(const toml::node& node) {
+ParsedValue parse_duration_value(const toml::node& node) {
   const auto* text = node.as_string();
   const auto seconds = text ? parse_duration(text->get()) : std::nullopt;
   if (!seconds) return wrong(expected("a duration such as \"30s\" or \"5min\"", node));
   return {*seconds, toml_quoted(text->get()), ""};
 }
 
-Judged judged_floats(const toml::node& node) {
+ParsedValue parse_floats_value(const toml::node& node) {
   std::vector<double> all;
   const auto* list = node.as_array();
   for (std::size_t i = 0; list && i < list->size(); ++i) {
@@ -70,7 +70,7 @@ Judged judged_floats(const toml::node& node) {
   return list ? sound(std::move(all)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
 }
 
-Judged judged_type(const Key& key, const toml::node& node, const std::string* raw) {
+ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std::string* raw) {
   switch (key.type) {
     case ZR_KEY_BOOL:
       if (const auto* flag = node.as_boolean()) return sound(flag->get());
@@ -85,14 +85,14 @@ Judged judged_type(const Key& key, const toml::node& node, const std::string* ra
       if (const auto* text = node.as_string()) return sound(text->get());
       if (raw && !node.is_table() && !node.is_array()) return sound(*raw);
       return wrong(expected("a string", node));
-    case ZR_KEY_BYTES: return judged_bytes(node);
-    case ZR_KEY_DURATION: return judged_duration(node);
-    case ZR_KEY_FLOATS: return judged_floats(node);
+    case ZR_KEY_BYTES: return parse_bytes_value(node);
+    case ZR_KEY_DURATION: return parse_duration_value(node);
+    case ZR_KEY_FLOATS: return parse_floats_value(node);
     default: fail_bug("key '" + key.path() + "' has the unknown type " + std::to_string(key.type));
   }
 }
 
-std::string range_problem(const Key& key, const Judged& got) {
+std::string range_problem(const ConfigKey& key, const ParsedValue& got) {
   std::vector<double> all;
   if (const auto* whole = std::get_if<int64_t>(&got.value)) all = {static_cast<double>(*whole)};
   if (const auto* real = std::get_if<double>(&got.value)) all = {*real};
@@ -114,7 +114,7 @@ std::string range_problem(const Key& key, const Judged& got) {
 
 }  // namespace
 
-std::string written(const toml::node& node) {
+std::string source_text(const toml::node& node) {
   if (!node.is_array()) return shown(node);
   std::string text;
   for (const toml::node& one : *node.as_array()) {
@@ -124,18 +124,18 @@ std::string written(const toml::node& node) {
   return "[" + text + "]";
 }
 
-Judged judged(const Key& key, const toml::node& node, const std::string* raw) {
-  Judged got = judged_type(key, node, raw);
+ParsedValue parse_value(const ConfigKey& key, const toml::node& node, const std::string* raw) {
+  ParsedValue got = parse_typed(key, node, raw);
   if (const auto* text = std::get_if<std::string>(&got.value); text && text->find('\0') != text->npos)
     return wrong("expected a text without NUL characters, found " + toml_quoted(shortened(*text)));
   if (got.problem.empty()) got.problem = range_problem(key, got);
   return got;
 }
 
-Judged default_value(const Key& key) {
+ParsedValue default_value(const ConfigKey& key) {
   try {
     const toml::table parsed = toml::parse("x = " + key.def);
-    return judged(key, *parsed.get("x"), nullptr);
+    return parse_value(key, *parsed.get("x"), nullptr);
   } catch (const toml::parse_error&) {
     return wrong("'" + key.def + "' is no TOML value");
   }

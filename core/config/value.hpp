@@ -9,14 +9,14 @@
 namespace zr::host {
 
 /// A value of the key's type and range, or what is wrong with it ("expected an integer, found \"many\"").
-struct Judged {
+struct ParsedValue {
   Value value;
   std::string written;  // as TOML text, with the unit the user wrote
   std::string problem;  // "" if sound
 };
 
 /// The key's default; the key must have one that is no reference.
-Judged default_value(const Key& key);
+ParsedValue default_value(const ConfigKey& key);
 /// A TOML string in quotes, escaped.
 std::string toml_quoted(const std::string& text);
 

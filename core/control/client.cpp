@@ -20,11 +20,11 @@ namespace zr::host {
 namespace ip = boost::asio::ip;
 using boost::system::error_code;
 using ip::tcp;
-using wire::Type;
+using protocol::Type;
 
 namespace {
-constexpr auto kForTable = std::chrono::milliseconds(2000);  // the store takes a second to build it
-constexpr auto kBeatOfStep = std::chrono::milliseconds(10);  // so late may the store hear of a step
+constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store takes a second to build it
+constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // so late may the store hear of a step
 
 // As the launcher's: short, for names that are made of it.
 std::string new_job_id() {
@@ -35,35 +35,36 @@ std::string new_job_id() {
 }
 }  // namespace
 
-ControlClient::ControlClient(Place place, std::chrono::milliseconds timeout)
-    : place_(std::move(place)),
+ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout)
+    : rank_info_(std::move(rank_info)),
       pid_(getpid()),
-      self_(wire::this_peer()),
+      self_(protocol::this_peer()),
       work_(boost::asio::make_work_guard(io_)),
-      beat_timer_(io_),
+      heartbeat_timer_(io_),
       grace_timer_(io_) {
   const auto deadline = Clock::now() + timeout;
   activity_.what = "join";
   activity_.waiting = true;
-  activity_since_ = heard_ = Clock::now();
-  if (place_.shares_secret) secret_ = std::make_unique<JobSecret>(place_.job);
+  activity_since_ = last_heard_ = Clock::now();
+  if (rank_info_.shares_secret) secret_ = std::make_unique<JobSecret>(rank_info_.job);
   auto endpoints = find_store(deadline);
-  const auto hello = [this]() -> std::optional<Dial::Greeting> {
-    const bool others = place_.shares_secret && !place_.serves;
-    const auto shared = others ? secret_->read() : std::optional(JobSecret::Shared{place_.token, 0});
+  const auto hello = [this]() -> std::optional<Connector::Greeting> {
+    const bool others = rank_info_.shares_secret && !rank_info_.hosts_store;
+    const auto shared = others ? secret_->read() : std::optional(JobSecret::Shared{rank_info_.token, 0});
     if (!shared) return {};
-    return Dial::Greeting{wire::encode(wire::Hello{place_.job, shared->token, place_.rank, place_.world, self_}),
-                          shared->port};
+    return Connector::Greeting{
+        protocol::encode(protocol::Hello{rank_info_.job, shared->token, rank_info_.rank, rank_info_.world, self_}),
+        shared->port};
   };
-  dial_ = std::make_shared<Dial>(io_, std::move(endpoints), hello,
-                                 secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
-                                 deadline, "rank " + std::to_string(place_.rank));
-  dial_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
-               [this](const Failure& failure) {
-                 const std::lock_guard lock(mutex_);
-                 failure_ = failure;
-                 changed_.notify_all();
-               });
+  connector_ = std::make_shared<Connector>(
+      io_, std::move(endpoints), hello, secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
+      deadline, "rank " + std::to_string(rank_info_.rank));
+  connector_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
+                    [this](const Failure& failure) {
+                      const std::lock_guard lock(mutex_);
+                      failure_ = failure;
+                      changed_.notify_all();
+                    });
   sigset_t all, before;  // signals are for the program's own threads
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -81,19 +82,19 @@ ControlClient::~ControlClient() { close(); }
 
 // Where to dial; rank 0 without a launcher starts the store first.
 std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
-  if (place_.shares_secret && !place_.serves) place_.ports.resize(1);  // the secret says which it is
-  auto endpoints = resolve(place_.address, place_.ports, deadline);
-  if (!place_.serves) return endpoints;
+  if (rank_info_.shares_secret && !rank_info_.hosts_store) rank_info_.ports.resize(1);  // the secret says which it is
+  auto endpoints = resolve(rank_info_.address, rank_info_.ports, deadline);
+  if (!rank_info_.hosts_store) return endpoints;
   const auto address = address_to_bind(endpoints.front().address());
-  if (place_.shares_secret) place_.token = new_secret();
+  if (rank_info_.shares_secret) rank_info_.token = new_secret();
   Store::Options options;
-  options.world = place_.world;
-  options.job = place_.job;
-  options.token = place_.token;
+  options.world = rank_info_.world;
+  options.job = rank_info_.job;
+  options.token = rank_info_.token;
   options.job_id = new_job_id();
-  store_ = std::make_unique<Store>(io_, std::move(options), address, place_.ports);
+  store_ = std::make_unique<Store>(io_, std::move(options), address, rank_info_.ports);
   store_finished_ = false;
-  if (place_.shares_secret) secret_->create({place_.token, store_->port()});
+  if (rank_info_.shares_secret) secret_->create({rank_info_.token, store_->port()});
   if (!address.is_unspecified() && !address.is_loopback()) warn_if_open(address.to_string());
   if (!address.is_unspecified()) return {tcp::endpoint(address, store_->port())};
   warn_if_open("every address of this host");
@@ -104,24 +105,24 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
 
 // The address that the other ranks dial, so that no other network reaches the store. Every address where that one is
 // not this host's (a forwarded port), or is loopback by name only and ranks of other hosts come from outside.
-ip::address ControlClient::address_to_bind(const ip::address& dialled) {
-  const bool one_host =
-      place_.local_world == place_.world || place_.address == "localhost" || place_.address == dialled.to_string();
+ip::address ControlClient::address_to_bind(const ip::address& remote) {
+  const bool one_host = rank_info_.local_world == rank_info_.world || rank_info_.address == "localhost" ||
+                        rank_info_.address == remote.to_string();
   error_code error;
-  if (!dialled.is_loopback()) {
+  if (!remote.is_loopback()) {
     tcp::acceptor trial(io_);
-    const tcp::endpoint any_port(dialled, 0);
+    const tcp::endpoint any_port(remote, 0);
     trial.open(any_port.protocol(), error);
     if (!error) trial.bind(any_port, error);
   }
-  if (dialled.is_loopback() ? one_host : !error) return dialled;
-  return dialled.is_v4() ? ip::address(ip::address_v4::any()) : ip::address(ip::address_v6::any());
+  if (remote.is_loopback() ? one_host : !error) return remote;
+  return remote.is_v4() ? ip::address(ip::address_v4::any()) : ip::address(ip::address_v6::any());
 }
 
 void ControlClient::warn_if_open(const std::string& address) const {
-  if (!place_.guessable) return;
+  if (!rank_info_.guessable) return;
   log(ZR_LOG_WARN, "the job's store listens on " + address + ", port " + std::to_string(store_->port()) + ", and " +
-                       place_.launcher +
+                       rank_info_.launcher +
                        " gave the ranks no secret: any process that reaches this port can "
                        "join the job or end it. Set ZR_TOKEN to one secret for every rank (SECURITY.md)");
 }
@@ -131,7 +132,7 @@ void ControlClient::wait_joined(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return joined_ || failure_ || broken(); };
   changed_.wait_until(lock, deadline, over);
-  if (!over() && !connection_made_) changed_.wait_for(lock, kForTable, over);  // the dial knows why
+  if (!over() && !connection_made_) changed_.wait_for(lock, kFailureReportTimeout, over);  // the dial knows why
   if (failure_) throw *failure_;
   const bool all_here = joined_;
   lock.unlock();
@@ -148,10 +149,10 @@ void ControlClient::count_locals() {
   for (std::size_t rank = 0; rank < start_.peers.size(); ++rank) {
     if (start_.peers[rank].machine != self_.machine) continue;
     ++all;
-    if (static_cast<int>(rank) < place_.rank) ++before;
+    if (static_cast<int>(rank) < rank_info_.rank) ++before;
   }
-  if (place_.local_rank < 0) place_.local_rank = before;
-  if (place_.local_world < 0) place_.local_world = all;
+  if (rank_info_.local_rank < 0) rank_info_.local_rank = before;
+  if (rank_info_.local_world < 0) rank_info_.local_world = all;
 }
 
 void ControlClient::post_send(std::string message) {
@@ -161,16 +162,16 @@ void ControlClient::post_send(std::string message) {
 }
 
 void ControlClient::put(const std::string& key, const std::string& value) {
-  if (key.size() > wire::kMostKeyBytes)
+  if (key.size() > protocol::kMaxKeyBytes)
     fail_bug("the job's store takes keys of at most 4 KiB; '" + key.substr(0, 60) + "...' has " +
              bytes_text(static_cast<int64_t>(key.size())));
-  if (value.size() > wire::kMostValueBytes)
+  if (value.size() > protocol::kMaxValueBytes)
     fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " +
              bytes_text(static_cast<int64_t>(value.size())));
-  post_send(wire::Writer().text(key).text(value).message(Type::put));
+  post_send(protocol::Writer().text(key).text(value).message(Type::put));
 }
 
-void ControlClient::drop(const std::string& key) { post_send(wire::Writer().text(key).message(Type::drop)); }
+void ControlClient::drop(const std::string& key) { post_send(protocol::Writer().text(key).message(Type::drop)); }
 
 std::string ControlClient::get(const std::string& key, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
@@ -178,7 +179,7 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   auto& slot = gets_[id];
   getting_ = key;
   getting_since_ = Clock::now();
-  post_send(wire::Writer().u64(id).text(key).message(Type::get));
+  post_send(protocol::Writer().u64(id).text(key).message(Type::get));
   changed_.wait_for(lock, timeout, [&] { return slot || broken() || store_gone_; });
   const auto value = std::move(slot);
   const bool gone = store_gone_;
@@ -202,13 +203,13 @@ void ControlClient::set_activity(const Activity& activity) {
   activity_.sequence = activity.sequence;
   activity_.fingerprint = activity.fingerprint;
   activity_.waiting = activity.waiting;
-  if (std::exchange(activity_.step, activity.step) != activity.step && !std::exchange(beat_is_due_, true))
-    boost::asio::post(io_, [this] { beat_after(kBeatOfStep); });
-  activity_.what.assign(activity.what, 0, wire::kMostWhatBytes);
+  if (std::exchange(activity_.step, activity.step) != activity.step && !std::exchange(heartbeat_is_due_, true))
+    boost::asio::post(io_, [this] { schedule_heartbeat(kHeartbeatAfterStep); });
+  activity_.what.assign(activity.what, 0, protocol::kMaxWhatBytes);
   activity_since_ = Clock::now();
   if (activity.fingerprint == 0 || activity.sequence == 0) return;
   if (calls_made_ > 0 && calls_[(calls_made_ - 1) % calls_.size()].sequence == activity.sequence) return;
-  wire::Call& call = calls_[calls_made_++ % calls_.size()];
+  protocol::Call& call = calls_[calls_made_++ % calls_.size()];
   call.sequence = activity.sequence;
   call.fingerprint = activity.fingerprint;
   call.what.assign(activity_.what);
@@ -218,20 +219,20 @@ std::string ControlClient::report(const std::string& mine) {
   std::unique_lock lock(mutex_);
   reported_ = true;
   if (!broken() && !store_gone_)
-    post_send(wire::Writer().text(mine.substr(0, wire::kMostReportBytes)).message(Type::report));
-  changed_.wait_for(lock, kForTable, [&] { return table_ || store_gone_; });
-  if (!table_) {
-    std::string headline = headline_.empty() ? "rank " + std::to_string(place_.rank) + ": " + mine : headline_;
+    post_send(protocol::Writer().text(mine.substr(0, protocol::kMaxReportBytes)).message(Type::report));
+  changed_.wait_for(lock, kFailureReportTimeout, [&] { return failure_report_ || store_gone_; });
+  if (!failure_report_) {
+    std::string headline = headline_.empty() ? "rank " + std::to_string(rank_info_.rank) + ": " + mine : headline_;
     if (!store_gone_) {
-      headline += "; " + keeper_locked() + " has not answered for " +
-                  duration_text(static_cast<double>(ms_since(heard_)) / 1000);
-      const bool near = !place_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
-      const std::string state = near ? state_text(wire::state_of(start_.peers[0].pid)) : "";
+      headline += "; " + store_host_text_locked() + " has not answered for " +
+                  duration_text(static_cast<double>(ms_since(last_heard_)) / 1000);
+      const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
+      const std::string state = near ? process_state_text(protocol::state_of(start_.peers[0].pid)) : "";
       if (!state.empty()) headline += ", it is " + state;
     }
-    table_ = own_table_locked(headline);
+    failure_report_ = own_failure_report_locked(headline);
   }
-  std::string text = *table_;
+  std::string text = *failure_report_;
   if (!broken()) boost::asio::post(io_, [this, headline = text.substr(0, text.find('\n'))] { broke(headline); });
   return text;
 }
@@ -247,16 +248,16 @@ void ControlClient::on_broken(const void* owner, std::function<void()> callback)
 
 void ControlClient::leave_locked(int64_t step, bool failed) {
   if (left_ || broken()) return;
-  post_send(wire::encode(Type::beat, beat_locked()));  // what it issued belongs to before the leave
+  post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));  // what it issued belongs to before the leave
   left_ = true;
   ++leaves_;
   left_sequence_ = activity_.sequence;
   left_step_ = step;
   left_failed_ = failed;
-  calls_made_ = calls_told_ = 0;
+  calls_made_ = calls_reported_ = 0;
   activity_.what.clear();
   activity_.waiting = false;
-  post_send(wire::encode(Type::beat, beat_locked()));
+  post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));
 }
 
 void ControlClient::leave(int64_t step, bool failed) {
@@ -269,7 +270,8 @@ void ControlClient::close() {
     std::unique_lock lock(mutex_);
     if (closed_) return;
     // The others wait for the table that this rank's store makes.
-    if (place_.serves && broken()) changed_.wait_for(lock, kForTable, [&] { return table_.has_value(); });
+    if (rank_info_.hosts_store && broken())
+      changed_.wait_for(lock, kFailureReportTimeout, [&] { return failure_report_.has_value(); });
     if (joined_) leave_locked(activity_.step, false);
     closed_ = true;
   }

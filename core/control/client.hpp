@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "base/failure.hpp"
-#include "control/control.hpp"
 #include "control/connector.hpp"
+#include "control/control.hpp"
 #include "control/environment.hpp"
 #include "control/job_secret.hpp"
 #include "control/store.hpp"
@@ -26,15 +26,15 @@ namespace zr::host {
 class ControlClient final : public Control {
  public:
   /// Joins; throws as Control::join does.
-  ControlClient(Place place, std::chrono::milliseconds timeout);
+  ControlClient(RankInfo place, std::chrono::milliseconds timeout);
   ~ControlClient() override;
   /// Leaves if leave() was not called, and ends the thread. Idempotent; in a forked child it does nothing.
   void close();
 
-  int rank() const override { return place_.rank; }
-  int world() const override { return place_.world; }
-  int local_rank() const override { return place_.local_rank; }
-  int local_world() const override { return place_.local_world; }
+  int rank() const override { return rank_info_.rank; }
+  int world() const override { return rank_info_.world; }
+  int local_rank() const override { return rank_info_.local_rank; }
+  int local_world() const override { return rank_info_.local_world; }
   const std::string& job_id() const override { return start_.job; }
   void put(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
@@ -49,12 +49,12 @@ class ControlClient final : public Control {
   using Clock = std::chrono::steady_clock;
   // On the control thread.
   void welcomed(std::shared_ptr<Connection> connection);
-  void message(wire::Type type, std::string_view body);
+  void message(protocol::Type type, std::string_view body);
   void lost_store();
-  void beat();
-  void beat_after(std::chrono::milliseconds pause);
-  void check_keeper();
-  bool keeper_is_dead() const;
+  void send_heartbeat();
+  void schedule_heartbeat(std::chrono::milliseconds pause);
+  void check_store_host();
+  bool store_host_is_dead() const;
   void broke(const std::string& headline);
   void run_callbacks();
   void end_if_absent();
@@ -63,30 +63,30 @@ class ControlClient final : public Control {
   // On any thread.
   static int64_t ms_since(Clock::time_point then);
   std::vector<boost::asio::ip::tcp::endpoint> find_store(Clock::time_point deadline);
-  boost::asio::ip::address address_to_bind(const boost::asio::ip::address& dialled);
+  boost::asio::ip::address address_to_bind(const boost::asio::ip::address& remote);
   void warn_if_open(const std::string& address) const;
   void wait_joined(Clock::time_point deadline);
   void count_locals();
   void post_send(std::string message);
   void leave_locked(int64_t step, bool failed);
-  wire::Beat beat_locked();
-  std::string own_table_locked(const std::string& headline) const;
-  std::string keeper_locked() const;
+  protocol::Heartbeat heartbeat_locked();
+  std::string own_failure_report_locked(const std::string& headline) const;
+  std::string store_host_text_locked() const;
 
-  Place place_;
+  RankInfo rank_info_;
   const int64_t pid_;
-  const wire::Peer self_;
+  const protocol::Peer self_;
   boost::asio::io_context io_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  boost::asio::steady_timer beat_timer_, grace_timer_;
+  boost::asio::steady_timer heartbeat_timer_, grace_timer_;
   std::thread thread_;
 
   // Of the control thread.
   std::unique_ptr<Store> store_;
   std::unique_ptr<JobSecret> secret_;
-  std::shared_ptr<Dial> dial_;
+  std::shared_ptr<Connector> connector_;
   std::shared_ptr<Connection> connection_;
-  std::optional<wire::Beat> keeper_left_;
+  std::optional<protocol::Heartbeat> store_host_left_;
   bool store_finished_ = true;
 
   std::atomic<bool> broken_{false};
@@ -98,19 +98,19 @@ class ControlClient final : public Control {
   std::optional<Failure> failure_;  // to join
   bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false,
        left_ = false;
-  wire::Start start_;
+  protocol::Start start_;
   Activity activity_;
   std::string getting_;  // the key that get() waits for
-  Clock::time_point activity_since_, getting_since_, heard_;
-  std::array<wire::Call, wire::kMostCalls> calls_;  // a ring: the last ones issued
-  uint64_t calls_made_ = 0, calls_told_ = 0;
-  bool beat_is_due_ = false;  // the step has changed since the last beat
+  Clock::time_point activity_since_, getting_since_, last_heard_;
+  std::array<protocol::Call, protocol::kMaxCalls> calls_;  // a ring: the last ones issued
+  uint64_t calls_made_ = 0, calls_reported_ = 0;
+  bool heartbeat_is_due_ = false;  // the step has changed since the last heartbeat
   uint64_t leaves_ = 0, left_sequence_ = 0;
   int64_t left_step_ = 0;
   bool left_failed_ = false;
   std::string headline_;
   std::optional<std::string> deferred_;  // the job broke after this rank had left
-  std::optional<std::string> table_;
+  std::optional<std::string> failure_report_;
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::optional<std::string>> gets_;
 };

@@ -13,7 +13,7 @@ using boost::asio::ip::tcp;
 using boost::system::error_code;
 
 namespace {
-constexpr std::size_t kMostQueued = 64u << 20;
+constexpr std::size_t kMaxQueued = 64u << 20;
 }
 
 void close_on_exec(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
@@ -43,11 +43,11 @@ void Connection::read_header() {
                             uint32_t bytes = 0;
                             for (int i = 3; i >= 0; --i) bytes = bytes << 8 | static_cast<uint8_t>(header_[size_t(i)]);
                             if (bytes > most_) return fail();
-                            read_body(static_cast<wire::Type>(header_[4]), bytes);
+                            read_body(static_cast<protocol::Type>(header_[4]), bytes);
                           });
 }
 
-void Connection::read_body(wire::Type type, uint32_t bytes) {
+void Connection::read_body(protocol::Type type, uint32_t bytes) {
   body_.resize(bytes);
   boost::asio::async_read(socket_, boost::asio::buffer(body_),
                           [this, type, self = shared_from_this()](const error_code& error, std::size_t) {
@@ -56,7 +56,7 @@ void Connection::read_body(wire::Type type, uint32_t bytes) {
                             try {
                               const OnMessage on_message = on_message_;  // it may hand the connection over
                               on_message(type, body_);
-                            } catch (const wire::Malformed&) {
+                            } catch (const protocol::Malformed&) {
                               return fail();
                             }
                             if (!closed_) read_header();
@@ -66,7 +66,7 @@ void Connection::read_body(wire::Type type, uint32_t bytes) {
 void Connection::send(std::string message) {
   if (closed_ || finishing_) return;
   queued_ += message.size();
-  if (queued_ > kMostQueued && !queue_.empty()) {
+  if (queued_ > kMaxQueued && !queue_.empty()) {
     finishing_ = true;
     error_code ignored;
     socket_.shutdown(tcp::socket::shutdown_both, ignored);  // the read side then sees the end

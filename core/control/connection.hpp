@@ -9,18 +9,18 @@
 #include <string>
 #include <string_view>
 
-#include "control/message.hpp"
+#include "control/protocol.hpp"
 
 namespace zr::host {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  using OnMessage = std::function<void(wire::Type, std::string_view body)>;
+  using OnMessage = std::function<void(protocol::Type, std::string_view body)>;
   using OnClosed = std::function<void()>;
 
   explicit Connection(boost::asio::ip::tcp::socket socket);  // connected
-  /// Starts to read. on_message may throw wire::Malformed: then the connection closes. on_closed is called once, when
-  /// the peer or an error closed it; not after close(). Messages above `most` bytes are malformed.
+  /// Starts to read. on_message may throw protocol::Malformed: then the connection closes. on_closed is called once,
+  /// when the peer or an error closed it; not after close(). Messages above `most` bytes are malformed.
   void start(OnMessage on_message, OnClosed on_closed, uint32_t most);
   /// Other callbacks and limit from the next message on.
   void hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most);
@@ -32,7 +32,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   void read_header();
-  void read_body(wire::Type type, uint32_t bytes);
+  void read_body(protocol::Type type, uint32_t bytes);
   void write_next();
   void fail();
 
@@ -40,7 +40,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   OnMessage on_message_;
   OnClosed on_closed_;
   uint32_t most_ = 0;
-  std::array<char, wire::kHeaderBytes> header_{};
+  std::array<char, protocol::kHeaderBytes> header_{};
   std::string body_;
   std::deque<std::string> queue_;
   std::size_t queued_ = 0;  // bytes

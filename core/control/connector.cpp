@@ -7,7 +7,7 @@ namespace zr::host {
 
 using boost::asio::ip::tcp;
 using boost::system::error_code;
-using wire::Type;
+using protocol::Type;
 
 namespace {
 constexpr auto kPatience = std::chrono::seconds(2);     // with one address
@@ -15,7 +15,8 @@ constexpr auto kPause = std::chrono::milliseconds(20);  // before all are tried 
 constexpr auto kResolvePause = std::chrono::milliseconds(200);
 }  // namespace
 
-std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports, Dial::Time deadline) {
+std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
+                                   Connector::Time deadline) {
   boost::asio::io_context io;
   tcp::resolver resolver(io);
   for (;;) {
@@ -33,8 +34,8 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
   }
 }
 
-Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, Hello hello, std::string no_hello,
-           Time deadline, std::string who)
+Connector::Connector(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, Hello hello,
+                     std::string no_hello, Time deadline, std::string who)
     : io_(io),
       endpoints_(std::move(endpoints)),
       hello_(std::move(hello)),
@@ -43,13 +44,13 @@ Dial::Dial(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, He
       deadline_(deadline),
       timer_(io) {}
 
-void Dial::start(Welcomed welcomed, Failed failed) {
+void Connector::start(Welcomed welcomed, Failed failed) {
   welcomed_ = std::move(welcomed);
   failed_ = std::move(failed);
   attempt(0);
 }
 
-void Dial::stop() {
+void Connector::stop() {
   over_ = true;
   timer_.cancel();
   if (connection_) connection_->close();
@@ -61,13 +62,13 @@ void Dial::stop() {
   failed_ = nullptr;
 }
 
-void Dial::fail(const Failure& failure) {
+void Connector::fail(const Failure& failure) {
   const Failed failed = std::move(failed_);
   stop();
   failed(failure);
 }
 
-void Dial::attempt(std::size_t index) {
+void Connector::attempt(std::size_t index) {
   tried_ = endpoints_[index];
   const auto hello = hello_();
   if (!hello) return next(index, no_hello_);
@@ -91,7 +92,7 @@ void Dial::attempt(std::size_t index) {
       });
 }
 
-void Dial::greet(std::size_t index, tcp::socket socket, const std::string& message) {
+void Connector::greet(std::size_t index, tcp::socket socket, const std::string& message) {
   const auto self = shared_from_this();
   const uint64_t mine = attempt_;
   connection_ = std::make_shared<Connection>(std::move(socket));
@@ -104,8 +105,8 @@ void Dial::greet(std::size_t index, tcp::socket socket, const std::string& messa
           failed_ = nullptr;
           return std::exchange(welcomed_, nullptr)(std::exchange(connection_, nullptr));
         }
-        if (type != Type::refuse) throw wire::Malformed("neither welcome nor refuse");
-        wire::Reader reader(body);
+        if (type != Type::reject) throw protocol::Malformed("neither welcome nor refuse");
+        protocol::Reader reader(body);
         const auto exit = static_cast<Exit>(reader.u8());
         const std::string text = reader.text();
         if (exit == Exit::peer_lost || exit == Exit::environment) return fail(Failure(exit, text));
@@ -114,11 +115,11 @@ void Dial::greet(std::size_t index, tcp::socket socket, const std::string& messa
       [this, self, mine, index] {
         if (!over_ && mine == attempt_) next(index, "it closed the connection");
       },
-      wire::kMostBytes);
+      protocol::kMaxBytes);
   connection_->send(message);
 }
 
-void Dial::next(std::size_t index, const std::string& why) {
+void Connector::next(std::size_t index, const std::string& why) {
   ++attempt_;
   why_ = why;
   if (connection_) std::exchange(connection_, nullptr)->close();

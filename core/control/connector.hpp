@@ -17,7 +17,7 @@
 namespace zr::host {
 
 /// Runs on the thread of its io_context. Calls one of the two once.
-class Dial : public std::enable_shared_from_this<Dial> {
+class Connector : public std::enable_shared_from_this<Connector> {
  public:
   using Welcomed = std::function<void(std::shared_ptr<Connection>)>;
   using Failed = std::function<void(const Failure&)>;
@@ -31,8 +31,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   /// `hello` is asked at each attempt; nothing: there is none yet, and `no_hello` says why. `who`: "rank 3", for
   /// messages.
   using Hello = std::function<std::optional<Greeting>()>;
-  Dial(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,
-       std::string no_hello, Time deadline, std::string who);
+  Connector(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,
+            std::string no_hello, Time deadline, std::string who);
   void start(Welcomed welcomed, Failed failed);
   void stop();
 
@@ -60,6 +60,6 @@ class Dial : public std::enable_shared_from_this<Dial> {
 
 /// Every address of `host` with each port; asks again until the deadline. Throws Failure(environment).
 std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
-                                                    Dial::Time deadline);
+                                                    Connector::Time deadline);
 
 }  // namespace zr::host

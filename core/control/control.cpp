@@ -75,9 +75,9 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   static Membership membership;
   const std::lock_guard lock(membership.mutex);
   if (membership.control) return membership.control;
-  const auto place = place_of([](const char* name) -> const char* { return std::getenv(name); }, getppid());
-  if (place && (place->world > 1 || place->launched)) {
-    membership.client = std::make_shared<ControlClient>(*place, timeout);
+  const auto rank_info = find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid());
+  if (rank_info && (rank_info->world > 1 || rank_info->launched)) {
+    membership.client = std::make_shared<ControlClient>(*rank_info, timeout);
     membership.control = membership.client;
     membership.pid = getpid();
   } else {

@@ -32,7 +32,7 @@ class Control {
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
   /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
   /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these, or one
-  /// rank that another launcher started: one rank, no sockets. Without zeroth's launcher rank 0 serves the store.
+  /// rank that another launcher started: one rank, no sockets. Without zeroth's launcher rank 0 hosts_store the store.
   /// Returns once every rank has joined. A process joins once: later calls return the same object, which lives until
   /// the process exits. Throws Failure(environment) naming variable and remedy, Failure(peer_lost) if a rank died
   /// before it joined.

@@ -8,7 +8,7 @@
 namespace zr::host {
 
 namespace {
-constexpr int kMostRanks = 4096;
+constexpr int kMaxRanks = 4096;
 constexpr int kPortsTried = 8;
 
 // One launcher's variables: reads them and complains in its name.
@@ -59,7 +59,7 @@ bool is_this_host(const std::string& address) {
 }
 
 // ZR_STORE=host:port, which any launcher's user may set.
-bool take_store(const From& from, Place& place) {
+bool take_store(const From& from, RankInfo& rank_info) {
   const std::string store = from.optional("ZR_STORE");
   if (store.empty()) return false;
   const auto colon = store.rfind(':');
@@ -67,100 +67,102 @@ bool take_store(const From& from, Place& place) {
   if (colon != std::string::npos) std::from_chars(store.data() + colon + 1, store.data() + store.size(), port);
   if (colon == 0 || port < 1 || port > 65535)
     fail_environment("ZR_STORE=" + store + " is not host:port: set it as in ZR_STORE=node01:29600");
-  place.address = store.substr(0, colon);
-  place.ports = {static_cast<uint16_t>(port)};
+  rank_info.address = store.substr(0, colon);
+  rank_info.ports = {static_cast<uint16_t>(port)};
   return true;
 }
 
-Place ranks(const From& from, const char* rank, const char* world, const char* remedy) {
-  Place place;
-  place.launcher = from.launcher;
-  place.world = from.number(world, 1, kMostRanks, remedy);
-  place.rank = from.number(rank, 0, place.world - 1, remedy);
-  place.serves = place.rank == 0;
-  return place;
+RankInfo ranks(const From& from, const char* rank, const char* world, const char* remedy) {
+  RankInfo rank_info;
+  rank_info.launcher = from.launcher;
+  rank_info.world = from.number(world, 1, kMaxRanks, remedy);
+  rank_info.rank = from.number(rank, 0, rank_info.world - 1, remedy);
+  rank_info.hosts_store = rank_info.rank == 0;
+  return rank_info;
 }
 
-void take_locals(const From& from, Place& place, const char* rank, const char* world, const char* remedy) {
-  place.local_world = from.number_or(world, 1, place.world, -1, remedy);
-  place.local_rank = from.number_or(rank, 0, (place.local_world < 0 ? place.world : place.local_world) - 1, -1, remedy);
+void take_locals(const From& from, RankInfo& rank_info, const char* rank, const char* world, const char* remedy) {
+  rank_info.local_world = from.number_or(world, 1, rank_info.world, -1, remedy);
+  rank_info.local_rank =
+      from.number_or(rank, 0, (rank_info.local_world < 0 ? rank_info.world : rank_info.local_world) - 1, -1, remedy);
 }
 
-Place from_zeroth(const From& from) {
+RankInfo from_zeroth(const From& from) {
   const char* remedy = "start the program by `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
-  Place place = ranks(from, "ZR_RANK", "ZR_WORLD", remedy);
-  place.launched = true;
-  place.serves = false;
-  take_locals(from, place, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
-  if (!take_store(from, place)) from.text("ZR_STORE", remedy);
-  place.job = from.text("ZR_JOB", remedy);
-  place.token = from.text("ZR_TOKEN", remedy);
-  return place;
+  RankInfo rank_info = ranks(from, "ZR_RANK", "ZR_WORLD", remedy);
+  rank_info.launched = true;
+  rank_info.hosts_store = false;
+  take_locals(from, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
+  if (!take_store(from, rank_info)) from.text("ZR_STORE", remedy);
+  rank_info.job = from.text("ZR_JOB", remedy);
+  rank_info.token = from.text("ZR_TOKEN", remedy);
+  return rank_info;
 }
 
-Place from_torchrun(const From& from) {
+RankInfo from_torchrun(const From& from) {
   const char* remedy = "start the program by torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE";
-  Place place = ranks(from, "RANK", "WORLD_SIZE", remedy);
-  take_locals(from, place, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
-  if (place.world == 1) {
-    place.job = "torchrun";
-    return place;
+  RankInfo rank_info = ranks(from, "RANK", "WORLD_SIZE", remedy);
+  take_locals(from, rank_info, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
+  if (rank_info.world == 1) {
+    rank_info.job = "torchrun";
+    return rank_info;
   }
-  place.address = from.text("MASTER_ADDR", remedy);
+  rank_info.address = from.text("MASTER_ADDR", remedy);
   const int port = from.number("MASTER_PORT", 1, 65534, remedy);
-  place.ports = ports_from(port + 1);  // MASTER_PORT itself is the launcher's own store
-  place.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + place.address + "-" + std::to_string(port) +
-              "-" + from.optional("TORCHELASTIC_RESTART_COUNT");
-  return place;
+  rank_info.ports = ports_from(port + 1);  // MASTER_PORT itself is the launcher's own store
+  rank_info.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + rank_info.address + "-" +
+                  std::to_string(port) + "-" + from.optional("TORCHELASTIC_RESTART_COUNT");
+  return rank_info;
 }
 
-Place from_openmpi(const From& from) {
+RankInfo from_openmpi(const From& from) {
   const char* remedy = "start the program by mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
-  Place place = ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
-  take_locals(from, place, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
-  place.job = "mpirun-" +
-              from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
-  place.token = from.optional("OMPI_MCA_orte_precondition_transports");
-  if (place.local_world == place.world) {
-    place.address = "127.0.0.1";
-    place.ports = ports_from(port_of_job(place.job));
-  } else if (!take_store(from, place)) {
+  RankInfo rank_info = ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
+  take_locals(from, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
+  rank_info.job =
+      "mpirun-" +
+      from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
+  rank_info.token = from.optional("OMPI_MCA_orte_precondition_transports");
+  if (rank_info.local_world == rank_info.world) {
+    rank_info.address = "127.0.0.1";
+    rank_info.ports = ports_from(port_of_job(rank_info.job));
+  } else if (!take_store(from, rank_info)) {
     fail_environment(
         "mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, "
         "mpirun -x ZR_STORE=host:port ...");
   }
-  return place;
+  return rank_info;
 }
 
-Place from_pmi(const From& from, int64_t parent) {
+RankInfo from_pmi(const From& from, int64_t parent) {
   const char* remedy = "start the program by mpiexec or `zeroth launch`, or unset PMI_RANK";
-  Place place = ranks(from, "PMI_RANK", "PMI_SIZE", remedy);
-  take_locals(from, place, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
-  if (place.local_world == place.world) {  // one proxy process is the parent of all
-    place.job = "mpiexec-" + std::to_string(parent);
-    place.address = "127.0.0.1";
-    place.ports = ports_from(port_of_job(place.job));
-  } else if (place.world > 1 && !take_store(from, place)) {
+  RankInfo rank_info = ranks(from, "PMI_RANK", "PMI_SIZE", remedy);
+  take_locals(from, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
+  if (rank_info.local_world == rank_info.world) {  // one proxy process is the parent of all
+    rank_info.job = "mpiexec-" + std::to_string(parent);
+    rank_info.address = "127.0.0.1";
+    rank_info.ports = ports_from(port_of_job(rank_info.job));
+  } else if (rank_info.world > 1 && !take_store(from, rank_info)) {
     fail_environment(
         "mpiexec gives its ranks no common address to meet at: name rank 0's host and a free port, "
         "mpiexec -env ZR_STORE host:port ...");
   }
-  if (place.job.empty()) place.job = "mpiexec-" + from.optional("ZR_STORE");
-  return place;
+  if (rank_info.job.empty()) rank_info.job = "mpiexec-" + from.optional("ZR_STORE");
+  return rank_info;
 }
 
-Place from_slurm(const From& from) {
+RankInfo from_slurm(const From& from) {
   const char* remedy = "start the program by srun or `zeroth launch`, or unset SLURM_PROCID";
-  Place place = ranks(from, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
-  place.local_rank = from.number_or("SLURM_LOCALID", 0, place.world - 1, -1, remedy);
-  place.job = "srun-" + from.text("SLURM_JOB_ID", remedy) + "." + from.text("SLURM_STEP_ID", remedy);
+  RankInfo rank_info = ranks(from, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
+  rank_info.local_rank = from.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
+  rank_info.job = "srun-" + from.text("SLURM_JOB_ID", remedy) + "." + from.text("SLURM_STEP_ID", remedy);
   if (from.optional("SLURM_STEP_NUM_NODES") == "1") {
-    place.address = "127.0.0.1";
+    rank_info.address = "127.0.0.1";
   } else {
-    place.address = first_host(from.text("SLURM_STEP_NODELIST", remedy));
+    rank_info.address = first_host(from.text("SLURM_STEP_NODELIST", remedy));
   }
-  place.ports = ports_from(port_of_job(place.job));
-  return place;
+  rank_info.ports = ports_from(port_of_job(rank_info.job));
+  return rank_info;
 }
 }  // namespace
 
@@ -175,31 +177,31 @@ std::string first_host(const std::string& nodes) {
          nodes.substr(close + 1, next == std::string::npos ? next : next - close - 1);
 }
 
-std::optional<Place> place_of(const Variables& variables, int64_t parent) {
+std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
   if (has("ZR_RANK")) return from_zeroth({variables, "zeroth launch"});
-  Place place;
+  RankInfo rank_info;
   if (has("RANK") && has("WORLD_SIZE")) {
-    place = from_torchrun({variables, "torchrun"});
+    rank_info = from_torchrun({variables, "torchrun"});
   } else if (has("OMPI_COMM_WORLD_RANK")) {
-    place = from_openmpi({variables, "mpirun"});
+    rank_info = from_openmpi({variables, "mpirun"});
   } else if (has("PMI_RANK")) {
-    place = from_pmi({variables, "mpiexec"}, parent);
+    rank_info = from_pmi({variables, "mpiexec"}, parent);
   } else if (has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS")) {  // a batch script has the first, its srun steps both
-    place = from_slurm({variables, "srun"});
+    rank_info = from_slurm({variables, "srun"});
   } else {
     return {};
   }
   // The user's own meeting place and secret go before what was derived.
-  const From from{variables, place.launcher};
-  const bool one_host = place.local_world == place.world || is_this_host(place.address);
-  if (!take_store(from, place) && one_host && place.world > 1) place.address = "127.0.0.1";
-  if (has("ZR_TOKEN")) place.token = from.optional("ZR_TOKEN");
-  if (!place.token.empty() || place.world == 1) return place;
-  place.shares_secret = one_host;
-  place.guessable = !one_host;
-  if (place.guessable) place.token = place.job;
-  return place;
+  const From from{variables, rank_info.launcher};
+  const bool one_host = rank_info.local_world == rank_info.world || is_this_host(rank_info.address);
+  if (!take_store(from, rank_info) && one_host && rank_info.world > 1) rank_info.address = "127.0.0.1";
+  if (has("ZR_TOKEN")) rank_info.token = from.optional("ZR_TOKEN");
+  if (!rank_info.token.empty() || rank_info.world == 1) return rank_info;
+  rank_info.shares_secret = one_host;
+  rank_info.guessable = !one_host;
+  if (rank_info.guessable) rank_info.token = rank_info.job;
+  return rank_info;
 }
 
 }  // namespace zr::host

@@ -8,7 +8,7 @@
 namespace zr::host {
 
 namespace {
-constexpr std::size_t kMostLines = 64;
+constexpr std::size_t kMaxLines = 64;
 
 std::string padded(std::string text, std::size_t width) {
   text.resize(std::max(text.size(), width), ' ');
@@ -16,7 +16,7 @@ std::string padded(std::string text, std::size_t width) {
 }
 }  // namespace
 
-std::string table_text(const std::string& headline, const std::vector<TableLine>& lines) {
+std::string failure_report_text(const std::string& headline, const std::vector<ReportLine>& lines) {
   std::set<std::string> hosts;
   std::size_t rank_width = 0, pid_width = 0, host_width = 0;
   for (const auto& line : lines) {
@@ -26,18 +26,18 @@ std::string table_text(const std::string& headline, const std::vector<TableLine>
     host_width = std::max(host_width, line.host.size());
   }
   std::string text = headline;
-  for (std::size_t i = 0; i < lines.size() && i < kMostLines; ++i) {
-    const TableLine& line = lines[i];
+  for (std::size_t i = 0; i < lines.size() && i < kMaxLines; ++i) {
+    const ReportLine& line = lines[i];
     text += "\n  rank " + padded(std::to_string(line.rank), rank_width);
     text += "  pid " + padded(line.pid ? std::to_string(line.pid) : "-", pid_width);
     if (hosts.size() > 1) text += "  " + padded(line.host, host_width);
     text += "  " + line.state;
   }
-  if (lines.size() > kMostLines) text += "\n  and " + std::to_string(lines.size() - kMostLines) + " ranks more";
+  if (lines.size() > kMaxLines) text += "\n  and " + std::to_string(lines.size() - kMaxLines) + " ranks more";
   return text;
 }
 
-std::string doing_text(const Activity& activity, int64_t age_ms) {
+std::string activity_text(const Activity& activity, int64_t age_ms) {
   const std::string age = duration_text(static_cast<double>(age_ms) / 1000);
   const std::string what = activity.what.empty() ? "computing" : activity.what;
   std::string text = activity.waiting ? "waits " + age + " in " + what : what + " for " + age;
@@ -46,25 +46,27 @@ std::string doing_text(const Activity& activity, int64_t age_ms) {
   return text + ", step " + std::to_string(activity.step);
 }
 
-std::string left_text(const wire::Beat& beat) {
-  return (beat.failed ? "ended by an exception after step " : "ended in order after step ") +
-         std::to_string(beat.left_step);
+std::string left_text(const protocol::Heartbeat& heartbeat) {
+  return (heartbeat.failed ? "ended by an exception after step " : "ended in order after step ") +
+         std::to_string(heartbeat.left_step);
 }
 
-std::string in_vain_text(const wire::Beat& beat) {
-  return beat.failed ? left_text(beat) : "ended after step " + std::to_string(beat.left_step) + " (its data ended?)";
+std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
+  return heartbeat.failed ? left_text(heartbeat)
+                          : "ended after step " + std::to_string(heartbeat.left_step) + " (its data ended?)";
 }
 
-std::string fate_text(const Fate& fate) {
-  std::string text = "ended with exit code " + std::to_string(fate.code);
-  if (fate.signal) {
-    const char* name = sigabbrev_np(fate.signal);
-    text = "was killed by signal " + std::to_string(fate.signal) + (name ? " (SIG" + std::string(name) + ")" : "");
+std::string exit_status_text(const ExitStatus& exit_status) {
+  std::string text = "ended with exit code " + std::to_string(exit_status.code);
+  if (exit_status.signal) {
+    const char* name = sigabbrev_np(exit_status.signal);
+    text =
+        "was killed by signal " + std::to_string(exit_status.signal) + (name ? " (SIG" + std::string(name) + ")" : "");
   }
-  return fate.note.empty() ? text : text + ": " + fate.note;
+  return exit_status.note.empty() ? text : text + ": " + exit_status.note;
 }
 
-std::string state_text(char state) {
+std::string process_state_text(char state) {
   switch (state) {
     case 'T': return "stopped (T)";
     case 't': return "stopped by a debugger (t)";

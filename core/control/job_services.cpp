@@ -25,9 +25,11 @@ zr_code fill(zr_error* error, zr_code code, const char* message) {
 }
 
 JobServices::State& state_of(const zr_host* host) {
-  return *static_cast<JobServices::State*>(Host::from_abi(host).context("job"));
+  return *static_cast<JobServices::State*>(PluginHost::from_abi(host).context("job"));
 }
-Control& control_of(const zr_host* host) { return *static_cast<Control*>(Host::from_abi(host).context("control")); }
+Control& control_of(const zr_host* host) {
+  return *static_cast<Control*>(PluginHost::from_abi(host).context("control"));
+}
 
 zr_code put(const zr_host* host, const char* key, const void* value, uint64_t bytes, zr_error* error) try {
   control_of(host).put(key, std::string(static_cast<const char*>(value), bytes));
@@ -50,7 +52,7 @@ zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out,
 
 }  // namespace
 
-JobServices::JobServices(Host& host, Control& control, std::string run_folder, std::chrono::milliseconds timeout)
+JobServices::JobServices(PluginHost& host, Control& control, std::string run_folder, std::chrono::milliseconds timeout)
     : state_(std::make_unique<State>()) {
   state_->timeout = timeout;
   state_->run_folder = std::move(run_folder);

@@ -6,15 +6,15 @@
 #include <string>
 
 #include "control/control.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace zr::host {
 
-/// Owns the service tables; lives as long as the Host. Not movable.
+/// Owns the service tables; lives as long as the PluginHost. Not movable.
 class JobServices {
  public:
   /// `timeout`: the limit of a get() that names none.
-  JobServices(Host& host, Control& control, std::string run_folder,
+  JobServices(PluginHost& host, Control& control, std::string run_folder,
               std::chrono::milliseconds timeout = std::chrono::minutes(5));
   ~JobServices();
   JobServices(const JobServices&) = delete;

@@ -8,7 +8,7 @@
 namespace zr::host {
 
 namespace {
-constexpr std::size_t kMostIssued = 4096;
+constexpr std::size_t kMaxIssued = 4096;
 constexpr auto kForStragglers = std::chrono::milliseconds(200);
 constexpr auto kSilence = std::chrono::seconds(1);
 
@@ -22,7 +22,7 @@ Members::Members(int world, bool launched, std::string machine)
 
 void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
-std::string Members::admit(const wire::Hello& hello, Time now) {
+std::string Members::admit(const protocol::Hello& hello, Time now) {
   if (hello.world != world())
     return "rank " + std::to_string(hello.rank) + " was told of " + std::to_string(hello.world) +
            " ranks, the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
@@ -35,25 +35,25 @@ std::string Members::admit(const wire::Hello& hello, Time now) {
   member.joined = member.connected = true;
   member.peer = hello.peer;
   member.heard = now;
-  member.beat.activity.what = "join";
-  member.beat.activity.waiting = true;
+  member.heartbeat.activity.what = "join";
+  member.heartbeat.activity.waiting = true;
   for (int rank = 0; rank < world(); ++rank)
-    if (at(rank).fate && !at(rank).joined) note(Cause::lost, rank, "");
+    if (at(rank).exit_status && !at(rank).joined) note(Cause::lost, rank, "");
   return "";
 }
 
-void Members::heard(int rank, const wire::Beat& beat, Time now) {
+void Members::on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now) {
   Member& member = at(rank);
-  if (member.beat.leaves == 0 && beat.leaves > 0) ++leavers_;
-  compare(rank, beat);
-  member.beat = beat;
-  member.beat.recent.clear();
+  if (member.heartbeat.leaves == 0 && heartbeat.leaves > 0) ++departed_;
+  compare(rank, heartbeat);
+  member.heartbeat = heartbeat;
+  member.heartbeat.recent.clear();
   member.heard = now;
-  if (leavers_ > 0) look_for_waits_on_the_gone();
+  if (departed_ > 0) detect_waits_on_departed();
 }
 
-void Members::last_words(int rank, const wire::Beat& beat, Time now) {
-  heard(rank, beat, now);
+void Members::on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now) {
+  on_heartbeat(rank, heartbeat, now);
   at(rank).answered = true;
 }
 
@@ -65,26 +65,26 @@ void Members::reported(int rank, const std::string& text) {
 void Members::disconnected(int rank) {
   Member& member = at(rank);
   member.connected = false;
-  if (!member.beat.left) return note(Cause::lost, rank, "");
-  look_for_waits_on_the_gone();
+  if (!member.heartbeat.left) return note(Cause::lost, rank, "");
+  detect_waits_on_departed();
 }
 
-void Members::look_for_the_dead(Time now) {
+void Members::detect_dead_ranks(Time now) {
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
     if (member.connected && now - member.heard > kSilence && member.peer.machine == machine_ &&
-        wire::is_dead(member.peer.pid))
+        protocol::is_dead(member.peer.pid))
       disconnected(rank);
   }
 }
 
-void Members::ended(int rank, int64_t pid, const Fate& fate) {
+void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
   Member& member = at(rank);
-  member.fate = fate;
+  member.exit_status = exit_status;
   if (!member.joined) member.peer.pid = pid;
   if (member.peer.pid == pid) member.connected = false;
   const bool others_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
-  if (!fate.good() || (!member.joined && others_joined)) note(Cause::lost, rank, "");
+  if (!exit_status.good() || (!member.joined && others_joined)) note(Cause::lost, rank, "");
 }
 
 void Members::note(Cause cause, int rank, std::string text) {
@@ -94,11 +94,11 @@ void Members::note(Cause cause, int rank, std::string text) {
   text_ = std::move(text);
 }
 
-void Members::compare(int rank, const wire::Beat& beat) {
-  for (const auto& call : beat.recent) {
+void Members::compare(int rank, const protocol::Heartbeat& heartbeat) {
+  for (const auto& call : heartbeat.recent) {
     if (call.sequence == 0 || call.fingerprint == 0) continue;
     const auto [first, fresh] =
-        issued_.try_emplace({beat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
+        issued_.try_emplace({heartbeat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
     if (fresh || first->second.rank == rank || first->second.fingerprint == call.fingerprint) continue;
     Issued low = first->second, high{rank, call.fingerprint, call.what};
     if (low.rank > high.rank) std::swap(low, high);
@@ -108,43 +108,45 @@ void Members::compare(int rank, const wire::Beat& beat) {
              " issued " + low.what + ", rank " + std::to_string(high.rank) + " issued " + high.what +
              ". All ranks must issue the same collectives in the same order" + (remedy.empty() ? "" : "; " + remedy));
   }
-  while (issued_.size() > kMostIssued) issued_.erase(issued_.begin());
+  while (issued_.size() > kMaxIssued) issued_.erase(issued_.begin());
 }
 
-bool Members::waits_in_vain(const Member& waiting, const Member& other) const {
-  if (!waiting.connected || waiting.beat.left || !waiting.beat.activity.waiting) return false;
-  if (other.beat.leaves > waiting.beat.leaves) return waiting.beat.activity.sequence > other.beat.left_sequence;
-  return other.beat.left && !other.connected;  // the process ended between two Engines
+bool Members::waits_for_departed(const Member& waiting, const Member& other) const {
+  if (!waiting.connected || waiting.heartbeat.left || !waiting.heartbeat.activity.waiting) return false;
+  if (other.heartbeat.leaves > waiting.heartbeat.leaves)
+    return waiting.heartbeat.activity.sequence > other.heartbeat.left_sequence;
+  return other.heartbeat.left && !other.connected;  // the process ended between two Engines
 }
 
-std::string Members::waited_in_vain(int gone, int waiting) const {
-  const std::string& what = at(waiting).beat.activity.what;
+std::string Members::waited_for_departed(int gone, int waiting) const {
+  const std::string& what = at(waiting).heartbeat.activity.what;
   const std::string call = collective_call(what);
-  return "rank " + std::to_string(gone) + " " + in_vain_text(at(gone).beat) + " while rank " + std::to_string(waiting) +
-         " waits in " + what + (call.empty() ? "" : "; " + call + " is collective: call it on all ranks");
+  return "rank " + std::to_string(gone) + " " + left_while_awaited_text(at(gone).heartbeat) + " while rank " +
+         std::to_string(waiting) + " waits in " + what +
+         (call.empty() ? "" : "; " + call + " is collective: call it on all ranks");
 }
 
-void Members::look_for_waits_on_the_gone() {
+void Members::detect_waits_on_departed() {
   for (int gone = 0; gone < world(); ++gone) {
-    if (at(gone).beat.leaves == 0) continue;
+    if (at(gone).heartbeat.leaves == 0) continue;
     for (int waiting = 0; waiting < world(); ++waiting)
-      if (waits_in_vain(at(waiting), at(gone))) return note(Cause::left, gone, waited_in_vain(gone, waiting));
+      if (waits_for_departed(at(waiting), at(gone))) return note(Cause::left, gone, waited_for_departed(gone, waiting));
   }
 }
 
-bool Members::everybody_joined() const {
+bool Members::all_joined() const {
   return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
 }
 
-std::vector<wire::Peer> Members::peers() const {
-  std::vector<wire::Peer> peers;
+std::vector<protocol::Peer> Members::peers() const {
+  std::vector<protocol::Peer> peers;
   for (const auto& member : members_) peers.push_back(member.peer);
   return peers;
 }
 
 bool Members::silent(int rank) const {
   const Member& member = at(rank);
-  return member.connected && !member.answered && !member.beat.left;
+  return member.connected && !member.answered && !member.heartbeat.left;
 }
 
 bool Members::settled(Time since, Time now) const {
@@ -153,70 +155,72 @@ bool Members::settled(Time since, Time now) const {
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
     if (silent(rank)) return false;
-    if (launched_ && member.joined && !member.connected && !member.fate) return false;
+    if (launched_ && member.joined && !member.connected && !member.exit_status) return false;
   }
   return true;
 }
 
 std::string Members::why(int rank) const {
   const Member& member = at(rank);
-  if (!member.fate) {
-    const bool dead = member.peer.machine == machine_ && wire::is_dead(member.peer.pid);
+  if (!member.exit_status) {
+    const bool dead = member.peer.machine == machine_ && protocol::is_dead(member.peer.pid);
     return std::string("is lost: its connection closed") + (dead ? " and its process is gone" : "");
   }
-  std::string text = fate_text(*member.fate);
+  std::string text = exit_status_text(*member.exit_status);
   if (!member.joined) return text + " before it joined the job";
-  if (member.beat.left) return text + " after step " + std::to_string(member.beat.left_step);
-  return member.fate->good() ? text + " without leaving the job" : text;
+  if (member.heartbeat.left) return text + " after step " + std::to_string(member.heartbeat.left_step);
+  return member.exit_status->good() ? text + " without leaving the job" : text;
 }
 
 // Who may be the reason for what a rank reported: those who are not where it is.
-std::string Members::others_than_reporter(Time now) const {
+std::string Members::state_of_other_ranks(Time now) const {
   std::string text;
-  const auto& reporter = at(culprit_).beat;
+  const auto& reporter = at(culprit_).heartbeat;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
     if (rank == culprit_) continue;
     if (!member.joined) {
       text += "; " + rank_text(rank, member.peer.pid) + " has not joined";
-    } else if (member.beat.left) {
-      text += "; rank " + std::to_string(rank) + " " + in_vain_text(member.beat);
+    } else if (member.heartbeat.left) {
+      text += "; rank " + std::to_string(rank) + " " + left_while_awaited_text(member.heartbeat);
     } else if (silent(rank)) {
-      const std::string process = member.peer.machine == machine_ ? state_text(wire::state_of(member.peer.pid)) : "";
+      const std::string process =
+          member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
       text += "; " + rank_text(rank, member.peer.pid) + " has not answered for " +
               duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000) +
               (process.empty() ? "" : ", it is " + process);
-    } else if (!member.beat.left && member.beat.leaves == reporter.leaves && reporter.activity.waiting &&
-               member.beat.activity.sequence < reporter.activity.sequence) {
+    } else if (!member.heartbeat.left && member.heartbeat.leaves == reporter.leaves && reporter.activity.waiting &&
+               member.heartbeat.activity.sequence < reporter.activity.sequence) {
       text += "; rank " + std::to_string(rank) + " has not come to it";
     }
   }
   return text;
 }
 
-std::string Members::news() const {
+std::string Members::failure_notice() const {
   if (cause_ == Cause::lost) return rank_text(culprit_, at(culprit_).peer.pid) + " " + why(culprit_);
   return cause_ == Cause::reported ? "rank " + std::to_string(culprit_) + ": " + text_ : text_;
 }
 
 std::string Members::headline(Time now) const {
-  return cause_ == Cause::reported ? news() + others_than_reporter(now) : news();
+  return cause_ == Cause::reported ? failure_notice() + state_of_other_ranks(now) : failure_notice();
 }
 
 std::string Members::state(int rank, Time now) const {
   const Member& member = at(rank);
-  const std::string doing = doing_text(member.beat.activity, member.beat.age_ms);
+  const std::string doing = activity_text(member.heartbeat.activity, member.heartbeat.age_ms);
   std::string text;
-  if (member.fate && !(member.fate->good() && member.beat.left)) {
-    text = why(rank) + (member.joined && !member.beat.left ? "; last seen: " + doing : "");
+  if (member.exit_status && !(member.exit_status->good() && member.heartbeat.left)) {
+    text = why(rank) + (member.joined && !member.heartbeat.left ? "; last seen: " + doing : "");
   } else if (!member.joined) {
     text = "has not joined the job";
-  } else if (member.beat.left) {
-    text = left_text(member.beat);
+  } else if (member.heartbeat.left) {
+    text = left_text(member.heartbeat);
   } else if (!member.connected) {
     text = why(rank) + "; last seen: " + doing;
   } else if (!member.answered) {
-    const std::string process = member.peer.machine == machine_ ? state_text(wire::state_of(member.peer.pid)) : "";
+    const std::string process =
+        member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
     text = "no answer for " + duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000) +
            (process.empty() ? "" : ", " + process) + "; last seen: " + doing;
   } else {
@@ -226,14 +230,14 @@ std::string Members::state(int rank, Time now) const {
   return member.said.empty() || in_headline ? text : text + "; says: " + member.said;
 }
 
-std::string Members::table(Time now) const {
+std::string Members::failure_report(Time now) const {
   // One rank: no table that would say the same twice.
   if (world() == 1 && cause_ == Cause::lost && at(0).joined) return rank_text(0, at(0).peer.pid) + " " + state(0, now);
-  std::vector<TableLine> lines;
+  std::vector<ReportLine> lines;
   for (int rank = 0; rank < world(); ++rank)
     lines.push_back({rank, at(rank).peer.pid, at(rank).peer.host, state(rank, now)});
   const bool any_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
-  return any_joined ? table_text(headline(now), lines) : headline(now);
+  return any_joined ? failure_report_text(headline(now), lines) : headline(now);
 }
 
 }  // namespace zr::host

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "control/failure_report.hpp"
-#include "control/message.hpp"
+#include "control/protocol.hpp"
 
 namespace zr::host {
 
@@ -23,36 +23,36 @@ class Members {
   /// The launcher started the rank's process.
   void started(int rank, int64_t pid);
   /// A process says it is a rank: "" or why it cannot be.
-  std::string admit(const wire::Hello& hello, Time now);
-  void heard(int rank, const wire::Beat& beat, Time now);
+  std::string admit(const protocol::Hello& hello, Time now);
+  void on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now);
   /// The same, as a rank's answer to the news that the job broke.
-  void last_words(int rank, const wire::Beat& beat, Time now);
+  void on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now);
   void reported(int rank, const std::string& text);
   void disconnected(int rank);
   /// Looks after ranks that have been silent for a second: a child that a dead rank forked may keep its connection
   /// open.
-  void look_for_the_dead(Time now);
-  void ended(int rank, int64_t pid, const Fate& fate);
+  void detect_dead_ranks(Time now);
+  void ended(int rank, int64_t pid, const ExitStatus& exit_status);
 
-  bool everybody_joined() const;
+  bool all_joined() const;
   bool joined(int rank) const { return at(rank).joined; }
-  std::vector<wire::Peer> peers() const;
+  std::vector<protocol::Peer> peers() const;
   bool broken() const { return cause_ != Cause::none; }
   /// Nothing more will be learnt soon: the survivors have answered and the lost ranks' fates are known.
   bool settled(Time since, Time now) const;
   /// What broke the job, before anybody was asked; then with their answers, as the table's first line and whole.
-  std::string news() const;
+  std::string failure_notice() const;
   std::string headline(Time now) const;
-  std::string table(Time now) const;
+  std::string failure_report(Time now) const;
 
  private:
   enum class Cause { none, reported, left, mismatch, lost };  // a later one explains more than those before it
   struct Member {
     bool joined = false, connected = false, answered = false;
-    wire::Peer peer;
-    wire::Beat beat;
+    protocol::Peer peer;
+    protocol::Heartbeat heartbeat;
     Time heard{};
-    std::optional<Fate> fate;
+    std::optional<ExitStatus> exit_status;
     std::string said;
   };
   struct Issued {
@@ -64,19 +64,19 @@ class Members {
   const Member& at(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   int world() const { return static_cast<int>(members_.size()); }
   void note(Cause cause, int rank, std::string text);
-  void compare(int rank, const wire::Beat& beat);
-  std::string waited_in_vain(int gone, int waiting) const;
-  void look_for_waits_on_the_gone();
-  bool waits_in_vain(const Member& waiting, const Member& other) const;
+  void compare(int rank, const protocol::Heartbeat& heartbeat);
+  std::string waited_for_departed(int gone, int waiting) const;
+  void detect_waits_on_departed();
+  bool waits_for_departed(const Member& waiting, const Member& other) const;
   bool silent(int rank) const;
   std::string why(int rank) const;
   std::string state(int rank, Time now) const;
-  std::string others_than_reporter(Time now) const;
+  std::string state_of_other_ranks(Time now) const;
 
   const bool launched_;
   const std::string machine_;
   std::vector<Member> members_;
-  int leavers_ = 0;                                         // ranks that left at least once
+  int departed_ = 0;                                        // ranks that left at least once
   std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): who issued it first
   Cause cause_ = Cause::none;
   int culprit_ = 0;

@@ -16,19 +16,19 @@ namespace zr::host {
 using boost::asio::ip::tcp;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
-using wire::Type;
+using protocol::Type;
 
 namespace {
 constexpr auto kForLastWords = std::chrono::seconds(1);
 constexpr auto kForHello = std::chrono::seconds(5);
 constexpr auto kPoll = std::chrono::milliseconds(10);
 constexpr auto kWatch = std::chrono::milliseconds(500);
-constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kMaxPendingConnections = 256;
 // What a peer may make the store hold. A job's largest use is a checkpoint's description, a few MiB per rank.
-constexpr std::size_t kMostValuesOfRank = 64u << 20;
-constexpr std::size_t kMostValues = 512u << 20;
+constexpr std::size_t kMaxValueBytesOfRank = 64u << 20;
+constexpr std::size_t kMaxValueBytesOfAll = 512u << 20;
 constexpr std::size_t kOverheadOfValue = 256;  // a map's node, and the strings' own
-constexpr std::size_t kMostGetsOfRank = 4096;  // that wait
+constexpr std::size_t kMaxGetsOfRank = 4096;   // that wait
 
 // Compares in a time that does not depend on where the two differ.
 bool same_secret(const std::string& a, const std::string& b) {
@@ -45,31 +45,31 @@ struct Store::State : std::enable_shared_from_this<State> {
         poll(context),
         watch_timer(context),
         options(std::move(given)),
-        members(options.world, options.launched, wire::this_peer().machine) {}
+        members(options.world, options.launched, protocol::this_peer().machine) {}
 
   struct Rank {
     std::shared_ptr<Connection> connection;
-    std::map<uint64_t, std::string> asked;  // ids of gets that wait, and their keys
+    std::map<uint64_t, std::string> pending_gets;  // ids of gets that wait, and their keys
   };
-  struct Stranger {
+  struct PendingConnection {
     std::shared_ptr<Connection> connection;
-    std::shared_ptr<boost::asio::steady_timer> patience;
+    std::shared_ptr<boost::asio::steady_timer> timeout;
   };
 
   void listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports);
   void accept();
   void greet(tcp::socket socket);
-  void hello(std::shared_ptr<Connection> connection, const wire::Hello& hello);
+  void hello(std::shared_ptr<Connection> connection, const protocol::Hello& hello);
   void admit(int rank, const std::shared_ptr<Connection>& connection);
   void message(int rank, Type type, std::string_view body);
   void put(int rank, std::string key, std::string value);
   void drop(const std::string& key);
   void get(int rank, uint64_t id, std::string key);
-  void judge();
-  void await_table();
+  void check_for_failure();
+  void await_failure_report();
   void watch();
   void close();
-  void tell_all(const std::string& message) {
+  void send_to_all(const std::string& message) {
     for (auto& [rank, peer] : ranks) peer.connection->send(message);
   }
 
@@ -79,7 +79,7 @@ struct Store::State : std::enable_shared_from_this<State> {
   Options options;
   Members members;
   std::map<int, Rank> ranks;  // connected ones
-  std::map<Connection*, Stranger> strangers;
+  std::map<Connection*, PendingConnection> pending_connections;
   struct Value {
     std::string bytes;
     int rank = 0;  // that put it
@@ -88,8 +88,8 @@ struct Store::State : std::enable_shared_from_this<State> {
   std::map<int, std::size_t> bytes_of_rank;  // of values, in memory
   std::size_t bytes_of_values = 0;
   std::optional<Clock::time_point> broke;
-  std::string table;
-  bool judging = true;
+  std::string failure_report;
+  bool detects_failures = true;
   std::function<void()> finished;
 };
 
@@ -118,7 +118,7 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
 void Store::State::accept() {
   acceptor.async_accept([this, self = shared_from_this()](const error_code& error, tcp::socket socket) {
     if (!acceptor.is_open()) return;
-    if (!error && strangers.size() < kMostStrangers) greet(std::move(socket));
+    if (!error && pending_connections.size() < kMaxPendingConnections) greet(std::move(socket));
     if (!error) return accept();
     poll.expires_after(std::chrono::milliseconds(100));  // out of descriptors: later again
     poll.async_wait([this, self](const error_code&) {
@@ -129,34 +129,36 @@ void Store::State::accept() {
 
 void Store::State::greet(tcp::socket socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
-  auto patience = std::make_shared<boost::asio::steady_timer>(io, kForHello);
-  strangers[connection.get()] = {connection, patience};
-  const auto forget = [this, self = shared_from_this(), key = connection.get()] { strangers.erase(key); };
-  patience->async_wait([forget, connection](const error_code& error) {
+  auto timeout = std::make_shared<boost::asio::steady_timer>(io, kForHello);
+  pending_connections[connection.get()] = {connection, timeout};
+  const auto forget = [this, self = shared_from_this(), key = connection.get()] { pending_connections.erase(key); };
+  timeout->async_wait([forget, connection](const error_code& error) {
     if (error) return;
     connection->close();
     forget();
   });
   connection->start(
       [this, self = shared_from_this(), key = connection.get()](Type type, std::string_view body) {
-        if (type != Type::hello) throw wire::Malformed("a hello comes first");
-        const auto at = strangers.find(key);
-        if (at != strangers.end()) hello(at->second.connection, wire::decode_hello(body));
+        if (type != Type::hello) throw protocol::Malformed("a hello comes first");
+        const auto at = pending_connections.find(key);
+        if (at != pending_connections.end()) hello(at->second.connection, protocol::decode_hello(body));
       },
-      forget, wire::kMostHelloBytes);
+      forget, protocol::kMaxHelloBytes);
 }
 
-void Store::State::hello(std::shared_ptr<Connection> connection, const wire::Hello& hello) {
+void Store::State::hello(std::shared_ptr<Connection> connection, const protocol::Hello& hello) {
   const auto refuse = [&](int code, const std::string& text) {  // it stays a stranger, whose time is short
-    connection->send(wire::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::refuse));
+    connection->send(protocol::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::reject));
     connection->finish();
   };
   if (hello.job != options.job || !same_secret(hello.token, options.token))
     return refuse(0, "it keeps another job's store");
-  if (broke) return refuse(static_cast<int>(Exit::peer_lost), table.empty() ? members.news() : table);
+  if (broke)
+    return refuse(static_cast<int>(Exit::peer_lost),
+                  failure_report.empty() ? members.failure_notice() : failure_report);
   const std::string reason = members.admit(hello, Clock::now());
   if (!reason.empty()) return refuse(static_cast<int>(Exit::environment), reason);
-  strangers.erase(connection.get());
+  pending_connections.erase(connection.get());
   admit(static_cast<int>(hello.rank), connection);
 }
 
@@ -166,37 +168,41 @@ void Store::State::admit(int rank, const std::shared_ptr<Connection>& connection
                         [this, self, rank] {
                           ranks.erase(rank);
                           members.disconnected(rank);
-                          judge();
+                          check_for_failure();
                           if (finished && ranks.empty()) std::exchange(finished, nullptr)();
                         },
-                        wire::kMostBytes);
+                        protocol::kMaxBytes);
   ranks[rank].connection = connection;
-  connection->send(wire::Writer().message(Type::welcome));
-  if (members.everybody_joined()) tell_all(wire::encode(wire::Start{options.job_id, members.peers()}));
-  judge();
+  connection->send(protocol::Writer().message(Type::welcome));
+  if (members.all_joined()) send_to_all(protocol::encode(protocol::Start{options.job_id, members.peers()}));
+  check_for_failure();
 }
 
 void Store::State::message(int rank, Type type, std::string_view body) {
-  wire::Reader reader(body);
+  protocol::Reader reader(body);
   switch (type) {
     case Type::put: {
-      auto key = reader.text(wire::kMostKeyBytes);
-      put(rank, std::move(key), reader.text(wire::kMostValueBytes));
+      auto key = reader.text(protocol::kMaxKeyBytes);
+      put(rank, std::move(key), reader.text(protocol::kMaxValueBytes));
       return reader.end();
     }
-    case Type::drop: drop(reader.text(wire::kMostKeyBytes)); return reader.end();
+    case Type::drop: drop(reader.text(protocol::kMaxKeyBytes)); return reader.end();
     case Type::get: {
       const auto id = reader.u64();
-      get(rank, id, reader.text(wire::kMostKeyBytes));
+      get(rank, id, reader.text(protocol::kMaxKeyBytes));
       return reader.end();
     }
-    case Type::beat:
-      members.heard(rank, wire::decode_beat(body), Clock::now());
-      ranks[rank].connection->send(wire::Writer().message(Type::pong));
-      return judge();
-    case Type::words: members.last_words(rank, wire::decode_beat(body), Clock::now()); return judge();
-    case Type::report: members.reported(rank, printable(reader.text(wire::kMostReportBytes), "\n\t")); return judge();
-    default: throw wire::Malformed("not a message to the store");
+    case Type::heartbeat:
+      members.on_heartbeat(rank, protocol::decode_heartbeat(body), Clock::now());
+      ranks[rank].connection->send(protocol::Writer().message(Type::pong));
+      return check_for_failure();
+    case Type::final_status:
+      members.on_final_status(rank, protocol::decode_heartbeat(body), Clock::now());
+      return check_for_failure();
+    case Type::report:
+      members.reported(rank, printable(reader.text(protocol::kMaxReportBytes), "\n\t"));
+      return check_for_failure();
+    default: throw protocol::Malformed("not a message to the store");
   }
 }
 
@@ -206,25 +212,25 @@ void Store::State::put(int rank, std::string key, std::string value) {
   const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
   std::size_t& mine = bytes_of_rank[rank];
   const std::size_t freed = at != values.end() && at->second.rank == rank ? before : 0;
-  if (mine - freed + bytes > kMostValuesOfRank || bytes_of_values - before + bytes > kMostValues) {
-    const bool own = mine - freed + bytes > kMostValuesOfRank;
+  if (mine - freed + bytes > kMaxValueBytesOfRank || bytes_of_values - before + bytes > kMaxValueBytesOfAll) {
+    const bool own = mine - freed + bytes > kMaxValueBytesOfRank;
     members.reported(rank, "the job's store is full: this rank put '" + key + "', and " +
-                               (own ? "its values have at most " + bytes_text(kMostValuesOfRank)
-                                    : "the values of all ranks have at most " + bytes_text(kMostValues)) +
+                               (own ? "its values have at most " + bytes_text(kMaxValueBytesOfRank)
+                                    : "the values of all ranks have at most " + bytes_text(kMaxValueBytesOfAll)) +
                                " together; put less, or put \"\" under keys that every rank has read");
-    return judge();
+    return check_for_failure();
   }
   if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
   mine += bytes;
   bytes_of_values += bytes - before;
   for (auto& [rank, peer] : ranks)
-    for (auto at = peer.asked.begin(); at != peer.asked.end();) {
+    for (auto at = peer.pending_gets.begin(); at != peer.pending_gets.end();) {
       if (at->second != key) {
         ++at;
         continue;
       }
-      peer.connection->send(wire::Writer().u64(at->first).text(value).message(Type::value));
-      at = peer.asked.erase(at);
+      peer.connection->send(protocol::Writer().u64(at->first).text(value).message(Type::value));
+      at = peer.pending_gets.erase(at);
     }
   values[std::move(key)] = {std::move(value), rank};
 }
@@ -241,36 +247,36 @@ void Store::State::drop(const std::string& key) {
 void Store::State::get(int rank, uint64_t id, std::string key) {
   const auto at = values.find(key);
   if (at != values.end())
-    return ranks[rank].connection->send(wire::Writer().u64(id).text(at->second.bytes).message(Type::value));
-  auto& asked = ranks[rank].asked;
-  if (asked.size() >= kMostGetsOfRank) throw wire::Malformed("too many gets wait");
-  asked[id] = std::move(key);
+    return ranks[rank].connection->send(protocol::Writer().u64(id).text(at->second.bytes).message(Type::value));
+  auto& pending_gets = ranks[rank].pending_gets;
+  if (pending_gets.size() >= kMaxGetsOfRank) throw protocol::Malformed("too many gets wait");
+  pending_gets[id] = std::move(key);
 }
 
-void Store::State::judge() {
-  if (broke || !judging || !members.broken()) return;
+void Store::State::check_for_failure() {
+  if (broke || !detects_failures || !members.broken()) return;
   broke = Clock::now();
-  tell_all(wire::Writer().text(members.news()).message(Type::news));
-  await_table();
+  send_to_all(protocol::Writer().text(members.failure_notice()).message(Type::failure_notice));
+  await_failure_report();
 }
 
-void Store::State::await_table() {
+void Store::State::await_failure_report() {
   const auto now = Clock::now();
   if (!members.settled(*broke, now) && now - *broke < kForLastWords) {
     poll.expires_after(kPoll);
     poll.async_wait([this, self = shared_from_this()](const error_code& error) {
-      if (!error) await_table();
+      if (!error) await_failure_report();
     });
     return;
   }
-  table = members.table(now);
-  if (options.on_table) options.on_table(table);
-  tell_all(wire::Writer().text(table).message(Type::table));
+  failure_report = members.failure_report(now);
+  if (options.on_failure_report) options.on_failure_report(failure_report);
+  send_to_all(protocol::Writer().text(failure_report).message(Type::failure_report));
 }
 
 void Store::State::watch() {
-  members.look_for_the_dead(Clock::now());
-  judge();
+  members.detect_dead_ranks(Clock::now());
+  check_for_failure();
   watch_timer.expires_after(kWatch);
   watch_timer.async_wait([this, self = shared_from_this()](const error_code& error) {
     if (!error) watch();
@@ -282,12 +288,12 @@ void Store::State::close() {
   acceptor.close(ignored);
   poll.cancel();
   watch_timer.cancel();
-  for (auto& [key, stranger] : strangers) {
-    stranger.connection->close();
-    stranger.patience->cancel();
+  for (auto& [key, pending] : pending_connections) {
+    pending.connection->close();
+    pending.timeout->cancel();
   }
   for (auto& [rank, peer] : ranks) peer.connection->close();
-  strangers.clear();
+  pending_connections.clear();
   ranks.clear();
   finished = nullptr;
 }
@@ -304,10 +310,10 @@ uint16_t Store::port() const { return state_->acceptor.local_endpoint().port(); 
 
 void Store::started(int rank, int64_t pid) { state_->members.started(rank, pid); }
 
-void Store::ended(int rank, int64_t pid, const Fate& fate) {
-  if (!state_->judging) return;
-  state_->members.ended(rank, pid, fate);
-  state_->judge();
+void Store::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
+  if (!state_->detects_failures) return;
+  state_->members.ended(rank, pid, exit_status);
+  state_->check_for_failure();
 }
 
 bool Store::joined(int rank) const { return state_->members.joined(rank); }
@@ -317,18 +323,18 @@ std::string Store::value(const std::string& key) const {
 }
 std::size_t Store::bytes() const { return state_->bytes_of_values; }
 bool Store::broken() const { return state_->broke.has_value(); }
-void Store::stop_judging() { state_->judging = false; }
-void Store::resume_judging() {
-  state_->judging = true;
-  state_->judge();
+void Store::stop_failure_detection() { state_->detects_failures = false; }
+void Store::resume_failure_detection() {
+  state_->detects_failures = true;
+  state_->check_for_failure();
 }
 
-void Store::finish(const wire::Beat& keeper, std::function<void()> then) {
-  state_->judging = false;
+void Store::finish(const protocol::Heartbeat& store_host, std::function<void()> then) {
+  state_->detects_failures = false;
   error_code ignored;
   state_->acceptor.close(ignored);
   for (auto& [rank, peer] : state_->ranks) {
-    peer.connection->send(wire::encode(Type::bye, keeper));
+    peer.connection->send(protocol::encode(Type::goodbye, store_host));
     peer.connection->finish();
   }
   if (state_->ranks.empty()) return then();

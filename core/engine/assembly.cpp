@@ -11,7 +11,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "engine/machine.hpp"
+#include "engine/machine_profile.hpp"
 #include "engine/planning.hpp"
 #include "engine/session.hpp"
 
@@ -19,7 +19,7 @@ namespace zr::host {
 
 namespace {
 // job.threads, else what `zeroth launch` gave this rank, else its share of the cores this process may use.
-int threads_of(const Config& config, const Control& control) {
+int threads_of(const JobConfig& config, const Control& control) {
   if (const int64_t set = config.integer("job.threads"); set > 0) return static_cast<int>(set);
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
   cpu_set_t set;
@@ -27,12 +27,12 @@ int threads_of(const Config& config, const Control& control) {
   return std::max(1, cores / control.local_world());
 }
 
-std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buffers) {
+std::vector<LiveRuns> live_runs(const MemoryPlan& plan, const std::vector<void*>& buffers) {
   std::vector<LiveRuns> live;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& buffer = plan.mine.buffers[i];
     LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
-    for (const auto* pieces : {&plan.mine.weights, &plan.mine.sums})
+    for (const auto* pieces : {&plan.mine.weights, &plan.mine.reduced_gradients})
       for (const Piece& piece : *pieces)
         if (piece.buffer == i) runs.runs.emplace_back(piece.offset, piece.offset + piece.count);
     std::sort(runs.runs.begin(), runs.runs.end());
@@ -42,7 +42,7 @@ std::vector<LiveRuns> live_runs(const Plan& plan, const std::vector<void*>& buff
 }
 }  // namespace
 
-Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
+Session::Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before)
     : setup_(std::move(setup)),
       name_(setup_.engine, run_folder(config(), setup_.engine), config().text("checkpoint.dir")),
       model_(model),
@@ -60,15 +60,14 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     communicator_ = std::make_unique<Instance>(host_, *setup_.communicator, config(), table_of(*setup_.communicator));
 
   offer_async(host_);
-  offer_machine(host_);
+  offer_machine_profile(host_);
   std::vector<std::unique_ptr<Instance>> tiers;
   for (const Component& tier : setup_.tiers)
     tiers.push_back(std::make_unique<Instance>(host_, tier, config(), table_of(tier)));
 
   PlanInput input = plan_input(config(), *optimizer_, model_.parameters(), world());
-  add_places(input, setup_, tiers, control_->local_world(),
-             communicator_bytes(communicator_.get(), world()).value_or(0),
-             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_tiers(input, setup_, tiers, control_->local_world(), communicator_bytes(communicator_.get(), world()).value_or(0),
+            granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input.alias = control_->local_world() == world() && shares_weights(config(), setup_.communicator, world());
   group_rates_.assign(1, 1.0);
   for (const GroupConfig& group : config().groups()) group_rates_.push_back(group.lr_scale);
@@ -79,31 +78,32 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
   }
   check_strategy();
   check_optimizer();
-  check_places(config(), plan_, setup_.strategy.table->id);
+  check_offload(config(), plan_, setup_.strategy.table->id);
   check_budget();
-  plan_.enter(ledger_);
+  plan_.add_to(ledger_);
   if (rank() == 0 && std::getenv("ZR_PROGRESS")) {
-    const Besides besides = besides_of(setup_, communicator_.get(), world());
+    const PlanContext context = plan_context_of(setup_, communicator_.get(), world());
     const std::string title = "plan: " + std::string(setup_.strategy.table->id) + " + " + setup_.optimizer.table->id;
-    std::fputs(plan_.text(title, besides).c_str(), stdout);
+    std::fputs(plan_.text(title, context).c_str(), stdout);
     std::fflush(stdout);
   }
 
-  Communicator::Options options;
+  CommRuntime::Options options;
   options.timeout = timeout;
-  comm_ = std::make_unique<Communicator>(host_, control_, communicator_.get(), options);
+  comm_ = std::make_unique<CommRuntime>(host_, control_, communicator_.get(), options);
   compare_ranks();
   saver_ = std::make_unique<Saver>(control_, ledger_);
   if (before) {
-    record_ = std::move(before->record);
+    recorder_ = std::move(before->recorder);
     trace_ = std::move(before->trace);
   } else {
-    agree(saver_->talk(), [&] { record_ = std::make_unique<Record>(config(), setup_.engine, world(), rank()); });
+    run_on_all_ranks(saver_->peers(),
+                     [&] { recorder_ = std::make_unique<RunRecorder>(config(), setup_.engine, world(), rank()); });
     if (config().boolean("job.trace")) trace_ = std::make_unique<Trace>(rank());
   }
   if (trace_) comm_->set_trace(trace_.get());
   comm_->on_end([this](const zr_coll& coll, const void* dst) {
-    if (agreement_) agreement_->norm().arrived(coll.dst, dst);
+    if (step_sync_) step_sync_->norm().arrived(coll.dst, dst);
   });
   if (config().text("checkpoint.on_signal") == "save")
     stop_signal_ = before ? std::move(before->stop_signal) : std::make_unique<StopSignal>(control_);
@@ -116,14 +116,14 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<Continued> before)
     const CallCheck check_call = [this](zr_code code, const zr_error& e, const std::string& who) {
       call(code, e, who);
     };
-    weight_flow_ =
-        std::make_unique<WeightFlow>(model_, *strategy_, plan_, *comm_, use_, check_call,
-                                     [this](uint32_t param, const void* whole) { store_whole(param, whole); });
+    weight_flow_ = std::make_unique<WeightFlow>(model_, *strategy_, plan_, *comm_, use_, check_call,
+                                                [this](uint32_t param, const void* full) { store_full(param, full); });
     take_rank_zero();
     weight_digest_ = std::make_unique<WeightDigest>(plan_, buffers_, readers_, world());
-    agreement_ = std::make_unique<Agreement>(*comm_, pool_, plan_, units_, ledger_, pages_.get());
-    gradients_ = std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_,
-                                                config().boolean("gradients.overlap"), use_, check_call, pages_.get());
+    step_sync_ = std::make_unique<StepSync>(*comm_, pool_, plan_, slices_, ledger_, disk_buffers_.get());
+    gradients_ =
+        std::make_unique<GradientFlow>(model_, *strategy_, plan_, *comm_, config().boolean("gradients.overlap"), use_,
+                                       check_call, disk_buffers_.get());
     gradients_->watch(loss_scale_.watches());
   } catch (...) {
     release();
@@ -154,26 +154,27 @@ Session::~Session() {
   }
   saver_.reset();
   // A failure after the last step, such as that of a last save, leaves the record of the steps complete.
-  if (record_ && (!failed || done())) try {
+  if (recorder_ && (!failed || done())) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
   stop_signal_.reset();
-  if (record_) control_->leave(step_, failed);  // else the next session continues the job
+  if (recorder_) control_->leave(step_, failed);  // else the next session continues the job
   release();
 }
 
 // Every check passed: from here on this run has a folder of its own.
 void Session::accept() {
-  const Peers peers = saver_->talk();
-  agree(peers, [&] {
-    if (rank() == 0) record_->accept();
+  const CheckpointComm peers = saver_->peers();
+  run_on_all_ranks(peers, [&] {
+    if (rank() == 0) recorder_->accept();
   });
   if (trace_) {
-    const std::string folder = peers.tell(record_->folder());
-    agree(peers,
-          [&] { trace_->open(Directory::open(folder, true).create("trace-" + std::to_string(rank()) + ".json")); });
+    const std::string folder = peers.broadcast(recorder_->folder());
+    run_on_all_ranks(peers, [&] {
+      trace_->open(Directory::open(folder, true).create("trace-" + std::to_string(rank()) + ".json"));
+    });
   }
   const int64_t steps = config().integer("train.steps");
   if (step_ < steps) return;
@@ -185,14 +186,14 @@ void Session::accept() {
 }
 
 Overlap Session::overlap() const {
-  const NormLeaves& norm = agreement_->norm();
+  const NormBlocks& norm = step_sync_->norm();
   Overlap all = overlap_before_;
   all.collectives += gradients_->collectives();
   all.early += gradients_->collectives_early();
-  all.leaves += norm.own();
-  all.leaves_early += norm.early();
-  all.paged_reads += pages_ ? pages_->reads() : 0;
-  all.paged_reads_ahead += pages_ ? pages_->reads_ahead() : 0;
+  all.norm_blocks += norm.own();
+  all.norm_blocks_early += norm.early();
+  all.paged_reads += disk_buffers_ ? disk_buffers_->reads() : 0;
+  all.paged_reads_ahead += disk_buffers_ ? disk_buffers_->reads_ahead() : 0;
   return all;
 }
 
@@ -201,20 +202,20 @@ void Session::release() {
   saver_.reset();
   ledger_.on_change(Tier::device, {});
   ledger_.on_change(Tier::host, {});
-  model_.keep_activations({});
+  model_.offload_saved_tensors({});
   activations_.reset();
   comm_->on_end({});
   model_.limit_temporaries(0, {});
   model_.on_gradient({});
   gradients_.reset();
-  agreement_.reset();
+  step_sync_.reset();
   states_.reset();
-  comm_->set_paged(nullptr);
-  pages_.reset();
+  comm_->set_collective_staging(nullptr);
+  disk_buffers_.reset();
   // The model takes memory of its own for its weights: what they did not stand in goes before.
   const auto holds_weights = [&](std::size_t i) {
     const uint32_t role = plan_.mine.buffers[i].role;
-    return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_SHARD || role == ZR_ROLE_WINDOW;
+    return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD || role == ZR_ROLE_ALL_GATHER;
   };
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     if (!holds_weights(i)) comm_->free(buffers_[i]);
@@ -227,40 +228,40 @@ void Session::release() {
 void Session::keep_activations() {
   const int place = plan_.placement.activations;
   if (place == 0) return;
-  activations_ = std::make_unique<Activations>(*tiers_[static_cast<std::size_t>(place)], ledger_,
-                                               plan_.activation_staging_bytes());
-  Activations& tier = *activations_;
-  model_.keep_activations({config().integer("offload.activation_bytes"),
-                           [&tier](const void* data, int64_t bytes) { return tier.put(data, bytes); },
-                           [&tier](uint64_t record, void* to) { tier.get(record, to); },
-                           [&tier](const std::vector<uint64_t>& records) { tier.ahead(records); },
-                           [&tier](uint64_t record) { tier.drop(record); }});
+  activations_ = std::make_unique<ActivationStore>(*tiers_[static_cast<std::size_t>(place)], ledger_,
+                                                   plan_.activation_staging_bytes());
+  ActivationStore& tier = *activations_;
+  model_.offload_saved_tensors({config().integer("offload.activation_bytes"),
+                                [&tier](const void* data, int64_t bytes) { return tier.put(data, bytes); },
+                                [&tier](uint64_t record, void* to) { tier.get(record, to); },
+                                [&tier](const std::vector<uint64_t>& records) { tier.prefetch(records); },
+                                [&tier](uint64_t record) { tier.drop(record); }});
 }
 
 void Session::allocate() {
   const auto kind = [](uint32_t role) {
-    return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_SHARD ? Kind::weights
-           : role == ZR_ROLE_BUCKET                        ? Kind::buckets
-           : role == ZR_ROLE_WINDOW                        ? Kind::window
-                                                           : Kind::gradients;
+    return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD ? MemoryKind::weights
+           : role == ZR_ROLE_BUCKET                               ? MemoryKind::buckets
+           : role == ZR_ROLE_ALL_GATHER                           ? MemoryKind::gather_buffer
+                                                                  : MemoryKind::gradients;
   };
-  if (paging_of(plan_).any) {
-    pages_ = std::make_unique<Pages>(plan_, tiers_, *comm_, ledger_);
-    comm_->set_paged(pages_.get());
+  if (plan_disk_staging(plan_).any) {
+    disk_buffers_ = std::make_unique<DiskBackedBuffers>(plan_, tiers_, *comm_, ledger_);
+    comm_->set_collective_staging(disk_buffers_.get());
   }
   std::vector<zr_view> views;
   for (const Buffer& b : plan_.mine.buffers) {
     const int64_t bytes = b.elements * size_of(b.dtype);
-    if (void* paged = pages_ ? pages_->base(views.size()) : nullptr) {
+    if (void* paged = disk_buffers_ ? disk_buffers_->base(views.size()) : nullptr) {
       buffers_.push_back(paged);
       readers_.push_back(nullptr);
     } else if (b.alias) {
       const auto [writer, reader] =
-          comm_->allocate_alias(bytes, b.bytes(rank(), world()), Tier::device, kind(b.role), b.tag);
+          comm_->allocate_shared(bytes, b.bytes(rank(), world()), Tier::device, kind(b.role), b.tag);
       buffers_.push_back(writer);
       readers_.push_back(reader);
     } else {
-      const TierFacts& place = plan_.input.places[static_cast<std::size_t>(plan_.place_of(b))];
+      const TierInfo& place = plan_.input.tiers[static_cast<std::size_t>(plan_.tier_of(b))];
       buffers_.push_back(comm_->allocate(bytes, 64, place.tier, kind(b.role), b.tag));
       readers_.push_back(nullptr);
     }
@@ -270,13 +271,13 @@ void Session::allocate() {
   if (trace_)
     for (const auto& tier : tiers_)
       if (tier) tier->set_trace(trace_.get());
-  states_ = std::make_unique<States>(plan_, tiers_, ledger_);
+  states_ = std::make_unique<OptimizerStates>(plan_, tiers_, ledger_);
   if (trace_)
     states_->on_wait([this](const char* what, Trace::Time begin) {
       trace_->span("training", what, begin, Trace::Time::clock::now());
     });
-  make_units(views);
-  plan_view_ = std::make_unique<PlanView>(plan_.input, rank());
+  make_slices(views);
+  plan_view_ = std::make_unique<PlanInputView>(plan_.input, rank());
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), comm_->ref()};
   CallError error;
   call(strategy_->api<zr_strategy_api>()->bind(strategy_->self(), &plan_view_->in(), &bind, &error), error,
@@ -284,12 +285,12 @@ void Session::allocate() {
 }
 
 // One for each piece of sums, or each part of it whose states stand on one place.
-void Session::make_units(const std::vector<zr_view>& views) {
+void Session::make_slices(const std::vector<zr_view>& views) {
   const RankPlan& mine = plan_.mine;
   const std::size_t arrays = plan_.state_arrays().size(), params = plan_.input.parameters.size();
   weights_of_ = ByParam(mine.weights, params);
-  for (std::size_t i = 0; i < mine.sums.size(); ++i) {
-    const Piece& sum = mine.sums[i];
+  for (std::size_t i = 0; i < mine.reduced_gradients.size(); ++i) {
+    const Piece& sum = mine.reduced_gradients[i];
     const Piece* weight = nullptr;
     for (const uint32_t w : weights_of_[sum.param]) {
       const Piece& one = mine.weights[w];
@@ -300,30 +301,31 @@ void Session::make_units(const std::vector<zr_view>& views) {
                "' where it has no weights");
     for (const StateRun& run : states_->runs(mine.state_offset[i], sum.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
-      Unit unit{sum.param, first,
-                run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
-                {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
-                {},        run.first,
-                run.place};
+      UpdateSlice slice{sum.param, first,
+                        run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                        {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
+                        {},        run.first,
+                        run.tier};
       for (std::size_t a = 0; a < arrays; ++a) {
         const zr_view view = states_->view(a, run.first, run.count);
         if (plan_.has_master && a == 0)
-          unit.master = view;
+          slice.master = view;
         else
-          unit.slots.push_back(view);
+          slice.slots.push_back(view);
       }
-      if (states_->in_memory(run.place)) (run.place == 0 ? direct_ : staged_).push_back(unit);
-      units_.push_back(std::move(unit));
+      if (states_->in_memory(run.tier)) (run.tier == 0 ? direct_ : staged_).push_back(slice);
+      slices_.push_back(std::move(slice));
     }
   }
-  units_of_ = ByParam(units_, params);
+  slices_of_ = ByParam(slices_, params);
 }
 
 void Session::take_rank_zero() {
   const RankPlan& mine = plan_.mine;
   int64_t largest = 0;
   for (const Parameter& p : plan_.input.parameters) largest = std::max(largest, p.count);
-  auto* values = static_cast<float*>(comm_->allocate(largest * 4, 64, Tier::device, Kind::other, "start of training"));
+  auto* values =
+      static_cast<float*>(comm_->allocate(largest * 4, 64, Tier::device, MemoryKind::other, "start of training"));
   // `own` is rank 0's; to every rank, by way of memory that peers can read.
   const auto take = [&](uint32_t param, const float* own) {
     const int64_t count = plan_.input.parameters[param].count;
@@ -337,7 +339,7 @@ void Session::take_rank_zero() {
   };
   if (model_.deferred() > 0) {
     model_.construct({values, take, [&](uint32_t param, float* out) { read(param, LogicalRole::value, "", out); },
-                      [&](int64_t bytes) { ledger_.add(Tier::device, Kind::other, "start of training", bytes); }},
+                      [&](int64_t bytes) { ledger_.add(Tier::device, MemoryKind::other, "start of training", bytes); }},
                      rank() == 0);
   } else {
     for (uint32_t param = 0; param < plan_.input.parameters.size(); ++param) {
@@ -364,12 +366,12 @@ void Session::take_rank_zero() {
   }
   weight_flow_->start();
   if (!plan_.has_master) return;
-  std::vector<const Unit*> bound;  // of weights that the program can point to
-  for (const Unit& unit : units_)
-    for (const uint32_t w : weights_of_[unit.param])
+  std::vector<const UpdateSlice*> bound;  // of weights that the program can point to
+  for (const UpdateSlice& slice : slices_)
+    for (const uint32_t w : weights_of_[slice.param])
       if (const Piece& piece = mine.weights[w];
-          !piece.shard && piece.count == plan_.input.parameters[unit.param].count && !readers_[piece.buffer])
-        bound.push_back(&unit);
+          !piece.shard && piece.count == plan_.input.parameters[slice.param].count && !readers_[piece.buffer])
+        bound.push_back(&slice);
   weight_samples_ = WeightSamples(std::move(bound));
 }
 

@@ -9,16 +9,16 @@ namespace zr::host {
 
 namespace {
 constexpr std::size_t kShown = 3;
-constexpr int kMostRanks = 1024;  // that one launcher starts
+constexpr int kMaxRanks = 1024;  // that one launcher starts
 
-Edit set(const std::string& path, const std::string& value) { return {{path + "=" + value}, 0, 1, 0}; }
-Edit set(const std::string& path, int64_t value) { return set(path, std::to_string(value)); }
+Suggestion set(const std::string& path, const std::string& value) { return {{path + "=" + value}, 0, 1, 0}; }
+Suggestion set(const std::string& path, int64_t value) { return set(path, std::to_string(value)); }
 
-Edit together(Edit edit, const Edit& with) {
-  edit.overrides.insert(edit.overrides.end(), with.overrides.begin(), with.overrides.end());
-  edit.ranks = std::max(edit.ranks, with.ranks);
-  edit.activations *= with.activations;
-  return edit;
+Suggestion combined(Suggestion suggestion, const Suggestion& with) {
+  suggestion.overrides.insert(suggestion.overrides.end(), with.overrides.begin(), with.overrides.end());
+  suggestion.ranks = std::max(suggestion.ranks, with.ranks);
+  suggestion.activations *= with.activations;
+  return suggestion;
 }
 
 // A size as a file would have it, in the largest unit that divides it.
@@ -33,7 +33,7 @@ std::string size_text(int64_t bytes) {
 }
 
 // They set no key twice, and no size of a strategy that is not chosen any more.
-bool agree(const Edit& one, const Edit& two) {
+bool compatible(const Suggestion& one, const Suggestion& two) {
   for (const std::string& a : one.overrides)
     for (const std::string& b : two.overrides) {
       const std::string path = a.substr(0, a.find('=')), other = b.substr(0, b.find('='));
@@ -43,70 +43,71 @@ bool agree(const Edit& one, const Edit& two) {
 }
 
 // Edits of one kind; two of different kinds can be made together.
-using Kinds = std::vector<std::vector<Edit>>;
+using Kinds = std::vector<std::vector<Suggestion>>;
 
-std::vector<Edit> other_strategies(const JudgedJob& job) {
-  std::vector<Edit> edits;
+std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
+  std::vector<Suggestion> suggestions;
   for (const std::string& id : job.strategies)
-    if (id != job.strategy.table->id) edits.push_back(set("strategy", id));
-  return edits;
+    if (id != job.strategy.table->id) suggestions.push_back(set("strategy", id));
+  return suggestions;
 }
 
 // What [offload] leaves on the device, on a tier.
-std::vector<Edit> on_tiers(const JudgedJob& job, const std::string& path) {
-  std::vector<Edit> edits;
+std::vector<Suggestion> on_tiers(const ResolvedJob& job, const std::string& path) {
+  std::vector<Suggestion> suggestions;
   if (job.config.text(path) == kOnDevice)
-    for (const std::string& id : job.tier_ids) edits.push_back(set(path, id));
-  return edits;
+    for (const std::string& id : job.tier_ids) suggestions.push_back(set(path, id));
+  return suggestions;
 }
 
 // More ranks for the same samples a step.
-std::vector<Edit> more_ranks(const Config& config, int ranks) {
-  std::vector<Edit> edits;
+std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
+  std::vector<Suggestion> suggestions;
   const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
   for (const int factor : {2, 4, 8}) {
-    if (ranks * factor > kMostRanks) break;
-    Edit edit = set("job.ranks", ranks * factor);
-    edit.ranks = ranks * factor;
+    if (ranks * factor > kMaxRanks) break;
+    Suggestion suggestion = set("job.ranks", ranks * factor);
+    suggestion.ranks = ranks * factor;
     if (times % factor == 0) {
-      edit = together(edit, set("train.gradient_accumulation", times / factor));
+      suggestion = combined(suggestion, set("train.gradient_accumulation", times / factor));
     } else if (micro % factor == 0) {
-      edit = together(edit, set("train.micro_batch", micro / factor));
-      edit.activations = 1.0 / factor;
+      suggestion = combined(suggestion, set("train.micro_batch", micro / factor));
+      suggestion.activations = 1.0 / factor;
     } else {
       break;
     }
-    edits.push_back(edit);
+    suggestions.push_back(suggestion);
   }
-  return edits;
+  return suggestions;
 }
 
 // Smaller micro-batches, more of them.
-std::vector<Edit> smaller_micro_batches(const Config& config) {
-  std::vector<Edit> edits;
+std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
+  std::vector<Suggestion> suggestions;
   const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
   for (int64_t factor = 2; micro % factor == 0; factor *= 2) {
-    Edit edit = together(set("train.micro_batch", micro / factor), set("train.gradient_accumulation", times * factor));
-    edit.activations = 1.0 / static_cast<double>(factor);
-    edits.push_back(edit);
+    Suggestion suggestion =
+        combined(set("train.micro_batch", micro / factor), set("train.gradient_accumulation", times * factor));
+    suggestion.activations = 1.0 / static_cast<double>(factor);
+    suggestions.push_back(suggestion);
   }
-  return edits;
+  return suggestions;
 }
 
 // The strategy's sizes, an eighth of what they are.
-std::vector<Edit> smaller_sizes(const JudgedJob& job) {
-  std::vector<Edit> edits;
+std::vector<Suggestion> smaller_sizes(const ResolvedJob& job) {
+  std::vector<Suggestion> suggestions;
   for (const Entry* entry : job.config.table(std::string("strategy.") + job.strategy.table->id)) {
     if (entry->key.type != ZR_KEY_BYTES) continue;
     const int64_t now = std::get<int64_t>(entry->value),
                   least = std::isfinite(entry->key.min) ? static_cast<int64_t>(entry->key.min) : 0;
     if (const int64_t smaller = std::max(now / 8, least); smaller < now)
-      edits.push_back(set(entry->key.path(), size_text(smaller)));
+      suggestions.push_back(set(entry->key.path(), size_text(smaller)));
   }
-  return edits;
+  return suggestions;
 }
 
-Kinds all_edits(const JudgedJob& job, int ranks, bool activations) {
+Kinds all_suggestions(const ResolvedJob& job, int ranks, bool activations) {
   Kinds kinds{other_strategies(job), more_ranks(job.config, ranks)};
   if (activations) kinds.push_back(smaller_micro_batches(job.config));
   if (job.config.text("gradients.dtype") == "fp32") kinds.push_back({set("gradients.dtype", "bf16")});
@@ -117,52 +118,53 @@ Kinds all_edits(const JudgedJob& job, int ranks, bool activations) {
 }
 }  // namespace
 
-std::vector<Edit> edits_that_fit(const JudgedJob& job, int ranks, const Overdraft& over, const Need& need) {
-  const Kinds kinds = all_edits(job, ranks, over.activations > 0);
-  std::vector<Edit> fitting;
-  const auto fits = [&](Edit edit) {
-    if (edit.ranks == 0) edit.ranks = ranks;
-    const auto plan = need(edit);
+std::vector<Suggestion> fitting_suggestions(const ResolvedJob& job, int ranks, const BudgetShortfall& over,
+                                            const RequiredBytes& need) {
+  const Kinds kinds = all_suggestions(job, ranks, over.activations > 0);
+  std::vector<Suggestion> fitting;
+  const auto fits = [&](Suggestion suggestion) {
+    if (suggestion.ranks == 0) suggestion.ranks = ranks;
+    const auto plan = need(suggestion);
     if (!plan) return false;
-    edit.bytes = *plan + static_cast<int64_t>(static_cast<double>(over.activations) * edit.activations);
-    if (edit.bytes <= over.budget) fitting.push_back(edit);
-    return edit.bytes <= over.budget;
+    suggestion.bytes = *plan + static_cast<int64_t>(static_cast<double>(over.activations) * suggestion.activations);
+    if (suggestion.bytes <= over.budget) fitting.push_back(suggestion);
+    return suggestion.bytes <= over.budget;
   };
   const auto best_first = [&](std::size_t from) {
     std::stable_sort(fitting.begin() + static_cast<std::ptrdiff_t>(from), fitting.end(),
-                     [](const Edit& a, const Edit& b) { return a.bytes < b.bytes; });
+                     [](const Suggestion& a, const Suggestion& b) { return a.bytes < b.bytes; });
     if (fitting.size() > kShown) fitting.resize(kShown);
   };
   Kinds short_of_it(kinds.size());
   for (std::size_t k = 0; k < kinds.size(); ++k)
-    for (const Edit& edit : kinds[k])
-      if (!fits(edit)) short_of_it[k].push_back(edit);
+    for (const Suggestion& suggestion : kinds[k])
+      if (!fits(suggestion)) short_of_it[k].push_back(suggestion);
   best_first(0);
   const std::size_t alone = fitting.size();
   if (alone == kShown) return fitting;
   for (std::size_t k = 0; k < kinds.size(); ++k)
     for (std::size_t other = k + 1; other < kinds.size(); ++other)
-      for (const Edit& one : short_of_it[k])
-        for (const Edit& two : short_of_it[other])
-          if (agree(one, two)) fits(together(one, two));
+      for (const Suggestion& one : short_of_it[k])
+        for (const Suggestion& two : short_of_it[other])
+          if (compatible(one, two)) fits(combined(one, two));
   best_first(alone);
   return fitting;
 }
 
-std::string text_of(const std::vector<Edit>& edits, const Overdraft& over) {
-  if (edits.empty())
+std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& over) {
+  if (suggestions.empty())
     return "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model";
   std::string text = "with any of these lines it fits:";
-  for (const Edit& edit : edits) {
+  for (const Suggestion& suggestion : suggestions) {
     std::string line;
-    for (const std::string& override_with : edit.overrides) {
+    for (const std::string& override_with : suggestion.overrides) {
       const auto at = override_with.find('=');
       const std::string value = override_with.substr(at + 1);
       const bool number = value.find_first_not_of("0123456789") == value.npos;
       line += (line.empty() ? "" : ", ") + override_with.substr(0, at) + " = " + (number ? value : '"' + value + '"');
     }
     text += "\n  " + line + std::string(line.size() < 48 ? 48 - line.size() : 1, ' ') + "saves " +
-            bytes_text(over.bytes() - edit.bytes) + ", " + bytes_text(edit.bytes) + " are needed";
+            bytes_text(over.bytes() - suggestion.bytes) + ", " + bytes_text(suggestion.bytes) + " are needed";
   }
   return text;
 }

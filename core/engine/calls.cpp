@@ -10,11 +10,11 @@ namespace zr::host {
 
 void Session::meet(const std::string& call) { comm_->barrier(call.c_str()); }
 
-void Session::abandon_step(const Agreed& agreed) {
+void Session::abandon_step(const GlobalStats& global) {
   CallError error;
   call(strategy_->api<zr_strategy_api>()->event(strategy_->self(), ZR_STEP_END, 0, &error), error,
        strategy_->who("event"));
-  if (pages_) pages_->step_end();
+  if (disk_buffers_) disk_buffers_->step_end();
   micro_ = 0;
   losses_.clear();
   weights_.clear();
@@ -23,7 +23,7 @@ void Session::abandon_step(const Agreed& agreed) {
   restart_clock();
   fail_user(
       "engine.step(): the weights that engine.backward(loss, weight) was given for step " + std::to_string(step_ + 1) +
-      " add up to " + shortest(agreed.weight) +
+      " add up to " + shortest(global.weight) +
       " over all ranks and micro-batches, but the sum must be above 0 and finite; no weight changed: give at least "
       "one micro-batch a weight above 0, or leave the step out on all ranks");
 }

@@ -53,12 +53,12 @@ void Session::check_optimizer() {
               "the optimizer needs gradients that are not yet reduced, which this host does not offer; choose another "
               "optimizer");
   for (const zr_slot& slot : plan_.input.slots)
-    if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_WHOLE)))
+    if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED)))
       fail_user(pair + "its state '" + slot.name +
                 "' is not one element for each of the parameter's, which is what this host offers; choose another "
                 "optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
-  for (const Piece& piece : plan_.mine.sums) {
+  for (const Piece& piece : plan_.mine.reduced_gradients) {
     const Parameter& parameter = plan_.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
     const bool whole = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;

@@ -40,7 +40,7 @@ std::string difference(const Alive& one, const Alive& other) {
   return "engine '" + one.name + "' resumes from step " + text(one.begun) + ", saved when engine '" + other.name +
          "' was at step " + text(then) + ", but engine '" + other.name + "' starts from step " + text(other.begun) +
          ": the job ended between their saves, or a checkpoint was removed; " +
-         (!is_there(folder + "/" + checkpoint_name(then))
+         (!path_exists(folder + "/" + checkpoint_name(then))
               ? folder + " has no checkpoint of step " + text(then) +
                     ", so they cannot continue from one moment; keep more checkpoints (checkpoint.keep)"
           : other.begun > then ? "to continue both from one moment, remove the checkpoints of '" + other.name +

@@ -9,14 +9,14 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/load.hpp"
+#include "engine/safetensors_dtype.hpp"
 #include "engine/session.hpp"
-#include "engine/stored.hpp"
-#include "update/rounding.hpp"
+#include "update/cast.hpp"
 
 namespace zr::host {
 
 namespace {
-std::string who(const Tensor& tensor) { return tensor.role + " '" + tensor.name + "'"; }
+std::string who(const TensorInfo& tensor) { return tensor.role + " '" + tensor.name + "'"; }
 
 // "; missing: weight 'a', state.exp_avg 'b' and 3 more"
 std::string list_of(const std::string& what, const std::vector<std::string>& names) {
@@ -26,12 +26,12 @@ std::string list_of(const std::string& what, const std::vector<std::string>& nam
   return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
 }
 
-bool is_weight(const Tensor& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
+bool is_weight(const TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
 
 // What the file calls a weight of this model.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
   for (const Rename& rename : renames)
-    if (const auto theirs = rewritten(name, rename.ours, rename.theirs)) return *theirs;
+    if (const auto theirs = rewrite_glob(name, rename.ours, rename.theirs)) return *theirs;
   return name;
 }
 
@@ -45,7 +45,8 @@ void check_renames(const std::vector<Rename>& renames, const std::vector<Paramet
   }
   for (const ModelBuffer& buffer : buffers) names.push_back(buffer.name);
   for (const Rename& rename : renames) {
-    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches(name, rename.ours); }))
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return matches_glob(name, rename.ours); }))
       continue;
     const std::string near = nearest(rename.ours, names);
     fail_user(rename.origin.text() + ": checkpoint.rename: '" + rename.ours + "' matches no weight of the model" +
@@ -55,7 +56,7 @@ void check_renames(const std::vector<Rename>& renames, const std::vector<Paramet
 }  // namespace
 
 // The tensor of `from` for one of this model's, by any of its names; null: it has none.
-const SavedTensor* Session::saved_for(const Checkpoint& from, uint32_t param, const Tensor& tensor,
+const SavedTensor* Session::saved_for(const Checkpoint& from, uint32_t param, const TensorInfo& tensor,
                                       const std::vector<Rename>& renames) const {
   std::vector<std::string> names{tensor.name};
   if (param != kNoParam) {
@@ -70,10 +71,10 @@ const SavedTensor* Session::saved_for(const Checkpoint& from, uint32_t param, co
   return nullptr;
 }
 
-Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool same_optimizer) const {
+Session::Match Session::match(const Checkpoint& from, const LoadOptions& how, bool same_optimizer) const {
   Match match;
   std::set<const SavedTensor*> known;
-  const auto take = [&](uint32_t param, const Tensor& tensor) {
+  const auto take = [&](uint32_t param, const TensorInfo& tensor) {
     const bool state = tensor.role.starts_with("state.");
     const bool fresh = refreshed_ && param != kNoParam && refreshed_->fresh.count(tensor.name);
     const SavedTensor* saved =
@@ -87,7 +88,7 @@ Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool s
     else
       match.parts.push_back({param, tensor, saved});
   };
-  each_tensor([&](uint32_t param, const Tensor& tensor) {
+  each_tensor([&](uint32_t param, const TensorInfo& tensor) {
     if (!how.weights_only || is_weight(tensor)) take(param, tensor);
   });
   if (!refreshed_)  // buffers stay in memory
@@ -103,7 +104,8 @@ Session::Match Session::match(const Checkpoint& from, const LoadHow& how, bool s
   return match;
 }
 
-void Session::check_match(const Checkpoint& from, const Match& found, const LoadHow& how, bool same_optimizer) const {
+void Session::check_match(const Checkpoint& from, const Match& found, const LoadOptions& how,
+                          bool same_optimizer) const {
   const std::string& folder = from.folder();
   const bool states = !how.weights_only && same_optimizer;
   if (how.strict && !(found.missing.empty() && found.unexpected.empty() && found.other_shape.empty()))
@@ -115,7 +117,7 @@ void Session::check_match(const Checkpoint& from, const Match& found, const Load
               list_of("unexpected", found.dropped) + "; load with strict = false, or the weights only");
   for (const Match::Part& part : found.parts) {
     if (part.saved->dtype == part.tensor.dtype) continue;
-    if (float_of(part.saved->dtype) == ZR_NONE || float_of(part.tensor.dtype) == ZR_NONE)
+    if (safetensors_float(part.saved->dtype) == ZR_NONE || safetensors_float(part.tensor.dtype) == ZR_NONE)
       fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype + ", the model has it in " +
                 part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
     if (!how.convert && part.tensor.role != "master")
@@ -132,15 +134,15 @@ void Session::read_part(const Checkpoint& from, const Match::Part& part, int64_t
   if (saved->dtype == part.tensor.dtype) return from.read(*saved, first * size, count * size, to);
   const SavedTensor* master = from.find("master", saved->name);
   const SavedTensor& source = master ? *master : *saved;
-  constexpr int64_t kRun = 256 * kLeaf;
-  std::vector<char> room(static_cast<std::size_t>(std::min(count, kRun)) * 4);
+  constexpr int64_t kRun = 256 * kNormBlock;
+  std::vector<char> staging(static_cast<std::size_t>(std::min(count, kRun)) * 4);
   std::vector<float> wide(static_cast<std::size_t>(std::min(count, kRun)));
-  const zr_dtype has = float_of(source.dtype), wants = float_of(part.tensor.dtype);
+  const zr_dtype has = safetensors_float(source.dtype), wants = safetensors_float(part.tensor.dtype);
   for (int64_t at = 0; at < count; at += kRun) {
     const int64_t n = std::min(kRun, count - at);
-    from.read(source, (first + at) * size_of(has), n * size_of(has), room.data());
-    widen(room.data(), has, n, wide.data());
-    narrow(wide.data(), n, wants, static_cast<char*>(to) + at * size);
+    from.read(source, (first + at) * size_of(has), n * size_of(has), staging.data());
+    upcast(staging.data(), has, n, wide.data());
+    downcast(wide.data(), n, wants, static_cast<char*>(to) + at * size);
   }
 }
 
@@ -177,17 +179,17 @@ void Session::read_all(const Checkpoint& from, const Match& found, bool weights_
       own_weights(part.param,
                   [&](int64_t first, int64_t count, void* memory) { read_part(from, part, first, count, memory); });
     } else {
-      for (const uint32_t u : units_of_[part.param])
-        each_memory(part.param, part.tensor.role, units_[u].first, units_[u].count, States::Use::write,
+      for (const uint32_t u : slices_of_[part.param])
+        each_memory(part.param, part.tensor.role, slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
                     [&](void* memory, int64_t first, int64_t n) { read_part(from, part, first, n, memory); });
     }
   }
 }
 
 void Session::clear_states(uint32_t param) {
-  for (const uint32_t u : units_of_[param])
+  for (const uint32_t u : slices_of_[param])
     for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
-      visit(units_[u], slot_array(i), units_[u].first, units_[u].count, States::Use::write,
+      visit(slices_[u], slot_array(i), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
             [&](void* memory, int64_t, int64_t n) {
               std::memset(memory, 0, static_cast<std::size_t>(n * size_of(plan_.input.slots[i].dtype)));
             });
@@ -195,7 +197,7 @@ void Session::clear_states(uint32_t param) {
 }
 
 // Step, schedule, scale and what the optimizer keeps besides its states.
-void Session::take_facts(const Checkpoint& from, const Match& found, const Facts& facts) {
+void Session::take_facts(const Checkpoint& from, const Match& found, const CheckpointMetadata& facts) {
   step_ = begun_ = from.manifest().step;
   refreshed_ ? name_.at_step(step_) : name_.loaded(step_, facts.engines);
   updates_ = updates_before_ = facts.updates;
@@ -227,11 +229,11 @@ void Session::take_facts(const Checkpoint& from, const Match& found, const Facts
     log(ZR_LOG_WARN, from.folder() + ": has read " + std::to_string(samples_) + " samples, " + std::to_string(step_) +
                          " steps of train.global_batch would be " + std::to_string(own) +
                          ": a program that reads by step goes on at another sample");
-  record_->resume(step_);
+  recorder_->resume(step_);
   reseed();
 }
 
-LoadReport Session::load(const std::string& path, const LoadHow& asked) {
+LoadReport Session::load(const std::string& path, const LoadOptions& asked) {
   if (in_backward_ || micro_ > 0)
     fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
   model_.check_scopes("engine.load()");
@@ -242,28 +244,28 @@ LoadReport Session::load(const std::string& path, const LoadHow& asked) {
   take_written();
   check_renames(asked.renames, plan_.input.parameters, model_.buffers());
   const Checkpoint from = open(path, asked);
-  LoadHow how = asked;
+  LoadOptions how = asked;
   how.weights_only |= from.foreign();
-  const Facts facts = how.weights_only ? Facts{} : from.manifest().training;
+  const CheckpointMetadata facts = how.weights_only ? CheckpointMetadata{} : from.manifest().metadata;
   const std::string optimizer = setup_.optimizer.table->id;
   Match found = match(from, how, facts.optimizer == optimizer);
   check_match(from, found, how, facts.optimizer == optimizer);
   incomplete_ = true;
   gradients_summed_ = false;
-  record_->forget_hash();
-  const int64_t room = from.largest_chunk();
-  ledger_.add(Tier::host, Kind::other, "checkpoint chunk", room);
+  recorder_->forget_hash();
+  const int64_t chunk_bytes = from.largest_chunk();
+  ledger_.add(Tier::host, MemoryKind::other, "checkpoint chunk", chunk_bytes);
   try {
-    agree(saver_->talk(), [&] { read_all(from, found, how.weights_only); });
+    run_on_all_ranks(saver_->peers(), [&] { read_all(from, found, how.weights_only); });
   } catch (...) {
-    ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
+    ledger_.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
     throw;
   }
-  ledger_.add(Tier::host, Kind::other, "checkpoint chunk", -room);
+  ledger_.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
   model_buffers_.refresh(*comm_);
-  const int64_t before = comm_->wire().total();
+  const int64_t before = comm_->volume().total();
   notify_updated();
-  wire_aside_ += comm_->wire().total() - before;
+  excluded_communication_ += comm_->volume().total() - before;
   if (how.weights_only)
     for (uint32_t param = 0; param < param_steps_.size(); ++param) clear_states(param);
   else

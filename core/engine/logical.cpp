@@ -11,7 +11,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
-#include "update/rounding.hpp"
+#include "update/cast.hpp"
 
 namespace zr::host {
 
@@ -33,9 +33,9 @@ std::size_t Session::find_buffer(const std::string& name) {
 
 std::string Session::buffer(const std::string& name) {
   const std::size_t index = find_buffer(name);
-  const int64_t before = comm_->wire().total();
+  const int64_t before = comm_->volume().total();
   const std::string declared = model_buffers_.declared(*comm_, model_buffers_.differing(*comm_))[index];
-  wire_aside_ += comm_->wire().total() - before;
+  excluded_communication_ += comm_->volume().total() - before;
   restart_clock();
   if (!declared.empty()) return declared;
   const ModelBuffer own = model_buffers_.own()[index];
@@ -49,10 +49,10 @@ void Session::set_buffer(const std::string& name, const std::string& bytes) {
               "') while a zr::Engine::Evaluation exists, whose end gives the buffer its earlier value back; call it "
               "before or after the evaluation");
   const uint64_t hash = hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
-  const int64_t before = comm_->wire().total();
+  const int64_t before = comm_->volume().total();
   const std::vector<std::string> hashes =
       comm_->all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash), "engine.set_buffer()");
-  wire_aside_ += comm_->wire().total() - before;
+  excluded_communication_ += comm_->volume().total() - before;
   for (std::size_t r = 1; r < hashes.size(); ++r)
     if (hashes[r] != hashes[0])
       fail_user("engine.set_buffer('" + name + "'): rank " + std::to_string(r) +
@@ -61,7 +61,7 @@ void Session::set_buffer(const std::string& name, const std::string& bytes) {
   restart_clock();
 }
 
-// What a role is of a unit: an array of its states, or memory that stands by itself.
+// What a role is of a slice: an array of its states, or memory that stands by itself.
 std::optional<std::size_t> Session::array_of(LogicalRole role, const std::string& slot) const {
   if (role == LogicalRole::value && plan_.has_master) return master_array();
   if (role != LogicalRole::state) return {};
@@ -80,10 +80,10 @@ std::optional<std::size_t> Session::array_of(LogicalRole role, const std::string
             "'; it has: " + (list.empty() ? "none" : list));
 }
 
-void Session::visit(const Unit& unit, std::size_t array, int64_t first, int64_t count, States::Use use,
-                    const std::function<void(void*, int64_t, int64_t)>& fn) {
-  const int64_t skip = unit.state - unit.first;
-  states_->visit(array, first + skip, count, use, "states of '" + plan_.input.parameters[unit.param].name + "'",
+void Session::visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+                    OptimizerStates::Access use, const std::function<void(void*, int64_t, int64_t)>& fn) {
+  const int64_t skip = slice.state - slice.first;
+  states_->visit(array, first + skip, count, use, "states of '" + plan_.input.parameters[slice.param].name + "'",
                  [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
@@ -118,19 +118,19 @@ void Session::read_settled(uint32_t param, LogicalRole role, const std::string& 
                            float* out) {
   const Parameter& parameter = plan_.input.parameters[param];
   const auto array = array_of(role, slot);
-  for (const uint32_t u : units_of_[param]) {
-    const Unit& unit = units_[u];
-    const auto [from, n] = common(first, count, unit.first, unit.count);
+  for (const uint32_t u : slices_of_[param]) {
+    const UpdateSlice& slice = slices_[u];
+    const auto [from, n] = common(first, count, slice.first, slice.count);
     if (n == 0) continue;
     if (array) {
-      visit(unit, *array, from, n, States::Use::read, [&](void* memory, int64_t at, int64_t some) {
+      visit(slice, *array, from, n, OptimizerStates::Access::read, [&](void* memory, int64_t at, int64_t some) {
         std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
       });
       continue;
     }
-    const zr_view view = part_of(role == LogicalRole::value ? unit.weight : unit.sum, from - unit.first, n);
-    reach(view, States::Use::read, param, [&](const void* memory, int64_t at, int64_t some) {
-      widen(memory, view.dtype, some, out + (from - first) + at);
+    const zr_view view = part_of(role == LogicalRole::value ? slice.weight : slice.grad, from - slice.first, n);
+    reach(view, OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
+      upcast(memory, view.dtype, some, out + (from - first) + at);
     });
   }
   if (parameter.frozen)
@@ -141,9 +141,10 @@ void Session::read_settled(uint32_t param, LogicalRole role, const std::string& 
       if (n == 0) continue;
       char* const memory =
           static_cast<char*>(buffers_[piece.buffer]) + (piece.offset + from - piece.first) * size_of(dtype);
-      reach({memory, n, dtype, 0, {1, 0}}, States::Use::read, param, [&](const void* values, int64_t at, int64_t some) {
-        widen(values, dtype, some, out + (from - first) + at);
-      });
+      reach({memory, n, dtype, 0, {1, 0}}, OptimizerStates::Access::read, param,
+            [&](const void* values, int64_t at, int64_t some) {
+              upcast(values, dtype, some, out + (from - first) + at);
+            });
     }
   for (const Segment& segment : plan_.segments[param]) {
     const auto [from, n] = common(first, count, segment.first, segment.count);
@@ -162,17 +163,17 @@ void Session::read_settled(uint32_t param, LogicalRole role, const std::string& 
 // Before the boundary the sums differ by strategy: of one rank, of a shard, or not begun.
 void Session::check_gradients(const std::string& parameter) const {
   if (gradients_summed_) return;
-  const std::string call = "engine.get('" + parameter + "', zr::What::gradient): ";
+  const std::string call = "engine.get('" + parameter + "', zr::TensorKind::gradient): ";
   if (in_backward_ || micro_ > 0)
     fail_user(call + "the gradient is not summed over ranks and micro-batches before engine.step() ends the step; " +
               "call it after engine.step(), which keeps the sum until the next engine.backward()");
   fail_user(call + "this engine has no gradient yet; call it after engine.backward() and engine.step()");
 }
 
-void Session::reach(const zr_view& view, States::Use use, uint32_t param,
+void Session::reach(const zr_view& view, OptimizerStates::Access use, uint32_t param,
                     const std::function<void(void*, int64_t, int64_t)>& fn) {
-  if (!pages_ || !pages_->holds(view.data)) return fn(view.data, 0, view.count);
-  pages_->visit(view, use, "weights or sums of '" + plan_.input.parameters[param].name + "'", fn);
+  if (!disk_buffers_ || !disk_buffers_->holds(view.data)) return fn(view.data, 0, view.count);
+  disk_buffers_->visit(view, use, "weights or sums of '" + plan_.input.parameters[param].name + "'", fn);
 }
 
 void Session::own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
@@ -181,57 +182,57 @@ void Session::own_weights(uint32_t param, const std::function<void(int64_t first
     const Piece& piece = plan_.mine.weights[w];
     char* memory = static_cast<char*>(buffers_[piece.buffer]) + piece.offset * size;
     if (!readers_[piece.buffer]) {
-      reach({memory, piece.count, plan_.input.weight_dtype, 0, {1, 0}}, States::Use::write, param,
+      reach({memory, piece.count, plan_.input.weight_dtype, 0, {1, 0}}, OptimizerStates::Access::write, param,
             [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (plan_.input.parameters[param].frozen) {
       if (rank() == 0) fn(piece.first, piece.count, memory);
     } else {
-      for (const uint32_t u : units_of_[param])
-        fn(units_[u].first, units_[u].count, memory + (units_[u].first - piece.first) * size);
+      for (const uint32_t u : slices_of_[param])
+        fn(slices_[u].first, slices_[u].count, memory + (slices_[u].first - piece.first) * size);
     }
   }
 }
 
 void Session::store(uint32_t param, const float* values) {
-  for (const uint32_t u : units_of_[param])
+  for (const uint32_t u : slices_of_[param])
     if (plan_.has_master)
-      visit(units_[u], master_array(), units_[u].first, units_[u].count, States::Use::write,
+      visit(slices_[u], master_array(), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
             [&](void* memory, int64_t first, int64_t count) {
               std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
             });
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
-    narrow(values + first, count, plan_.input.weight_dtype, memory);
+    downcast(values + first, count, plan_.input.weight_dtype, memory);
   });
 }
 
-void Session::store_whole(uint32_t param, const void* whole) {
+void Session::store_full(uint32_t param, const void* full) {
   const zr_dtype dtype = plan_.input.weight_dtype;
-  const auto at = [&](int64_t first) { return static_cast<const char*>(whole) + first * size_of(dtype); };
+  const auto at = [&](int64_t first) { return static_cast<const char*>(full) + first * size_of(dtype); };
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
     if (std::memcmp(memory, at(first), bytes) == 0) return;  // a scope that only read
     std::memcpy(memory, at(first), bytes);
-    stored_whole_.insert(param);
+    stored_full_.insert(param);
   });
 }
 
-uint64_t Session::hash_of_weights(const Unit& unit) {
+uint64_t Session::hash_of_weights(const UpdateSlice& slice) {
   Hash hash;
-  reach(unit.weight, States::Use::read, unit.param,
-        [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(unit.weight.dtype)); });
+  reach(slice.weight, OptimizerStates::Access::read, slice.param,
+        [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(slice.weight.dtype)); });
   return hash.value();
 }
 
 void Session::report_written(uint32_t param) {
   if (weight_digest_) weight_digest_->written(param);
-  record_->forget_hash();
+  recorder_->forget_hash();
   report_unsaved(param);
 }
 
 void Session::report_unsaved(uint32_t param) {
   if (saved_weights_.empty()) return;
   bool differs = false;  // else the write was undone, or only read
-  for (const uint32_t u : units_of_[param]) differs |= hash_of_weights(units_[u]) != saved_weights_[u];
+  for (const uint32_t u : slices_of_[param]) differs |= hash_of_weights(slices_[u]) != saved_weights_[u];
   if (!differs) return;
   saved_weights_.clear();
   unsaved_write_ = true;
@@ -245,33 +246,34 @@ void Session::report_unsaved(uint32_t param) {
 void Session::take_written() {
   for (const uint32_t param : model_.written()) {
     report_written(param);
-    for (const uint32_t u : units_of_[param]) adopt_master(units_[u]);
+    for (const uint32_t u : slices_of_[param]) adopt_master(slices_[u]);
   }
-  for (const uint32_t param : std::exchange(stored_whole_, {})) {
+  for (const uint32_t param : std::exchange(stored_full_, {})) {
     report_written(param);
-    for (const uint32_t u : units_of_[param]) adopt_master(units_[u]);
+    for (const uint32_t u : slices_of_[param]) adopt_master(slices_[u]);
   }
   if (!plan_.has_master) return;
   for (const uint32_t param : model_.exposed()) {
     bool changed = false;
-    for (const uint32_t u : units_of_[param]) changed |= adopt_master(units_[u]);
+    for (const uint32_t u : slices_of_[param]) changed |= adopt_master(slices_[u]);
     if (changed) report_written(param);
   }
-  for (const Unit* unit : weight_samples_.changed())
-    if (adopt_master(*unit)) report_written(unit->param);
+  for (const UpdateSlice* slice : weight_samples_.changed())
+    if (adopt_master(*slice)) report_written(slice->param);
   weight_samples_.remember();
 }
 
-bool Session::adopt_master(const Unit& unit) {
+bool Session::adopt_master(const UpdateSlice& slice) {
   if (!plan_.has_master) return false;
   const zr_dtype dtype = plan_.input.weight_dtype;
   bool changed = false;
-  reach(unit.weight, States::Use::read, unit.param, [&](const void* weights, int64_t at, int64_t some) {
-    const int64_t begin = unit.first + at;
-    visit(unit, master_array(), begin, some, States::Use::change, [&](void* memory, int64_t first, int64_t count) {
-      changed |= adopt(static_cast<const char*>(weights) + (first - begin) * size_of(dtype), dtype, count,
-                       static_cast<float*>(memory));
-    });
+  reach(slice.weight, OptimizerStates::Access::read, slice.param, [&](const void* weights, int64_t at, int64_t some) {
+    const int64_t begin = slice.first + at;
+    visit(slice, master_array(), begin, some, OptimizerStates::Access::modify,
+          [&](void* memory, int64_t first, int64_t count) {
+            changed |= sync_master_from_weights(static_cast<const char*>(weights) + (first - begin) * size_of(dtype),
+                                                dtype, count, static_cast<float*>(memory));
+          });
   });
   return changed;
 }
@@ -298,15 +300,15 @@ void Session::write(uint32_t param, LogicalRole role, const std::string& slot, c
     take_written();
     store(param, values);
     report_unsaved(param);
-    record_->forget_hash();
-    const int64_t before = comm_->wire().total();
+    recorder_->forget_hash();
+    const int64_t before = comm_->volume().total();
     notify_updated();
-    wire_aside_ += comm_->wire().total() - before;
+    excluded_communication_ += comm_->volume().total() - before;
     return;
   }
   const auto array = array_of(role, slot);
-  for (const uint32_t u : units_of_[param])
-    visit(units_[u], *array, units_[u].first, units_[u].count, States::Use::write,
+  for (const uint32_t u : slices_of_[param])
+    visit(slices_[u], *array, slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
           [&](void* memory, int64_t from, int64_t count) {
             std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
           });
@@ -317,7 +319,7 @@ std::string Session::weights_hash() {
   compare_weights();
   take_written();
   check_complete();
-  constexpr int64_t kPart = 64 * kLeaf;  // elements at a time, whatever the model
+  constexpr int64_t kPart = 64 * kNormBlock;  // elements at a time, whatever the model
   std::vector<uint32_t> order(plan_.input.parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(),

@@ -7,7 +7,7 @@
 
 namespace zr::host {
 
-LossScaleKeys LossScaleKeys::of(const Config& config) {
+LossScaleKeys LossScaleKeys::of(const JobConfig& config) {
   LossScaleKeys keys;
   keys.scales = precision_of(config).weights == ZR_F16;
   keys.fixed = config.number("fp16.loss_scale");
@@ -27,19 +27,19 @@ LossScale::LossScale(const LossScaleKeys& keys)
                                : std::exp2(keys.initial_power)),
       hysteresis_left_(keys.hysteresis) {}
 
-void LossScale::restore(const Image& image) {
-  skips_ = image.skips;
-  if (!keys_.scales || keys_.fixed != 0 || !image.dynamic) return;
-  value_ = image.value;
-  good_ = image.good;
-  hysteresis_left_ = image.hysteresis_left;
+void LossScale::restore(const State& state) {
+  skips_ = state.skips;
+  if (!keys_.scales || keys_.fixed != 0 || !state.dynamic) return;
+  value_ = state.value;
+  good_ = state.good;
+  hysteresis_left_ = state.hysteresis_left;
 }
 
 void LossScale::made() {
   skips_ = 0;
   if (!keys_.scales || keys_.fixed != 0) return;
   const bool doubles = good_ > 0 && good_ % keys_.window == 0;
-  if (doubles) value_ = std::min(2 * value_, kMostLossScale);
+  if (doubles) value_ = std::min(2 * value_, kMaxLossScale);
   if (doubles || keys_.consecutive_hysteresis) hysteresis_left_ = keys_.hysteresis;
   ++good_;
 }

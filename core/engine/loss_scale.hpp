@@ -17,7 +17,7 @@ struct LossScaleKeys {
   double least = 1;
   int64_t max_skips = 50;
   /// As the configuration has them.
-  static LossScaleKeys of(const Config& config);
+  static LossScaleKeys of(const JobConfig& config);
 };
 
 /// Always a power of two, so that scaling rounds nothing; the same on all ranks, which tell it the same.
@@ -25,14 +25,14 @@ class LossScale {
  public:
   explicit LossScale(const LossScaleKeys& keys);
   /// What a checkpoint keeps of it.
-  struct Image {
+  struct State {
     double value;
     int64_t good, hysteresis_left, skips;
     bool dynamic;  // it moves
   };
-  Image image() const { return {value_, good_, hysteresis_left_, skips_, keys_.scales && keys_.fixed == 0}; }
+  State state() const { return {value_, good_, hysteresis_left_, skips_, keys_.scales && keys_.fixed == 0}; }
   /// A scale that the keys fix, or that is 1 for ever, stays; such a one is not taken either.
-  void restore(const Image& image);
+  void restore(const State& state);
 
   /// What the coming step's losses are multiplied by.
   double value() const { return value_; }

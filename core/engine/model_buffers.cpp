@@ -6,12 +6,12 @@
 #include "base/dtype.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "engine/stored.hpp"
-#include "update/rounding.hpp"
+#include "engine/safetensors_dtype.hpp"
+#include "update/cast.hpp"
 
 namespace zr::host {
 
-BufferRule buffer_rule(const Config& config) {
+BufferRule buffer_rule(const JobConfig& config) {
   const std::string& name = config.text("train.buffers");
   return name == "mean" ? BufferRule::mean : name == "per_rank" ? BufferRule::per_rank : BufferRule::rank0;
 }
@@ -20,7 +20,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
                           const std::function<void(int rank, void* to)>& read) {
   std::string first(static_cast<std::size_t>(bytes_each), '\0');
   read(0, first.data());
-  const zr_dtype narrow_type = float_of(dtype);
+  const zr_dtype narrow_type = safetensors_float(dtype);
   if (narrow_type == ZR_NONE && dtype != "F64") return first;
   const int64_t count = bytes_each / stored_size(dtype);
   const auto n = static_cast<std::size_t>(count);
@@ -38,7 +38,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
         sum[i] += value;
       }
     } else {
-      widen(bytes.data(), narrow_type, count, wide.data());
+      upcast(bytes.data(), narrow_type, count, wide.data());
       for (std::size_t i = 0; i < n; ++i) sum[i] += static_cast<double>(wide[i]);
     }
   }
@@ -48,7 +48,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
     std::memcpy(bytes.data(), sum.data(), bytes.size());
   } else {
     std::transform(sum.begin(), sum.end(), wide.begin(), [](double value) { return static_cast<float>(value); });
-    narrow(wide.data(), count, narrow_type, bytes.data());
+    downcast(wide.data(), count, narrow_type, bytes.data());
   }
   return bytes;
 }
@@ -60,7 +60,7 @@ std::vector<ModelBuffer> ModelBuffers::own() {
   return all;
 }
 
-std::vector<char> ModelBuffers::differing(Communicator& comm) {
+std::vector<char> ModelBuffers::differing(CommRuntime& comm) {
   const std::vector<ModelBuffer> buffers = own();
   std::vector<char> differ(buffers.size(), 0);
   if (buffers.empty() || comm.world() == 1) return differ;
@@ -77,7 +77,7 @@ std::vector<char> ModelBuffers::differing(Communicator& comm) {
   return differ;
 }
 
-std::vector<std::string> ModelBuffers::declared(Communicator& comm, const std::vector<char>& differing) {
+std::vector<std::string> ModelBuffers::declared(CommRuntime& comm, const std::vector<char>& differing) {
   const std::vector<ModelBuffer> buffers = own();
   std::vector<std::string> values(buffers.size());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -99,7 +99,7 @@ std::vector<std::string> ModelBuffers::declared(Communicator& comm, const std::v
   return values;
 }
 
-void ModelBuffers::apply(Communicator& comm) {
+void ModelBuffers::apply(CommRuntime& comm) {
   const std::vector<std::string> values = declared(comm, differing(comm));
   const std::vector<ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -108,7 +108,7 @@ void ModelBuffers::apply(Communicator& comm) {
   }
 }
 
-void ModelBuffers::begin_evaluation(Communicator& comm) {
+void ModelBuffers::begin_evaluation(CommRuntime& comm) {
   if (++depth_ > 1) return;
   kept_.clear();
   for (const ModelBuffer& buffer : model_.buffers())
@@ -121,7 +121,7 @@ void ModelBuffers::begin_evaluation(Communicator& comm) {
   }
 }
 
-void ModelBuffers::refresh(Communicator& comm) {
+void ModelBuffers::refresh(CommRuntime& comm) {
   if (depth_ > 0) apply(comm);
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "config/config.hpp"
 #include "model/model.hpp"
 
@@ -17,7 +17,7 @@ namespace zr::host {
 /// rank's own.
 enum class BufferRule { rank0, mean, per_rank };
 /// As train.buffers has it.
-BufferRule buffer_rule(const Config& config);
+BufferRule buffer_rule(const JobConfig& config);
 
 /// The mean, in rank order, of a buffer of `bytes` on each of `ranks` ranks; read(r, to) copies rank r's bytes. F16,
 /// BF16, F32 and F64 are added in fp64 and rounded once; a buffer of another type, or whose bytes are equal on all
@@ -36,21 +36,21 @@ class ModelBuffers {
   /// evaluation.
   std::vector<ModelBuffer> own();
   /// For each buffer, whether its bytes differ between ranks. The same on all ranks. Collective.
-  std::vector<char> differing(Communicator& comm);
+  std::vector<char> differing(CommRuntime& comm);
   /// The bytes that the rule declares for the buffers marked in `differing`; the others stay empty. Collective.
-  std::vector<std::string> declared(Communicator& comm, const std::vector<char>& differing);
+  std::vector<std::string> declared(CommRuntime& comm, const std::vector<char>& differing);
 
   /// Keeps this rank's own values and gives the model the declared ones, until end_evaluation(); evaluations may be
   /// nested. Collective.
-  void begin_evaluation(Communicator& comm);
+  void begin_evaluation(CommRuntime& comm);
   /// Gives the model this rank's own values back, bit for bit, at the end of the outermost evaluation. Not collective.
   void end_evaluation() noexcept;
   /// After own() was written to: the model of an evaluation gets the values declared now. Collective.
-  void refresh(Communicator& comm);
+  void refresh(CommRuntime& comm);
   bool in_evaluation() const { return depth_ > 0; }
 
  private:
-  void apply(Communicator& comm);
+  void apply(CommRuntime& comm);
   Model& model_;
   BufferRule rule_;
   int depth_ = 0;                  // of evaluations

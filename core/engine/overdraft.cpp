@@ -10,24 +10,25 @@
 
 namespace zr::host {
 
-std::vector<Edit> Session::edits(const Overdraft& over) const {
-  const Need need = [this](const Edit& edit) -> std::optional<int64_t> {
+std::vector<Suggestion> Session::suggestions(const BudgetShortfall& over) const {
+  const RequiredBytes need = [this](const Suggestion& suggestion) -> std::optional<int64_t> {
     try {
-      return Planner(setup_.rejudge(edit.overrides, edit.ranks), model_.parameters(), edit.ranks).most_bytes();
+      return Planner(setup_.revalidate(suggestion.overrides, suggestion.ranks), model_.parameters(), suggestion.ranks)
+          .max_bytes();
     } catch (const Failure&) {
       return {};  // such a job cannot be
     }
   };
-  return edits_that_fit(setup_, world(), over, need);
+  return fitting_suggestions(setup_, world(), over, need);
 }
 
 void Session::check_budget() const {
-  check_host_budget(config(), plan_, control_->local_world(), besides_of(setup_, communicator_.get(), world()));
+  check_host_budget(config(), plan_, control_->local_world(), plan_context_of(setup_, communicator_.get(), world()));
   const int64_t budget = config().integer("memory.device_budget");
-  if (budget == 0 || plan_.most_bytes <= budget) return;
+  if (budget == 0 || plan_.max_bytes <= budget) return;
   const Planner planner(setup_, model_.parameters(), world());
-  const Overdraft over{budget, plan_.most_bytes, 0};
-  fail_user(over_plan_text(config(), planner, plan_.most_bytes, text_of(edits(over), over)));
+  const BudgetShortfall over{budget, plan_.max_bytes, 0};
+  fail_user(plan_over_budget_text(config(), planner, plan_.max_bytes, text_of(suggestions(over), over)));
 }
 
 void Session::watch_budget() {
@@ -51,20 +52,20 @@ void Session::watch_budget() {
   if (budget == 0) return;
   // What the ledger takes, libtorch has no longer.
   const auto changed = [this, budget](int64_t held) {
-    model_.limit_temporaries(budget - held, [this](int64_t asked) { over_budget(asked); });
+    model_.limit_temporaries(budget - held, [this](int64_t requested) { over_budget(requested); });
     if (held + model_.temporaries().held > budget) over_budget(0);
   };
   ledger_.on_change(Tier::device, changed);
   changed(ledger_.held(Tier::device));
 }
 
-void Session::over_budget(int64_t asked) const {
+void Session::over_budget(int64_t requested) const {
   const Model::Temporaries temporaries = model_.temporaries();
   const int64_t budget = config().integer("memory.device_budget"), ledger = ledger_.held(Tier::device);
   std::string text = "memory.device_budget is " + bytes_text(budget) + " (" +
                      config().origin("memory.device_budget").text() + "): rank " + std::to_string(rank()) + " holds " +
                      bytes_text(ledger + temporaries.held);
-  text += asked > 0 ? ", and libtorch asks for " + bytes_text(asked) + " more" : "";
+  text += requested > 0 ? ", and libtorch asks for " + bytes_text(requested) + " more" : "";
   text += step_ > 0 ? ", in step " + std::to_string(step_ + 1) + "\n" : ", in the first step\n";
   const auto row = [&](std::string_view kind, const std::string& planned, int64_t held) {
     char line[120];
@@ -73,8 +74,8 @@ void Session::over_budget(int64_t asked) const {
     text += line;
   };
   for (const Ledger::Row& one : ledger_.rows())
-    if (one.tier == Tier::device && one.kind != Kind::activations)
-      row(kKindNames[static_cast<std::size_t>(one.kind)], bytes_text(one.planned), one.now);
+    if (one.tier == Tier::device && one.kind != MemoryKind::activations)
+      row(kMemoryKindNames[static_cast<std::size_t>(one.kind)], bytes_text(one.planned), one.now);
   row("activations", "unknown", temporaries.held);
   text += "  largest: ";
   std::size_t shown = 0;
@@ -84,9 +85,9 @@ void Session::over_budget(int64_t asked) const {
   }
   // Once a step was made its peak is known; before, what is held is half of it at least, as backward is to come.
   const int64_t activations =
-      step_ > 0 ? std::max(temporaries.peak, temporaries.held + asked) : 2 * (temporaries.held + asked);
-  const Overdraft over{budget, plan_.most_bytes, activations};
-  text += "\n" + text_of(edits(over), over);
+      step_ > 0 ? std::max(temporaries.peak, temporaries.held + requested) : 2 * (temporaries.held + requested);
+  const BudgetShortfall over{budget, plan_.max_bytes, activations};
+  text += "\n" + text_of(suggestions(over), over);
   if (step_ == 0) text += "\n  (activations counted twice: the first step had not ended)";
   fail_user(text);
 }

@@ -4,10 +4,10 @@
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "config/precision.hpp"
-#include "engine/machine.hpp"
-#include "engine/record.hpp"
+#include "engine/machine_profile.hpp"
+#include "engine/run_recorder.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host {
@@ -22,7 +22,7 @@ void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>
   for (Parameter& parameter : parameters)
     for (std::size_t g = 0; g < groups.size(); ++g)
       for (std::size_t i = 0; i < groups[g].match.size(); ++i)
-        if (matches(parameter.name, groups[g].match[i])) {
+        if (matches_glob(parameter.name, groups[g].match[i])) {
           used[g][i] = 1;
           if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
         }
@@ -51,12 +51,12 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 }
 }  // namespace
 
-bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world) {
+bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world) {
   return world > 1 && config.boolean("communicator.share_weights") && config.integer("memory.device_budget") == 0 &&
-         config.text("offload.parameters") == kOnDevice && communicator && alias_of(*communicator);
+         config.text("offload.parameters") == kOnDevice && communicator && shared_weights_of(*communicator);
 }
 
-bool snapshots(const Config& config) {
+bool snapshots(const JobConfig& config) {
   return config.boolean("checkpoint.async") && !config.text("checkpoint.dir").empty();
 }
 
@@ -68,7 +68,7 @@ uint32_t granularity_of(const Instance& optimizer) {
   return desc.granularity;
 }
 
-PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
+PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
@@ -81,45 +81,45 @@ PlanInput plan_input(const Config& config, const Instance& optimizer, std::vecto
   input.world = world;
   input.weight_dtype = types.weights;
   input.grad_dtype = types.gradients;
-  input.sum_dtype = types.sums;
+  input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = static_cast<int>(config.integer("train.gradient_accumulation"));
   input.hold_gradients = config.text("gradients.reduce") == "last_micro_step";
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
 }
 
-void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-                int64_t besides, bool elementwise) {
-  const Config& config = job.config;
-  for (const auto& tier : tiers) input.places.push_back(place_of(*tier));
+void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
+               int64_t other_bytes, bool elementwise) {
+  const JobConfig& config = job.config;
+  for (const auto& tier : tiers) input.tiers.push_back(tier_info_of(*tier));
   const auto index = [&](const char* path) {
     const std::string& id = config.text(path);
     if (id == kOnDevice) return 0;
-    if (id == kAutomatic) return kAnyPlace;
+    if (id == kAutomatic) return kAnyTier;
     for (std::size_t i = 0; i < tiers.size(); ++i)
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
     fail_bug("the tier '" + id + "' was not loaded");
   };
-  Wanted& wanted = input.wanted;
+  TierRequest& wanted = input.wanted;
   wanted.states = index("offload.optimizer");
-  wanted.sums = index("offload.gradients");
+  wanted.reduced_gradients = index("offload.gradients");
   wanted.shards = index("offload.parameters");
   wanted.activations = index("offload.activations");
-  wanted.fraction = config.number("offload.device_fraction");
+  wanted.device_fraction = config.number("offload.device_fraction");
   wanted.elementwise = elementwise;
-  const Besides known = measured(config, job.engine);
+  const PlanContext known = measured_activations(config, job.engine);
   wanted.activations_known = known.activations.has_value();
-  wanted.activations_here = known.activations.value_or(0);
-  wanted.activations_aside = known.aside;
-  wanted.device_room = config.integer("memory.device_budget");
+  wanted.activations_on_device = known.activations.value_or(0);
+  wanted.activations_offloaded = known.offloaded_activations;
+  wanted.device_capacity = config.integer("memory.device_budget");
   if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
-    wanted.host_room = std::max<int64_t>(budget / local - besides, 1);
+    wanted.host_capacity = std::max<int64_t>(budget / local - other_bytes, 1);
   wanted.snapshot = snapshots(config);
 }
 
 namespace {
 // Why a plan has no sharded parameters, and what to do.
-std::string why_unsharded(const Config& config, const Plan& plan, const std::string& strategy) {
+std::string why_unsharded(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
   const std::string key = "strategy." + strategy + ".persistence_threshold";
   int64_t largest = 0;
   for (const Parameter& parameter : plan.input.parameters) largest = std::max(largest, parameter.count);
@@ -131,18 +131,18 @@ std::string why_unsharded(const Config& config, const Plan& plan, const std::str
 }
 }  // namespace
 
-void check_places(const Config& config, const Plan& plan, const std::string& strategy) {
-  const auto asked = [&](const char* path) {
+void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
+  const auto setting = [&](const char* path) {
     return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
   };
   bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
-                            [](const Buffer& b) { return b.role == ZR_ROLE_SHARD && b.elements > 0; });
-  std::vector<int64_t> whole(plan.input.parameters.size(), 0);  // a rank's part of all that is cut may be nothing
+                            [](const Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
+  std::vector<int64_t> unsharded(plan.input.parameters.size(), 0);  // a rank's part of all that is cut may be nothing
   for (const Piece& piece : plan.mine.weights)
-    if (!piece.shard) whole[piece.param] = std::max(whole[piece.param], piece.count);
-  for (std::size_t i = 0; i < whole.size(); ++i) shards |= whole[i] < plan.input.parameters[i].count;
+    if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
+  for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
   if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
-    fail_user(asked("offload.parameters") + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
+    fail_user(setting("offload.parameters") + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
   if (const std::string& id = config.text("offload.optimizer");
       config.number("offload.device_fraction") > 0 && (id == kOnDevice || id == kAutomatic))
     fail_user(config.origin("offload.device_fraction").text() +
@@ -151,49 +151,49 @@ void check_places(const Config& config, const Plan& plan, const std::string& str
                                : "which offload.optimizer = \"auto\" finds from memory.device_budget; name a tier, or "
                                  "leave it out"));
   // On a disk, only what collectives alone read and write.
-  const auto on_disk = [&](int place) { return !plan.input.places[static_cast<std::size_t>(place)].in_memory(); };
+  const auto on_disk = [&](int place) { return !plan.input.tiers[static_cast<std::size_t>(place)].in_memory(); };
   const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
-  if (on_disk(plan.placement.sums) && config.text("offload.gradients") != kAutomatic)
-    for (const Piece& piece : plan.mine.sums)
-      if (role_of(piece) != ZR_ROLE_SUM)
-        fail_user(asked("offload.gradients") + "strategy '" + strategy +
+  if (on_disk(plan.placement.reduced_gradients) && config.text("offload.gradients") != kAutomatic)
+    for (const Piece& piece : plan.mine.reduced_gradients)
+      if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
+        fail_user(setting("offload.gradients") + "strategy '" + strategy +
                   "' adds gradients up in the places they are given, here in '" + plan.mine.buffers[piece.buffer].tag +
                   "', and a tier that is no memory cannot be such a place; choose a strategy whose sums stand apart, "
                   "gradients.reduce = \"each_micro_step\", or a tier of memory");
   if (on_disk(plan.placement.shards))
     for (const Piece& piece : plan.mine.weights)
-      if (role_of(piece) == ZR_ROLE_SHARD && !piece.shard)
-        fail_user(asked("offload.parameters") + "strategy '" + strategy + "' keeps '" +
+      if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
+        fail_user(setting("offload.parameters") + "strategy '" + strategy + "' keeps '" +
                   plan.input.parameters[piece.param].name +
                   "' whole where operators use it, and a tier that is no memory cannot be such a place; train on more "
                   "ranks, or choose a tier of memory");
 }
 
-int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
+int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
   const int64_t each = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
-  return plan.most_host_bytes / plan.input.world * local + each * local;
+  return plan.max_host_bytes / plan.input.world * local + each * local;
 }
 
-void check_host_budget(const Config& config, const Plan& plan, int local, const Besides& besides) {
+void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context) {
   const int64_t budget = config.integer("memory.host_budget"),
-                bytes = host_bytes(plan, local, besides.communicator, besides.snapshot);
+                bytes = host_bytes(plan, local, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
   // What takes most of it decides what could be done.
-  std::map<Kind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
+  std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
   const std::pair<int64_t, const char*> holders[] = {
-      {besides.communicator.value_or(0), "start fewer ranks on this host, as each has its communicator"},
-      {besides.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
-      {kinds[Kind::master] + kinds[Kind::slots],
+      {context.communicator.value_or(0), "start fewer ranks on this host, as each has its communicator"},
+      {context.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
+      {kinds[MemoryKind::master] + kinds[MemoryKind::slots],
        "leave more of offload.optimizer on the device, or put it on a tier of disk"},
-      {kinds[Kind::gradients], "leave offload.gradients on the device, or put them on a tier of disk"},
-      {kinds[Kind::weights], "leave offload.parameters on the device, or put them on a tier of disk"},
-      {kinds[Kind::staging] + kinds[Kind::other],
+      {kinds[MemoryKind::gradients], "leave offload.gradients on the device, or put them on a tier of disk"},
+      {kinds[MemoryKind::weights], "leave offload.parameters on the device, or put them on a tier of disk"},
+      {kinds[MemoryKind::staging] + kinds[MemoryKind::other],
        "give the tier of disk smaller blocks or fewer of them, or leave gradients and parameters in memory"}};
   const auto most = std::max_element(std::begin(holders), std::end(holders),
                                      [](const auto& one, const auto& other) { return one.first < other.first; });
   fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
             "), but the plan takes " + bytes_text(bytes) + " of host memory, all ranks of a host together\n" +
-            plan.text("plan", besides) + "raise it, or " + most->second);
+            plan.text("plan", context) + "raise it, or " + most->second);
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -213,34 +213,34 @@ std::optional<int64_t> communicator_bytes(const Instance* communicator, int worl
     if (!plan) return {};
     plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
   }
-  return plugin + Communicator::room_bytes(world);
+  return plugin + CommRuntime::staging_bytes(world);
 }
 
-Planner::Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host)
+Planner::Planner(const ResolvedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host)
     : job_(job), host_(ledger_, pool_) {
   strategy_ = std::make_unique<Instance>(host_, job.strategy, job.config, table_of(job.strategy));
   optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
   if (job.communicator)
     communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
   offer_async(host_);
-  offer_machine(host_);
+  offer_machine_profile(host_);
   for (const Component& tier : job.tiers)
     tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
-  add_places(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
-             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
+            granularity_of(*optimizer_) == ZR_ELEMENTWISE);
   input_.alias = one_host && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;
 
-Plan Planner::plan(int rank) const {
-  Plan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
-  check_places(job_.config, plan, job_.strategy.table->id);
+MemoryPlan Planner::plan(int rank) const {
+  MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  check_offload(job_.config, plan, job_.strategy.table->id);
   return plan;
 }
 
-int64_t Planner::most_bytes() const {
+int64_t Planner::max_bytes() const {
   constexpr int kFew = 16;
   int64_t most = 0;
   for (int rank = 0; rank < (input_.world <= kFew ? input_.world : 1); ++rank)
@@ -248,19 +248,20 @@ int64_t Planner::most_bytes() const {
   return most;
 }
 
-Besides besides_of(const JudgedJob& job, const Instance* communicator, int world) {
-  Besides besides = measured(job.config, job.engine);
-  besides.communicator = communicator_bytes(communicator, world);
-  besides.snapshot = snapshots(job.config);
-  return besides;
+PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world) {
+  PlanContext context = measured_activations(job.config, job.engine);
+  context.communicator = communicator_bytes(communicator, world);
+  context.snapshot = snapshots(job.config);
+  return context;
 }
 
-Besides Planner::besides() const { return besides_of(job_, communicator_.get(), input_.world); }
+PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
 
-std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits) {
+std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
+                                  const std::string& suggestions) {
   return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +
-         config.origin("memory.device_budget").text() + "), but the plan takes up to " + bytes_text(most_bytes) +
-         " of a rank, activations apart\n" + planner.plan(0).text(planner.title(), planner.besides()) + edits;
+         config.origin("memory.device_budget").text() + "), but the plan takes up to " + bytes_text(max_bytes) +
+         " of a rank, activations apart\n" + planner.plan(0).text(planner.title(), planner.context()) + suggestions;
 }
 
 std::string Planner::title() const {

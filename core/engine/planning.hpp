@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "base/ledger.hpp"
-#include "base/pool.hpp"
+#include "base/thread_pool.hpp"
 #include "plan/plan.hpp"
-#include "plugin/choice.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
+#include "plugin/plugin_selection.hpp"
 
 namespace zr::host {
 
@@ -17,25 +17,25 @@ namespace zr::host {
 std::string table_of(const Component& component);
 /// What a strategy is asked: parameters with their optimizer groups, types, states. Tells `optimizer` its groups, so
 /// once an instance. Throws Failure(user) for a group that matches no parameter.
-PlanInput plan_input(const Config& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
+PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
 /// ZR_ELEMENTWISE and so on.
 uint32_t granularity_of(const Instance& optimizer);
 /// Where parts of the state may stand, and what [offload] asks for. `tiers`: of the job, not open. `local`: ranks of a
-/// host; `besides`: host memory that each of them takes for other things.
-void add_places(PlanInput& input, const JudgedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-                int64_t besides, bool elementwise);
+/// host; `other_bytes`: host memory that each of them takes for other things.
+void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
+               int64_t other_bytes, bool elementwise);
 /// Throws Failure(user) where [offload] asks for what this plan has not got.
-void check_places(const Config& config, const Plan& plan, const std::string& strategy);
+void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy);
 /// What a plan of this job is shown with. `communicator`: null for one rank.
-Besides besides_of(const JudgedJob& job, const Instance* communicator, int world);
+PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world);
 /// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
-int64_t host_bytes(const Plan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
 /// Throws Failure(user) with the plan if that is more than memory.host_budget.
-void check_host_budget(const Config& config, const Plan& plan, int local, const Besides& besides);
+void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context);
 /// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
-bool shares_weights(const Config& config, const std::optional<Component>& communicator, int world);
+bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world);
 /// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.
-bool snapshots(const Config& config);
+bool snapshots(const JobConfig& config);
 /// Asks that instance of a strategy.
 StrategyPlan strategy_plan(const Instance& strategy);
 /// Host memory that the communicator takes when it opens, and the host beside it; nothing if the plug-in does not say.
@@ -45,26 +45,27 @@ std::optional<int64_t> communicator_bytes(const Instance* communicator, int worl
 class Planner {
  public:
   /// `one_host`: its ranks are known to be on one, as those that `zeroth train` starts.
-  Planner(const JudgedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
+  Planner(const ResolvedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
   ~Planner();
-  Plan plan(int rank) const;  // that rank alone
+  MemoryPlan plan(int rank) const;  // that rank alone
   /// The most that any rank holds; of large worlds, rank 0: their ranks differ by less than a leaf a bucket.
-  int64_t most_bytes() const;
+  int64_t max_bytes() const;
   /// What is known beside the plan: activations, if an earlier run of this job measured them.
-  Besides besides() const;
+  PlanContext context() const;
   std::string title() const;  // "plan: ", strategy, " + ", optimizer
 
  private:
-  JudgedJob job_;
+  ResolvedJob job_;
   Ledger ledger_;
-  Pool pool_{1};
-  Host host_;
+  ThreadPool pool_{1};
+  PluginHost host_;
   std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
   std::vector<std::unique_ptr<Instance>> tiers_;
   PlanInput input_;
 };
 
 /// Why a job of that plan does not start: its budget, the plan of rank 0, and what could be changed.
-std::string over_plan_text(const Config& config, const Planner& planner, int64_t most_bytes, const std::string& edits);
+std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
+                                  const std::string& suggestions);
 
 }  // namespace zr::host

@@ -12,7 +12,7 @@ namespace zr::host {
 
 namespace {
 // Equal on ranks whose models changed alike.
-std::string digest_of(const std::vector<Parameter>& parameters, const ListChange& change) {
+std::string digest_of(const std::vector<Parameter>& parameters, const ParameterChange& change) {
   std::string text;
   for (const Parameter& p : parameters) {
     text += p.name + (p.frozen ? " frozen" : "") + (change.fresh.count(p.name) ? " fresh" : "");
@@ -34,16 +34,17 @@ void Session::prepare_change(const std::function<void()>& work) {
     error = std::current_exception();
     text = std::string("engine.refresh() failed on rank ") + std::to_string(rank()) + ": " + thrown.what();
   }
-  const Peers peers = saver_->talk();
+  const CheckpointComm comm = saver_->peers();
   std::string first;
-  for (const std::string& other : peers.gather(text))
+  for (const std::string& other : comm.gather(text))
     if (first.empty()) first = other;
-  first = peers.tell(first);
+  first = comm.broadcast(first);
   if (error) std::rethrow_exception(error);
   if (!first.empty()) fail_user(first);
 }
 
-bool Session::agree_on_change(const std::function<std::vector<Parameter>(ListChange&)>& look, ListChange& change) {
+bool Session::agree_on_change(const std::function<std::vector<Parameter>(ParameterChange&)>& look,
+                              ParameterChange& change) {
   if (in_backward_ || micro_ > 0)
     fail_user(
         "engine.refresh() between engine.backward() and the engine.step() that ends its step; call it after a step");
@@ -71,42 +72,42 @@ bool Session::agree_on_change(const std::function<std::vector<Parameter>(ListCha
   // What the new list makes impossible is an error before anything changes.
   prepare_change([&] {
     const Planner planner(setup_, parameters, world(), control_->local_world() == world());
-    const Plan plan = planner.plan(rank());
+    const MemoryPlan plan = planner.plan(rank());
     const int64_t budget = config().integer("memory.device_budget");
     if (budget > 0 && plan.bytes() > budget)
-      fail_user("engine.refresh(): " + over_plan_text(config(), planner, plan.bytes(), ""));
+      fail_user("engine.refresh(): " + plan_over_budget_text(config(), planner, plan.bytes(), ""));
   });
   return true;
 }
 
-Continued Session::hand_over(ListChange change) {
+RefreshState Session::hand_over(ParameterChange change) {
   comm_->barrier("engine.refresh()");
   settle();
   take_written();
-  const Image now = present();
-  Continued all;
-  std::string folder = saver_->talk().tell(record_->folder());  // rank 0 alone knows this run's number
+  const CheckpointContents now = present();
+  RefreshState all;
+  std::string folder = saver_->peers().broadcast(recorder_->folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(config(), setup_.engine);
   all.folder = saver_->save(folder + "/refresh", now, 0);
   if (rank() == 0)
     for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
   all.change = std::move(change);
-  all.wire = comm_->wire();
-  all.wire += wire_before_;
+  all.communication = comm_->volume();
+  all.communication += earlier_communication_;
   all.overlap = overlap();
   all.begun = begun_;
   all.updates_before = updates_before_;
   all.stopped = stopped_;
   all.loss = last_.loss;
   all.grad_norm = last_.grad_norm;
-  all.record = std::move(record_);
+  all.recorder = std::move(recorder_);
   all.trace = std::move(trace_);
   all.stop_signal = std::move(stop_signal_);
   return all;
 }
 
-void Session::continue_from(const Continued& before) {
-  LoadHow how;
+void Session::continue_from(const RefreshState& before) {
+  LoadOptions how;
   how.strict = false;
   how.renames = before.change.renames;
   refreshed_ = &before.change;
@@ -116,10 +117,10 @@ void Session::continue_from(const Continued& before) {
   updates_before_ = before.updates_before;
   stopped_ = before.stopped;
   last_ = {before.loss, before.grad_norm};
-  wire_before_ = before.wire;
+  earlier_communication_ = before.communication;
   overlap_before_ = before.overlap;
   comm_->barrier("engine.refresh()");  // all ranks have read
-  wire_aside_ = comm_->wire().total();
+  excluded_communication_ = comm_->volume().total();
   std::error_code ignored;
   if (rank() == 0) std::filesystem::remove_all(std::filesystem::path(before.folder).parent_path(), ignored);
 }

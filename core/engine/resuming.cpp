@@ -17,7 +17,7 @@ namespace {
 // scale was being adjusted, which is routine. One that cannot be read counts, so that opening it reports why.
 bool is_resumable(const std::string& folder) try {
   const std::string path = folder + "/" + kManifest;
-  const Facts facts = parse_manifest(path, read_json(path)).training;
+  const CheckpointMetadata facts = parse_manifest(path, read_json(path)).metadata;
   return facts.last_step_applied || facts.loss_scale.dynamic;
 } catch (const Failure&) {
   return true;
@@ -36,9 +36,9 @@ void pass_over_skipped(std::vector<std::string>& folders) {
 
 // What to try, newest first: the checkpoint `path` is, those that it holds, or weights of another program.
 std::vector<std::string> Session::candidates(const std::string& path, bool fallback) {
-  const Peers peers = saver_->talk();
+  const CheckpointComm comm = saver_->peers();
   std::string text;
-  agree(peers, [&] {
+  run_on_all_ranks(comm, [&] {
     if (rank() != 0) return;
     if (is_foreign(path)) {
       text = path + "\n";
@@ -55,18 +55,18 @@ std::vector<std::string> Session::candidates(const std::string& path, bool fallb
     if (!fallback) all.resize(1);
     for (const std::string& one : all) text += one + "\n";
   });
-  std::istringstream lines(peers.tell(text));
+  std::istringstream lines(comm.broadcast(text));
   std::vector<std::string> all;
   for (std::string line; std::getline(lines, line);) all.push_back(line);
   return all;
 }
 
 // Opened, and looked through before a byte of it is used where something is lost otherwise.
-Checkpoint Session::open(const std::string& path, const LoadHow& how) {
+Checkpoint Session::open(const std::string& path, const LoadOptions& how) {
   const std::vector<std::string> all = candidates(path, how.fallback);
   for (std::size_t i = 0;; ++i) try {
       std::optional<Checkpoint> from;
-      agree(saver_->talk(), [&] {
+      run_on_all_ranks(saver_->peers(), [&] {
         from.emplace(all[i]);
         if (step_ > 0 || how.fallback) from->verify([](int64_t) {}, rank(), world());
       });
@@ -84,7 +84,7 @@ namespace {
 void report_no_checkpoint(const std::string& dir) {
   std::string where = dir;
   int level = ZR_LOG_INFO;
-  if (!is_there(dir)) {
+  if (!path_exists(dir)) {
     where += " (the folder does not exist yet)";
   } else if (const auto names = list_folder(dir); std::any_of(names.begin(), names.end(), [](const std::string& name) {
                return name != kLockName && !name.starts_with("step-");
@@ -97,23 +97,23 @@ void report_no_checkpoint(const std::string& dir) {
 }  // namespace
 
 void Session::begin() {
-  LoadHow how;
+  LoadOptions how;
   how.strict = config().boolean("checkpoint.strict");
   how.convert = config().boolean("checkpoint.convert");
   how.fallback = config().boolean("checkpoint.fallback");
   const std::string dir = checkpoint_dir();
   if (config().boolean("checkpoint.resume") && !dir.empty()) {
-    const Peers peers = saver_->talk();
+    const CheckpointComm comm = saver_->peers();
     std::string there;
-    agree(peers, [&] {
+    run_on_all_ranks(comm, [&] {
       if (rank() != 0) return;
-      if (is_there(dir + "/" + kManifest))
+      if (path_exists(dir + "/" + kManifest))
         fail_user(dir +
                   ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to the folder above "
                   "it");
       if (!checkpoints_in(dir).empty()) there = "yes";
     });
-    const bool found = peers.tell(there) == "yes";
+    const bool found = comm.broadcast(there) == "yes";
     if (found)
       load(dir, how);
     else if (rank() == 0)
@@ -126,10 +126,10 @@ void Session::begin() {
     how.weights_only = true;
     how.renames = config().renames();
     // A folder that engines of these names saved to has one folder for each.
-    const Peers peers = saver_->talk();
+    const CheckpointComm comm = saver_->peers();
     std::string own;
-    if (rank() == 0 && !setup_.engine.empty() && is_there(init + "/" + setup_.engine)) own = "/" + setup_.engine;
-    load(init + peers.tell(own), how);
+    if (rank() == 0 && !setup_.engine.empty() && path_exists(init + "/" + setup_.engine)) own = "/" + setup_.engine;
+    load(init + comm.broadcast(own), how);
   }
 }
 

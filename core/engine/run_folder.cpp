@@ -28,7 +28,7 @@ int64_t run_number(const std::string& name) {
   return whole && number > 0 ? number : 0;
 }
 
-Directory open_folder(const Config& config, const std::string& engine) {
+Directory open_folder(const JobConfig& config, const std::string& engine) {
   // job.runs may be a link of the user's own; below it no link is followed.
   Directory folder =
       Directory::open(fs::absolute(config.text("job.runs")).string(), true).subdirectory(config.text("job.name"));
@@ -45,7 +45,7 @@ FileLock take_lock(const Directory& folder) {
 }
 }  // namespace
 
-std::string run_folder(const Config& config, const std::string& engine) {
+std::string run_folder(const JobConfig& config, const std::string& engine) {
   const fs::path job = fs::absolute(config.text("job.runs")) / config.text("job.name");
   return (engine.empty() ? job : job / engine).string();
 }
@@ -62,7 +62,7 @@ std::vector<std::string> runs_in(const std::string& run_folder) {
   return runs;
 }
 
-RunFolder::RunFolder(const Config& config, const std::string& engine)
+RunFolder::RunFolder(const JobConfig& config, const std::string& engine)
     : directory_(open_folder(config, engine)), lock_(take_lock(directory_)) {}
 
 std::string RunFolder::of_newest(const std::string& file) const {

@@ -12,7 +12,7 @@
 namespace zr::host {
 
 /// Absolute path of an engine's run folder: job.runs / job.name, and below it the engine's name if it has one.
-std::string run_folder(const Config& config, const std::string& engine);
+std::string run_folder(const JobConfig& config, const std::string& engine);
 
 /// The folders of the runs in a run folder, the newest first; the run folder itself first of all if it holds the files
 /// of a run, as earlier versions left them.
@@ -26,7 +26,7 @@ std::vector<std::string> runs_in(const std::string& run_folder);
 class RunFolder {
  public:
   /// Creates the folder and takes its lock. Throws Failure(user) naming the holder if another job has it.
-  RunFolder(const Config& config, const std::string& engine);
+  RunFolder(const JobConfig& config, const std::string& engine);
 
   /// Rows of the newest run's metrics.jsonl up to `step`; "" if there is no such run.
   std::string rows_up_to(int64_t step) const;

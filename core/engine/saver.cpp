@@ -36,9 +36,11 @@ std::string get_long(Control& control, const std::string& key) {
   return word;
 }
 
-int64_t aligned(int64_t bytes) { return (bytes + Image::kAlignment - 1) / Image::kAlignment * Image::kAlignment; }
+int64_t aligned(int64_t bytes) {
+  return (bytes + CheckpointContents::kAlignment - 1) / CheckpointContents::kAlignment * CheckpointContents::kAlignment;
+}
 
-int64_t room_for(const Image& image) {
+int64_t snapshot_bytes(const CheckpointContents& image) {
   int64_t bytes = image.later_bytes;
   for (const Slab& slab : image.slabs) bytes += aligned(slab.bytes);
   return bytes;
@@ -56,16 +58,16 @@ Saver::~Saver() {
   reserve(0);
 }
 
-Peers Saver::talk() {
-  if (control_->world() == 1) return alone();
+CheckpointComm Saver::peers() {
+  if (control_->world() == 1) return single_rank_comm();
   static std::atomic<uint64_t> talks{0};  // of all Engines of this process, which all ranks make in one order
   const std::string begin = "checkpoint." + std::to_string(++talks) + ".";
   const auto words = std::make_shared<int>(0);
   const auto key = [begin, words](int of) { return begin + std::to_string(*words) + "." + std::to_string(of); };
-  Peers peers;
-  peers.rank = control_->rank();
-  peers.world = control_->world();
-  peers.gather = [control = control_, words, key](const std::string& mine) {
+  CheckpointComm comm;
+  comm.rank = control_->rank();
+  comm.world = control_->world();
+  comm.gather = [control = control_, words, key](const std::string& mine) {
     ++*words;
     std::vector<std::string> all;
     if (control->rank() != 0) {
@@ -76,72 +78,74 @@ Peers Saver::talk() {
     for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
     return all;
   };
-  peers.tell = [control = control_, words, key](const std::string& word) {
+  comm.broadcast = [control = control_, words, key](const std::string& word) {
     ++*words;
     if (control->rank() != 0) return get_long(*control, key(control->rank()));
     for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), word);
     return word;
   };
-  return peers;
+  return comm;
 }
 
-void Saver::take(const std::string& root) {
+void Saver::lock_on_rank0(const std::string& root) {
   make_folder(root);
   std::error_code error;
   const std::string one = std::filesystem::canonical(root, error).string();
   locks_.try_emplace(error ? root : one, root);
 }
 
-void Saver::hold(const std::string& root) {
-  agree(talk(), [&] {
-    if (control_->rank() == 0) take(root);
+void Saver::lock_folder(const std::string& root) {
+  run_on_all_ranks(peers(), [&] {
+    if (control_->rank() == 0) lock_on_rank0(root);
   });
 }
 
-void Saver::reserve_for(const Image& image) {
-  if (const int64_t bytes = room_for(image); bytes > room_bytes_) reserve(bytes);
+void Saver::reserve_for(const CheckpointContents& image) {
+  if (const int64_t bytes = snapshot_bytes(image); bytes > snapshot_bytes_) reserve(bytes);
 }
 
 void Saver::reserve(int64_t bytes) {
-  if (room_) {
-    room_.reset();
-    ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", -room_bytes_);
-    room_bytes_ = 0;
+  if (snapshot_) {
+    snapshot_.reset();
+    ledger_.add(Tier::host, MemoryKind::snapshot, "copy for checkpoints", -snapshot_bytes_);
+    snapshot_bytes_ = 0;
   }
   if (bytes == 0) return;
-  room_ = page_memory(bytes);
-  if (!room_)
+  snapshot_ = allocate_huge_pages(bytes);
+  if (!snapshot_)
     fail_environment("no memory for the copy that checkpoint.async writes from: " + bytes_text(bytes) +
                      " are needed on this rank; set checkpoint.async = false");
-  room_bytes_ = bytes;
-  ledger_.add(Tier::host, Kind::snapshot, "copy for checkpoints", bytes);
-  std::memset(room_.get(), 0, static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
+  snapshot_bytes_ = bytes;
+  ledger_.add(Tier::host, MemoryKind::snapshot, "copy for checkpoints", bytes);
+  std::memset(snapshot_.get(), 0,
+              static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
 }
 
-std::string Saver::write(const std::string& root, const Image& image, int64_t keep, const Peers& peers) {
-  agree(peers, [&] {
-    if (peers.rank == 0) take(root);
+std::string Saver::write(const std::string& root, const CheckpointContents& image, int64_t keep,
+                         const CheckpointComm& comm) {
+  run_on_all_ranks(comm, [&] {
+    if (comm.rank == 0) lock_on_rank0(root);
   });
   SaveOptions options;
   options.keep = keep;
-  const Saved saved = zr::host::save(root, image, peers, options);
+  const SaveResult saved = zr::host::save(root, image, comm, options);
   for (const std::string& warning : saved.warnings) log(ZR_LOG_WARN, warning);
   return saved.folder;
 }
 
-std::string Saver::save(const std::string& root, const Image& image, int64_t keep) {
-  return write(root, image, keep, talk());
+std::string Saver::save(const std::string& root, const CheckpointContents& image, int64_t keep) {
+  return write(root, image, keep, peers());
 }
 
-void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
+void Saver::save_async(const std::string& root, CheckpointContents image, int64_t keep) {
   // On all ranks, though one may have nothing to copy; memory or a tier's read may fail on one alone.
-  agree(talk(), [&] {
+  run_on_all_ranks(peers(), [&] {
     reserve_for(image);
     copy(image);
   });
-  writer_ = std::thread([this, root, keep, image = std::move(image), peers = talk()] {
+  writer_ = std::thread([this, root, keep, image = std::move(image), comm = peers()] {
     try {
-      write(root, image, keep, peers);
+      write(root, image, keep, comm);
     } catch (...) {
       failure_ = std::current_exception();
       failed_ = true;
@@ -150,14 +154,14 @@ void Saver::save_aside(const std::string& root, Image image, int64_t keep) {
 }
 
 // Slabs into the room.
-void Saver::copy(Image& image) {
+void Saver::copy(CheckpointContents& image) {
   int64_t at = 0;
   for (Slab& slab : image.slabs) {
     if (slab.data)
-      std::memcpy(room_.get() + at, slab.data, static_cast<std::size_t>(slab.bytes));
+      std::memcpy(snapshot_.get() + at, slab.data, static_cast<std::size_t>(slab.bytes));
     else
-      slab.read(0, slab.bytes, room_.get() + at);
-    slab.data = room_.get() + at;
+      slab.read(0, slab.bytes, snapshot_.get() + at);
+    slab.data = snapshot_.get() + at;
     at += aligned(slab.bytes);
   }
 }

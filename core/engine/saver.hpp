@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
+#include "base/huge_page_memory.hpp"
 #include "base/ledger.hpp"
-#include "base/page_memory.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
 #include "control/control.hpp"
@@ -24,16 +24,16 @@ class Saver {
   Saver(const Saver&) = delete;
 
   /// How the ranks talk, by the control plane's store: once per save or load.
-  Peers talk();
+  CheckpointComm peers();
   /// Takes `root` for this job, to its end. Throws Failure(user) on all ranks, naming the owner.
-  void hold(const std::string& root);
+  void lock_folder(const std::string& root);
   /// Host memory for copies of such images, counted in the ledger. Throws Failure(environment).
-  void reserve_for(const Image& image);
+  void reserve_for(const CheckpointContents& image);
 
   /// Writes now; returns the folder. wait() before it.
-  std::string save(const std::string& root, const Image& image, int64_t keep);
+  std::string save(const std::string& root, const CheckpointContents& image, int64_t keep);
   /// Copies the slabs and returns; no file is touched on this thread. wait() before it.
-  void save_aside(const std::string& root, Image image, int64_t keep);
+  void save_async(const std::string& root, CheckpointContents image, int64_t keep);
   /// The save in the background failed, and nobody was told.
   bool failed() const { return failed_; }
   /// Returns when nothing is being written: true if a save ended well since the last call. Throws, once, what went
@@ -41,15 +41,15 @@ class Saver {
   bool wait();
 
  private:
-  std::string write(const std::string& root, const Image& image, int64_t keep, const Peers& peers);
-  void take(const std::string& root);  // rank 0
+  std::string write(const std::string& root, const CheckpointContents& image, int64_t keep, const CheckpointComm& comm);
+  void lock_on_rank0(const std::string& root);  // rank 0
   void reserve(int64_t bytes);
-  void copy(Image& image);
+  void copy(CheckpointContents& image);
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
   std::map<std::string, FolderLock> locks_;  // by the folder's one true path
-  PageMemory room_;
-  int64_t room_bytes_ = 0;
+  HugePageMemory snapshot_;
+  int64_t snapshot_bytes_ = 0;
   std::thread writer_;  // alone uses what stands here, while it runs
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;

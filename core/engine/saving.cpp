@@ -7,27 +7,27 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "engine/planning.hpp"
+#include "engine/safetensors_dtype.hpp"
 #include "engine/session.hpp"
-#include "engine/stored.hpp"
 
 namespace zr::host {
 
-void Session::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, States::Use use,
-                          const std::function<void(void*, int64_t, int64_t)>& fn) {
+void Session::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
+                          OptimizerStates::Access use, const std::function<void(void*, int64_t, int64_t)>& fn) {
   int64_t at = first;
   const int64_t end = first + count;
-  for (const uint32_t u : units_of_[param]) {
-    const Unit& unit = units_[u];
-    if (at >= end || at < unit.first || at >= unit.first + unit.count) continue;
-    const int64_t n = std::min(end, unit.first + unit.count) - at;
+  for (const uint32_t u : slices_of_[param]) {
+    const UpdateSlice& slice = slices_[u];
+    if (at >= end || at < slice.first || at >= slice.first + slice.count) continue;
+    const int64_t n = std::min(end, slice.first + slice.count) - at;
     if (role == "weight") {
-      reach(part_of(unit.weight, at - unit.first, n), use, param,
+      reach(part_of(slice.weight, at - slice.first, n), use, param,
             [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
     } else {
       std::size_t array = master_array();
       for (std::size_t i = 0; i < plan_.input.slots.size(); ++i)
         if (role == std::string("state.") + plan_.input.slots[i].name) array = slot_array(i);
-      visit(unit, array, at, n, use, fn);
+      visit(slice, array, at, n, use, fn);
     }
     at += n;
   }
@@ -51,20 +51,21 @@ void Session::each_memory(uint32_t param, const std::string& role, int64_t first
 const char* Session::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
   const char* all = nullptr;
   bool one = true;
-  for (const uint32_t u : units_of_[param]) one &= states_->in_memory(units_[u].place) || role == "weight";
-  if (pages_ && role == "weight")
-    for (const uint32_t w : weights_of_[param]) one &= !pages_->holds(buffers_[plan_.mine.weights[w].buffer]);
+  for (const uint32_t u : slices_of_[param]) one &= states_->in_memory(slices_[u].tier) || role == "weight";
+  if (disk_buffers_ && role == "weight")
+    for (const uint32_t w : weights_of_[param]) one &= !disk_buffers_->holds(buffers_[plan_.mine.weights[w].buffer]);
   if (!one) return nullptr;
-  each_memory(param, role, first, count, States::Use::read, [&](void* memory, int64_t, int64_t n) {
+  each_memory(param, role, first, count, OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
     one = n == count;
     all = static_cast<const char*>(memory);
   });
   return one ? all : nullptr;
 }
 
-void Session::each_tensor(const std::function<void(uint32_t param, Tensor tensor)>& fn) const {
+void Session::each_tensor(const std::function<void(uint32_t param, TensorInfo tensor)>& fn) const {
   const auto of = [&](const Parameter& p, const std::string& role, zr_dtype dtype) {
-    return Tensor{role, p.name, stored_name(dtype), p.shape, role == "weight" ? p.aliases : std::vector<std::string>{}};
+    return TensorInfo{role, p.name, safetensors_name(dtype), p.shape,
+                      role == "weight" ? p.aliases : std::vector<std::string>{}};
   };
   const auto& parameters = plan_.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
@@ -77,19 +78,19 @@ void Session::each_tensor(const std::function<void(uint32_t param, Tensor tensor
 }
 
 std::string Session::facts() {
-  Facts facts;
+  CheckpointMetadata facts;
   const auto* optimizer = optimizer_->api<zr_optimizer_api>();
   if (optimizer->save_globals) {
     CallError error;
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
-      static_cast<Facts*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
+      static_cast<CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
     call(optimizer->save_globals(optimizer_->self(), sink, &facts, &error), error, optimizer_->who("save_globals"));
   }
   for (const zr_slot& slot : plan_.input.slots) facts.slots.emplace_back(slot.name);
   for (std::size_t i = 0; i < param_steps_.size(); ++i)
     facts.parameter_steps[plan_.input.parameters[i].name] = param_steps_[i];
-  const LossScale::Image scale = loss_scale_.image();
+  const LossScale::State scale = loss_scale_.state();
   facts.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
   facts.last_step_applied = applied_;
   facts.optimizer = setup_.optimizer.table->id;
@@ -103,18 +104,18 @@ std::string Session::facts() {
   return to_text(facts);
 }
 
-Image Session::image(const std::vector<char>& differing) {
-  Image image;
+CheckpointContents Session::image(const std::vector<char>& differing) {
+  CheckpointContents image;
   image.step = step_;
   image.run = control_->job_id();
-  each_tensor([&](uint32_t param, Tensor tensor) {
+  each_tensor([&](uint32_t param, TensorInfo tensor) {
     const auto index = static_cast<uint32_t>(image.tensors.size());
     const int64_t size = stored_size(tensor.dtype);
     for (const auto& [first, count] : plan_.saved_runs(param)) {
       Slab slab{index, first * size, count * size, memory_of(param, tensor.role, first, count), {}};
       if (!slab.data)
         slab.read = [this, param, role = tensor.role, size, start = first](int64_t from, int64_t bytes, void* to) {
-          each_memory(param, role, start + from / size, bytes / size, States::Use::read,
+          each_memory(param, role, start + from / size, bytes / size, OptimizerStates::Access::read,
                       [&](const void* memory, int64_t at, int64_t n) {
                         std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
                                     static_cast<std::size_t>(n * size));
@@ -129,9 +130,10 @@ Image Session::image(const std::vector<char>& differing) {
 }
 
 // Each buffer once, with the values that train.buffers declares; where ranks differ, each rank's own too.
-void Session::add_buffers(Image& image, const std::vector<char>& differing) {
+void Session::add_buffers(CheckpointContents& image, const std::vector<char>& differing) {
   const auto aligned = [](int64_t bytes) {
-    return (bytes + Image::kAlignment - 1) / Image::kAlignment * Image::kAlignment;
+    return (bytes + CheckpointContents::kAlignment - 1) / CheckpointContents::kAlignment *
+           CheckpointContents::kAlignment;
   };
   const std::vector<ModelBuffer> own = model_buffers_.own();
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -172,28 +174,28 @@ void Session::prepare_saving(bool first) {
     log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config().origin("checkpoint.keep").text() +
                          ") with several engines: a job that ends between their saves leaves no checkpoints of one "
                          "moment to resume from; set it to 2 or more");
-  if (periodic || stop_signal_) saver_->hold(dir);
+  if (periodic || stop_signal_) saver_->lock_folder(dir);
   if (!snapshots(config())) return;
   int64_t bytes = plan_.snapshot_bytes();
   const std::vector<ModelBuffer> buffers = model_.buffers();
   for (const ModelBuffer& buffer : buffers) bytes += buffer.bytes * ((rank() == 0 ? 1 : 0) + (world() > 1 ? 1 : 0));
-  ledger_.plan(Tier::host, Kind::snapshot, bytes);
+  ledger_.plan(Tier::host, MemoryKind::snapshot, bytes);
   saver_->reserve_for(image(std::vector<char>(buffers.size(), 0)));
 }
 
 // The state now, with facts; until the save ends declared_buffers_ keeps what it refers to.
-Image Session::present() {
-  const int64_t before = comm_->wire().total();
+CheckpointContents Session::present() {
+  const int64_t before = comm_->volume().total();
   const std::vector<char> differing = model_buffers_.differing(*comm_);
   declared_buffers_ = model_buffers_.declared(*comm_, differing);
-  wire_aside_ += comm_->wire().total() - before;
-  Image now = image(differing);
-  now.facts = facts();
+  excluded_communication_ += comm_->volume().total() - before;
+  CheckpointContents now = image(differing);
+  now.metadata_json = facts();
   now.last_step_applied = applied_;
   return now;
 }
 
-std::string Session::save(const std::string& root, int64_t keep, bool aside) {
+std::string Session::save(const std::string& root, int64_t keep, bool async) {
   if (in_backward_ || micro_ > 0)
     fail_user(
         "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
@@ -205,14 +207,14 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
   by_config_ = false;
   saved_weights_.clear();
   compare_weights();
-  Image now = present();
+  CheckpointContents now = present();
   std::string folder = root + "/" + checkpoint_name(step_);
   saving_ = step_;
-  if (aside && !done()) {
-    saver_->save_aside(root, std::move(now), keep);
+  if (async && !done()) {
+    saver_->save_async(root, std::move(now), keep);
   } else {
     folder = saver_->save(root, now, keep);
-    record_->saved(step_);
+    recorder_->saved(step_);
   }
   declared_buffers_.clear();
   lap(Phase::checkpoint);
@@ -223,7 +225,7 @@ std::string Session::save(const std::string& root, int64_t keep, bool aside) {
 // What the save in the background came to, which is over now.
 void Session::settle() {
   try {
-    if (saver_->wait()) record_->saved(saving_);
+    if (saver_->wait()) recorder_->saved(saving_);
   } catch (const Failure& failure) {
     if (!by_config_) throw;
     not_saved(failure);
@@ -240,24 +242,24 @@ void Session::not_saved(const Failure& failure) {
   for (const std::string& one :
        together ? comm_->all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
     if (one[0]) throw failure;
-  record_->not_saved();
+  recorder_->not_saved();
   if (rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training goes on");
 }
 
-void Session::save_if_due(const Agreed& agreed) {
+void Session::save_if_due(const GlobalStats& global) {
   const std::string dir = checkpoint_dir();
   const int64_t every = config().integer("checkpoint.every"), keep = config().integer("checkpoint.keep");
-  const bool ends = step_ == config().integer("train.steps") || agreed.stop;
-  if (agreed.stop && !stopped_) {
+  const bool ends = step_ == config().integer("train.steps") || global.stop;
+  if (global.stop && !stopped_) {
     stopped_ = true;
     if (rank() == 0)
-      log(ZR_LOG_INFO, std::string(::strsignal(agreed.stop)) + ": step " + std::to_string(step_) + " is saved in " +
+      log(ZR_LOG_INFO, std::string(::strsignal(global.stop)) + ": step " + std::to_string(step_) + " is saved in " +
                            dir + ", then the job ends; `zeroth train --resume` goes on");
-    record_->stopped(agreed.stop);
+    recorder_->stopped(global.stop);
   }
   const bool due = !dir.empty() && (stopped_ || (every > 0 && (step_ % every == 0 || ends)));
   std::exception_ptr untold;
-  if (due || agreed.save_failed) try {
+  if (due || global.save_failed) try {
       settle();
     } catch (const Failure&) {
       untold = std::current_exception();
@@ -265,11 +267,11 @@ void Session::save_if_due(const Agreed& agreed) {
   if (due) try {
       save(dir, keep, config().boolean("checkpoint.async"));
       by_config_ = true;
-      if (!unsaved_write_ && !pages_)
-        for (const Unit& unit : units_) saved_weights_.push_back(hash_of_weights(unit));
+      if (!unsaved_write_ && !disk_buffers_)
+        for (const UpdateSlice& slice : slices_) saved_weights_.push_back(hash_of_weights(slice));
     } catch (const Failure& failure) {
       if (ends) {  // what the run came to is lost: its exit code says so
-        record_->not_saved();
+        recorder_->not_saved();
         throw;
       }
       not_saved(failure);

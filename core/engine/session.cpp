@@ -30,7 +30,7 @@ uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
 
 // Every rank's value, in rank order.
 template <class T>
-std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) {
+std::vector<T> all_gather(CommRuntime& comm, const T& mine, const char* label) {
   static_assert(std::is_trivially_copyable_v<T>);
   std::vector<T> values;
   for (const std::string& bytes :
@@ -45,9 +45,9 @@ std::vector<T> all_gather(Communicator& comm, const T& mine, const char* label) 
 
 void Session::lap(Phase phase) {
   const auto now = Clock::now();
-  record_->add(phase, std::chrono::duration<double>(now - mark_).count());
+  recorder_->add(phase, std::chrono::duration<double>(now - mark_).count());
   const TierWaits waits = tier_waits();
-  record_->add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
+  recorder_->add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
   waited_ = waits;
   if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
   mark_ = now;
@@ -94,7 +94,7 @@ void Session::begin_backward(double loss, double weight) {
   weight_flow_->set_phase(ZR_BACKWARD);
   losses_.push_back(loss);
   weights_.push_back(weight);
-  if (micro_ + 1 == accumulation_) agreement_->norm().expect();
+  if (micro_ + 1 == accumulation_) step_sync_->norm().expect();
   gradients_->begin(static_cast<uint32_t>(micro_), weight > 0);
 }
 
@@ -141,8 +141,8 @@ bool Session::step() {
     if (tier && tier->failed())
       fail_environment(tier->failure() + "; what stands there is not whole: end the job and go on from its last " +
                        "checkpoint");
-  states_->read_ahead(units_);
-  const int64_t wire_before = record_wire_;
+  states_->read_ahead(slices_);
+  const int64_t communication_before = recorded_communication_;
   if (const auto* optimizer = optimizer_->api<zr_optimizer_api>(); optimizer->phase) {
     uint32_t grads = ZR_GRADS_REDUCED;
     call(optimizer->phase(optimizer_->self(), updates_ + 1, &grads, &error), error, optimizer_->who("phase"));
@@ -154,33 +154,33 @@ bool Session::step() {
   lap(Phase::reduce);
 
   take_written();
-  const Agreed agreed =
-      agreement_->reach({losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
-                         &gradients_->touched(), gradients_->first_non_finite(), stop_signal_ ? StopSignal::came() : 0,
-                         saver_->failed(), weight_digest_->next()});
-  weight_digest_->compare(agreed.digests, *comm_, step_ + 1);
-  if (!(agreed.weight > 0) || !std::isfinite(agreed.weight)) abandon_step(agreed);
-  const double divisor = agreed.weight * loss_scale_.value();  // M S
-  const double norm = std::sqrt(agreed.sum_of_squares) / divisor;
+  const GlobalStats global = step_sync_->exchange(
+      {losses_, weights_, tokens_ ? tokens_ : accumulation_ * config().integer("train.micro_batch"),
+       &gradients_->touched(), gradients_->first_non_finite(), stop_signal_ ? StopSignal::received() : 0,
+       saver_->failed(), weight_digest_->next()});
+  weight_digest_->compare(global.digests, *comm_, step_ + 1);
+  if (!(global.weight > 0) || !std::isfinite(global.weight)) abandon_step(global);
+  const double divisor = global.weight * loss_scale_.value();  // M S
+  const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().number("train.gradient_clipping");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   grad_mul_ = static_cast<float>(scale / divisor);
   const double rate = learning_rate(config(), updates_);
-  lap(Phase::agree);
+  lap(Phase::step_sync);
 
-  if (pages_) pages_->step_end();
-  const bool reached = reaches(agreed);
+  if (disk_buffers_) disk_buffers_->step_end();
+  const bool reached = reaches(global);
   const bool applied_before = applied_;
-  applied_ = agreed.non_finite == 0 && reached;
+  applied_ = global.non_finite == 0 && reached;
   if (applied_) {
-    std::vector<double> rates(agreed.touched.size());
+    std::vector<double> rates(global.touched.size());
     for (std::size_t i = 0; i < rates.size(); ++i) {
       rates[i] = rate * group_rates_[plan_.input.parameters[i].group];
-      param_steps_[i] += agreed.touched[i] ? 1 : 0;
+      param_steps_[i] += global.touched[i] ? 1 : 0;
     }
-    update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &agreed.touched});
+    update_weights({grad_mul_, updates_ + 1, norm, &param_steps_, &rates, &global.touched});
     ++updates_;
-    weight_digest_->updated(agreed.touched);
+    weight_digest_->updated(global.touched);
     lap(Phase::optimizer);
     notify_updated();
   }
@@ -198,14 +198,14 @@ bool Session::step() {
   name_.at_step(step_);
   micro_ = 0;
   gradients_summed_ = true;
-  last_ = {agreed.loss, norm};
-  finish_step(agreed, rate, wire_before);
-  save_if_due(agreed);
+  last_ = {global.loss, norm};
+  finish_step(global, rate, communication_before);
+  save_if_due(global);
   return true;
 }
 
-bool Session::reaches(const Agreed& agreed) const {
-  return std::any_of(agreed.touched.begin(), agreed.touched.end(), [](char touched) { return touched != 0; });
+bool Session::reaches(const GlobalStats& global) const {
+  return std::any_of(global.touched.begin(), global.touched.end(), [](char touched) { return touched != 0; });
 }
 
 // No micro-batch of any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
@@ -229,27 +229,27 @@ void Session::reject_step() {
                           "parameters and the loss, and unfreeze the parameters that it uses"));
 }
 
-// States on disk are on their way while those in memory are worked on.
+// OptimizerStates on disk are on their way while those in memory are worked on.
 void Session::update_weights(const UpdateInput& input) {
   UpdateInput staged = input;
   staged.staged = true;
-  const auto work = [&](const std::vector<Unit>& all, const UpdateInput& how) {
-    const auto in_memory = [&](const std::vector<Unit>& units) {
-      update(*optimizer_, granularity_, pool_, plan_, units, how);
+  const auto work = [&](const std::vector<UpdateSlice>& all, const UpdateInput& how) {
+    const auto in_memory = [&](const std::vector<UpdateSlice>& slices) {
+      update(*optimizer_, granularity_, pool_, plan_, slices, how);
     };
-    pages_ ? pages_->update(all, *input.touched, in_memory) : in_memory(all);
+    disk_buffers_ ? disk_buffers_->update(all, *input.touched, in_memory) : in_memory(all);
   };
   work(direct_, input);
   work(staged_, staged);
-  states_->pass(units_, *input.touched, [&](const std::vector<Unit>& units) { work(units, staged); });
+  states_->pass(slices_, *input.touched, [&](const std::vector<UpdateSlice>& slices) { work(slices, staged); });
 }
 
 // What tiers moved.
 void Session::write_tiers() {
   std::vector<TierRow> rows;
   for (const auto& tier : tiers_)
-    if (tier) rows.push_back({tier->facts().id, tier->facts().tier, tier->read_bytes(), tier->written_bytes()});
-  record_->set_tiers(std::move(rows));
+    if (tier) rows.push_back({tier->info().id, tier->info().tier, tier->read_bytes(), tier->written_bytes()});
+  recorder_->set_tiers(std::move(rows));
 }
 
 // Since the start, by this thread.
@@ -259,34 +259,35 @@ TierWaits Session::tier_waits() const {
     all.read += activations_->counts().read_wait;
     all.write += activations_->counts().write_wait;
   }
-  if (pages_) {
-    all.read += pages_->waits().read;
-    all.write += pages_->waits().write;
+  if (disk_buffers_) {
+    all.read += disk_buffers_->waits().read;
+    all.write += disk_buffers_->waits().write;
   }
   return all;
 }
 
-void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before) {
-  record_wire_ = 0;
-  for (const int64_t bytes : all_gather(*comm_, comm_->wire().total() - wire_aside_, "wire count"))
-    record_wire_ += bytes;
+void Session::finish_step(const GlobalStats& global, double rate, int64_t communication_before) {
+  recorded_communication_ = 0;
+  for (const int64_t bytes : all_gather(*comm_, comm_->volume().total() - excluded_communication_, "wire count"))
+    recorded_communication_ += bytes;
   const Model::Temporaries temporaries = model_.temporaries();
-  ledger_.observe(Tier::device, Kind::activations, "activations and temporaries", temporaries.held, temporaries.peak);
-  lap(Phase::agree);
+  ledger_.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
+                  temporaries.peak);
+  lap(Phase::step_sync);
   const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
   step_start_ = mark_;
-  record_->step({step_, last_.loss, last_.grad_norm, rate, agreed.tokens, seconds * 1e3,
-                 static_cast<double>(agreed.tokens) / seconds, record_wire_ - wire_before, agreed.non_finite > 0,
-                 plan_.input.weight_dtype == ZR_F16 ? loss_scale_.value() : 0},
-                ledger_.peak(Tier::device));
-  agreed.non_finite > 0 ? loss_scale_.skipped() : loss_scale_.made();
-  if (agreed.non_finite > 0) report_skip(agreed);
+  recorder_->step({step_, last_.loss, last_.grad_norm, rate, global.tokens, seconds * 1e3,
+                   static_cast<double>(global.tokens) / seconds, recorded_communication_ - communication_before,
+                   global.non_finite > 0, plan_.input.weight_dtype == ZR_F16 ? loss_scale_.value() : 0},
+                  ledger_.peak(Tier::device));
+  global.non_finite > 0 ? loss_scale_.skipped() : loss_scale_.made();
+  if (global.non_finite > 0) report_skip(global);
   gradients_->watch(loss_scale_.watches());
   losses_.clear();
   weights_.clear();
   tokens_ = 0;
   samples_ += config().integer("train.global_batch");
-  if (loss_scale_.gives_up()) give_up(agreed);
+  if (loss_scale_.gives_up()) give_up(global);
   reseed();
   const int64_t steps = config().integer("train.steps");
   if (step_ == steps + 1 && rank() == 0)
@@ -294,7 +295,7 @@ void Session::finish_step(const Agreed& agreed, double rate, int64_t wire_before
                          config().origin("train.steps").text() +
                          "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
                          "has its weights hash");
-  if (step_ != steps && !agreed.stop) return;
+  if (step_ != steps && !global.stop) return;
   if (updates_ == updates_before_ && rank() == 0)
     log(ZR_LOG_WARN, "no step of this run updated the weights, as gradients were not finite (steps skipped: " +
                          std::to_string(step_ - begun_) + "); look at the data, " + remedy_for_skips());
@@ -306,7 +307,7 @@ std::string Session::remedy_for_skips() const {
          (plan_.input.weight_dtype == ZR_F16 ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
 }
 
-void Session::report_skip(const Agreed& agreed) {
+void Session::report_skip(const GlobalStats& global) {
   constexpr int64_t kLines = 10, kSteps = 100;
   ++skips_;
   if (skip_lines_ >= kLines && step_ - last_skip_line_ < kSteps) return;
@@ -314,10 +315,10 @@ void Session::report_skip(const Agreed& agreed) {
     return "'" + plan_.input.parameters[static_cast<std::size_t>(param)].name + "'";
   };
   std::string text = "step " + std::to_string(step_) + " skipped, weights unchanged: ";
-  text += agreed.giver >= 0
-              ? "the gradient of " + name(agreed.first_given) + " is not finite on rank " + std::to_string(agreed.giver)
-              : "the reduced gradient of " + name(agreed.first_param) + " is not finite";
-  if (agreed.loss_rank >= 0) text += "; the loss of rank " + std::to_string(agreed.loss_rank) + " is not finite either";
+  text += global.non_finite_rank >= 0 ? "the gradient of " + name(global.first_local_param) +
+                                            " is not finite on rank " + std::to_string(global.non_finite_rank)
+                                      : "the reduced gradient of " + name(global.first_param) + " is not finite";
+  if (global.loss_rank >= 0) text += "; the loss of rank " + std::to_string(global.loss_rank) + " is not finite either";
   if (plan_.input.weight_dtype == ZR_F16) text += "; the loss scale is now " + shortest(loss_scale_.value());
   if (const int64_t silent = skips_ - skips_reported_ - 1; silent > 0)
     text += "; " + std::to_string(silent) + " more skipped since the last such line";
@@ -329,7 +330,7 @@ void Session::report_skip(const Agreed& agreed) {
   if (rank() == 0) log(ZR_LOG_WARN, text);
 }
 
-void Session::give_up(const Agreed& agreed) const {
+void Session::give_up(const GlobalStats& global) const {
   const int64_t skips = loss_scale_.skips_in_a_row();
   const auto name = [&](int64_t param) {
     return "'" + plan_.input.parameters[static_cast<std::size_t>(param)].name + "'";
@@ -337,13 +338,14 @@ void Session::give_up(const Agreed& agreed) const {
   std::string text = "gradients were not finite in " + std::to_string(skips) +
                      (skips == 1 ? " step" : " steps in a row") + ", as many as train.max_skipped_steps (" +
                      config().origin("train.max_skipped_steps").text() + ") allows: ";
-  text += agreed.giver >= 0 ? name(agreed.first_given) + " was the first parameter that overflowed, on rank " +
-                                  std::to_string(agreed.giver)
-                            : name(agreed.first_param) +
-                                  " was the first parameter whose sum over ranks and "
-                                  "micro-batches overflowed, no rank's own gradient did";
-  if (agreed.loss_rank >= 0)
-    text += "; the loss of rank " + std::to_string(agreed.loss_rank) + " was not finite either";
+  text += global.non_finite_rank >= 0
+              ? name(global.first_local_param) + " was the first parameter that overflowed, on rank " +
+                    std::to_string(global.non_finite_rank)
+              : name(global.first_param) +
+                    " was the first parameter whose sum over ranks and "
+                    "micro-batches overflowed, no rank's own gradient did";
+  if (global.loss_rank >= 0)
+    text += "; the loss of rank " + std::to_string(global.loss_rank) + " was not finite either";
   text += "; the weights are those after step " + std::to_string(step_ - skips);
   const bool fp16 = plan_.input.weight_dtype == ZR_F16;
   if (fp16) text += ", the loss scale came to " + shortest(loss_scale_.value());
@@ -369,17 +371,18 @@ void Session::finish() {
 
 void Session::write_totals() {
   const std::string hash = weights_hash();
-  WireCount all, mine = comm_->wire();
-  mine += wire_before_;
-  for (const WireCount& other : all_gather(*comm_, mine, "wire count")) all += other;
-  record_->set_totals(hash, all);
+  CommVolume all, mine = comm_->volume();
+  mine += earlier_communication_;
+  for (const CommVolume& other : all_gather(*comm_, mine, "wire count")) all += other;
+  recorder_->set_totals(hash, all);
   restart_clock();
 }
 
 void Session::write_summary() {
-  if (!model_.written().empty() || !stored_whole_.empty() || !weight_samples_.changed().empty()) record_->forget_hash();
-  record_->set_digest({weight_digest_->bytes(), weight_digest_->optimizer_bytes(), weight_digest_->cycles()});
-  record_->finish(ledger_, overlap());
+  if (!model_.written().empty() || !stored_full_.empty() || !weight_samples_.changed().empty())
+    recorder_->forget_hash();
+  recorder_->set_digest({weight_digest_->bytes(), weight_digest_->optimizer_bytes(), weight_digest_->cycles()});
+  recorder_->finish(ledger_, overlap());
 }
 
 double Session::mean(double value) {
@@ -389,7 +392,7 @@ double Session::mean(double value) {
 }
 
 void Session::validation(double loss) {
-  record_->validation(step_, loss);
+  recorder_->validation(step_, loss);
   restart_clock();
 }
 
@@ -397,9 +400,9 @@ void Session::evaluation(bool begins) {
   if (!begins) model_buffers_.end_evaluation();
   check_complete();
   if (begins) {
-    const int64_t before = comm_->wire().total();
+    const int64_t before = comm_->volume().total();
     model_buffers_.begin_evaluation(*comm_);
-    wire_aside_ += comm_->wire().total() - before;
+    excluded_communication_ += comm_->volume().total() - before;
   }
   weight_flow_->set_phase(begins ? ZR_EVAL : ZR_FORWARD);
   CallError error;

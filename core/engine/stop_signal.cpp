@@ -48,6 +48,6 @@ StopSignal::~StopSignal() {
   ::sigaction(SIGINT, &all.interrupt, nullptr);
 }
 
-int StopSignal::came() { return g_came; }
+int StopSignal::received() { return g_came; }
 
 }  // namespace zr::host

@@ -14,7 +14,7 @@ class StopSignal {
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   /// The signal that came, since the first of these objects was made; 0: none.
-  static int came();
+  static int received();
 
  private:
   std::shared_ptr<Control> control_;

@@ -26,8 +26,8 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 }  // namespace
 
-WeightDigest::WeightDigest(const Plan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
-                           int world)
+WeightDigest::WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buffers,
+                           const std::vector<const void*>& readers, int world)
     : plan_(plan), world_(world), size_(size_of(plan.input.weight_dtype)) {
   const auto& parameters = plan.input.parameters;
   memory_.assign(parameters.size(), nullptr);
@@ -35,7 +35,7 @@ WeightDigest::WeightDigest(const Plan& plan, const std::vector<void*>& buffers, 
     for (const Piece& piece : plan.mine.weights)
       if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 && !readers[piece.buffer])
         memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
-  int64_t per_element = size_ + size_of(plan.input.sum_dtype) + (plan.has_master ? 4 : 0);
+  int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
   for (const zr_slot& slot : plan.input.slots) per_element += size_of(slot.dtype);
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     if (memory_[i]) replicated_.push_back(i);
@@ -86,7 +86,7 @@ uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
   return digests.empty() ? 0 : hash_of(digests.data(), digests.size() * sizeof(uint64_t));
 }
 
-WeightDigest::Word WeightDigest::next() {
+WeightDigest::Digest WeightDigest::next() {
   turn_.clear();
   samples_.clear();
   compared_.clear();
@@ -94,7 +94,7 @@ WeightDigest::Word WeightDigest::next() {
     if (memory_[param]) compared_.insert(param);
   written_.clear();
   if (replicated_.empty()) return {};
-  Word word;
+  Digest word;
   const std::vector<uint32_t> list(compared_.begin(), compared_.end());
   if (!list.empty()) word.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
   sample_written();
@@ -107,12 +107,13 @@ WeightDigest::Word WeightDigest::next() {
   return word;
 }
 
-void WeightDigest::compare(const std::vector<Word>& words, Communicator& comm, int64_t step) {
+void WeightDigest::compare(const std::vector<Digest>& words, CommRuntime& comm, int64_t step) {
   const auto differ = [&](auto member) {
-    return std::any_of(words.begin(), words.end(), [&](const Word& word) { return word.*member != words[0].*member; });
+    return std::any_of(words.begin(), words.end(),
+                       [&](const Digest& word) { return word.*member != words[0].*member; });
   };
   std::vector<Part> parts;
-  if (differ(&Word::written)) {  // so do the ranks' samples: all that any rank wrote to
+  if (differ(&Digest::written)) {  // so do the ranks' samples: all that any rank wrote to
     std::string mine(memory_.size(), 0);
     for (const uint32_t param : compared_) mine[param] = 1;
     std::set<uint32_t> any;
@@ -120,10 +121,10 @@ void WeightDigest::compare(const std::vector<Word>& words, Communicator& comm, i
       for (uint32_t i = 0; i < other.size(); ++i)
         if (other[i]) any.insert(i);
     for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
-  } else if (differ(&Word::samples)) {
+  } else if (differ(&Digest::samples)) {
     parts = samples_;
   }
-  if (differ(&Word::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
+  if (differ(&Digest::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
   if (parts.empty()) return;
   std::string mine;
   for (const Part& part : parts) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
@@ -19,21 +19,22 @@ class WeightDigest {
  public:
   /// `buffers`: of the plan; `readers`: where one is shared memory, which needs no comparison, else null. All outlive
   /// the object.
-  WeightDigest(const Plan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers, int world);
+  WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
+               int world);
 
   /// The program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
   /// One rank's part of the exchange. All ranks choose the same part, and the same samples if they wrote alike.
-  struct Word {
+  struct Digest {
     uint64_t weights = 0;  // digest of the part
     uint64_t samples = 0;  // digest of the samples of parameters that were written to
     uint64_t written = 0;  // digest of the list of parameters that were written to
   };
   /// Of the next part; once per step.
-  Word next();
+  Digest next();
   /// Collective. `words`: of all ranks. Throws Failure(user) on all ranks, naming parameter and ranks, if the words
   /// differ because weights do.
-  void compare(const std::vector<Word>& words, Communicator& comm, int64_t step);
+  void compare(const std::vector<Digest>& words, CommRuntime& comm, int64_t step);
   /// The optimizer updated these parameters.
   void updated(const std::vector<char>& touched);
 
@@ -51,7 +52,7 @@ class WeightDigest {
   void take_turn(int64_t elements);
   void sample_written();
 
-  const Plan& plan_;
+  const MemoryPlan& plan_;
   int world_;
   int64_t size_;                     // bytes per element of a weight
   std::vector<const char*> memory_;  // by parameter; null: not replicated

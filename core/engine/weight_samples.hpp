@@ -8,20 +8,20 @@
 
 namespace zr::host {
 
-/// Compares the first, middle and last 16 elements of each unit's weights with those at the last remember(). It finds
+/// Compares the first, middle and last 16 elements of each slice's weights with those at the last remember(). It finds
 /// what overwrites a tensor, not a write to a few elements. Training thread.
 class WeightSamples {
  public:
   WeightSamples() = default;
-  /// `units`: those of 16-bit weights in memory; they outlive it.
-  explicit WeightSamples(std::vector<const Unit*> units);
+  /// `slices`: those of 16-bit weights in memory; they outlive it.
+  explicit WeightSamples(std::vector<const UpdateSlice*> slices);
   /// What the weights hold now is what the engine wrote.
   void remember();
   /// Units whose weights were written to since then.
-  std::vector<const Unit*> changed() const;
+  std::vector<const UpdateSlice*> changed() const;
 
  private:
-  std::vector<const Unit*> units_;
+  std::vector<const UpdateSlice*> slices_;
   std::vector<uint16_t> values_;
 };
 

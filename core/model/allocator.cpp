@@ -33,22 +33,22 @@ void give_back(void* data) {
   c10::free_cpu(data);
 }
 
-void tell_over(int64_t asked) {
+void report_over_limit(int64_t requested) {
   std::shared_ptr<const std::function<void(int64_t)>> over;
   {
     const std::lock_guard lock(over_mutex());
     over = over_limit;
   }
-  if (over) (*over)(asked);
+  if (over) (*over)(requested);
 }
 
 // As libtorch's own, but for the counting.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    const auto asked = static_cast<int64_t>(bytes);
-    if (held_bytes.load(std::memory_order_relaxed) + asked > limit_bytes.load(std::memory_order_relaxed))
-      tell_over(asked);
+    const auto requested = static_cast<int64_t>(bytes);
+    if (held_bytes.load(std::memory_order_relaxed) + requested > limit_bytes.load(std::memory_order_relaxed))
+      report_over_limit(requested);
     void* data = c10::alloc_cpu(bytes);
     if (data) {
       const int64_t size = size_of_block(data), held = held_bytes.fetch_add(size, std::memory_order_relaxed) + size;
@@ -79,7 +79,7 @@ int64_t TorchMemory::held() { return held_bytes.load(std::memory_order_relaxed);
 int64_t TorchMemory::peak() { return std::max(peak_bytes.load(std::memory_order_relaxed), held()); }
 void TorchMemory::forget_peak() { peak_bytes.store(held(), std::memory_order_relaxed); }
 
-void TorchMemory::limit(int64_t bytes, std::function<void(int64_t asked)> over) {
+void TorchMemory::limit(int64_t bytes, std::function<void(int64_t requested)> over) {
   const std::lock_guard lock(over_mutex());
   limit_bytes.store(over ? bytes : kNone, std::memory_order_relaxed);
   over_limit = over ? std::make_shared<const std::function<void(int64_t)>>(std::move(over)) : nullptr;

@@ -21,9 +21,9 @@ class TorchMemory {
   static int64_t peak();      // as above
   static void forget_peak();  // the peak is what is held now
 
-  /// Before more than `bytes` would be held, over(asked) is called, on the thread that asked; if it returns, the
+  /// Before more than `bytes` would be held, over(requested) is called, on the thread that asked; if it returns, the
   /// allocation is made. Replaces the limit before. No limit: empty `over`.
-  static void limit(int64_t bytes, std::function<void(int64_t asked)> over);
+  static void limit(int64_t bytes, std::function<void(int64_t requested)> over);
 };
 
 }  // namespace zr::host

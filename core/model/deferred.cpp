@@ -92,20 +92,20 @@ void Construction::Scope::record(const c10::OperatorHandle& op, c10::DispatchKey
 }
 
 std::shared_ptr<Construction> Construction::of(const at::Tensor& tensor) {
-  const Placeholder* placeholder = Placeholder::behind(tensor);
+  const Placeholder* placeholder = Placeholder::find(tensor);
   if (!placeholder) return nullptr;
   const std::lock_guard lock(Waiting::get().mutex);
   for (const auto& one : Waiting::get().all)
-    if (one.get() == placeholder->keeper()) return one;
+    if (one.get() == placeholder->provider()) return one;
   return nullptr;
 }
 
-std::string Construction::instead() const {
+std::string Construction::alternative() const {
   return "set checkpoint.init to a .safetensors file or a checkpoint, or call engine.load(), or torch::load() within a "
          "zr::gather(model->parameters()) scope once the engine is made";
 }
 
-void Construction::enter(const Touch* touches, std::size_t) { fail_user(touches->placeholder->reason()); }
+void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(param_uses->placeholder->reason()); }
 
 at::Tensor Construction::placeholder(const at::Tensor& like) {
   return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, made_++,
@@ -139,14 +139,14 @@ void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vecto
 }
 
 void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
-  std::vector<Touch> touches;
-  find_touches(op, *stack, touches);
+  std::vector<ParamUse> param_uses;
+  find_param_uses(op, *stack, param_uses);
   const auto& schema = op.schema();
   const bool has_tensors =
       std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
                   [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
   // What works on ordinary tensors alone is done.
-  if (touches.empty() && has_tensors) return op.redispatchBoxed(below, stack);
+  if (param_uses.empty() && has_tensors) return op.redispatchBoxed(below, stack);
   Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
   keep_inputs(op, step.arguments);
   const at::Tensor random = random_state();
@@ -177,7 +177,7 @@ void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) 
     const auto* alias = op.schema().arguments()[i].alias_info();
     const bool written = alias && alias->isWrite();
     arguments[i] = map_tensors(arguments[i], [&](const at::Tensor& tensor) {
-      if (Placeholder::behind(tensor)) return tensor;
+      if (Placeholder::find(tensor)) return tensor;
       if (written)
         fail_user("zr::deferred: " + op.schema().name() +
                   " writes a deferred tensor into an ordinary one, which has values before it does; build both within "
@@ -190,7 +190,7 @@ void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) 
 // One parameter at a time stands in the room; an operator that touches several gets memory for the others of its own.
 class Construction::Replay {
  public:
-  Replay(const Storages& param_of, const Model::Loading& load, bool computes)
+  Replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes)
       : param_of_(param_of), load_(load), computes_(computes) {}
 
   void run(Step& step) {
@@ -201,7 +201,7 @@ class Construction::Replay {
         return tensor;
       });
     overwritten_ = !step.arguments.empty() && step.arguments[0].isTensor() && overwrites(step.op, step.arguments[0])
-                       ? Placeholder::behind(step.arguments[0].toTensor())
+                       ? Placeholder::find(step.arguments[0].toTensor())
                        : nullptr;
     std::vector<Placeholder*> params;
     for (const at::Tensor& tensor : tensors) need(tensor, params);
@@ -219,15 +219,15 @@ class Construction::Replay {
           return computed;
         });
     }
-    while (inside_.size() > 1) let_go(inside_.front());  // the room's first: store() may use the room
+    while (inside_.size() > 1) store_and_detach(inside_.front());  // the room's first: store() may use the room
   }
   void finish() {
-    while (!inside_.empty()) let_go(inside_.front());
+    while (!inside_.empty()) store_and_detach(inside_.front());
   }
 
  private:
   void need(const at::Tensor& tensor, std::vector<Placeholder*>& params) {
-    Placeholder* placeholder = Placeholder::behind(tensor);
+    Placeholder* placeholder = Placeholder::find(tensor);
     if (!placeholder || placeholder->memory()) {
       if (placeholder && param_of_.count(&placeholder->storage())) params.push_back(placeholder);
       return;
@@ -236,9 +236,9 @@ class Construction::Replay {
     if (at == param_of_.end()) return placeholder->keep(real(placeholder->storage().nbytes()));
     // Its memory is the room, or one of its own while another of the same operator stands there.
     for (Placeholder* other : std::vector<Placeholder*>(inside_))
-      if (std::find(params.begin(), params.end(), other) == params.end()) let_go(other);
+      if (std::find(params.begin(), params.end(), other) == params.end()) store_and_detach(other);
     params.push_back(placeholder);
-    float* memory = load_.room;
+    float* memory = load_.staging;
     if (!inside_.empty()) {
       apart_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
       memory = apart_.back().get();
@@ -249,7 +249,7 @@ class Construction::Replay {
     placeholder->attach(memory);
     inside_.push_back(placeholder);
   }
-  void let_go(Placeholder* placeholder) {
+  void store_and_detach(Placeholder* placeholder) {
     const uint32_t param = param_of_.at(&placeholder->storage());
     load_.store(param, static_cast<const float*>(placeholder->memory()));
     stored_.insert(param);
@@ -262,7 +262,7 @@ class Construction::Replay {
   static at::DataPtr real(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
 
   const Storages& param_of_;
-  const Model::Loading& load_;
+  const Model::ConstructMemory& load_;
   bool computes_;
   const Placeholder* overwritten_ = nullptr;     // by the present operator, as a whole
   std::vector<Placeholder*> inside_;             // parameters with memory
@@ -271,7 +271,7 @@ class Construction::Replay {
   std::unordered_set<uint32_t> stored_;
 };
 
-void Construction::replay(const Storages& param_of, const Model::Loading& load, bool computes) {
+void Construction::replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes) {
   Replay replay(param_of, load, computes);
   for (Step& step : steps_) {
     replay.run(step);

@@ -16,7 +16,7 @@ namespace zr::host {
 
 /// What a constructor did. Every tensor it makes is a placeholder of this; operators on placeholders are recorded,
 /// views of them are made at once. On the thread that builds.
-class Construction final : public Keeper, public std::enable_shared_from_this<Construction> {
+class Construction final : public MemoryProvider, public std::enable_shared_from_this<Construction> {
  public:
   /// Records this thread's operators while it lives.
   class Scope final : public Recorder {
@@ -36,12 +36,12 @@ class Construction final : public Keeper, public std::enable_shared_from_this<Co
   /// real. param_of: the number of a parameter by its storage. A parameter has memory while operators in a row touch
   /// it, then load.store takes it over. Forgets all.
   using Storages = std::unordered_map<const c10::StorageImpl*, uint32_t>;
-  void replay(const Storages& param_of, const Model::Loading& load, bool computes);
+  void replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes);
 
   /// Operators outside the scope: refused.
-  void enter(const Touch* touches, std::size_t n) override;
-  void leave(const Touch*, std::size_t, bool) override {}
-  std::string instead() const override;
+  void enter(const ParamUse* param_uses, std::size_t n) override;
+  void leave(const ParamUse*, std::size_t, bool) override {}
+  std::string alternative() const override;
 
  private:
   struct Step {

@@ -15,27 +15,27 @@ namespace {
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 thread_local Recorder* recorder = nullptr;
 
-void add(const at::Tensor& tensor, bool written, std::vector<Touch>& touches) {
-  Placeholder* placeholder = Placeholder::behind(tensor);
+void add(const at::Tensor& tensor, bool written, std::vector<ParamUse>& param_uses) {
+  Placeholder* placeholder = Placeholder::find(tensor);
   if (!placeholder) return;
-  for (Touch& touch : touches)
-    if (touch.placeholder == placeholder) {
-      touch.written |= written;
+  for (ParamUse& use : param_uses)
+    if (use.placeholder == placeholder) {
+      use.written |= written;
       return;
     }
-  touches.push_back({placeholder, written});
+  param_uses.push_back({placeholder, written});
 }
 
-void add(const c10::IValue& value, bool written, std::vector<Touch>& touches) {
+void add(const c10::IValue& value, bool written, std::vector<ParamUse>& param_uses) {
   if (value.isTensor()) {
-    add(value.toTensor(), written, touches);
+    add(value.toTensor(), written, param_uses);
   } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, written, touches);
+    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, written, param_uses);
   } else if (value.isOptionalTensorList()) {
     for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
-      if (tensor) add(*tensor, written, touches);
+      if (tensor) add(*tensor, written, param_uses);
   } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) add(one, written, touches);
+    for (const c10::IValue& one : value.toListRef()) add(one, written, param_uses);
   }
 }
 
@@ -58,11 +58,11 @@ const Traits& traits_of(const c10::FunctionSchema& schema) {
 void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const at::Tensor self = (*stack)[first].toTensor();
-  const Placeholder* placeholder = Placeholder::behind(self);
-  if (!placeholder || !placeholder->keeper()) return op.redispatchBoxed(below, stack);
+  const Placeholder* placeholder = Placeholder::find(self);
+  if (!placeholder || !placeholder->provider()) return op.redispatchBoxed(below, stack);
   if (op.schema().name() != "aten::set_" || op.schema().overload_name() != "source_Tensor" ||
-      !placeholder->keeper()->in_scope(*placeholder))
-    fail_user(placeholder->reason() + "; to replace its data, " + placeholder->keeper()->instead());
+      !placeholder->provider()->in_scope(*placeholder))
+    fail_user(placeholder->reason() + "; to replace its data, " + placeholder->provider()->alternative());
   const at::Tensor source = (*stack)[first + 1].toTensor();
   if (source.sizes() != self.sizes())
     fail_user("cannot load a tensor of " + std::to_string(source.numel()) + " elements and " +
@@ -73,37 +73,37 @@ void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* st
   stack->emplace_back(self);
 }
 
-// Calls each keeper for its own touches, which stand side by side; `n` of them in all.
+// Calls each provider for its own uses, which stand side by side; `n` of them in all.
 template <class F>
-void by_keeper(const std::vector<Touch>& touches, std::size_t n, F&& call) {
+void by_provider(const std::vector<ParamUse>& param_uses, std::size_t n, F&& call) {
   for (std::size_t first = 0; first < n;) {
-    Keeper* keeper = touches[first].placeholder->keeper();
+    MemoryProvider* provider = param_uses[first].placeholder->provider();
     std::size_t end = first + 1;
-    while (end < n && touches[end].placeholder->keeper() == keeper) ++end;
-    call(keeper, touches.data() + first, end - first);
+    while (end < n && param_uses[end].placeholder->provider() == provider) ++end;
+    call(provider, param_uses.data() + first, end - first);
     first = end;
   }
 }
 
-void leave(const std::vector<Touch>& touches, std::size_t n, bool done) {
-  by_keeper(touches, n, [&](Keeper* keeper, const Touch* first, std::size_t count) {
-    if (keeper) keeper->leave(first, count, done);
+void leave(const std::vector<ParamUse>& param_uses, std::size_t n, bool done) {
+  by_provider(param_uses, n, [&](MemoryProvider* provider, const ParamUse* first, std::size_t count) {
+    if (provider) provider->leave(first, count, done);
   });
 }
 
-void enter(std::vector<Touch>& touches) {
-  std::stable_sort(touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
-    return std::less<>()(a.placeholder->keeper(), b.placeholder->keeper());
+void enter(std::vector<ParamUse>& param_uses) {
+  std::stable_sort(param_uses.begin(), param_uses.end(), [](const ParamUse& a, const ParamUse& b) {
+    return std::less<>()(a.placeholder->provider(), b.placeholder->provider());
   });
   std::size_t entered = 0;
   try {
-    by_keeper(touches, touches.size(), [&](Keeper* keeper, const Touch* first, std::size_t count) {
-      if (!keeper) fail_user(first->placeholder->reason());
-      keeper->enter(first, count);
+    by_provider(param_uses, param_uses.size(), [&](MemoryProvider* provider, const ParamUse* first, std::size_t count) {
+      if (!provider) fail_user(first->placeholder->reason());
+      provider->enter(first, count);
       entered += count;
     });
   } catch (...) {
-    leave(touches, entered, false);
+    leave(param_uses, entered, false);
     throw;
   }
 }
@@ -111,32 +111,32 @@ void enter(std::vector<Touch>& touches) {
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (recorder) return recorder->record(op, below, stack);
-  std::vector<Touch> touches;
-  find_touches(op, *stack, touches);
-  if (touches.empty()) return op.redispatchBoxed(below, stack);
+  std::vector<ParamUse> param_uses;
+  find_param_uses(op, *stack, param_uses);
+  if (param_uses.empty()) return op.redispatchBoxed(below, stack);
   const Traits& traits = traits_of(op.schema());
   if (traits.replaces) return replace(op, below, stack);
   // Some `views` copy when they must (contiguous, reshape, to): what they call comes here again.
   if (traits.view) return op.redispatchBoxed(below, stack);
-  enter(touches);
+  enter(param_uses);
   try {
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // nested operators have the memory already
     op.redispatchBoxed(below, stack);
   } catch (...) {
-    leave(touches, touches.size(), false);
+    leave(param_uses, param_uses.size(), false);
     throw;
   }
-  leave(touches, touches.size(), true);
+  leave(param_uses, param_uses.size(), true);
 }
 
 }  // namespace
 
-void find_touches(const c10::OperatorHandle& op, const Stack& stack, std::vector<Touch>& touches) {
+void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses) {
   const auto& arguments = op.schema().arguments();
   const std::size_t first = stack.size() - arguments.size();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
-    add(stack[first + i], alias && alias->isWrite(), touches);
+    add(stack[first + i], alias && alias->isWrite(), param_uses);
   }
 }
 

@@ -1,8 +1,8 @@
-// Operators that touch storages without memory: their keepers are told before and after.
+// Operators that touch storages without memory: their providers are told before and after.
 //
 // Tensors on a placeholder carry the dispatch key DeferredInit, which libtorch leaves to libraries outside it; views
 // inherit it, copies do not. Its kernel, ours alone in a process, is the boxed fallback in intercept.cpp: it finds the
-// placeholders among an operator's arguments, lets their keepers lend memory, runs the operator and takes the memory
+// placeholders among an operator's arguments, lets their providers lend memory, runs the operator and takes the memory
 // back. Operators without such an argument never come here.
 #pragma once
 
@@ -20,7 +20,7 @@ using Stack = std::vector<c10::IValue>;
 void intercept();
 
 /// Appends every placeholder among the operator's arguments, the last of the stack, once each.
-void find_touches(const c10::OperatorHandle& op, const Stack& stack, std::vector<Touch>& touches);
+void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses);
 /// The operator's results are all views of its arguments, and it writes nothing: it reads no memory.
 bool is_view(const c10::FunctionSchema& schema);
 

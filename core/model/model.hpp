@@ -32,15 +32,15 @@ class Model {
   /// Operators that a deferred model's construction still has to run; 0 for a model that is there.
   virtual std::size_t deferred() const = 0;
   /// Room for one parameter in fp32, whose values store() takes over and load() gives back. Collective, as both.
-  struct Loading {
-    float* room;
+  struct ConstructMemory {
+    float* staging;
     std::function<void(uint32_t param, const float* values)> store;
     std::function<void(uint32_t param, float* values)> load;
     std::function<void(int64_t bytes)> account;  // more room was taken, or (negative) given back
   };
   /// Constructs a deferred model, its buffers too; where `computes` is false the operators are left out, and store()
   /// brings another rank's values.
-  virtual void construct(const Loading& loading, bool computes) = 0;
+  virtual void construct(const ConstructMemory& memory, bool computes) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
   /// use of it.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
@@ -51,17 +51,17 @@ class Model {
     std::function<void(const uint32_t* params, uint32_t n, uint32_t phase)> begin;
     std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
     /// A shared parameter was written to, in a copy of this rank's own: it is to be taken over. Collective.
-    std::function<void(uint32_t param, const void* whole)> wrote;
+    std::function<void(uint32_t param, const void* full)> wrote;
     /// A zr::gather scope over these parameters, bound ones too, begins or ends in order. Collective; training thread.
     std::function<void(const uint32_t* params, uint32_t n, bool begins)> scope;
   };
   virtual void on_use(Uses uses) = 0;  // replaces the ones before
   /// From now on the parameter's data is `memory`, which all ranks of this host read in place and nobody writes to.
   virtual void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) = 0;
-  /// From now on the parameter's data has no memory but what lend() gives it, between begin and end of a use.
+  /// From now on the parameter's data has no memory but what attach() gives it, between begin and end of a use.
   virtual void unbind(uint32_t param, zr_dtype dtype) = 0;
   /// `memory` as for bind(); null takes it back.
-  virtual void lend(uint32_t param, void* memory) = 0;
+  virtual void attach(uint32_t param, void* memory) = 0;
   /// Parameters bound by bind() that were written to in place since the last call.
   virtual std::vector<uint32_t> written() = 0;
   /// Bound parameters that tensors from before bind() may write to, which written() does not see.
@@ -99,22 +99,22 @@ class Model {
   };
   virtual Temporaries temporaries() const { return {}; }
   virtual void forget_peak() {}  // it is what is held now
-  /// Before more than `bytes` of them would be held, over(asked) is called where they are asked for; if it returns,
+  /// Before more than `bytes` of them would be held, over(requested) is called where they are asked for; if it returns,
   /// they are given. Replaces the limit before; empty: none.
-  virtual void limit_temporaries(int64_t, const std::function<void(int64_t asked)>&) {}
+  virtual void limit_temporaries(int64_t, const std::function<void(int64_t requested)>&) {}
 
   /// Keeps what autograd saves in forward for backward, as records of bytes. One call at a time, any thread.
-  struct Aside {
-    int64_t least_bytes = 0;                                          // of a storage; smaller ones stay where they are
-    std::function<uint64_t(const void* data, int64_t bytes)> put;     // copied when it returns: the record's number
-    std::function<void(uint64_t record, void* to)> get;               // as often as wanted
-    std::function<void(const std::vector<uint64_t>& records)> ahead;  // will be wanted next, in this order
-    std::function<void(uint64_t record)> drop;                        // never wanted again; throws nothing
+  struct OffloadCallbacks {
+    int64_t least_bytes = 0;                                       // of a storage; smaller ones stay where they are
+    std::function<uint64_t(const void* data, int64_t bytes)> put;  // copied when it returns: the record's number
+    std::function<void(uint64_t record, void* to)> get;            // as often as wanted
+    std::function<void(const std::vector<uint64_t>& records)> prefetch;  // will be wanted next, in this order
+    std::function<void(uint64_t record)> drop;                           // never wanted again; throws nothing
   };
   /// From now on, what operators of this thread save is put aside, and their memory is free once nobody else uses it.
   /// The same bits come back. Replaces the one before; without put(): autograd keeps all itself, and graphs that were
   /// made before can no longer be used.
-  virtual void keep_activations(Aside) {}
+  virtual void offload_saved_tensors(OffloadCallbacks) {}
 
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;

@@ -8,7 +8,7 @@
 namespace zr::host {
 
 namespace {
-constexpr std::size_t kMostNames = 4;
+constexpr std::size_t kMaxNames = 4;
 
 // As train.dtype and C++ name it.
 std::string type_name(at::ScalarType type) {
@@ -26,17 +26,17 @@ void report_layout(const std::vector<std::pair<std::string, torch::Tensor>>& par
   std::size_t count = 0;
   for (const auto& [name, tensor] : parameters) {
     if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_contiguous()) continue;
-    if (count++ < kMostNames) names += (names.empty() ? "'" : ", '") + name + "'";
+    if (count++ < kMaxNames) names += (names.empty() ? "'" : ", '") + name + "'";
   }
   if (count == 0) return;
-  if (count > kMostNames) names += " and " + std::to_string(count - kMostNames) + " more";
+  if (count > kMaxNames) names += " and " + std::to_string(count - kMaxNames) + " more";
   log(ZR_LOG_INFO, std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are") +
                        " stored row-major from now on: strides of another memory format are not kept, as_strided() " +
                        "sees the new ones, and results can differ from plain libtorch in the last digits");
 }
 }  // namespace
 
-void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const Config& config,
+void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
                        int rank) {
   if (rank == 0) report_layout(parameters);
   const std::string& dtype = config.text("train.dtype");
@@ -47,10 +47,10 @@ void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>&
     if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == at::kFloat) continue;
     const std::string type = type_name(tensor.scalar_type());
     if (type == dtype || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    if (count++ < kMostNames) names += (names.empty() ? "'" : ", '") + name + "' (" + type + ")";
+    if (count++ < kMaxNames) names += (names.empty() ? "'" : ", '") + name + "' (" + type + ")";
   }
   if (count == 0) return;
-  if (count > kMostNames) names += " and " + std::to_string(count - kMostNames) + " more";
+  if (count > kMaxNames) names += " and " + std::to_string(count - kMaxNames) + " more";
   const std::string are =
       std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are");
   if (config.text("train.param_dtype") == "reject")

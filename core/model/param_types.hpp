@@ -13,7 +13,7 @@ namespace zr::host {
 
 /// Reports parameters that are neither fp32 nor of train.dtype in one log line, on rank 0; with
 /// `train.param_dtype = "reject"` throws Failure(user) instead, on all ranks.
-void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const Config& config,
+void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
                        int rank);
 
 }  // namespace zr::host

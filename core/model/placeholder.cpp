@@ -32,30 +32,30 @@ template struct Named<&c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::Sto
 
 }  // namespace
 
-void Placeholder::let_go(void* placeholder) {
+void Placeholder::free_reference(void* placeholder) {
   auto* self = static_cast<Placeholder*>(placeholder);
   if (--self->references_ == 0) delete self;
 }
 
 at::DataPtr Placeholder::pointer(void* memory) {
   ++references_;
-  return {memory, this, &let_go, at::Device(at::kCPU)};
+  return {memory, this, &free_reference, at::Device(at::kCPU)};
 }
 
-at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
+at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, MemoryProvider* provider, uint32_t index,
                              std::string reason) {
   std::vector<int64_t> strides(sizes.size(), 1);
   for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
-  return make(sizes, strides, type, keeper, index, std::move(reason));
+  return make(sizes, strides, type, provider, index, std::move(reason));
 }
 
-at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, Keeper* keeper,
-                             uint32_t index, std::string reason) {
+at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
+                             MemoryProvider* provider, uint32_t index, std::string reason) {
   intercept();
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type));
   const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, at::elementSize(type)));
-  auto* placeholder = new Placeholder(keeper, index, std::move(reason));
+  auto* placeholder = new Placeholder(provider, index, std::move(reason));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        placeholder->pointer(nullptr), nullptr, false);
   placeholder->storage_ = storage.get();
@@ -67,14 +67,14 @@ at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at:
   return tensor;
 }
 
-Placeholder* Placeholder::behind(c10::StorageImpl& storage) {
+Placeholder* Placeholder::find(c10::StorageImpl& storage) {
   at::DataPtr& pointer = storage._mutable_data_ptr_no_checks();
-  return pointer.get_deleter() == &let_go ? static_cast<Placeholder*>(pointer.get_context()) : nullptr;
+  return pointer.get_deleter() == &free_reference ? static_cast<Placeholder*>(pointer.get_context()) : nullptr;
 }
 
-Placeholder* Placeholder::behind(const at::TensorBase& tensor) {
+Placeholder* Placeholder::find(const at::TensorBase& tensor) {
   if (!is_marked(tensor) || !tensor.has_storage()) return nullptr;
-  return behind(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return find(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
 void Placeholder::mark(const at::TensorBase& tensor, bool intercepted) {
@@ -106,7 +106,7 @@ void Placeholder::keep(at::DataPtr memory) {
 }
 
 void Placeholder::orphan(const std::string& reason) {
-  keeper_ = nullptr;
+  provider_ = nullptr;
   reason_ = reason;
   detach();
   storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);

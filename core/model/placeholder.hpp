@@ -12,7 +12,7 @@
 namespace zr::host {
 
 /// A placeholder's place in one operator's arguments.
-struct Touch {
+struct ParamUse {
   class Placeholder* placeholder;
   bool written;  // the operator writes to it
 };
@@ -20,33 +20,33 @@ struct Touch {
 class Placeholder;
 
 /// Whoever gives placeholders memory while an operator uses them. Any thread, several at once.
-class Keeper {
+class MemoryProvider {
  public:
-  virtual ~Keeper() = default;
+  virtual ~MemoryProvider() = default;
   /// An operator is about to run: on return every placeholder has memory. Throws what the operator shall throw.
-  virtual void enter(const Touch* touches, std::size_t n) = 0;
+  virtual void enter(const ParamUse* param_uses, std::size_t n) = 0;
   /// It has run; not `done`: it has thrown, and nothing that it wrote counts.
-  virtual void leave(const Touch* touches, std::size_t n, bool done) = 0;
+  virtual void leave(const ParamUse* param_uses, std::size_t n, bool done) = 0;
   /// A scope of the program holds the placeholder's memory: Tensor::set_() on it copies the values there. Training
   /// thread.
   virtual bool in_scope(const Placeholder&) const { return false; }
   /// How else its data can be replaced; a clause of an error.
-  virtual std::string instead() const = 0;
+  virtual std::string alternative() const = 0;
 };
 
 /// Stands behind one storage as the context of its data pointer, and lives as long as that storage. Tensors on it carry
 /// the DeferredInit key (intercept.hpp), as do their views. Reading its memory without an operator throws `reason`.
 class Placeholder {
  public:
-  /// A dense CPU tensor without memory, row-major where no strides are given. `keeper` may be null: then every use
+  /// A dense CPU tensor without memory, row-major where no strides are given. `provider` may be null: then every use
   /// throws `reason`.
-  static at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, Keeper* keeper,
+  static at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, MemoryProvider* provider,
                          uint32_t index, std::string reason);
-  static at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, Keeper* keeper, uint32_t index,
+  static at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, MemoryProvider* provider, uint32_t index,
                          std::string reason);
   /// What stands behind a storage; null if it is an ordinary one.
-  static Placeholder* behind(c10::StorageImpl& storage);
-  static Placeholder* behind(const at::TensorBase& tensor);
+  static Placeholder* find(c10::StorageImpl& storage);
+  static Placeholder* find(const at::TensorBase& tensor);
   /// The tensor's operators are intercepted from now on, or no longer.
   static void mark(const at::TensorBase& tensor, bool intercepted);
   static bool is_marked(const at::TensorBase& tensor) {
@@ -62,20 +62,20 @@ class Placeholder {
   /// The storage has this memory for good, and is an ordinary one; the placeholder is gone.
   void keep(at::DataPtr memory);
 
-  Keeper* keeper() const { return keeper_; }
-  uint32_t index() const { return index_; }  // the keeper's own number for it
+  MemoryProvider* provider() const { return provider_; }
+  uint32_t index() const { return index_; }  // the provider's own number for it
   const std::string& reason() const { return reason_; }
   c10::StorageImpl& storage() const { return *storage_; }
-  /// Without a keeper from now on; uses throw `reason`.
+  /// Without a provider from now on; uses throw `reason`.
   void orphan(const std::string& reason);
 
  private:
-  Placeholder(Keeper* keeper, uint32_t index, std::string reason)
-      : keeper_(keeper), index_(index), reason_(std::move(reason)) {}
-  static void let_go(void* placeholder);
+  Placeholder(MemoryProvider* provider, uint32_t index, std::string reason)
+      : provider_(provider), index_(index), reason_(std::move(reason)) {}
+  static void free_reference(void* placeholder);
   at::DataPtr pointer(void* memory);
 
-  std::atomic<Keeper*> keeper_;
+  std::atomic<MemoryProvider*> provider_;
   uint32_t index_;
   std::string reason_;
   c10::StorageImpl* storage_ = nullptr;

@@ -39,11 +39,11 @@ class Restored {
 }  // namespace
 
 // Stands for a tensor of the first run.
-class Frame::Dropped final : public SavedHooks {
+class RecomputeFrame::Dropped final : public SavedHooks {
  public:
-  explicit Dropped(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+  explicit Dropped(std::shared_ptr<RecomputeFrame> frame) : frame_(std::move(frame)) {}
   void call_pack_hook(const torch::Tensor& tensor) override {
-    if (stays(tensor))
+    if (is_free_to_save(tensor))
       kept_ = tensor;
     else
       index_ = frame_->dropped_++;
@@ -51,20 +51,20 @@ class Frame::Dropped final : public SavedHooks {
   torch::Tensor call_unpack_hook() override { return kept_.defined() ? kept_ : frame_->take(index_); }
 
  private:
-  std::shared_ptr<Frame> frame_;
+  std::shared_ptr<RecomputeFrame> frame_;
   torch::Tensor kept_;
   std::size_t index_ = 0;
 };
 
 // Takes in what a further run saves. Its graph is thrown away, so nothing is ever asked back.
-class Frame::Recorded final : public SavedHooks {
+class RecomputeFrame::Recorded final : public SavedHooks {
  public:
   Recorded(std::vector<torch::Tensor>& values, const std::vector<torch::Tensor>& leaves)
       : values_(values), leaves_(leaves) {}
   void call_pack_hook(const torch::Tensor& tensor) override {
     const bool made_leaf =
         std::any_of(leaves_.begin(), leaves_.end(), [&](const torch::Tensor& leaf) { return leaf.is_same(tensor); });
-    if (made_leaf || !stays(tensor)) values_.push_back(tensor.detach());
+    if (made_leaf || !is_free_to_save(tensor)) values_.push_back(tensor.detach());
   }
   torch::Tensor call_unpack_hook() override { fail_bug("the graph of a recomputed block was used"); }
 
@@ -73,7 +73,7 @@ class Frame::Recorded final : public SavedHooks {
   const std::vector<torch::Tensor>& leaves_;  // the block's inputs, which were no leaves at first
 };
 
-Frame::Frame(Block again, const std::vector<torch::Tensor>& inputs)
+RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
     : again_(std::move(again)),
       random_(at::globalContext().defaultGenerator(at::kCPU).get_state()),
       autocast_(at::autocast::is_autocast_enabled(at::kCPU)),
@@ -81,7 +81,7 @@ Frame::Frame(Block again, const std::vector<torch::Tensor>& inputs)
   for (const torch::Tensor& tensor : inputs) {
     Input input;
     input.requires_grad = tensor.defined() && tensor.requires_grad();
-    if (tensor.defined() && !stays(tensor)) input.dropped = SavedScope::hooks();
+    if (tensor.defined() && !is_free_to_save(tensor)) input.dropped = SavedTensorScope::hooks();
     if (input.dropped) {
       const at::NoGradGuard no_grad;
       input.dropped->call_pack_hook(tensor);
@@ -93,16 +93,16 @@ Frame::Frame(Block again, const std::vector<torch::Tensor>& inputs)
   }
 }
 
-SavedScope::Make Frame::hooks() {
+SavedTensorScope::Make RecomputeFrame::hooks() {
   return [frame = shared_from_this()] { return std::make_unique<Dropped>(frame); };
 }
 
-torch::Tensor Frame::take(std::size_t index) {
+torch::Tensor RecomputeFrame::take(std::size_t index) {
   if (values_.size() <= index || !values_[index].defined()) run_again();
   return std::move(values_[index]);
 }
 
-void Frame::run_again() {
+void RecomputeFrame::run_again() {
   std::vector<torch::Tensor> inputs, leaves;
   for (Input& input : inputs_) {
     const torch::Tensor tensor = input.dropped ? input.dropped->call_unpack_hook() : input.kept;
@@ -110,7 +110,7 @@ void Frame::run_again() {
       fail_user(
           "an input of zr::checkpoint was changed in place after the block had run, so that it cannot be computed "
           "again; change a copy");
-    if (!tensor.defined() || stays(tensor))
+    if (!tensor.defined() || is_free_to_save(tensor))
       inputs.push_back(tensor);
     else
       leaves.push_back(inputs.emplace_back(tensor.detach().set_requires_grad(input.requires_grad)));
@@ -119,7 +119,7 @@ void Frame::run_again() {
   {
     const at::AutoGradMode grad(true);
     const Restored restored(random_, autocast_, autocast_type_);
-    const SavedScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
+    const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
     again_(inputs);
   }
   if (values_.size() != dropped_)

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/saved.hpp"
+#include "model/saved_tensor_scope.hpp"
 
 namespace zr::host {
 
@@ -15,13 +15,13 @@ namespace zr::host {
 /// the block anew, with the same random state and autocast mode, and keeps what it saves until it is asked for. No
 /// backward runs inside backward, so that gradients arrive once. Frames nest: what an inner one starts from is dropped
 /// by the outer one.
-class Frame : public std::enable_shared_from_this<Frame> {
+class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
  public:
   using Block = std::function<void(const std::vector<torch::Tensor>& inputs)>;
   /// `again` runs the block; its results are not used.
-  Frame(Block again, const std::vector<torch::Tensor>& inputs);
-  /// For SavedScope around the first run.
-  SavedScope::Make hooks();
+  RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs);
+  /// For SavedTensorScope around the first run.
+  SavedTensorScope::Make hooks();
 
  private:
   class Dropped;

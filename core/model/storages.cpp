@@ -27,7 +27,7 @@ std::pair<int64_t, int64_t> extent(const torch::Tensor& tensor) {
 // Where the tensor's storage begins; 0 if it has no memory of its own.
 int64_t address(const torch::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-  if (Placeholder::behind(storage)) return 0;
+  if (Placeholder::find(storage)) return 0;
   return static_cast<int64_t>(reinterpret_cast<intptr_t>(storage._mutable_data_ptr_no_checks().get()));
 }
 
@@ -58,7 +58,7 @@ bool dense(const torch::Tensor& tensor) {
 void in_use(void*) {}
 
 // Tensors on the storage that are no registered ones, except bases that only autograd's views refer to.
-int64_t strangers(const Storages::Tensors& registered) {
+int64_t count_unregistered(const Storages::Tensors& registered) {
   std::map<const c10::TensorImpl*, std::size_t> views;  // by base
   int64_t known = 0, held = 0;
   for (const auto& [name, tensor] : registered) {
@@ -123,7 +123,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   std::erase_if(users_,
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
-    check_strangers(users);
+    check_unregistered(users);
     left_[storage] = users.parameters.size() + users.buffers.size();
   }
 }
@@ -168,11 +168,11 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
     }
 }
 
-void Storages::check_strangers(const Users& users) const {
+void Storages::check_unregistered(const Users& users) const {
   if (users.parameters.empty() || users.buffers.empty()) return;
   Tensors all = users.parameters;
   all.insert(all.end(), users.buffers.begin(), users.buffers.end());
-  if (const int64_t others = strangers(all); others > 0)
+  if (const int64_t others = count_unregistered(all); others > 0)
     fail_user("parameter '" + users.parameters.front().first + "' and buffer '" + users.buffers.front().first +
               "' are parts of one storage, which " + std::to_string(others) +
               (others == 1 ? " unregistered tensor also uses" : " unregistered tensors also use") +
@@ -183,7 +183,7 @@ void Storages::check_strangers(const Users& users) const {
 bool Storages::replaceable(const torch::Tensor& parameter, at::ScalarType type) const {
   return parameter.scalar_type() == type && parameter.numel() > 0 && parameter.is_contiguous() &&
          parameter.storage_offset() == 0 && parameter.nbytes() == parameter.storage().nbytes() &&
-         !users_.count(storage_of(parameter)) && !Placeholder::behind(*parameter.storage().unsafeGetStorageImpl());
+         !users_.count(storage_of(parameter)) && !Placeholder::find(*parameter.storage().unsafeGetStorageImpl());
 }
 
 void Storages::move(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other) {
@@ -208,7 +208,7 @@ void Storages::leave(const std::string& what, const torch::Tensor& tensor, const
   if (left != left_.end() && --left->second > 0) return;
   if (left != left_.end()) left_.erase(left);
   if (const auto users = users_.find(&storage); users != users_.end()) users_.erase(users);
-  if (before.use_count() == 1 || Placeholder::behind(storage)) return;
+  if (before.use_count() == 1 || Placeholder::find(storage)) return;
   storage.set_resizable(false);
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(

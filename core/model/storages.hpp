@@ -40,7 +40,7 @@ class Storages {
   };
   /// Of tensors on one storage, or on several at the same addresses (from_blob()).
   static void check_overlaps(const Tensors& parameters, const Tensors& buffers);
-  void check_strangers(const Users& users) const;
+  void check_unregistered(const Users& users) const;
   void leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
   std::map<const c10::StorageImpl*, Users> users_;       // of storages with several registered tensors
   std::map<const c10::StorageImpl*, std::size_t> left_;  // registered tensors that are still on it

@@ -51,12 +51,12 @@ std::string first_of(const std::vector<std::string>& all) {
 }
 
 void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* own) {
-  const auto place = Trained::find(tensor.unsafeGetTensorImpl());
-  if (place && place->model != own)
+  const auto ref = ParameterRegistry::find(tensor.unsafeGetTensorImpl());
+  if (ref && ref->model != own)
     fail_user("parameter '" + name +
               "' is trained by another zr::Engine; call release() on that engine first, or give each engine "
               "a model of its own");
-  if (!place && Storages::has_engine_memory(tensor))
+  if (!ref && Storages::has_engine_memory(tensor))
     fail_user("parameter '" + name +
               "' is on the memory of a parameter that a zr::Engine trains; destroy that engine first, or register a "
               "clone()");
@@ -77,18 +77,18 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
     // On all ranks alike, before anything is compared: the engine that had the parameter is gone.
-    if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::behind(tensor);
-        left && !left->keeper())
+    if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
+        left && !left->provider())
       fail_user(left->reason());
     check_deferred(name, tensor);
     check_other_engine(name, tensor, nullptr);
-    auto& slot = state_->slots.emplace_back();
-    slot.tensor = tensor;
-    Trained::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->slots.size() - 1)});
-    const Placeholder* left = reloads ? Placeholder::behind(tensor) : nullptr;
-    if (!left || left->keeper()) continue;
+    auto& entry = state_->entries.emplace_back();
+    entry.tensor = tensor;
+    ParameterRegistry::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->entries.size() - 1)});
+    const Placeholder* left = reloads ? Placeholder::find(tensor) : nullptr;
+    if (!left || left->provider()) continue;
     Placeholder::mark(tensor, false);
-    slot.vacant = true;
+    entry.vacant = true;
   }
   state_->parameters = std::move(listed.parameters);
   state_->buffer_type = torch_type(dtype);
@@ -103,7 +103,8 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   if (!state_->construction) state_->convert_buffers();
 }
 
-std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, const Storages::Tensors& buffers) const {
+std::vector<Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,
+                                                   const Storages::Tensors& buffers) const {
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
     check_other_engine(name, tensor, this);
@@ -118,9 +119,9 @@ std::vector<Parameter> TorchModel::relist(const Storages::Tensors& parameters, c
 void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const {
   std::vector<std::string> untrained;
   for (const auto& [name, tensor] : parameters) {
-    const auto place = Trained::find(tensor.unsafeGetTensorImpl());
-    if (place && place->model == this) {
-      const Parameter& known = state_->parameters[place->param];
+    const auto ref = ParameterRegistry::find(tensor.unsafeGetTensorImpl());
+    if (ref && ref->model == this) {
+      const Parameter& known = state_->parameters[ref->param];
       if (known.frozen && tensor.requires_grad() && known.name == name)
         untrained.push_back("'" + name + "' was frozen then, and requires a gradient now");
       continue;
@@ -178,12 +179,12 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
   return changed;
 }
 
-void TorchModel::follow_buffers(const Storages::Tensors& buffers) {
+void TorchModel::adopt_buffers(const Storages::Tensors& buffers) {
   std::map<std::string, torch::Tensor> now = by_name(buffers);
   for (auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
     if (found == now.end() || found->second.is_same(tensor) || !is_like(found->second, tensor) ||
-        Placeholder::behind(found->second))
+        Placeholder::find(found->second))
       continue;
     tensor = found->second;
     // The engine writes to buffers: not to a batch of the program, or a parameter, that the tensor is a view of.
@@ -196,7 +197,7 @@ void TorchModel::follow_buffers(const Storages::Tensors& buffers) {
 }
 
 void TorchModel::check_buffers(const Storages::Tensors& buffers) {
-  follow_buffers(buffers);
+  adopt_buffers(buffers);
   const std::vector<std::string> changed = changed_buffers(buffers);
   if (changed.empty()) return;
   fail_user(

@@ -48,15 +48,15 @@ bool TorchModel::has_buffer(const torch::Tensor& tensor) const {
 void TorchModel::hand_over() { state_->hands_over = true; }
 
 TorchModel::~TorchModel() {
-  for (auto& slot : state_->slots)
-    if (slot.accumulator && slot.hook) slot.accumulator->del_post_hook(slot.hook);
+  for (auto& entry : state_->entries)
+    if (entry.accumulator && entry.hook) entry.accumulator->del_post_hook(entry.hook);
 }
 
 const std::vector<Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
 namespace {
 // As safetensors names it.
-std::string stored_type(at::ScalarType type) {
+std::string safetensors_type(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return "F32";
     case at::kDouble: return "F64";
@@ -83,14 +83,14 @@ std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
   for (auto& [name, tensor] : state_->buffers)
     list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()),
-                    stored_type(tensor.scalar_type()), tensor.sizes().vec()});
+                    safetensors_type(tensor.scalar_type()), tensor.sizes().vec()});
   return list;
 }
 
 void TorchModel::read(uint32_t param, float* out) {
   const torch::NoGradGuard no_grad;
-  const torch::Tensor& tensor = state_->slots[param].tensor;
-  if (state_->slots[param].vacant) return void(std::fill_n(out, tensor.numel(), 0.0f));
+  const torch::Tensor& tensor = state_->entries[param].tensor;
+  if (state_->entries[param].vacant) return void(std::fill_n(out, tensor.numel(), 0.0f));
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
 }
 
@@ -98,7 +98,7 @@ void TorchModel::read(uint32_t param, float* out) {
 void TorchModel::check_deferred(const std::string& name, const torch::Tensor& tensor) {
   const auto construction = Construction::of(tensor);
   if (!construction && !state_->construction) return;
-  if (construction && state_->slots.empty()) state_->construction = construction;
+  if (construction && state_->entries.empty()) state_->construction = construction;
   if (construction != state_->construction)
     fail_user("parameter '" + name +
               "' was not built in the same zr::deferred as the others; build the whole model in one");
@@ -110,36 +110,36 @@ void TorchModel::check_deferred(const std::string& name, const torch::Tensor& te
 
 std::size_t TorchModel::deferred() const { return state_->construction ? state_->construction->size() : 0; }
 
-void TorchModel::construct(const Loading& loading, bool computes) {
+void TorchModel::construct(const ConstructMemory& memory, bool computes) {
   Construction::Storages param_of;
-  for (uint32_t i = 0; i < state_->slots.size(); ++i)
-    param_of[state_->slots[i].tensor.storage().unsafeGetStorageImpl()] = i;
-  state_->construction->replay(param_of, loading, computes);
-  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
-    auto& slot = state_->slots[i];
+  for (uint32_t i = 0; i < state_->entries.size(); ++i)
+    param_of[state_->entries[i].tensor.storage().unsafeGetStorageImpl()] = i;
+  state_->construction->replay(param_of, memory, computes);
+  for (std::size_t i = 0; i < state_->entries.size(); ++i) {
+    auto& entry = state_->entries[i];
     // Views taken while it was built stay with what it was built on.
-    if (Placeholder* built = Placeholder::behind(slot.tensor))
+    if (Placeholder* built = Placeholder::find(entry.tensor))
       built->orphan("parameter '" + state_->parameters[i].name +
                     "' was built by zr::deferred: a view taken in a constructor cannot be used; take it in forward()");
-    Placeholder::mark(slot.tensor, false);
-    if (slot.tensor.numel() == 0) slot.tensor.set_data(at::empty(slot.tensor.sizes(), slot.tensor.options()));
+    Placeholder::mark(entry.tensor, false);
+    if (entry.tensor.numel() == 0) entry.tensor.set_data(at::empty(entry.tensor.sizes(), entry.tensor.options()));
   }
   state_->construction.reset();
   state_->convert_buffers();
 }
 
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
-  auto& slot = state_->slots[param];
+  auto& entry = state_->entries[param];
   const at::ScalarType type = torch_type(dtype);
-  if (!state_->storages->replaceable(slot.tensor, type))
-    state_->storages->move(state_->parameters[param].name, slot.tensor,
-                           torch::from_blob(memory, slot.tensor.sizes(), type));
-  const c10::Storage storage = slot.tensor.storage();
+  if (!state_->storages->replaceable(entry.tensor, type))
+    state_->storages->move(state_->parameters[param].name, entry.tensor,
+                           torch::from_blob(memory, entry.tensor.sizes(), type));
+  const c10::Storage storage = entry.tensor.storage();
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
   storage.unsafeGetStorageImpl()->set_resizable(false);
   constexpr std::size_t kOwn = 2;  // the parameter and `storage`
   const bool early = storage.use_count() > kOwn;
-  slot.binding = {storage, memory, type, version_of(slot.tensor), early, std::make_unique<DataViews>(storage)};
+  entry.binding = {storage, memory, type, version_of(entry.tensor), early, std::make_unique<DataViews>(storage)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -151,41 +151,42 @@ void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
 }
 
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
-  state_->intercept(param, torch_type(dtype),
-                    "' is shared by the ranks of this host (communicator.share_weights): it has memory only inside operators; "
-                    "read or write it within a zr::gather(parameter) scope");
-  state_->slots[param].shared = memory;
-  state_->slots[param].placeholder->attach(const_cast<void*>(memory));
-  state_->slots[param].placeholder->expose(false);
+  state_->intercept(
+      param, torch_type(dtype),
+      "' is shared by the ranks of this host (communicator.share_weights): it has memory only inside operators; "
+      "read or write it within a zr::gather(parameter) scope");
+  state_->entries[param].shared = memory;
+  state_->entries[param].placeholder->attach(const_cast<void*>(memory));
+  state_->entries[param].placeholder->expose(false);
 }
 
-void TorchModel::hold(const std::vector<uint32_t>& params) {
+void TorchModel::begin_gather(const std::vector<uint32_t>& params) {
   if (state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), true);
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {
-    ++state_->slots[param].scopes;
-    if (state_->slots[param].shared) {
+    ++state_->entries[param].scopes;
+    if (state_->entries[param].shared) {
       state_->expose(param, 1);
-      state_->lend_copy(param);
-    } else if (state_->slots[param].placeholder)
+      state_->begin_write_copy(param);
+    } else if (state_->entries[param].placeholder)
       sharded.push_back(param);
   }
   if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), ZR_EXPORT_PHASE);
 }
 
-void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
+void TorchModel::end_gather(const std::vector<uint32_t>& params, bool takes_over) {
   if (takes_over && state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), false);
   std::vector<uint32_t> sharded;
   std::string misfit;
   for (const uint32_t param : params) {
-    auto& slot = state_->slots[param];
-    --slot.scopes;
-    misfit = misfit.empty() ? state_->take_exchanged(param, takes_over) : misfit;
-    slot.binding.version = -1;  // writes through pointers leave no other trace
-    if (slot.shared) {
-      state_->take_copy(param, takes_over);
+    auto& entry = state_->entries[param];
+    --entry.scopes;
+    misfit = misfit.empty() ? state_->rebind_exchanged(param, takes_over) : misfit;
+    entry.binding.version = -1;  // writes through pointers leave no other trace
+    if (entry.shared) {
+      state_->end_write_copy(param, takes_over);
       state_->expose(param, -1);
-    } else if (slot.placeholder) {
+    } else if (entry.placeholder) {
       sharded.push_back(param);
     }
   }
@@ -198,19 +199,19 @@ void TorchModel::let_go(const std::vector<uint32_t>& params, bool takes_over) {
         "' was exchanged for a tensor of another shape within a zr::gather scope; load a file that fits the model");
 }
 
-void TorchModel::lend(uint32_t param, void* memory) {
-  Placeholder* placeholder = state_->slots[param].placeholder;
+void TorchModel::attach(uint32_t param, void* memory) {
+  Placeholder* placeholder = state_->entries[param].placeholder;
   memory ? placeholder->attach(memory) : placeholder->detach();
 }
 
 std::vector<uint32_t> TorchModel::written() {
   std::vector<uint32_t> params;
-  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
-    auto& slot = state_->slots[i];
-    if (!slot.binding.storage) continue;
-    const int64_t version = version_of(slot.tensor);
-    if (slot.binding.views->written() || version != slot.binding.version) params.push_back(i);
-    slot.binding.version = version;
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    auto& entry = state_->entries[i];
+    if (!entry.binding.storage) continue;
+    const int64_t version = version_of(entry.tensor);
+    if (entry.binding.views->written() || version != entry.binding.version) params.push_back(i);
+    entry.binding.version = version;
   }
   return params;
 }
@@ -218,8 +219,8 @@ std::vector<uint32_t> TorchModel::written() {
 std::vector<uint32_t> TorchModel::exposed() {
   constexpr std::size_t kOwn = 2;  // the parameter and the binding
   std::vector<uint32_t> params;
-  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
-    Binding& binding = state_->slots[i].binding;
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    Binding& binding = state_->entries[i].binding;
     binding.early &= binding.storage && binding.storage.use_count() > kOwn;
     if (binding.early) params.push_back(i);
   }
@@ -227,28 +228,28 @@ std::vector<uint32_t> TorchModel::exposed() {
 }
 
 void TorchModel::verify() {
-  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
-    const auto& slot = state_->slots[i];
-    if (slot.tensor.sizes() != state_->parameters[i].shape || !slot.tensor.is_contiguous())
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    const auto& entry = state_->entries[i];
+    if (entry.tensor.sizes() != state_->parameters[i].shape || !entry.tensor.is_contiguous())
       fail_user("the shape or memory layout of parameter '" + state_->parameters[i].name +
                 "' was changed after the engine was made (t_(), transpose_(), resize_()); make a view in forward() "
                 "instead (t(), transpose())");
-    if (slot.binding.storage &&
-        (!slot.tensor.storage().is_alias_of(slot.binding.storage) ||
-         slot.binding.storage.data() != slot.binding.memory || slot.tensor.scalar_type() != slot.binding.type))
+    if (entry.binding.storage &&
+        (!entry.tensor.storage().is_alias_of(entry.binding.storage) ||
+         entry.binding.storage.data() != entry.binding.memory || entry.tensor.scalar_type() != entry.binding.type))
       fail_user("the data of parameter '" + state_->parameters[i].name +
                 "' was exchanged after the engine was made (torch::load(), module->to(), set_data()); " +
-                state_->instead());
+                state_->alternative());
   }
 }
 
 void TorchModel::check_scopes(const std::string& call) {
-  for (uint32_t param = 0; param < state_->slots.size(); ++param) check_scope(param, call);
+  for (uint32_t param = 0; param < state_->entries.size(); ++param) check_scope(param, call);
 }
 
 void TorchModel::check_scope(uint32_t param, const std::string& call) {
-  const State::Slot& slot = state_->slots[param];
-  if (slot.scopes > 0 || slot.writers > 0)
+  const State::ParamEntry& entry = state_->entries[param];
+  if (entry.scopes > 0 || entry.writers > 0)
     fail_user(call + " was called inside a zr::gather scope of '" + state_->parameters[param].name +
               "'; nothing was changed; end the scope before the call");
 }
@@ -257,18 +258,18 @@ std::weak_ptr<const void> TorchModel::life() const { return state_->life; }
 uint64_t TorchModel::number() const { return state_->number; }
 
 void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype, bool other) {
-  auto& slot = state_->slots[param];
-  if (slot.binding.storage)
-    slot.room = at::empty({static_cast<int64_t>(slot.binding.storage.nbytes())}, at::kByte);
-  else if (slot.shared && !other)
-    slot.room = at::empty(slot.tensor.sizes(), slot.tensor.options().requires_grad(false));
+  auto& entry = state_->entries[param];
+  if (entry.binding.storage)
+    entry.copy_buffer = at::empty({static_cast<int64_t>(entry.binding.storage.nbytes())}, at::kByte);
+  else if (entry.shared && !other)
+    entry.copy_buffer = at::empty(entry.tensor.sizes(), entry.tensor.options().requires_grad(false));
   if (!other) return nullptr;
-  slot.returned = at::empty(slot.tensor.sizes(), torch_type(dtype));
-  return slot.returned.mutable_data_ptr();
+  entry.returned = at::empty(entry.tensor.sizes(), torch_type(dtype));
+  return entry.returned.mutable_data_ptr();
 }
 
 void TorchModel::cancel_release() {
-  for (auto& slot : state_->slots) slot.returned = slot.room = torch::Tensor();
+  for (auto& entry : state_->entries) entry.returned = entry.copy_buffer = torch::Tensor();
 }
 
 void TorchModel::convert_buffers(zr_dtype dtype) {
@@ -279,102 +280,105 @@ void TorchModel::convert_buffers(zr_dtype dtype) {
 
 void TorchModel::release() {
   hide_gradients(false);
-  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
-    auto& slot = state_->slots[i];
-    if (slot.shared) {
-      const c10::Storage old = slot.tensor.storage();  // views of it may live on
+  for (std::size_t i = 0; i < state_->entries.size(); ++i) {
+    auto& entry = state_->entries[i];
+    if (entry.shared) {
+      const c10::Storage old = entry.tensor.storage();  // views of it may live on
       if (!state_->hands_over) {
-        slot.placeholder->expose(true);
-        Placeholder::mark(slot.tensor, false);
-        if (!slot.returned.defined())
-          slot.returned = slot.room.defined() ? slot.room.copy_(slot.tensor.detach()) : slot.tensor.detach().clone();
-        slot.tensor.set_data(slot.returned);
+        entry.placeholder->expose(true);
+        Placeholder::mark(entry.tensor, false);
+        if (!entry.returned.defined())
+          entry.returned = entry.copy_buffer.defined() ? entry.copy_buffer.copy_(entry.tensor.detach())
+                                                       : entry.tensor.detach().clone();
+        entry.tensor.set_data(entry.returned);
       }
-      slot.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
-                               "' is gone, and with it the memory of views taken before; take them anew");
-      slot.shared = nullptr;
-      slot.placeholder = nullptr;
-    } else if (slot.placeholder && slot.returned.defined()) {
-      const c10::Storage old = slot.tensor.storage();  // views of it may live on
-      Placeholder::mark(slot.tensor, false);
-      slot.tensor.set_data(slot.returned);
-      slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                               "' was released, and views of it taken before have no memory; take them again");
-      slot.placeholder = nullptr;
-    } else if (slot.placeholder) {
-      slot.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                               "' was destroyed and with it the parameter's values; call engine.release() on all "
-                               "ranks before that, which gives the model its full weights");
-    } else if (slot.binding.storage) {
-      c10::StorageImpl& storage = *slot.binding.storage.unsafeGetStorageImpl();
-      if (storage.data() == slot.binding.memory) {  // tensors made from the parameter see its values after the engine
+      entry.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
+                                "' is gone, and with it the memory of views taken before; take them anew");
+      entry.shared = nullptr;
+      entry.placeholder = nullptr;
+    } else if (entry.placeholder && entry.returned.defined()) {
+      const c10::Storage old = entry.tensor.storage();  // views of it may live on
+      Placeholder::mark(entry.tensor, false);
+      entry.tensor.set_data(entry.returned);
+      entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
+                                "' was released, and views of it taken before have no memory; take them again");
+      entry.placeholder = nullptr;
+    } else if (entry.placeholder) {
+      entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
+                                "' was destroyed and with it the parameter's values; call engine.release() on all "
+                                "ranks before that, which gives the model its full weights");
+    } else if (entry.binding.storage) {
+      c10::StorageImpl& storage = *entry.binding.storage.unsafeGetStorageImpl();
+      if (storage.data() == entry.binding.memory) {  // tensors made from the parameter see its values after the engine
         c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
-        at::DataPtr own = slot.room.defined() ? slot.room.storage().set_data_ptr(at::DataPtr())
-                                              : allocator->allocate(storage.nbytes());
-        std::memcpy(own.mutable_get(), slot.binding.memory, storage.nbytes());
+        at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
+                                                      : allocator->allocate(storage.nbytes());
+        std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
         storage.set_data_ptr_noswap(std::move(own));
         storage.set_allocator(allocator);
         storage.set_resizable(true);
       }
-      if (slot.returned.defined()) slot.tensor.set_data(slot.returned);  // of another type
+      if (entry.returned.defined()) entry.tensor.set_data(entry.returned);  // of another type
     }
-    slot.returned = slot.room = torch::Tensor();
-    slot.binding = {};
+    entry.returned = entry.copy_buffer = torch::Tensor();
+    entry.binding = {};
   }
 }
 
 void TorchModel::hide_gradients(bool hidden) {
-  for (std::size_t i = 0; i < state_->slots.size(); ++i) {
-    auto& slot = state_->slots[i];
+  for (std::size_t i = 0; i < state_->entries.size(); ++i) {
+    auto& entry = state_->entries[i];
     if (state_->parameters[i].frozen) continue;
-    if (hidden && !slot.hidden.defined())
-      slot.hidden =
-          Placeholder::make(slot.tensor.sizes(), slot.tensor.scalar_type(), nullptr, 0,
-                            "the gradient of '" + state_->parameters[i].name +
-                                "' is the engine's: read it with engine.get(\"" + state_->parameters[i].name +
-                                "\", zr::What::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
-                                "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
-                                "engine (a GAN), call requires_grad_(false) on these parameters around its backward");
-    slot.tensor.mutable_grad() = hidden ? slot.hidden : torch::Tensor();
+    if (hidden && !entry.hidden.defined())
+      entry.hidden = Placeholder::make(
+          entry.tensor.sizes(), entry.tensor.scalar_type(), nullptr, 0,
+          "the gradient of '" + state_->parameters[i].name + "' is the engine's: read it with engine.get(\"" +
+              state_->parameters[i].name +
+              "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
+              "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
+              "engine (a GAN), call requires_grad_(false) on these parameters around its backward");
+    entry.tensor.mutable_grad() = hidden ? entry.hidden : torch::Tensor();
   }
 }
 
 void TorchModel::on_gradient(Arrived arrived) {
   state_->arrived = std::move(arrived);
-  for (uint32_t i = 0; i < state_->slots.size(); ++i) {
-    auto& slot = state_->slots[i];
-    if (state_->parameters[i].frozen || slot.accumulator) continue;
-    slot.accumulator = torch::autograd::impl::grad_accumulator(slot.tensor);
-    slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>([state = state_.get(), i] { state->fired(i); }));
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    auto& entry = state_->entries[i];
+    if (state_->parameters[i].frozen || entry.accumulator) continue;
+    entry.accumulator = torch::autograd::impl::grad_accumulator(entry.tensor);
+    entry.hook = entry.accumulator->add_post_hook(
+        std::make_unique<Hook>([state = state_.get(), i] { state->gradient_accumulated(i); }));
   }
 }
 
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
-  const torch::Tensor& gradient = state_->slots[param].gradient;
+  const torch::Tensor& gradient = state_->entries[param].gradient;
   torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
       .copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
 void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
-  const torch::Tensor& gradient = state_->slots[param].gradient;
+  const torch::Tensor& gradient = state_->entries[param].gradient;
   // Added in fp32 and rounded once, whatever the two types are.
   torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
       .add_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
-void TorchModel::drop_gradient(uint32_t param) { state_->slots[param].gradient = torch::Tensor(); }
+void TorchModel::drop_gradient(uint32_t param) { state_->entries[param].gradient = torch::Tensor(); }
 
 Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held(), TorchMemory::peak()}; }
 void TorchModel::forget_peak() { TorchMemory::forget_peak(); }
-void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t asked)>& over) {
+void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t requested)>& over) {
   TorchMemory::limit(bytes, over);
 }
 
-void TorchModel::keep_activations(Aside aside) {
-  state_->aside.reset();
-  if (aside.put) state_->aside = std::make_unique<SetAside>(std::move(aside), state_->buffers);
+void TorchModel::offload_saved_tensors(OffloadCallbacks callbacks) {
+  state_->saved_tensor_offload.reset();
+  if (callbacks.put)
+    state_->saved_tensor_offload = std::make_unique<SavedTensorOffload>(std::move(callbacks), state_->buffers);
 }
 
 void TorchModel::seed(uint64_t seed) {

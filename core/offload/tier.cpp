@@ -9,7 +9,7 @@
 
 namespace zr::host {
 
-TierFacts place_of(const Instance& tier) {
+TierInfo tier_info_of(const Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   CallError error;
@@ -20,7 +20,7 @@ TierFacts place_of(const Instance& tier) {
           std::max<int64_t>(caps.io_bytes, 4096),
           std::max<int64_t>(caps.io_depth, 1),
           std::max<int64_t>(caps.io_align, 64),
-          static_cast<int64_t>(caps.kept_per_mib)};
+          static_cast<int64_t>(caps.host_bytes_per_mib)};
 }
 
 Transfer::Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure)
@@ -60,27 +60,27 @@ void Transfer::wait() {
   fail_environment(text);
 }
 
-TierStore::TierStore(Host& host, std::unique_ptr<Instance> instance, int index)
+TierStore::TierStore(PluginHost& host, std::unique_ptr<Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
   check(api_->open(instance_->self(), nullptr, &error), error, instance_->who("open"));
-  facts_ = place_of(*instance_);
+  info_ = tier_info_of(*instance_);
 }
 
 TierStore::~TierStore() {
-  while (!slots_.empty()) release(slots_.back().id);
+  while (!allocations_.empty()) release(allocations_.back().id);
 }
 
-uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
+uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
   uint64_t id = 0;
   CallError error;
   check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
         instance_->who("reserve"));
-  slots_.push_back({id, {}, false});
+  allocations_.push_back({id, {}, false});
   try {
-    for (Held& one : held) {
-      const Held& kept = slots_.back().held.emplace_back(std::move(one));
-      host_.ledger().add(facts_.tier, kept.kind, kept.tag, kept.bytes);  // counted even if it throws
+    for (LedgerEntry& one : held) {
+      const LedgerEntry& kept = allocations_.back().held.emplace_back(std::move(one));
+      host_.ledger().add(info_.tier, kept.kind, kept.tag, kept.bytes);  // counted even if it throws
     }
   } catch (...) {
     release(id);
@@ -90,17 +90,19 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<Held> held) {
 }
 
 void TierStore::release(uint64_t slot) {
-  const auto at = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& one) { return one.id == slot; });
-  if (at == slots_.end()) return;
+  const auto at =
+      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& one) { return one.id == slot; });
+  if (at == allocations_.end()) return;
   if (at->mapped) api_->unmap(instance_->self(), slot);
   api_->release(instance_->self(), slot);
-  for (const Held& one : at->held) host_.ledger().add(facts_.tier, one.kind, one.tag, -one.bytes);
-  slots_.erase(at);
+  for (const LedgerEntry& one : at->held) host_.ledger().add(info_.tier, one.kind, one.tag, -one.bytes);
+  allocations_.erase(at);
 }
 
 void* TierStore::map(uint64_t slot) {
-  const auto at = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& one) { return one.id == slot; });
-  if (at == slots_.end() || !facts_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
+  const auto at =
+      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& one) { return one.id == slot; });
+  if (at == allocations_.end() || !info_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
   zr_view view{};
   CallError error;
   check(api_->map(instance_->self(), slot, &view, &error), error, instance_->who("map"));
@@ -113,9 +115,9 @@ Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memor
   const zr_transfer one{slot, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
   Transfer transfer(*instance_, done_new(host_.abi()), what, failure_);
   zr_done* done = transfer.done();
-  if (!done) fail_environment("no memory for a transfer to " + facts_.id);
+  if (!done) fail_environment("no memory for a transfer to " + info_.id);
   if (trace_)
-    done->then = [trace = trace_, track = facts_.id, name = (writes ? "write " : "read ") + what,
+    done->then = [trace = trace_, track = info_.id, name = (writes ? "write " : "read ") + what,
                   begin = Trace::Time::clock::now()](zr_code) {
       trace->span(track, name, begin, Trace::Time::clock::now());
     };

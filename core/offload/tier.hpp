@@ -12,13 +12,13 @@
 #include "base/trace.hpp"
 #include "comm/done.hpp"
 #include "plan/placement.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 #include "zr/abi/offload.h"
 
 namespace zr::host {
 
 /// What a tier's plug-in says of itself, before or after it is open.
-TierFacts place_of(const Instance& tier);
+TierInfo tier_info_of(const Instance& tier);
 
 /// What the first transfer of a tier that failed was told with; empty: none did. [any]
 class TierFailure {
@@ -63,24 +63,24 @@ class Transfer {
 class TierStore {
  public:
   /// Opens it. `index`: of the plan's places.
-  TierStore(Host& host, std::unique_ptr<Instance> instance, int index);
+  TierStore(PluginHost& host, std::unique_ptr<Instance> instance, int index);
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
-  const TierFacts& facts() const { return facts_; }
+  const TierInfo& info() const { return info_; }
   int index() const { return index_; }
   /// What a slot holds, for the ledger.
-  struct Held {
-    Kind kind;
+  struct LedgerEntry {
+    MemoryKind kind;
     std::string tag;
     int64_t bytes;
   };
   /// A slot of that many bytes. Throws Failure(environment) with what the tier says, or what the ledger throws.
-  uint64_t reserve(int64_t bytes, std::vector<Held> held);
+  uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> held);
   void release(uint64_t slot);
-  /// Memory of a slot, where facts().in_memory().
+  /// Memory of a slot, where info().in_memory().
   void* map(uint64_t slot);
-  /// Starts to move [offset, offset + bytes) of a slot, all multiples of facts().align. `what`: whose they are.
+  /// Starts to move [offset, offset + bytes) of a slot, all multiples of info().align. `what`: whose they are.
   Transfer read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
   Transfer write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
   /// Memory that many transfers will use, until forget().
@@ -99,18 +99,18 @@ class TierStore {
   const Instance& instance() const { return *instance_; }
 
  private:
-  struct Slot {
+  struct Allocation {
     uint64_t id;
-    std::vector<Held> held;
+    std::vector<LedgerEntry> held;
     bool mapped;
   };
   Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
-  Host& host_;
+  PluginHost& host_;
   std::unique_ptr<Instance> instance_;
   const zr_offload_api* api_;
   int index_;
-  TierFacts facts_;
-  std::vector<Slot> slots_;
+  TierInfo info_;
+  std::vector<Allocation> allocations_;
   std::atomic<int64_t> read_{0}, written_{0};
   std::shared_ptr<TierFailure> failure_ = std::make_shared<TierFailure>();
   Trace* trace_ = nullptr;

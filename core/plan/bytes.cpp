@@ -3,50 +3,52 @@
 
 #include "base/dtype.hpp"
 #include "base/text.hpp"
-#include "plan/paging.hpp"
+#include "plan/disk_staging.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
 
 namespace {
-Kind kind_of_role(uint32_t role) {
+MemoryKind kind_of_role(uint32_t role) {
   switch (role) {
     case ZR_ROLE_WEIGHT:
-    case ZR_ROLE_SHARD: return Kind::weights;
+    case ZR_ROLE_WEIGHT_SHARD: return MemoryKind::weights;
     case ZR_ROLE_GRAD:
-    case ZR_ROLE_SUM: return Kind::gradients;
-    case ZR_ROLE_BUCKET: return Kind::buckets;
-    default: return Kind::window;
+    case ZR_ROLE_REDUCED_GRAD: return MemoryKind::gradients;
+    case ZR_ROLE_BUCKET: return MemoryKind::buckets;
+    default: return MemoryKind::gather_buffer;
   }
 }
 
-// Calls fn(place, kind, tag, elements, dtype) for everything a rank holds.
+// Calls fn(tier, kind, tag, elements, dtype) for everything a rank holds.
 template <class F>
-void each_holding(const Plan& plan, F&& fn) {
-  const std::vector<TierFacts>& places = plan.input.places;
-  const auto on = [&](int place) -> const TierFacts& { return places[static_cast<std::size_t>(place)]; };
+void each_holding(const MemoryPlan& plan, F&& fn) {
+  const std::vector<TierInfo>& tiers = plan.input.tiers;
+  const auto on = [&](int tier) -> const TierInfo& { return tiers[static_cast<std::size_t>(tier)]; };
   for (const Buffer& b : plan.mine.buffers) {
     const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
-    fn(on(plan.place_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
+    fn(on(plan.tier_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
   }
-  const std::vector<Plan::StateArray> arrays = plan.state_arrays();
+  const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
   for (std::size_t a = 0; a < arrays.size(); ++a)
-    for (std::size_t place = 0; place < places.size(); ++place) {
+    for (std::size_t tier = 0; tier < tiers.size(); ++tier) {
       int64_t elements = 0;
       for (const StateRun& run : plan.placement.states)
-        if (run.place == static_cast<int>(place)) elements += run.count;
-      if (elements > 0 || place == 0)
-        fn(places[place], plan.has_master && a == 0 ? Kind::master : Kind::slots, arrays[a].name, elements,
+        if (run.tier == static_cast<int>(tier)) elements += run.count;
+      if (elements > 0 || tier == 0)
+        fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::slots, arrays[a].name, elements,
            arrays[a].dtype);
     }
-  fn(on(0), Kind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
-  static const TierFacts staging{"host memory", Tier::host};
-  if (plan.staging_bytes() > 0) fn(staging, Kind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
+  fn(on(0), MemoryKind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
+  static const TierInfo staging{"host memory", Tier::host};
+  if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
-    fn(staging, Kind::staging, "activations under way", bytes, ZR_U8);
-  for (const TierFacts& place : places)
-    if (const int64_t bytes = plan.kept_bytes(place)) fn(staging, Kind::other, "kept by " + place.id, bytes, ZR_U8);
-  if (const Paging paging = paging_of(plan); paging.any) fn(staging, Kind::staging, "pages", paging.bytes(), ZR_U8);
+    fn(staging, MemoryKind::staging, "activations under way", bytes, ZR_U8);
+  for (const TierInfo& tier : tiers)
+    if (const int64_t bytes = plan.tier_overhead_bytes(tier))
+      fn(staging, MemoryKind::other, "kept by " + tier.id, bytes, ZR_U8);
+  if (const DiskStaging disk_staging = plan_disk_staging(plan); disk_staging.any)
+    fn(staging, MemoryKind::staging, "pages", disk_staging.bytes(), ZR_U8);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {
@@ -56,32 +58,32 @@ int64_t elements_of(const std::vector<Piece>& pieces) {
 }
 }  // namespace
 
-int64_t Plan::Leaves::bytes(int rank) const {
-  const int64_t window = std::min(total, kLeafWindow);
+int64_t MemoryPlan::NormBlocks::bytes(int rank) const {
+  const int64_t window = std::min(total, kNormBlockWindow);
   const int64_t mine = std::max<int64_t>(everywhere ? total : provided[static_cast<std::size_t>(rank)], 1);
   return 8 * (everywhere ? mine : mine + std::max<int64_t>(window, 1) + window);
 }
 
-int64_t Plan::working_bytes() const {
+int64_t MemoryPlan::working_bytes() const {
   int64_t largest = 0;
   for (const Parameter& p : input.parameters) largest = std::max(largest, p.count);
-  return std::max(largest * 4, leaves.bytes(rank));
+  return std::max(largest * 4, norm_blocks.bytes(rank));
 }
 
-std::vector<std::pair<int64_t, int64_t>> Plan::saved_runs(uint32_t param) const {
+std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_runs(uint32_t param) const {
   std::vector<std::pair<int64_t, int64_t>> runs;
   for (const Segment& segment : segments[param]) {
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
     if (me == segment.owners.end()) continue;
     const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners),
-                  leaves = leaves_of(segment.count);
-    const auto cut = [&](int64_t i) { return std::min(segment.count, leaves * i / n * kLeaf); };
+                  leaves = norm_blocks_of(segment.count);
+    const auto cut = [&](int64_t i) { return std::min(segment.count, leaves * i / n * kNormBlock); };
     if (cut(index + 1) > cut(index)) runs.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
   }
   return runs;
 }
 
-int64_t Plan::snapshot_bytes() const {
+int64_t MemoryPlan::snapshot_bytes() const {
   int64_t states = has_master ? 4 : 0, bytes = 0;
   for (const zr_slot& slot : input.slots) states += size_of(slot.dtype);
   for (uint32_t i = 0; i < input.parameters.size(); ++i) {
@@ -97,26 +99,27 @@ int64_t Plan::snapshot_bytes() const {
   return bytes;
 }
 
-std::map<Kind, int64_t> Plan::bytes_by_kind(Tier tier) const {
-  std::map<Kind, int64_t> bytes;
-  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string&, int64_t elements, zr_dtype dtype) {
-    if (place.tier == tier) bytes[kind] += elements * size_of(dtype);
-  });
+std::map<MemoryKind, int64_t> MemoryPlan::bytes_by_kind(Tier tier) const {
+  std::map<MemoryKind, int64_t> bytes;
+  each_holding(*this,
+               [&](const TierInfo& where, MemoryKind kind, const std::string&, int64_t elements, zr_dtype dtype) {
+                 if (where.tier == tier) bytes[kind] += elements * size_of(dtype);
+               });
   return bytes;
 }
 
-int64_t Plan::bytes(Tier tier) const {
+int64_t MemoryPlan::bytes(Tier tier) const {
   int64_t bytes = 0;
   for (const auto& [kind, of_kind] : bytes_by_kind(tier)) bytes += of_kind;
   return bytes;
 }
 
-void Plan::enter(Ledger& ledger) const {
+void MemoryPlan::add_to(Ledger& ledger) const {
   for (const Tier tier : {Tier::device, Tier::host, Tier::disk})
     for (const auto& [kind, bytes] : bytes_by_kind(tier)) ledger.plan(tier, kind, bytes);
 }
 
-Traffic Plan::traffic() const {
+Traffic MemoryPlan::traffic() const {
   int64_t all = 0, trainable = 0, whole = 0, whole_trainable = 0;
   for (const Parameter& p : input.parameters) {
     all += p.count;
@@ -128,17 +131,17 @@ Traffic Plan::traffic() const {
     whole += p.count;
     whole_trainable += p.frozen ? 0 : p.count;
   }
-  const int64_t others = input.world - 1, micro_steps = input.accumulation;
-  const int64_t w = size_of(input.weight_dtype), r = size_of(input.grad_dtype), g = size_of(input.sum_dtype);
-  const bool everywhere = elements_of(mine.sums) == trainable;
+  const int64_t peers = input.world - 1, micro_steps = input.accumulation;
+  const int64_t w = size_of(input.weight_dtype), r = size_of(input.grad_dtype), g = size_of(input.reduced_grad_dtype);
+  const bool everywhere = elements_of(mine.reduced_gradients) == trainable;
   Traffic traffic;
-  traffic.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, others};
+  traffic.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, peers};
   if (everywhere) {
-    traffic.sums = {1, trainable, g, others};
+    traffic.reduced_gradients = {1, trainable, g, peers};
   } else if (!input.alias) {
-    traffic.weights = {1, whole_trainable, w, others};
+    traffic.weights = {1, whole_trainable, w, peers};
   }
-  traffic.gathers = {2 * micro_steps, all - whole, w, others};
+  traffic.gathers = {2 * micro_steps, all - whole, w, peers};
   return traffic;
 }
 
@@ -151,39 +154,40 @@ std::string row(const std::string& kind, const std::string& tag, const std::stri
 }
 }  // namespace
 
-std::string Plan::text(const std::string& title, const Besides& besides) const {
+std::string MemoryPlan::text(const std::string& title, const PlanContext& context) const {
   int64_t trainable = 0, frozen = 0;
   for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
   std::string out = title + ": " + std::to_string(trainable) + " parameters";
   if (frozen) out += " and " + std::to_string(frozen) + " frozen";
   out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
          (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
-  std::map<std::string, int64_t> elsewhere;  // by place
-  each_holding(*this, [&](const TierFacts& place, Kind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+  std::map<std::string, int64_t> elsewhere;  // by tier
+  each_holding(*this, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements,
+                          zr_dtype dtype) {
     const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
-    const bool here = place.tier == Tier::device;
-    if (here && elements == 0 && input.places.size() > 1) return;
-    out += row(std::string(kKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + place.id), each,
-               elements * size_of(dtype));
-    if (!here) elsewhere[place.id] += elements * size_of(dtype);
+    const bool here = where.tier == Tier::device;
+    if (here && elements == 0 && input.tiers.size() > 1) return;
+    out += row(std::string(kMemoryKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + where.id),
+               each, elements * size_of(dtype));
+    if (!here) elsewhere[where.id] += elements * size_of(dtype);
   });
   out += row("in all", "without activations", "", bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("in all", "on " + id, "", bytes);
   out += placement_text();
-  out += besides.activations ? row("activations", "measured: " + besides.measured_by, "", *besides.activations)
+  out += context.activations ? row("activations", "measured: " + context.measured_by, "", *context.activations)
                              : "  activations  unknown until a run has measured them\n";
-  if (besides.communicator) out += row("host memory", "communicator", "", *besides.communicator);
-  if (besides.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
+  if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
+  if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const Traffic moved = traffic();
   const auto wire = [&](const std::string& what, const Traffic::Part& part) {
     if (part.bytes() > 0)
       out += row("wire a step", what,
                  std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
-                     std::to_string(part.size) + " x " + std::to_string(part.others),
+                     std::to_string(part.size) + " x " + std::to_string(part.peers),
                  part.bytes());
   };
   wire("gradients", moved.gradients);
-  wire("sums", moved.sums);
+  wire("sums", moved.reduced_gradients);
   wire("new weights", moved.weights);
   wire("gathers, at most", moved.gathers);
   return out;

@@ -9,24 +9,25 @@
 
 namespace zr::host {
 
-PlanView::PlanView(const PlanInput& input, int rank) {
+PlanInputView::PlanInputView(const PlanInput& input, int rank) {
   for (const Parameter& p : input.parameters)
     params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
                        static_cast<int32_t>(p.shape.size()), p.group, p.count});
   for (const zr_param& p : params_) pointers_.push_back(&p);
-  in_ = {sizeof(zr_plan_in),
-         rank,
-         input.world,
-         input.weight_dtype,
-         input.grad_dtype,
-         input.sum_dtype,
-         input.hold_gradients ? 1 : input.accumulation,
-         static_cast<uint32_t>(params_.size()),
-         kLeaf,
-         kAlign,
-         pointers_.data(),
-         (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | (input.alias ? uint32_t{ZR_PLAN_ALIAS} : 0u),
-         0};
+  in_ = {
+      sizeof(zr_plan_in),
+      rank,
+      input.world,
+      input.weight_dtype,
+      input.grad_dtype,
+      input.reduced_grad_dtype,
+      input.hold_gradients ? 1 : input.accumulation,
+      static_cast<uint32_t>(params_.size()),
+      kNormBlock,
+      kAlign,
+      pointers_.data(),
+      (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | (input.alias ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u),
+      0};
 }
 
 namespace {
@@ -45,7 +46,7 @@ class Collector {
   RankPlan finish() {
     // The sinks are called from C: what they found wrong is thrown here.
     if (!wrong_.empty()) fail_bug("the strategy's plan for rank " + std::to_string(rank_) + " is unsound: " + wrong_);
-    for (const Piece& p : plan_.sums) {
+    for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
     }
@@ -58,9 +59,9 @@ class Collector {
   }
 
   void buffer(const zr_buffer& b) {
-    if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_SHARD)
+    if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WEIGHT_SHARD)
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " has no size, dtype or role");
-    const bool alias = b.flags & ZR_BUFFER_ALIAS;
+    const bool alias = b.flags & ZR_BUFFER_SHARED;
     if (alias && (!input_.alias || b.role != ZR_ROLE_WEIGHT))
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " is aliased, which " +
             (input_.alias ? "only whole weights can be" : "this job does not offer"));
@@ -73,28 +74,28 @@ class Collector {
     const Parameter& parameter = input_.parameters[p.param];
     const std::string where =
         "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
-    if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_SHARD && p.role != ZR_ROLE_SUM)
+    if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_WEIGHT_SHARD && p.role != ZR_ROLE_REDUCED_GRAD)
       return wrong(where + ": a piece is of role weight, shard or sum");
     if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count)
       return wrong(where + " is outside the parameter");
-    if (p.first % kLeaf || ((p.first + p.count) % kLeaf && p.first + p.count != parameter.count))
-      return wrong(where + " is cut inside a leaf of " + std::to_string(kLeaf) + " elements");
+    if (p.first % kNormBlock || ((p.first + p.count) % kNormBlock && p.first + p.count != parameter.count))
+      return wrong(where + " is cut inside a leaf of " + std::to_string(kNormBlock) + " elements");
     if (p.buffer >= plan_.buffers.size())
       return wrong(where + " lies in buffer " + std::to_string(p.buffer) + ", which is not");
     const Buffer& buffer = plan_.buffers[p.buffer];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
-    const bool weight = p.role != ZR_ROLE_SUM;
-    if (buffer.dtype != (weight ? input_.weight_dtype : input_.sum_dtype))
+    const bool weight = p.role != ZR_ROLE_REDUCED_GRAD;
+    if (buffer.dtype != (weight ? input_.weight_dtype : input_.reduced_grad_dtype))
       return wrong(where + " lies in a buffer of another dtype");
     if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
-    std::vector<Piece>& list = weight ? plan_.weights : plan_.sums;
+    std::vector<Piece>& list = weight ? plan_.weights : plan_.reduced_gradients;
     if (!list.empty()) {
       const Piece& last = list.back();
       if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
         return wrong(where + ": pieces of a role come by parameter, ascending, and do not overlap");
     }
-    list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_SHARD});
+    list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_WEIGHT_SHARD});
   }
 
   const PlanInput& input_;
@@ -125,39 +126,39 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
   return segments;
 }
 
-Plan::Leaves leaves_of_all(const Plan& plan) {
-  Plan::Leaves leaves;
-  leaves.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
+MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
+  MemoryPlan::NormBlocks norm_blocks;
+  norm_blocks.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
     if (plan.input.parameters[i].frozen) continue;
     for (const Segment& segment : plan.segments[i]) {
-      leaves.provided[static_cast<std::size_t>(segment.owners.front())] += leaves_of(segment.count);
-      leaves.everywhere &= segment.owners.size() == static_cast<std::size_t>(plan.input.world);
+      norm_blocks.provided[static_cast<std::size_t>(segment.owners.front())] += norm_blocks_of(segment.count);
+      norm_blocks.everywhere &= segment.owners.size() == static_cast<std::size_t>(plan.input.world);
     }
-    leaves.total += leaves_of(plan.input.parameters[i].count);
+    norm_blocks.total += norm_blocks_of(plan.input.parameters[i].count);
   }
-  return leaves;
+  return norm_blocks;
 }
 
-Plan::Leaves leaves_of_rank(const Plan& plan) {
-  Plan::Leaves leaves;
-  leaves.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
-  int64_t& mine = leaves.provided[static_cast<std::size_t>(plan.rank)];
-  for (const Piece& piece : plan.mine.sums) mine += leaves_of(piece.count);
-  for (const Parameter& p : plan.input.parameters) leaves.total += p.frozen ? 0 : leaves_of(p.count);
-  leaves.everywhere = mine == leaves.total;
-  return leaves;
+MemoryPlan::NormBlocks norm_blocks_of_rank(const MemoryPlan& plan) {
+  MemoryPlan::NormBlocks norm_blocks;
+  norm_blocks.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
+  int64_t& mine = norm_blocks.provided[static_cast<std::size_t>(plan.rank)];
+  for (const Piece& piece : plan.mine.reduced_gradients) mine += norm_blocks_of(piece.count);
+  for (const Parameter& p : plan.input.parameters) norm_blocks.total += p.frozen ? 0 : norm_blocks_of(p.count);
+  norm_blocks.everywhere = mine == norm_blocks.total;
+  return norm_blocks;
 }
 
 RankPlan ask(const PlanInput& input, int rank, const StrategyPlan& strategy) {
-  const PlanView view(input, rank);
+  const PlanInputView view(input, rank);
   Collector collector(input, rank);
   strategy(view.in(), collector.sink());
   return collector.finish();
 }
 
-Plan empty_plan(const PlanInput& input, int rank) {
-  Plan plan;
+MemoryPlan empty_plan(const PlanInput& input, int rank) {
+  MemoryPlan plan;
   plan.input = input;
   plan.rank = rank;
   plan.has_master = input.weight_dtype != ZR_F32;
@@ -166,29 +167,29 @@ Plan empty_plan(const PlanInput& input, int rank) {
 
 }  // namespace
 
-Plan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   std::vector<RankPlan> ranks;
   for (int r = 0; r < input.world; ++r) ranks.push_back(ask(input, r, strategy));
   std::vector<std::vector<std::pair<int, const Piece*>>> held(input.parameters.size());
   for (int r = 0; r < input.world; ++r) {
     const RankPlan& plan = ranks[static_cast<std::size_t>(r)];
-    for (const Piece& piece : plan.sums) held[piece.param].emplace_back(r, &piece);
+    for (const Piece& piece : plan.reduced_gradients) held[piece.param].emplace_back(r, &piece);
     for (const Piece& piece : plan.weights)
       if (input.parameters[piece.param].frozen) held[piece.param].emplace_back(r, &piece);
   }
-  Plan plan = empty_plan(input, rank);
+  MemoryPlan plan = empty_plan(input, rank);
   for (std::size_t i = 0; i < held.size(); ++i) plan.segments.push_back(cut_by_owner(input.parameters[i], held[i]));
-  plan.leaves = leaves_of_all(plan);
+  plan.norm_blocks = norm_blocks_of_all_ranks(plan);
   for (plan.rank = 0; plan.rank < input.world; ++plan.rank) {
     plan.mine = std::move(ranks[static_cast<std::size_t>(plan.rank)]);
-    place(plan);
-    plan.most_host_bytes += plan.bytes(Tier::host);
-    plan.most_bytes = std::max(plan.most_bytes, plan.bytes());
+    assign_tiers(plan);
+    plan.max_host_bytes += plan.bytes(Tier::host);
+    plan.max_bytes = std::max(plan.max_bytes, plan.bytes());
     ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.mine);
   }
   plan.rank = rank;
   plan.mine = std::move(ranks[static_cast<std::size_t>(rank)]);
-  place(plan);
+  assign_tiers(plan);
   return plan;
 }
 
@@ -197,13 +198,13 @@ int64_t Buffer::bytes(int rank, int world) const {
   return (alias ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
 }
 
-Plan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {
-  Plan plan = empty_plan(input, rank);
+MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+  MemoryPlan plan = empty_plan(input, rank);
   plan.mine = ask(input, rank, strategy);
-  plan.leaves = leaves_of_rank(plan);
-  place(plan);
-  plan.most_bytes = plan.bytes();
-  plan.most_host_bytes = plan.bytes(Tier::host) * input.world;
+  plan.norm_blocks = norm_blocks_of_rank(plan);
+  assign_tiers(plan);
+  plan.max_bytes = plan.bytes();
+  plan.max_host_bytes = plan.bytes(Tier::host) * input.world;
   return plan;
 }
 

@@ -69,7 +69,8 @@ bool native(const Elf64_Ehdr& head) {
 
 }  // namespace
 
-std::optional<std::vector<std::string>> exported_from(const std::filesystem::path& file, const std::string& section) {
+std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::path& file,
+                                                         const std::string& section) {
   const Image image(file);
   const auto head = image.at<Elf64_Ehdr>(0);
   if (!head || !native(*head)) return {};

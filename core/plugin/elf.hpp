@@ -10,6 +10,6 @@ namespace zr::host {
 
 /// Names of the symbols exported from `section` of a 64-bit ELF library of this machine, stripped or not; empty if
 /// there is no such section. Nothing: it is no such library, or its tables do not fit the file.
-std::optional<std::vector<std::string>> exported_from(const std::filesystem::path& file, const std::string& section);
+std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::path& file, const std::string& section);
 
 }  // namespace zr::host

@@ -3,7 +3,7 @@
 #include <mutex>
 
 #include "base/failure.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace zr::host {
 
@@ -34,7 +34,7 @@ Users& users() {
 }
 
 // Startup stands before the first create, shutdown after the last destroy; both may happen several times.
-void start(Host& host, const zr_module* module, const std::string& who) {
+void start(PluginHost& host, const zr_module* module, const std::string& who) {
   const std::lock_guard lock(users().mutex);
   if (users().count[module] == 0 && module->startup)
     call(who, [&](zr_error* error) { return module->startup(host.abi(), error); });
@@ -47,21 +47,21 @@ void stop(const zr_module* module) {
 }
 
 // The plug-in's own text may not say what it missed; the host knows what was asked for.
-std::string with_missed(const Failure& failure, const std::vector<std::string>& missed) {
+std::string with_missing_services(const Failure& failure, const std::vector<std::string>& missing_services) {
   std::string text = failure.what();
   std::string ids;
-  for (const auto& id : missed)
+  for (const auto& id : missing_services)
     if (text.find(id) == text.npos) ids += (ids.empty() ? "" : ", ") + id;
   if (!ids.empty()) text += " (it asked for " + ids + ", which this host does not offer)";
-  return missed.empty() ? text : text + ": install a newer zeroth, or a plug-in for this one";
+  return missing_services.empty() ? text : text + ": install a newer zeroth, or a plug-in for this one";
 }
 
 }  // namespace
 
-Instance::Instance(Host& host, const Component& component, const Config& config, const std::string& table)
+Instance::Instance(PluginHost& host, const Component& component, const JobConfig& config, const std::string& table)
     : component_(component) {
   start(host, component.module, who("startup"));
-  host.take_missed();
+  host.take_missing_services();
   const ConfigView view(config.table(table));
   zr_code code = ZR_OK;
   try {
@@ -71,7 +71,7 @@ Instance::Instance(Host& host, const Component& component, const Config& config,
   } catch (const Failure& failure) {
     stop(component.module);
     if (code != ZR_UNSUPPORTED) throw;
-    throw Failure(failure.exit(), with_missed(failure, host.take_missed()));
+    throw Failure(failure.exit(), with_missing_services(failure, host.take_missing_services()));
   }
 }
 

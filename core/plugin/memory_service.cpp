@@ -12,34 +12,35 @@ namespace zr::host {
 
 namespace {
 
-constexpr uint64_t kPagesFrom = uint64_t{4} << 20, kLeastAlign = 64;  // pages: of page_memory
-static_assert(kPagesFrom >= kLargePage, "only from there on it is zeroed");
+constexpr uint64_t kMinPageMemory = uint64_t{4} << 20, kMinAlign = 64;  // pages: of page_memory
+static_assert(kMinPageMemory >= kHugePageBytes, "only from there on it is zeroed");
 
-zr_code refuse(zr_error* error, zr_code code, const std::string& text) {
+zr_code fail_with(zr_error* error, zr_code code, const std::string& text) {
   error->code = code;
   std::snprintf(error->msg, sizeof error->msg, "%s", text.c_str());
   return code;
 }
 
 // A tag may begin with the ledger's kind: "window: double buffer". Others count as `fallback`.
-Kind kind_of_tag(const std::string& tag, Kind fallback) {
+MemoryKind kind_of_tag(const std::string& tag, MemoryKind fallback) {
   const std::string start = tag.substr(0, tag.find(':'));
-  for (std::size_t i = 0; i < kKindNames.size(); ++i)
-    if (start == kKindNames[i]) return static_cast<Kind>(i);
+  for (std::size_t i = 0; i < kMemoryKindNames.size(); ++i)
+    if (start == kMemoryKindNames[i]) return static_cast<MemoryKind>(i);
   return fallback;
 }
 
 // What grows with the model stands where its weights do; the rest is the host's.
-Tier tier_of(Kind kind) {
-  return kind == Kind::other || kind == Kind::communicator || kind == Kind::snapshot || kind == Kind::staging
+Tier tier_of(MemoryKind kind) {
+  return kind == MemoryKind::other || kind == MemoryKind::communicator || kind == MemoryKind::snapshot ||
+                 kind == MemoryKind::staging
              ? Tier::host
              : Tier::device;
 }
 
 void free_view(const zr_host* abi, const zr_view* view) {
   if (!abi->ctx || !view->data) return;  // gone with its host, or empty
-  Host& host = Host::from_abi(abi);
-  Host::Memory::Block block;
+  PluginHost& host = PluginHost::from_abi(abi);
+  PluginHost::Memory::Block block;
   {
     const std::lock_guard lock(host.memory().mutex);
     const auto at = host.memory().blocks.find(view->data);
@@ -55,28 +56,28 @@ void free_view(const zr_host* abi, const zr_view* view) {
 }
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
-  if (!abi->ctx) return refuse(error, ZR_STATE, "the host of this instance is gone");
+  if (!abi->ctx) return fail_with(error, ZR_STATE, "the host of this instance is gone");
   if (align & (align - 1))
-    return refuse(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
+    return fail_with(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
   if (align > uint64_t{1} << 47)
-    return refuse(error, ZR_NOMEM,
-                  "no memory for '" + std::string(tag) + "' is at a multiple of " + std::to_string(align));
+    return fail_with(error, ZR_NOMEM,
+                     "no memory for '" + std::string(tag) + "' is at a multiple of " + std::to_string(align));
   if (bytes > uint64_t{1} << 47)
-    return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
-  Host& host = Host::from_abi(abi);
+    return fail_with(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+  PluginHost& host = PluginHost::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
-    align = std::max(align, kLeastAlign);
-    PageMemory pages;
-    if (bytes >= kPagesFrom) {
-      pages = page_memory(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
+    align = std::max(align, kMinAlign);
+    HugePageMemory pages;
+    if (bytes >= kMinPageMemory) {
+      pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
       view.data = pages.get();
     } else if ((view.data = std::aligned_alloc(align, (bytes + align - 1) / align * align))) {
       std::memset(view.data, 0, bytes);
     }
     if (!view.data)
-      return refuse(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
-    const Kind kind = kind_of_tag(tag, Kind::other);
+      return fail_with(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+    const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
     {
       const std::lock_guard lock(host.memory().mutex);
       host.memory().blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag};
@@ -87,7 +88,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       free_view(abi, &view);
       const std::lock_guard lock(host.memory().mutex);
       host.memory().failure = std::current_exception();
-      return refuse(error, ZR_NOMEM, over.what());
+      return fail_with(error, ZR_NOMEM, over.what());
     }
   }
   *out = view;
@@ -97,7 +98,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
 void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   if (!abi->ctx) return;
   try {
-    Host::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, Kind::communicator), tag, delta_bytes);
+    PluginHost::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, MemoryKind::communicator), tag, delta_bytes);
   } catch (const std::exception& over) {  // its budget: the bytes are taken already
     abi->log(abi, ZR_LOG_ERROR, over.what());
   }
@@ -105,14 +106,14 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
 
 }  // namespace
 
-std::exception_ptr Host::take_failure() {
+std::exception_ptr PluginHost::take_failure() {
   const std::lock_guard lock(memory().mutex);
   return std::exchange(memory().failure, nullptr);
 }
 
 const zr_memory_service kMemoryService{sizeof(zr_memory_service), 0, alloc, free_view, account};
 
-int64_t Host::Memory::clear(Ledger& ledger) {
+int64_t PluginHost::Memory::clear(Ledger& ledger) {
   const std::lock_guard lock(mutex);
   int64_t bytes = 0;
   for (auto& [memory, block] : blocks) {

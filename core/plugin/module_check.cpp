@@ -3,7 +3,7 @@
 #include <cstring>
 #include <set>
 
-#include "plugin/judge.hpp"
+#include "plugin/library_loader.hpp"
 #include "zr/abi/communicator.h"
 #include "zr/abi/offload.h"
 #include "zr/abi/optimizer.h"
@@ -13,33 +13,34 @@ namespace zr::host {
 
 namespace {
 
-struct Slot {
+struct RequiredFunction {
   std::size_t offset;
   const char* name;
 };
 // What a role's table must hold: its least size and the slots that may not be null.
-struct Shape {
+struct TableShape {
   std::size_t size;
-  std::vector<Slot> slots;
+  std::vector<RequiredFunction> functions;
 };
-#define SLOT(api, name) \
-  Slot { offsetof(api, name), #name }
-const Shape& shape_of(Role role) {
-  static const Shape strategy{
+#define REQUIRED(api, name) \
+  RequiredFunction { offsetof(api, name), #name }
+const TableShape& shape_of(Role role) {
+  static const TableShape strategy{
       sizeof(zr_strategy_api),
-      {SLOT(zr_strategy_api, plan), SLOT(zr_strategy_api, bind), SLOT(zr_strategy_api, grad_place),
-       SLOT(zr_strategy_api, grad_ready), SLOT(zr_strategy_api, event), SLOT(zr_strategy_api, grads_finish),
-       SLOT(zr_strategy_api, updated)}};
-  static const Shape communicator{
+      {REQUIRED(zr_strategy_api, plan), REQUIRED(zr_strategy_api, bind), REQUIRED(zr_strategy_api, grad_destination),
+       REQUIRED(zr_strategy_api, grad_ready), REQUIRED(zr_strategy_api, event), REQUIRED(zr_strategy_api, grads_finish),
+       REQUIRED(zr_strategy_api, updated)}};
+  static const TableShape communicator{
       sizeof(zr_communicator_api),
-      {SLOT(zr_communicator_api, open), SLOT(zr_communicator_api, close), SLOT(zr_communicator_api, caps),
-       SLOT(zr_communicator_api, submit), SLOT(zr_communicator_api, abort)}};
-  static const Shape optimizer{
+      {REQUIRED(zr_communicator_api, open), REQUIRED(zr_communicator_api, close), REQUIRED(zr_communicator_api, caps),
+       REQUIRED(zr_communicator_api, submit), REQUIRED(zr_communicator_api, abort)}};
+  static const TableShape optimizer{
       sizeof(zr_optimizer_api),
-      {SLOT(zr_optimizer_api, describe), SLOT(zr_optimizer_api, add_group), SLOT(zr_optimizer_api, step)}};
-  static const Shape offload{sizeof(zr_offload_api),
-                             {SLOT(zr_offload_api, open), SLOT(zr_offload_api, caps), SLOT(zr_offload_api, reserve),
-                              SLOT(zr_offload_api, release), SLOT(zr_offload_api, write), SLOT(zr_offload_api, read)}};
+      {REQUIRED(zr_optimizer_api, describe), REQUIRED(zr_optimizer_api, add_group), REQUIRED(zr_optimizer_api, step)}};
+  static const TableShape offload{
+      sizeof(zr_offload_api),
+      {REQUIRED(zr_offload_api, open), REQUIRED(zr_offload_api, caps), REQUIRED(zr_offload_api, reserve),
+       REQUIRED(zr_offload_api, release), REQUIRED(zr_offload_api, write), REQUIRED(zr_offload_api, read)}};
   switch (role) {
     case Role::strategy: return strategy;
     case Role::communicator: return communicator;
@@ -47,22 +48,23 @@ const Shape& shape_of(Role role) {
     default: return offload;
   }
 }
-#undef SLOT
+#undef REQUIRED
 
 std::string too_short(const char* what, std::size_t has, std::size_t needs) {
   return std::string(what) + " has " + std::to_string(has) + " bytes, the least is " + std::to_string(needs);
 }
 
 std::string api_problem(const zr_component& component, Role role) {
-  const Shape& shape = shape_of(role);
+  const TableShape& shape = shape_of(role);
   uint32_t size = 0;
   std::memcpy(&size, component.api, sizeof size);
   if (size < shape.size) return too_short("its api table", size, shape.size);
-  for (const Slot& slot : shape.slots) {
+  for (const RequiredFunction& required : shape.functions) {
     const void* function = nullptr;
-    std::memcpy(&function, static_cast<const char*>(component.api) + slot.offset, sizeof function);
+    std::memcpy(&function, static_cast<const char*>(component.api) + required.offset, sizeof function);
     if (!function)
-      return "its slot '" + std::string(slot.name) + "' is null, but every " + std::string(name_of(role)) + " needs it";
+      return "its slot '" + std::string(required.name) + "' is null, but every " + std::string(name_of(role)) +
+             " needs it";
   }
   return "";
 }
@@ -76,7 +78,8 @@ std::string key_problem(const zr_component& component, Role role) {
     if (key->size < sizeof(zr_key)) return too_short("a key", key->size, sizeof(zr_key));
   }
   std::set<std::string> names;
-  for (const Key& key : keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
+  for (const ConfigKey& key :
+       keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
     std::string problem = declaration_problem(key);
     if (!problem.empty()) return problem;
     if (!names.insert(key.name).second) return "the key '" + key.name + "' is declared twice";
@@ -123,17 +126,19 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
   return "";
 }
 
-std::string mended(const std::string& problem) { return problem.empty() ? "" : problem + ": its author must mend it"; }
+std::string as_plugin_bug(const std::string& problem) {
+  return problem.empty() ? "" : problem + ": its author must mend it";
+}
 
 }  // namespace
 
 std::string module_problem(const zr_module* module, const Tags& tags) {
-  if (module->size < sizeof(zr_module)) return mended(too_short("its module", module->size, sizeof(zr_module)));
+  if (module->size < sizeof(zr_module)) return as_plugin_bug(too_short("its module", module->size, sizeof(zr_module)));
   if (module->need_minor > ZR_ABI_MINOR)
     return "its module needs plug-in ABI " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(module->need_minor) +
            ", though its tag says less; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." +
            std::to_string(ZR_ABI_MINOR) + ": install a newer zeroth";
-  return mended(table_problem(*module, tags));
+  return as_plugin_bug(table_problem(*module, tags));
 }
 
 }  // namespace zr::host

@@ -26,7 +26,7 @@ struct Component {
 std::string_view role_of(const Component& component);
 
 /// What was found in one file: id, kinds and ABI from its data tags, or why it is refused.
-struct Judgement {
+struct PluginValidation {
   std::filesystem::path file;
   bool accepted = false;
   std::string reason;                 // why not, and the remedy
@@ -55,9 +55,9 @@ class Registry {
   /// A file zr_<role>_<id>.so exists in a directory.
   bool exists(Role role, const std::string& id) const;
   /// Every candidate file of the directories, judged and, if sound, loaded. [control]
-  std::vector<Judgement> list() const;
+  std::vector<PluginValidation> list() const;
   /// [control]
-  static Judgement judge(const std::filesystem::path& file);
+  static PluginValidation validate(const std::filesystem::path& file);
   const std::vector<std::filesystem::path>& directories() const { return directories_; }
 
  private:

@@ -22,17 +22,17 @@ namespace zr::host {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr double kSeconds = 20, kMostSeconds = 86400;
-constexpr std::size_t kMostOutput = 4096;  // of what the child printed last
+constexpr double kSeconds = 20, kMaxSeconds = 86400;
+constexpr std::size_t kMaxOutput = 4096;  // of what the child printed last
 constexpr char kAlive = 'a';
-constexpr int kUntold = -1;  // how the child ended
+constexpr int kUnknownStatus = -1;  // how the child ended
 
 double limit_seconds() {
   const char* set = ::secure_getenv("ZR_PLUGIN_LOAD_SECONDS");
   if (!set) return kSeconds;
   char* end = nullptr;
   const double seconds = std::strtod(set, &end);
-  if (end == set || *end || !(seconds > 0) || seconds > kMostSeconds)
+  if (end == set || *end || !(seconds > 0) || seconds > kMaxSeconds)
     fail_user("ZR_PLUGIN_LOAD_SECONDS=" + std::string(set) + ": expected seconds, more than 0 and at most 86400");
   return seconds;
 }
@@ -71,7 +71,7 @@ struct Pipe {
     load();
   } catch (...) {
   }
-  [[maybe_unused]] const auto told = ::write(answer.write, &kAlive, 1);
+  [[maybe_unused]] const auto written = ::write(answer.write, &kAlive, 1);
   ::_exit(0);
 }
 
@@ -81,7 +81,7 @@ bool read_some(int fd, std::string& text) {
   const ssize_t got = ::read(fd, buffer.data(), buffer.size());
   if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
   text.append(buffer.data(), static_cast<std::size_t>(got));
-  if (text.size() > kMostOutput) text.erase(0, text.size() - kMostOutput);
+  if (text.size() > kMaxOutput) text.erase(0, text.size() - kMaxOutput);
   return true;
 }
 
@@ -92,7 +92,7 @@ std::string last_line(std::string text) {
 }
 
 std::string ending_text(int status) {
-  if (status == kUntold) return "ended the process";
+  if (status == kUnknownStatus) return "ended the process";
   if (!WIFSIGNALED(status)) return "ended the process with exit code " + std::to_string(WEXITSTATUS(status));
   const char* name = ::sigabbrev_np(WTERMSIG(status));
   return "crashed with signal " + std::to_string(WTERMSIG(status)) + (name ? " (SIG" + std::string(name) + ")" : "");
@@ -103,7 +103,7 @@ std::optional<int> ending(pid_t child) {
   int status = 0;
   const pid_t got = ::waitpid(child, &status, WNOHANG);
   if (got == child) return status;
-  return got < 0 && errno == ECHILD ? std::optional(kUntold) : std::nullopt;
+  return got < 0 && errno == ECHILD ? std::optional(kUnknownStatus) : std::nullopt;
 }
 
 }  // namespace

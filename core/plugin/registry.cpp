@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/failure.hpp"
-#include "plugin/judge.hpp"
+#include "plugin/library_loader.hpp"
 
 namespace zr::host {
 
@@ -65,29 +65,29 @@ bool split_name(const fs::path& file, Role& role, std::string& id) {
   return false;
 }
 
-const Component* find(const Judgement& judgement, Role role, const std::string& id) {
-  for (const Component& one : judgement.components)
+const Component* find(const PluginValidation& validation, Role role, const std::string& id) {
+  for (const Component& one : validation.components)
     if (kind_of(role) == one.table->kind && (id.empty() || id == one.table->id)) return &one;
   return nullptr;
 }
 
-std::string twice(const std::vector<fs::path>& files) {
+std::string duplicate_problem(const std::vector<fs::path>& files) {
   std::string text = "two folders hold it, ";
   for (const fs::path& file : files) text += (&file == &files.front() ? "" : " and ") + file.string();
   return text + ": remove one, or name the file by its absolute path";
 }
 
 // The file of an id must hold it.
-std::string name_problem(const Judgement& judgement, Role role, const std::string& id) {
-  if (find(judgement, role, id)) return "";
-  const Component* other = find(judgement, role, "");
+std::string name_problem(const PluginValidation& validation, Role role, const std::string& id) {
+  if (find(validation, role, id)) return "";
+  const Component* other = find(validation, role, "");
   const std::string held = other ? other->table->id : "";
   return "it holds " + std::string(name_of(role)) + " '" + held + "', not '" + id + "': call the file " +
          file_name(role, held);
 }
 
 std::string kind_problem(const Tags& tags, Role role) {
-  if (!tags.refusal.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
+  if (!tags.rejection.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
   return "it holds " + with_articles(tags.roles) + ", but " + with_articles({role}) +
          " is needed here: name one of that kind";
 }
@@ -196,41 +196,41 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
   if (by_path && !fs::exists(fs::symlink_status(found[0], error)))
     fail_user(who + "there is no such file; correct the path, or name an id");
   if (found.empty()) fail_missing(role, id, where);
-  if (found.size() > 1) fail_user(who + twice(found));
-  const std::string refused = by_path ? who : who + found[0].string() + ": ";
-  const Tags tags = examine(found[0]);
-  if (const std::string problem = kind_problem(tags, role); !problem.empty()) fail_user(refused + problem);
-  const Judgement judgement = open_library(found[0], tags);
-  if (!judgement.accepted) fail_environment(refused + judgement.reason);
+  if (found.size() > 1) fail_user(who + duplicate_problem(found));
+  const std::string prefix = by_path ? who : who + found[0].string() + ": ";
+  const Tags tags = read_tags(found[0]);
+  if (const std::string problem = kind_problem(tags, role); !problem.empty()) fail_user(prefix + problem);
+  const PluginValidation validation = load_library(found[0], tags);
+  if (!validation.accepted) fail_environment(prefix + validation.reason);
   if (!by_path)
-    if (const std::string problem = name_problem(judgement, role, id); !problem.empty())
-      fail_environment(refused + problem);
+    if (const std::string problem = name_problem(validation, role, id); !problem.empty())
+      fail_environment(prefix + problem);
   const auto of_role = [&](const Component& one) { return kind_of(role) == one.table->kind; };
-  if (by_path && std::count_if(judgement.components.begin(), judgement.components.end(), of_role) > 1)
-    fail_user(refused + "it holds several of them: name one by its id, with the folder in ZR_PLUGIN_PATH");
-  return *find(judgement, role, by_path ? "" : id);
+  if (by_path && std::count_if(validation.components.begin(), validation.components.end(), of_role) > 1)
+    fail_user(prefix + "it holds several of them: name one by its id, with the folder in ZR_PLUGIN_PATH");
+  return *find(validation, role, by_path ? "" : id);
 }
 
-Judgement Registry::judge(const fs::path& file) { return open_library(file, examine(file)); }
+PluginValidation Registry::validate(const fs::path& file) { return load_library(file, read_tags(file)); }
 
-std::vector<Judgement> Registry::list() const {
-  std::vector<Judgement> all;
+std::vector<PluginValidation> Registry::list() const {
+  std::vector<PluginValidation> all;
   Role role{};
   std::string id;
   for (const fs::path& folder : directories_)
     for (const fs::path& file : candidates(folder)) {
       split_name(file, role, id);
-      Judgement judgement{file, false, "", {}};
-      const Tags tags = examine(file);
+      PluginValidation validation{file, false, "", {}};
+      const Tags tags = read_tags(file);
       if (const auto same = files(role, id); same.size() > 1) {
-        judgement.reason = twice(same);
-      } else if (judgement.reason = kind_problem(tags, role); judgement.reason.empty()) {
-        judgement = open_library(file, tags);
-        if (judgement.accepted) judgement.reason = name_problem(judgement, role, id);
+        validation.reason = duplicate_problem(same);
+      } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
+        validation = load_library(file, tags);
+        if (validation.accepted) validation.reason = name_problem(validation, role, id);
       }
-      judgement.accepted = judgement.reason.empty();
-      if (!judgement.accepted) judgement.components.clear();
-      all.push_back(std::move(judgement));
+      validation.accepted = validation.reason.empty();
+      if (!validation.accepted) validation.components.clear();
+      all.push_back(std::move(validation));
     }
   return all;
 }

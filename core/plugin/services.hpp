@@ -1,4 +1,4 @@
-// The tables of the services that every Host offers. Inside core/plugin.
+// The tables of the services that every PluginHost offers. Inside core/plugin.
 #pragma once
 
 #include <cstdlib>
@@ -7,19 +7,19 @@
 #include <mutex>
 #include <string>
 
-#include "base/page_memory.hpp"
-#include "plugin/host.hpp"
+#include "base/huge_page_memory.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace zr::host {
 
 extern const zr_config_service kConfigService;
 extern const zr_memory_service kMemoryService;
 
-struct Host::Memory {
+struct PluginHost::Memory {
   struct Block {
-    PageMemory pages;  // null: from the heap
+    HugePageMemory pages;  // null: from the heap
     int64_t bytes = 0;
-    Kind kind = Kind::other;
+    MemoryKind kind = MemoryKind::other;
     std::string tag;
     void free(void* memory) {  // the block of this memory
       if (!pages) std::free(memory);

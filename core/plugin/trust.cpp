@@ -21,7 +21,7 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr int kMostLinks = 40;  // as Linux
+constexpr int kMaxLinks = 40;  // as Linux
 
 // What the kernel shows for every user that a user namespace does not know: it stands for several.
 uid_t unknown_user() {
@@ -128,7 +128,7 @@ std::string trust_problem(const fs::path& file, TrustedFile& found) {
                                          : "its folder " + at.string();
     if (const std::string problem = component_problem(at, status, what); !problem.empty()) return problem;
     if (!S_ISLNK(status.st_mode)) continue;
-    if (++links > kMostLinks) return "too many links lead to it; name the file itself";
+    if (++links > kMaxLinks) return "too many links lead to it; name the file itself";
     const fs::path target = fs::read_symlink(at, error);
     if (error) return "the link " + at.string() + " cannot be read: " + error.message();
     at = target.is_absolute() ? fs::path("/") : at.parent_path();

@@ -5,7 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "plan/plan.hpp"
-#include "update/rounding.hpp"
+#include "update/cast.hpp"
 
 // One source, compiled for several processors; the lanes are fixed, so that all of them give the same bits.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
@@ -18,7 +18,7 @@
 namespace zr::host {
 
 namespace {
-ZR_CLONES double leaf_sum(const float* values, int64_t count) {
+ZR_CLONES double norm_block_sum(const float* values, int64_t count) {
   double lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
@@ -35,40 +35,41 @@ ZR_CLONES double leaf_sum(const float* values, int64_t count) {
   return sum;
 }
 
-// Calls fn(fp32 values, count) for each leaf.
+// Calls fn(fp32 values, count) for each block.
 template <class F>
-void each_leaf(const zr_view& values, F&& fn) {
-  float wide[kLeaf];
-  for (int64_t first = 0; first < values.count; first += kLeaf) {
-    const zr_view leaf = part_of(values, first, std::min(kLeaf, values.count - first));
-    if (leaf.dtype != ZR_F32) widen(leaf.data, leaf.dtype, leaf.count, wide);
-    fn(leaf.dtype == ZR_F32 ? static_cast<const float*>(leaf.data) : wide, leaf.count);
+void each_norm_block(const zr_view& values, F&& fn) {
+  float wide[kNormBlock];
+  for (int64_t first = 0; first < values.count; first += kNormBlock) {
+    const zr_view block = part_of(values, first, std::min(kNormBlock, values.count - first));
+    if (block.dtype != ZR_F32) upcast(block.data, block.dtype, block.count, wide);
+    fn(block.dtype == ZR_F32 ? static_cast<const float*>(block.data) : wide, block.count);
   }
 }
 }  // namespace
 
-void leaf_sums(const zr_view& values, double* out) {
-  each_leaf(values, [&](const float* leaf, int64_t count) { *out++ = leaf_sum(leaf, count); });
+void norm_block_sums(const zr_view& values, double* out) {
+  each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
 }
 
-void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs) {
-  std::vector<LeafRun> parts;  // of a size that many threads can share
-  constexpr int64_t kPart = 64 * kLeaf;
-  for (const LeafRun& run : runs)
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs) {
+  std::vector<NormBlockRun> parts;  // of a size that many threads can share
+  constexpr int64_t kPart = 64 * kNormBlock;
+  for (const NormBlockRun& run : runs)
     for (int64_t first = 0; first < run.values.count; first += kPart)
-      parts.push_back({part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / kLeaf});
+      parts.push_back(
+          {part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / kNormBlock});
   pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const LeafRun& part = parts[static_cast<std::size_t>(i)];
-      leaf_sums(part.values, part.out);
+      const NormBlockRun& part = parts[static_cast<std::size_t>(i)];
+      norm_block_sums(part.values, part.out);
     }
   });
 }
 
 int64_t count_non_finite(const zr_view& values) {
   int64_t n = 0;
-  each_leaf(values, [&](const float* leaf, int64_t count) {
-    n += std::count_if(leaf, leaf + count, [](float x) { return !std::isfinite(x); });
+  each_norm_block(values, [&](const float* block, int64_t count) {
+    n += std::count_if(block, block + count, [](float x) { return !std::isfinite(x); });
   });
   return n;
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/pool.hpp"
+#include "base/thread_pool.hpp"
 #include "zr/abi/base.h"
 
 namespace zr::host {
@@ -14,14 +14,14 @@ inline constexpr int kLanes = 16;
 
 /// Sum of squares of each leaf of `values` (fp32, bf16 or fp16), which start at a leaf's edge: out[(count + 1023) /
 /// 1024]. Squares of fp32 are exact in double, so that a sum is finite exactly if all its elements are.
-void leaf_sums(const zr_view& values, double* out);
+void norm_block_sums(const zr_view& values, double* out);
 /// One call of it.
-struct LeafRun {
+struct NormBlockRun {
   zr_view values;
   double* out;
 };
 /// Many of them, spread over the pool.
-void leaf_sums(Pool& pool, const std::vector<LeafRun>& runs);
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs);
 /// Elements of `values` (fp32, bf16 or fp16) that are infinite or not a number.
 int64_t count_non_finite(const zr_view& values);
 

@@ -14,7 +14,7 @@ using std::numbers::pi;
 
 // One schedule's keys: [schedule.<name>].
 struct Table {
-  const Config& config;
+  const JobConfig& config;
   std::string prefix;
   double number(const char* key) const { return config.number(prefix + key); }
   int64_t integer(const char* key) const { return config.integer(prefix + key); }
@@ -57,19 +57,19 @@ double range_test(const Table& keys, int64_t step) {
 
 // The reference system's warm-up: its counter runs one behind the update's index, and it never warms up in under 2
 // steps.
-struct ReferenceWarmup {
+struct DeepSpeedWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }
   double part(bool logarithmic) const {
     return logarithmic ? std::log(double(count + 1)) / std::log(double(steps)) : double(count) / double(steps);
   }
 };
-ReferenceWarmup reference_warmup(const Table& keys, int64_t step) {
+DeepSpeedWarmup deepspeed_warmup(const Table& keys, int64_t step) {
   return {step - 1, std::max<int64_t>(2, keys.integer("warmup_num_steps"))};
 }
 
 double warmup_lr(const Table& keys, int64_t step, bool decay) {
-  const ReferenceWarmup warm = reference_warmup(keys, step);
+  const DeepSpeedWarmup warm = deepspeed_warmup(keys, step);
   const double low = keys.number("warmup_min_lr"), high = keys.number("warmup_max_lr");
   if (warm.count < 0) return low;
   double part = 1;
@@ -83,7 +83,7 @@ double warmup_lr(const Table& keys, int64_t step, bool decay) {
 }
 
 double warmup_cosine_lr(const Table& keys, double lr, int64_t step) {
-  const ReferenceWarmup warm = reference_warmup(keys, step);
+  const DeepSpeedWarmup warm = deepspeed_warmup(keys, step);
   if (warm.count < 0) return 0;
   if (!warm.over()) {
     const double least = keys.number("warmup_min_ratio");
@@ -96,7 +96,7 @@ double warmup_cosine_lr(const Table& keys, double lr, int64_t step) {
 
 }  // namespace
 
-double learning_rate(const Config& config, int64_t step) {
+double learning_rate(const JobConfig& config, int64_t step) {
   const std::string& name = config.text("schedule.use");
   const Table keys{config, "schedule." + name + "."};
   const double lr = config.number("optimizer.lr");

@@ -9,6 +9,6 @@ namespace zr::host {
 
 /// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale. The formulas
 /// stand in core/config/README.md.
-double learning_rate(const Config& config, int64_t step);
+double learning_rate(const JobConfig& config, int64_t step);
 
 }  // namespace zr::host

@@ -5,30 +5,30 @@
 
 #include "base/dtype.hpp"
 #include "base/failure.hpp"
-#include "update/rounding.hpp"
-#include "zr/fold.hpp"
+#include "update/cast.hpp"
+#include "zr/ordered_reduce.hpp"
 
 namespace zr::host {
 
 namespace {
-constexpr int64_t kTile = 64 * kLeaf;
-constexpr int64_t kCopiedTile = 16 * kLeaf;  // the copies stay in a core's cache
-constexpr int64_t kLine = 64;                // bytes
-constexpr int64_t kAhead = 4096;             // bytes that are on their way to a copy
+constexpr int64_t kTile = 64 * kNormBlock;
+constexpr int64_t kCopiedTile = 16 * kNormBlock;  // the copies stay in a core's cache
+constexpr int64_t kLine = 64;                     // bytes
+constexpr int64_t kAhead = 4096;                  // bytes that are on their way to a copy
 
 struct Tile {
-  const Unit* unit;
+  const UpdateSlice* slice;
   int64_t begin, count;
 };
 
-std::vector<Tile> cut(const std::vector<Unit>& units, const UpdateInput& input, bool elementwise) {
+std::vector<Tile> cut(const std::vector<UpdateSlice>& slices, const UpdateInput& input, bool elementwise) {
   std::vector<Tile> tiles;
-  for (const Unit& unit : units) {
-    if (!(*input.touched)[unit.param]) continue;
-    const bool copied = input.staged || unit.sum.dtype != ZR_F32;
-    const int64_t size = !elementwise ? unit.count : copied ? kCopiedTile : kTile;
-    for (int64_t begin = 0; begin < unit.count; begin += size)
-      tiles.push_back({&unit, begin, std::min(size, unit.count - begin)});
+  for (const UpdateSlice& slice : slices) {
+    if (!(*input.touched)[slice.param]) continue;
+    const bool copied = input.staged || slice.grad.dtype != ZR_F32;
+    const int64_t size = !elementwise ? slice.count : copied ? kCopiedTile : kTile;
+    for (int64_t begin = 0; begin < slice.count; begin += size)
+      tiles.push_back({&slice, begin, std::min(size, slice.count - begin)});
   }
   return tiles;
 }
@@ -66,28 +66,28 @@ void copy(const Copy& one, const Copy& two) {
 // The tile's sums and weights as the optimizer reads and writes them; copies, where need be, until the next call.
 class Operands {
  public:
-  Operands(const Tile& tile, bool staged, std::vector<float>& wide, std::vector<char>& narrow)
-      : sums(part_of(tile.unit->sum, tile.begin, tile.count)),
-        weights(part_of(tile.unit->weight, tile.begin, tile.count)),
+  Operands(const Tile& tile, bool staged, std::vector<float>& upcasted, std::vector<char>& rounded)
+      : grads(part_of(tile.slice->grad, tile.begin, tile.count)),
+        weights(part_of(tile.slice->weight, tile.begin, tile.count)),
         own_(weights),
         staged_(staged) {
-    if (!staged && sums.dtype == ZR_F32) return;
-    wide.resize(std::max(wide.size(), static_cast<std::size_t>(tile.count)));
-    const bool widens = sums.dtype != ZR_F32;
-    if (widens) widen(sums.data, sums.dtype, sums.count, wide.data());
-    const Copy of_sums{sums.data, wide.data(), widens ? 0 : 4 * sums.count};
-    sums = {wide.data(), sums.count, ZR_F32, 0, sums.device};
+    if (!staged && grads.dtype == ZR_F32) return;
+    upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(tile.count)));
+    const bool upcasts = grads.dtype != ZR_F32;
+    if (upcasts) upcast(grads.data, grads.dtype, grads.count, upcasted.data());
+    const Copy of_grads{grads.data, upcasted.data(), upcasts ? 0 : 4 * grads.count};
+    grads = {upcasted.data(), grads.count, ZR_F32, 0, grads.device};
     if (!staged) return;
-    narrow.resize(std::max(narrow.size(), bytes()));
-    weights.data = narrow.data();
-    const bool own_master = !tile.unit->master.count;  // else weights are only written
-    copy(of_sums, {own_.data, narrow.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
+    rounded.resize(std::max(rounded.size(), bytes()));
+    weights.data = rounded.data();
+    const bool own_master = !tile.slice->master.count;  // else weights are only written
+    copy(of_grads, {own_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
   }
   // New weights to where they stand; past the cache, if nobody read them there.
-  void give_back() const {
+  void write_back() const {
     if (staged_) copy_bytes(own_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
   }
-  zr_view sums, weights;
+  zr_view grads, weights;
 
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(own_.count * size_of(own_.dtype)); }
@@ -95,49 +95,49 @@ class Operands {
   bool staged_;
 };
 
-zr_opt_unit describe(const Tile& tile, const Plan& plan, const UpdateInput& input, const Operands& operands,
-                     zr_view* slots) {
-  const Unit& unit = *tile.unit;
-  const Parameter& parameter = plan.input.parameters[unit.param];
-  for (std::size_t i = 0; i < unit.slots.size(); ++i) slots[i] = part_of(unit.slots[i], tile.begin, tile.count);
-  return {sizeof(zr_opt_unit),
+zr_update_slice describe(const Tile& tile, const MemoryPlan& plan, const UpdateInput& input, const Operands& operands,
+                         zr_view* slots) {
+  const UpdateSlice& slice = *tile.slice;
+  const Parameter& parameter = plan.input.parameters[slice.param];
+  for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = part_of(slice.slots[i], tile.begin, tile.count);
+  return {sizeof(zr_update_slice),
           parameter.group,
           parameter.name.c_str(),
           parameter.shape.data(),
           static_cast<int32_t>(parameter.shape.size()),
-          unit.param,
-          unit.first + tile.begin,
+          slice.param,
+          slice.first + tile.begin,
           tile.count,
-          unit.first + tile.begin,
+          slice.first + tile.begin,
           tile.count,
-          (*input.steps)[unit.param],
-          (*input.rates)[unit.param],
+          (*input.steps)[slice.param],
+          (*input.rates)[slice.param],
           operands.weights,
-          unit.master.count ? part_of(unit.master, tile.begin, tile.count) : unit.master,
-          operands.sums,
+          slice.master.count ? part_of(slice.master, tile.begin, tile.count) : slice.master,
+          operands.grads,
           slots,
-          input.staged ? uint32_t{ZR_UNIT_COPY} : 0,
+          input.staged ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
           0};
 }
 }  // namespace
 
-void update(const Instance& optimizer, uint32_t granularity, Pool& pool, const Plan& plan,
-            const std::vector<Unit>& units, const UpdateInput& input) {
-  const std::vector<Tile> tiles = cut(units, input, granularity == ZR_ELEMENTWISE);
+void update(const Instance& optimizer, uint32_t granularity, ThreadPool& pool, const MemoryPlan& plan,
+            const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
+  const std::vector<Tile> tiles = cut(slices, input, granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   const auto* api = optimizer.api<zr_optimizer_api>();
   pool.parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<zr_view> slots(plan.input.slots.size());
-    std::vector<float> wide;
-    std::vector<char> narrow;
+    std::vector<float> upcasted;
+    std::vector<char> rounded;
     for (int64_t i = begin; i < end; ++i) {
       const Tile& tile = tiles[static_cast<std::size_t>(i)];
-      const Operands operands(tile, input.staged, wide, narrow);
-      const zr_opt_unit unit = describe(tile, plan, input, operands, slots.data());
-      const zr_opt_unit* pointer = &unit;
+      const Operands operands(tile, input.staged, upcasted, rounded);
+      const zr_update_slice slice = describe(tile, plan, input, operands, slots.data());
+      const zr_update_slice* pointer = &slice;
       CallError error;
       check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error, optimizer.who("step"));
-      operands.give_back();
+      operands.write_back();
     }
   });
 }

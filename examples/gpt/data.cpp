@@ -21,7 +21,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-[[noreturn]] void refuse(const std::string& file, const std::string& why) {
+[[noreturn]] void fail_reading(const std::string& file, const std::string& why) {
   throw std::invalid_argument(
       "data.text: " + file + ": " + why +
       "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own");
@@ -32,14 +32,15 @@ uint64_t mix(uint64_t x) {
 Text::Text(const std::string& file) : file_(file) {
   struct stat status {};
   if (::stat(file.c_str(), &status) != 0) {
-    refuse(file, std::strerror(errno));
+    fail_reading(file, std::strerror(errno));
   }
   if (!S_ISREG(status.st_mode)) {  // a pipe would be waited for, a device never ends
-    refuse(file, S_ISDIR(status.st_mode) ? "is a folder, not a file" : "is a pipe or a device, not a regular file");
+    fail_reading(file,
+                 S_ISDIR(status.st_mode) ? "is a folder, not a file" : "is a pipe or a device, not a regular file");
   }
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);  // plain files pass through
   if (!in) {
-    refuse(file, std::strerror(errno));
+    fail_reading(file, std::strerror(errno));
   }
   std::vector<char> block(1 << 20);
   int n = 0;
@@ -49,7 +50,7 @@ Text::Text(const std::string& file) : file_(file) {
   int code = Z_OK;
   gzerror(in.get(), &code);  // a cut-off file ends in good order, but says so here
   if (n < 0 || code != Z_OK) {
-    refuse(file, code == Z_ERRNO ? std::strerror(errno) : "its gzip data is damaged or cut off");
+    fail_reading(file, code == Z_ERRNO ? std::strerror(errno) : "its gzip data is damaged or cut off");
   }
   split_ = static_cast<int64_t>(bytes_.size()) / 20 * 19;
 }
@@ -57,8 +58,8 @@ Text::Text(const std::string& file) : file_(file) {
 Batch Text::training(int64_t seed, int64_t step, int64_t m, int64_t samples, int64_t context) const {
   const auto choices = split_ - context;
   if (choices < 1) {
-    refuse(file_,
-           "holds " + std::to_string(bytes_.size()) + " bytes, too few for model.context = " + std::to_string(context));
+    fail_reading(file_, "holds " + std::to_string(bytes_.size()) +
+                            " bytes, too few for model.context = " + std::to_string(context));
   }
   uint64_t key = mix(static_cast<uint64_t>(seed));
   key = mix(key ^ static_cast<uint64_t>(step));
@@ -73,8 +74,9 @@ Batch Text::training(int64_t seed, int64_t step, int64_t m, int64_t samples, int
 int64_t Text::validation_chunks(int64_t context) const {
   const auto chunks = (static_cast<int64_t>(bytes_.size()) - split_ - 1) / (context * kChunk);
   if (chunks < 1) {
-    refuse(file_, "holds " + std::to_string(bytes_.size()) + " bytes, a twentieth of which is too little for " +
-                      std::to_string(kChunk) + " validation samples of model.context = " + std::to_string(context));
+    fail_reading(file_, "holds " + std::to_string(bytes_.size()) + " bytes, a twentieth of which is too little for " +
+                            std::to_string(kChunk) +
+                            " validation samples of model.context = " + std::to_string(context));
   }
   return chunks;
 }

@@ -5,9 +5,9 @@
 
 #include "data.hpp"
 #include "model.hpp"
-#include "zr/checkpoint.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
+#include "zr/recompute.hpp"
 
 namespace {
 

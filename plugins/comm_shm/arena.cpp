@@ -14,9 +14,9 @@
 namespace shm {
 
 namespace {
-constexpr const char* kTag = "shared memory: signals and staging";
+constexpr const char* kTag = "shared memory: counters and staging";
 
-[[noreturn]] void refuse(zr_code code, const std::string& what) {
+[[noreturn]] void reject(zr_code code, const std::string& what) {
   const int error = errno;
   throw zr::Error(code, what + ": " + std::strerror(error), error);
 }
@@ -54,39 +54,42 @@ Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
       world_(world),
       layout_(world, staging_bytes),
       fds_(static_cast<size_t>(world), -1),
-      heads_(static_cast<size_t>(world), nullptr),
-      seen_(static_cast<size_t>(world), std::vector<Seen>(kSegments)) {
+      control_blocks_(static_cast<size_t>(world), nullptr),
+      seen_(static_cast<size_t>(world), std::vector<PeerSegment>(kSegments)) {
   const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) refuse(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
+  if (fd < 0) reject(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
   fds_[rank] = fd;
   ::fcntl(fd, F_ADD_SEALS,
           F_SEAL_SHRINK);  // so that no peer can be hurt by a cut; a kernel that refuses costs nothing else
-  extend(layout_.bytes, "signals and staging");
-  heads_[rank] = map(fd, 0, layout_.bytes, "signals and staging");
+  extend(layout_.bytes, "counters and staging");
+  control_blocks_[rank] = map(fd, 0, layout_.bytes, "counters and staging");
   host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(layout_.bytes));
   std::random_device random;
   identity_ = (uint64_t{random()} << 32) | random();
-  head(rank).identity = identity_;
-  head(rank).magic = kMagic;
+  control_block(rank).identity = identity_;
+  control_block(rank).magic = kMagic;
 }
 
 Arena::~Arena() {
   for (const auto& [memory, own] : own_) ::munmap(const_cast<char*>(memory), own.bytes);
   for (const auto& list : seen_)
-    for (const Seen& seen : list)
+    for (const PeerSegment& seen : list)
       if (seen.memory) ::munmap(seen.memory, seen.bytes);
   for (const auto& [writer, reader] : readers_) ::munmap(reader.first, reader.second);
-  for (char* start : heads_)
+  for (char* start : control_blocks_)
     if (start) ::munmap(start, layout_.bytes);
   for (const int fd : fds_)
     if (fd >= 0) ::close(fd);
-  if (heads_[rank_]) host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(layout_.bytes));
+  if (control_blocks_[rank_])
+    host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(layout_.bytes));
 }
 
-Address Arena::address() const { return {host_name(), boot_id(), pid_namespace(), ::getpid(), fds_[rank_], identity_}; }
+MemoryFileAddress Arena::address() const {
+  return {host_name(), boot_id(), pid_namespace(), ::getpid(), fds_[rank_], identity_};
+}
 
-void Arena::connect(int peer, const Address& address) {
-  const Address mine = this->address();
+void Arena::connect(int peer, const MemoryFileAddress& address) {
+  const MemoryFileAddress mine = this->address();
   const std::string who = "rank " + std::to_string(peer);
   if (address.boot != mine.boot)
     throw zr::Error(ZR_UNSUPPORTED, "comm_shm serves ranks of one host: " + who + " is on host '" + address.host +
@@ -99,11 +102,11 @@ void Arena::connect(int peer, const Address& address) {
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
-    refuse(ZR_COMM,
+    reject(ZR_COMM,
            "cannot open the memory of " + who + " (" + path + "), whose process must be alive and of the same user");
   fds_[peer] = fd;
-  heads_[peer] = map(fd, 0, layout_.bytes, "the head of " + who);
-  if (head(peer).magic != kMagic || head(peer).identity != address.identity)
+  control_blocks_[peer] = map(fd, 0, layout_.bytes, "the head of " + who);
+  if (control_block(peer).magic != kMagic || control_block(peer).identity != address.identity)
     throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
                                  std::to_string(address.pid) + " has ended or was replaced");
 }
@@ -124,7 +127,7 @@ void Arena::extend(uint64_t bytes, const char* what) {
   } while (error == EINTR);
   if (error) {
     errno = error;
-    refuse(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+    reject(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
   }
   end_ += bytes;
 }
@@ -132,14 +135,14 @@ void Arena::extend(uint64_t bytes, const char* what) {
 char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& what, int flags) const {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, static_cast<off_t>(offset));
   if (memory == MAP_FAILED)
-    refuse(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+    reject(ZR_NOMEM, "cannot map " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
   return static_cast<char*>(memory);
 }
 
 void* Arena::allocate(uint64_t bytes) {
   forget_released();
   bytes = Layout::page(bytes ? bytes : 1);
-  Segment* table = head(rank_).segments;
+  Segment* table = control_block(rank_).segments;
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
   if (free == kSegments)
@@ -158,7 +161,7 @@ void* Arena::allocate(uint64_t bytes) {
 void Arena::release(void* memory) {
   const auto at = own_.find(static_cast<char*>(memory));
   if (at == own_.end()) return;
-  head(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
+  control_block(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
   ::munmap(memory, at->second.bytes);
   // A peer that has it mapped still holds addresses only: the pages go now.
   ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset),
@@ -169,45 +172,46 @@ void Arena::release(void* memory) {
 
 void Arena::forget_released() {
   for (int r = 0; r < world_; ++r) {
-    if (!heads_[r]) continue;
+    if (!control_blocks_[r]) continue;
     for (uint32_t i = 0; i < kSegments; ++i) {
-      Seen& seen = seen_[r][i];
-      if (!seen.memory || head(r).segments[i].generation.load(std::memory_order_acquire) == seen.generation) continue;
+      PeerSegment& seen = seen_[r][i];
+      if (!seen.memory || control_block(r).segments[i].generation.load(std::memory_order_acquire) == seen.generation)
+        continue;
       ::munmap(seen.memory, seen.bytes);
       seen = {};
     }
   }
 }
 
-Place Arena::place(const void* data, int64_t bytes) const {
+ShmAddress Arena::address_of(const void* data, int64_t bytes) const {
   auto at = own_.upper_bound(static_cast<const char*>(data));
   if (at == own_.begin()) return {};
   --at;
   const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - at->first);
   if (offset + static_cast<uint64_t>(bytes) > at->second.bytes) return {};
-  return {at->second.segment, head(rank_).segments[at->second.segment].generation.load(std::memory_order_relaxed),
-          offset};
+  return {at->second.segment,
+          control_block(rank_).segments[at->second.segment].generation.load(std::memory_order_relaxed), offset};
 }
 
-char* Arena::at(int r, const Place& place) {
-  Seen& seen = seen_[r][place.segment];
-  if (seen.generation != place.generation || !seen.memory) {
+char* Arena::at(int r, const ShmAddress& address) {
+  PeerSegment& seen = seen_[r][address.segment];
+  if (seen.generation != address.generation || !seen.memory) {
     if (seen.memory) ::munmap(seen.memory, seen.bytes);
     seen = {};
-    const Segment& segment = head(r).segments[place.segment];
+    const Segment& segment = control_block(r).segments[address.segment];
     // A rank uses a part of what its peers hold: only that shall count as its own.
     seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
     seen.bytes = segment.bytes;
-    seen.generation = place.generation;
+    seen.generation = address.generation;
   }
-  return seen.memory + place.offset;
+  return seen.memory + address.offset;
 }
 
-const char* Arena::map_reader(int r, const Place& place, const void* writer) {
-  const Segment& segment = head(r).segments[place.segment];
+const char* Arena::map_reader(int r, const ShmAddress& address, const void* writer) {
+  const Segment& segment = control_block(r).segments[address.segment];
   void* memory =
       ::mmap(nullptr, segment.bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fds_[r], static_cast<off_t>(segment.offset));
-  if (memory == MAP_FAILED) refuse(ZR_NOMEM, "cannot map " + std::to_string(segment.bytes) + " bytes of shared memory");
+  if (memory == MAP_FAILED) reject(ZR_NOMEM, "cannot map " + std::to_string(segment.bytes) + " bytes of shared memory");
   readers_[writer] = {memory, segment.bytes};
   // Of the mapping to write a rank uses its part alone; the memory stays, its pages come back at the next write.
   ::madvise(const_cast<void*>(writer), segment.bytes, MADV_DONTNEED);

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "page.hpp"
+#include "control_block.hpp"
 #include "zr/base.hpp"
 
 namespace shm {
 
 /// Where a rank's memory file is found: told to the others through the store.
-struct Address {
+struct MemoryFileAddress {
   std::string host, boot, container;  // container: the PID namespace
   int64_t pid = 0;
   int fd = -1;
@@ -28,45 +28,46 @@ class Arena {
   ~Arena();
   Arena(const Arena&) = delete;
 
-  Address address() const;
+  MemoryFileAddress address() const;
   /// Opens a peer's file. Throws naming the rank and the remedy.
-  void connect(int peer, const Address& address);
+  void connect(int peer, const MemoryFileAddress& address);
 
-  Signals& signals(int r) const { return reinterpret_cast<Head*>(heads_[r])->signals; }
-  Notice& notice(int r, uint64_t number) const {
-    return *reinterpret_cast<Notice*>(heads_[r] + layout_.ring + number % kRing * layout_.notice_bytes);
+  SharedCounters& counters(int r) const { return reinterpret_cast<ControlBlock*>(control_blocks_[r])->counters; }
+  Announcement& announcement(int r, uint64_t number) const {
+    return *reinterpret_cast<Announcement*>(control_blocks_[r] + layout_.ring +
+                                            number % kRing * layout_.announcement_bytes);
   }
-  Letter* letters(int from, int to) const {
-    return reinterpret_cast<Letter*>(heads_[from] + layout_.letters) + to * static_cast<int>(kLetters);
+  Message* messages(int from, int to) const {
+    return reinterpret_cast<Message*>(control_blocks_[from] + layout_.messages) + to * static_cast<int>(kMessages);
   }
-  /// Where a rank's loads for collectives stand, and those for messages: room() bytes each.
-  char* staging(int r) const { return heads_[r] + layout_.staging; }
-  char* letter_staging(int r) const { return staging(r) + layout_.room(); }
-  int64_t room() const { return static_cast<int64_t>(layout_.room()); }
+  /// Where a rank's loads for collectives stand, and those for messages: staging_capacity() bytes each.
+  char* staging(int r) const { return control_blocks_[r] + layout_.staging; }
+  char* message_staging(int r) const { return staging(r) + layout_.staging_capacity(); }
+  int64_t staging_capacity() const { return static_cast<int64_t>(layout_.staging_capacity()); }
 
   /// Zeroed, on a page.
   void* allocate(uint64_t bytes);
   void release(void* memory);
   /// Nowhere unless all of [data, data + bytes) is one of this rank's segments.
-  Place place(const void* data, int64_t bytes) const;
+  ShmAddress address_of(const void* data, int64_t bytes) const;
   /// A peer's (or one's own) memory in this process. Maps its segment at the first use.
-  char* at(int r, const Place& place);
+  char* at(int r, const ShmAddress& address);
   /// The whole segment of a place once more, read-only; `writer` names it for release_reader(). Its memory stays until
   /// all ranks have closed: nobody may take it from under those who still read.
-  const char* map_reader(int r, const Place& place, const void* writer);
+  const char* map_reader(int r, const ShmAddress& address, const void* writer);
   void release_reader(const void* writer);
 
  private:
-  struct Own {
+  struct OwnSegment {
     uint64_t bytes, offset;
     uint32_t segment;
   };
-  struct Seen {
+  struct PeerSegment {
     uint32_t generation = 0;
     char* memory = nullptr;
     uint64_t bytes = 0;
   };
-  Head& head(int r) const { return *reinterpret_cast<Head*>(heads_[r]); }
+  ControlBlock& control_block(int r) const { return *reinterpret_cast<ControlBlock*>(control_blocks_[r]); }
   char* map(int fd, uint64_t offset, uint64_t bytes, const std::string& what, int flags = MAP_POPULATE) const;
   void extend(uint64_t bytes, const char* what);
   void forget_released();
@@ -74,11 +75,11 @@ class Arena {
   zr::Host host_;
   const int rank_, world_;
   const Layout layout_;
-  uint64_t identity_ = 0, end_ = 0;  // end_: of the file
-  std::vector<int> fds_;             // by rank
-  std::vector<char*> heads_;         // by rank: the file's start
-  std::map<const char*, Own> own_;   // by address
-  std::vector<std::vector<Seen>> seen_;
+  uint64_t identity_ = 0, end_ = 0;        // end_: of the file
+  std::vector<int> fds_;                   // by rank
+  std::vector<char*> control_blocks_;      // by rank: the file's start
+  std::map<const char*, OwnSegment> own_;  // by address
+  std::vector<std::vector<PeerSegment>> seen_;
   std::map<const void*, std::pair<void*, uint64_t>> readers_;  // by writer
 };
 

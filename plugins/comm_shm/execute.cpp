@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "wire.hpp"
+#include "shm_communicator.hpp"
 
 namespace shm {
 
@@ -19,20 +19,20 @@ Extent share(int64_t n, int r, int world) {
 }
 }  // namespace
 
-bool Wire::execute(Operation& op) {
+bool ShmCommunicator::execute(Operation& op) {
   if (op.staged) return through_staging(op);
   compare(op);
-  switch (way(op)) {
-    case Way::nothing: return true;
-    case Way::push:
+  switch (route(op)) {
+    case Route::nothing: return true;
+    case Route::push:
       push(op);
       op.finish = Finish::all;
       return true;
-    case Way::pull:
+    case Route::pull:
       pull(op);
       if (op.sends(rank_)) op.finish = op.coll.op == ZR_GATHER || op.coll.op == ZR_REDUCE ? Finish::root : Finish::all;
       return true;
-    case Way::stage:
+    case Route::stage:
       op.staged = true;
       op.first_load = loads_;
       return through_staging(op);
@@ -40,25 +40,26 @@ bool Wire::execute(Operation& op) {
   return true;
 }
 
-void Wire::compare(const Operation& op) {
-  const Notice& first = arena_.notice(0, op.number);
+void ShmCommunicator::compare(const Operation& op) {
+  const Announcement& first = arena_.announcement(0, op.number);
   const auto said = [&](int r) {
-    const Notice& notice = arena_.notice(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + name_of_op(notice.op) + " '" + notice.label + "'" +
-           shape_text(notice.dtype, notice.elements);
+    const Announcement& announcement = arena_.announcement(r, op.number);
+    return "rank " + std::to_string(r) + " issued " + name_of_op(announcement.op) + " '" + announcement.label + "'" +
+           shape_text(announcement.dtype, announcement.elements);
   };
   const auto differ = [&](int p, int r, const std::string& how) {
     fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " +
                           said(r) + how);
   };
   for (int r = 1; r < world_; ++r) {
-    const Notice& other = arena_.notice(r, op.number);
+    const Announcement& other = arena_.announcement(r, op.number);
     if (other.fingerprint != first.fingerprint || other.op != first.op) differ(0, r, "");
   }
   if (op.coll.op != ZR_ALL_TO_ALL) return;
   for (int p = 0; p < world_; ++p)
     for (int r = 0; r < world_; ++r) {
-      const int64_t sent = arena_.notice(p, op.number).to()[r], expected = arena_.notice(r, op.number).to()[world_ + p];
+      const int64_t sent = arena_.announcement(p, op.number).to()[r],
+                    expected = arena_.announcement(r, op.number).to()[world_ + p];
       if (sent != expected)
         differ(p, r,
                "; the former sends the latter " + std::to_string(sent) + " elements, which expects " +
@@ -66,11 +67,11 @@ void Wire::compare(const Operation& op) {
     }
 }
 
-Wire::Way Wire::way(const Operation& op) {
-  if (op.coll.op == ZR_BARRIER) return Way::nothing;
+ShmCommunicator::Route ShmCommunicator::route(const Operation& op) {
+  if (op.coll.op == ZR_BARRIER) return Route::nothing;
   bool src_shared = true, dst_shared = true, in_place = false;
   for (int r = 0; r < world_; ++r) {
-    const uint32_t traits = arena_.notice(r, op.number).traits;
+    const uint32_t traits = arena_.announcement(r, op.number).traits;
     src_shared &= !op.sends(r) || (traits & kSrcShared);
     dst_shared &= !op.receives(r) || (traits & kDstShared);
     in_place |= (traits & kInPlace) != 0;
@@ -78,41 +79,42 @@ Wire::Way Wire::way(const Operation& op) {
   const bool everywhere = op.coll.op == ZR_ALL_REDUCE;
   // With ACCUMULATE an all_reduce's results may differ between ranks, so each rank folds for itself.
   if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
-    return Way::push;
+    return Route::push;
   // Read by peers while it is written.
   const bool clash = in_place && (everywhere || op.coll.op == ZR_ALL_TO_ALL);
-  return src_shared && !clash ? Way::pull : Way::stage;
+  return src_shared && !clash ? Route::pull : Route::stage;
 }
 
-Extent Wire::extent(const Operation& op, int p, int r) const {
+Extent ShmCommunicator::extent(const Operation& op, int p, int r) const {
   if (op.coll.op != ZR_ALL_TO_ALL) return op.extent(p, r, nullptr, nullptr);
-  return op.extent(p, r, arena_.notice(p, op.number).to(), arena_.notice(r, op.number).to() + world_);
+  return op.extent(p, r, arena_.announcement(p, op.number).to(), arena_.announcement(r, op.number).to() + world_);
 }
 
-const char* Wire::source(const Operation& op, int p) {
-  return p == rank_ ? static_cast<const char*>(op.coll.src.data) : arena_.at(p, arena_.notice(p, op.number).src);
+const char* ShmCommunicator::source(const Operation& op, int p) {
+  return p == rank_ ? static_cast<const char*>(op.coll.src.data) : arena_.at(p, arena_.announcement(p, op.number).src);
 }
-char* Wire::destination(const Operation& op, int r) {
-  return r == rank_ ? static_cast<char*>(op.coll.dst.data) : arena_.at(r, arena_.notice(r, op.number).dst);
+char* ShmCommunicator::destination(const Operation& op, int r) {
+  return r == rank_ ? static_cast<char*>(op.coll.dst.data) : arena_.at(r, arena_.announcement(r, op.number).dst);
 }
 
 // This rank writes its own dst.
-void Wire::pull(const Operation& op) {
+void ShmCommunicator::pull(const Operation& op) {
   if (!op.receives(rank_)) return;
   const int64_t size = op.width();
-  if (op.is_fold()) {
+  if (op.is_reduction()) {
     const Extent mine = extent(op, rank_, rank_);
     if (mine.count == 0) return;
     sources_.clear();
     for (int p = 0; p < world_; ++p) sources_.push_back(source(op, p) + mine.from * size);
     outs_.assign(1, op.coll.dst.data);
     const bool rewrites = op.in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
-    fold(op, op.coll.dst.dtype, 0, mine.count, !rewrites && op.dst_bytes() >= kStreams);
+    reduce(op, op.coll.dst.dtype, 0, mine.count, !rewrites && op.dst_bytes() >= kStreams);
     return;
   }
   for (int i = 1; i <= world_; ++i) {
-    const int p = (rank_ + i) % world_;                      // not all ranks from one at a time
-    if (p == rank_) publish(&Signals::finished, op.number);  // peers' parts are read; they need not wait for the rest
+    const int p = (rank_ + i) % world_;  // not all ranks from one at a time
+    if (p == rank_)
+      publish(&SharedCounters::finished, op.number);  // peers' parts are read; they need not wait for the rest
     const Extent part = op.sends(p) ? extent(op, p, rank_) : Extent{};
     if (part.count == 0) continue;
     char* to = static_cast<char*>(op.coll.dst.data) + part.to * size;
@@ -122,7 +124,7 @@ void Wire::pull(const Operation& op) {
 }
 
 // This rank reduces its share of the elements for all who receive.
-void Wire::push(const Operation& op) {
+void ShmCommunicator::push(const Operation& op) {
   const Extent mine = share(op.coll.src.count, rank_, world_);
   if (mine.count == 0) return;
   sources_.clear();
@@ -132,36 +134,36 @@ void Wire::push(const Operation& op) {
     const int r = (rank_ + i) % world_;
     sources_.push_back(source(op, i));
     if (op.receives(r)) outs_.push_back(destination(op, r));
-    in_place |= (arena_.notice(r, op.number).traits & kInPlace) != 0;
+    in_place |= (arena_.announcement(r, op.number).traits & kInPlace) != 0;
   }
   const bool rewrites = in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
-  const zr_dtype dst_dtype = arena_.notice(op.coll.op == ZR_REDUCE ? op.coll.root : rank_, op.number).dst_dtype;
-  fold(op, dst_dtype, mine.from, mine.count, !rewrites && mine.count * size_of(op.coll.src.dtype) >= kStreams);
+  const zr_dtype dst_dtype = arena_.announcement(op.coll.op == ZR_REDUCE ? op.coll.root : rank_, op.number).dst_dtype;
+  reduce(op, dst_dtype, mine.from, mine.count, !rewrites && mine.count * size_of(op.coll.src.dtype) >= kStreams);
 }
 
 // Load by load: every rank puts a part of its src into its staging room, then takes its part of everybody's.
-bool Wire::through_staging(Operation& op) {
+bool ShmCommunicator::through_staging(Operation& op) {
   const int64_t size = op.width();
-  const int64_t slot = op.is_cut() ? arena_.room() / world_ / 64 * 64 : arena_.room();
-  const int64_t run = slot / size;
+  const int64_t chunk = op.is_cut() ? arena_.staging_capacity() / world_ / 64 * 64 : arena_.staging_capacity();
+  const int64_t run = chunk / size;
   if (op.loads == 0) op.loads = loads_of(op, run);
   for (; op.load < op.loads; ++op.load, op.loaded = false) {
     const uint64_t number = op.first_load + op.load;
     if (!op.loaded) {
-      if (!all_reached(&Signals::drained, number)) return false;
-      fill_room(op, run);
+      if (!all_reached(&SharedCounters::drained, number)) return false;
+      fill_staging(op, run);
       op.loaded = true;
-      publish(&Signals::filled, number + 1);
+      publish(&SharedCounters::filled, number + 1);
     }
-    if (!all_reached(&Signals::filled, number + 1)) return false;
-    take_from_rooms(op, run);
-    publish(&Signals::drained, number + 1);
+    if (!all_reached(&SharedCounters::filled, number + 1)) return false;
+    read_staging(op, run);
+    publish(&SharedCounters::drained, number + 1);
   }
   loads_ = op.first_load + op.loads;
   return true;
 }
 
-uint64_t Wire::loads_of(const Operation& op, int64_t run) {
+uint64_t ShmCommunicator::loads_of(const Operation& op, int64_t run) {
   int64_t longest = 0;
   for (int p = 0; p < world_; ++p)
     for (int r = 0; r < world_; ++r)
@@ -177,7 +179,7 @@ Extent cut(const Extent& whole, uint64_t load, int64_t run) {
 }
 }  // namespace
 
-void Wire::fill_room(const Operation& op, int64_t run) {
+void ShmCommunicator::fill_staging(const Operation& op, int64_t run) {
   if (!op.sends(rank_)) return;
   const int64_t size = size_of(op.coll.src.dtype);
   for (int r = 0; r < (op.is_cut() ? world_ : 1); ++r) {
@@ -187,38 +189,38 @@ void Wire::fill_room(const Operation& op, int64_t run) {
   }
 }
 
-void Wire::take_from_rooms(const Operation& op, int64_t run) {
+void ShmCommunicator::read_staging(const Operation& op, int64_t run) {
   if (!op.receives(rank_)) return;
   const int64_t size = op.width(), to_size = size_of(op.coll.dst.dtype);
-  const int64_t slot = op.is_cut() ? rank_ * run * size : 0;
+  const int64_t chunk = op.is_cut() ? rank_ * run * size : 0;
   sources_.clear();
   for (int p = 0; p < world_; ++p) {
     if (!op.sends(p)) continue;
     const Extent part = cut(extent(op, p, rank_), op.load, run);
-    sources_.push_back(arena_.staging(p) + slot);
+    sources_.push_back(arena_.staging(p) + chunk);
     outs_.assign(1, static_cast<char*>(op.coll.dst.data) + part.to * to_size);
-    if (!op.is_fold())
+    if (!op.is_reduction())
       copy(outs_[0], sources_.back(), part.count * size);
     else if (p == world_ - 1)
-      fold(op, op.coll.dst.dtype, 0, part.count, false);
+      reduce(op, op.coll.dst.dtype, 0, part.count, false);
   }
 }
 
-void Wire::fold(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams) {
-  const zr::FoldKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype, dst_dtype};
+void ShmCommunicator::reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams) {
+  const zr::ReduceKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype, dst_dtype};
   const auto n = static_cast<int32_t>(sources_.size()), n_outs = static_cast<int32_t>(outs_.size());
   const auto run = [&](int64_t at, int64_t elements) {
-    fold_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams);
+    reduce_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams);
   };
   const int64_t size = size_of(kind.src);
   if (count * size < kParallel || tasks_.width() < 2) return run(first, count);
-  const int64_t blocks = (count + zr::kFoldBlock - 1) / zr::kFoldBlock;
-  tasks_.parallel_for(blocks, kCopyRun / (zr::kFoldBlock * size), [&](int64_t begin, int64_t end) {
-    run(first + begin * zr::kFoldBlock, std::min(count, end * zr::kFoldBlock) - begin * zr::kFoldBlock);
+  const int64_t blocks = (count + zr::kReduceBlock - 1) / zr::kReduceBlock;
+  tasks_.parallel_for(blocks, kCopyRun / (zr::kReduceBlock * size), [&](int64_t begin, int64_t end) {
+    run(first + begin * zr::kReduceBlock, std::min(count, end * zr::kReduceBlock) - begin * zr::kReduceBlock);
   });
 }
 
-void Wire::copy(void* dst, const void* src, int64_t bytes, bool streams) {
+void ShmCommunicator::copy(void* dst, const void* src, int64_t bytes, bool streams) {
   streams |= bytes >= kStreams;
   if (bytes == 0) return;  // an empty part may have no memory
   if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, streams);

@@ -76,10 +76,10 @@ void Operation::check(bool ok, const char* why) const {
   if (!ok) throw zr::Error(ZR_INVALID, what() + ": " + why);
 }
 
-void Operation::take(const zr_coll& given, int own_rank, int ranks) {
+void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   done = zr::Done();
   state = State::waiting;
-  letter = nullptr;
+  message = nullptr;
   finish = Finish::nobody;
   staged = loaded = false;
   load = loads = 0;
@@ -98,8 +98,8 @@ void Operation::take(const zr_coll& given, int own_rank, int ranks) {
         "dst is no valid view");
   const bool both = sends(rank) && receives(rank),
              wide = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
-  check(!both || coll.src.dtype == coll.dst.dtype || (is_fold() && wide), "src and dst are of different types");
-  check(!is_fold() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "no such reduction");
+  check(!both || coll.src.dtype == coll.dst.dtype || (is_reduction() && wide), "src and dst are of different types");
+  check(!is_reduction() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "no such reduction");
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
   check(!rooted || (coll.root >= 0 && coll.root < world), "root is no rank");
   check(!is_message() || (coll.peer >= 0 && coll.peer < world && coll.peer != rank), "peer is no other rank");

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "page.hpp"
+#include "control_block.hpp"
 #include "zr/base.hpp"
 
 namespace shm {
@@ -26,10 +26,10 @@ struct Operation {
   enum class State { waiting, announced, executed, complete };
 
   /// Copies what must outlive the call; throws ZR_INVALID naming the label if counts, types or overlaps are wrong.
-  void take(const zr_coll& given, int rank, int world);
+  void assign(const zr_coll& given, int rank, int world);
 
   bool is_message() const { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
-  bool is_fold() const { return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE; }
+  bool is_reduction() const { return coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_REDUCE; }
   /// Rank r's src is read, its dst is written.
   bool sends(int r) const;
   bool receives(int r) const;
@@ -57,8 +57,8 @@ struct Operation {
 
   State state = State::waiting;
   zr::Done done;
-  uint64_t number = 0;       // of the collective, from 1
-  Letter* letter = nullptr;  // of a message, once it is matched
+  uint64_t number = 0;         // of the collective, from 1
+  Message* message = nullptr;  // of a message, once it is matched
   enum class Finish {
     nobody,
     root,

@@ -1,18 +1,18 @@
 // The communicator "shm": ranks of one host, which read each other's memory in place.
-#include "wire.hpp"
+#include "shm_communicator.hpp"
 
 namespace {
 
-class Shm : public zr::Communicator<Shm, shm::Wire> {
+class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
  public:
   static constexpr zr_key keys[] = {zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12,
                                                   "room through which memory that peers cannot read in place travels")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }
-  std::unique_ptr<shm::Wire> open(const zr_comm_open& how) {
+  std::unique_ptr<shm::ShmCommunicator> open(const zr_comm_open& how) {
     static uint64_t opened = 0;  // [control]: one call at a time in the process
-    return std::make_unique<shm::Wire>(host_, how, staging_bytes_, ++opened);
+    return std::make_unique<shm::ShmCommunicator>(host_, how, staging_bytes_, ++opened);
   }
 
  private:

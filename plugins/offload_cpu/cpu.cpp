@@ -19,13 +19,13 @@ class Cpu : public zr::Offload<Cpu> {
       zr::key_text("pin", "\"auto\"", "auto|true|false", "locked for a CUDA device, where there is one")};
   Cpu(const zr::Config& config, const zr::Host& host) : host_(host), pin_(host, config.text("pin")) {}
   ~Cpu() {
-    for (const auto& [id, slot] : slots_)
-      if (slot.locked) pin_.unlock(slot.block->data());
+    for (const auto& [id, allocation] : allocations_)
+      if (allocation.locked) pin_.unlock(allocation.block->data());
   }
 
   zr_offload_caps caps() const {
     zr_offload_caps caps{};
-    const cpu::Room room = cpu::room_left();
+    const cpu::AvailableMemory room = cpu::available_memory();
     const std::lock_guard lock(mutex_);
     caps.capacity = room.bytes < 0 ? 0 : static_cast<uint64_t>(room.bytes) + mapped_;
     caps.io_align = 1;
@@ -36,45 +36,47 @@ class Cpu : public zr::Offload<Cpu> {
   }
 
   uint64_t reserve(uint64_t bytes, const char* tag) {
-    Slot slot{std::make_unique<cpu::Block>(host_, bytes, tag), false};
-    slot.locked = pin_.lock(slot.block->data(), slot.block->mapped());
+    Allocation allocation{std::make_unique<cpu::Block>(host_, bytes, tag), false};
+    allocation.locked = pin_.lock(allocation.block->data(), allocation.block->mapped());
     const std::lock_guard lock(mutex_);
-    mapped_ += slot.block->mapped();
-    slots_.emplace(++last_, std::move(slot));
+    mapped_ += allocation.block->mapped();
+    allocations_.emplace(++last_, std::move(allocation));
     return last_;
   }
   void release(uint64_t id) noexcept {
     const std::lock_guard lock(mutex_);
-    const auto one = slots_.find(id);
-    if (one == slots_.end()) return host_.log(ZR_LOG_ERROR, "tier cpu: a slot was released that is none");
+    const auto one = allocations_.find(id);
+    if (one == allocations_.end()) return host_.log(ZR_LOG_ERROR, "tier cpu: a slot was released that is none");
     if (one->second.locked) pin_.unlock(one->second.block->data());
     mapped_ -= one->second.block->mapped();
-    slots_.erase(one);
+    allocations_.erase(one);
   }
 
   // What is put away goes past the cache; what is fetched is used next, and stays there if it fits.
   void write(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
-    each(all, n, stream, done, [](char* slot, char* memory, std::size_t bytes) {
-      bytes < kStreamedWrites ? static_cast<void>(std::memcpy(slot, memory, bytes)) : cpu::stream(slot, memory, bytes);
+    each(all, n, stream, done, [](char* allocation, char* memory, std::size_t bytes) {
+      bytes < kStreamedWrites ? static_cast<void>(std::memcpy(allocation, memory, bytes))
+                              : cpu::stream(allocation, memory, bytes);
     });
   }
   void read(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
-    each(all, n, stream, done, [](char* slot, char* memory, std::size_t bytes) {
-      bytes < kStreamedReads ? static_cast<void>(std::memcpy(memory, slot, bytes)) : cpu::stream(memory, slot, bytes);
+    each(all, n, stream, done, [](char* allocation, char* memory, std::size_t bytes) {
+      bytes < kStreamedReads ? static_cast<void>(std::memcpy(memory, allocation, bytes))
+                             : cpu::stream(memory, allocation, bytes);
     });
   }
 
   zr_view map(uint64_t id) {
     const std::lock_guard lock(mutex_);
-    const auto one = slots_.find(id);
-    if (one == slots_.end()) throw zr::Error(ZR_INVALID, "tier cpu: a slot is mapped that is not reserved");
+    const auto one = allocations_.find(id);
+    if (one == allocations_.end()) throw zr::Error(ZR_INVALID, "tier cpu: a slot is mapped that is not reserved");
     const cpu::Block& block = *one->second.block;
     return {block.data(), static_cast<int64_t>(block.bytes()), ZR_U8, 0, {1, 0}};
   }
   void unmap(uint64_t) noexcept {}
 
  private:
-  struct Slot {
+  struct Allocation {
     std::unique_ptr<cpu::Block> block;
     bool locked;
   };
@@ -83,32 +85,33 @@ class Cpu : public zr::Offload<Cpu> {
   template <class Copy>
   void each(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, Copy&& copy) {
     if (stream) throw zr::Error(ZR_UNSUPPORTED, "tier cpu knows no streams: wait for them, and give none");
-    for (uint32_t i = 0; i < n; ++i) place_of(all[i], i);
+    for (uint32_t i = 0; i < n; ++i) address_of(all[i], i);
     for (uint32_t i = 0; i < n; ++i)
       if (all[i].memory.count > 0)
-        copy(place_of(all[i], i), static_cast<char*>(all[i].memory.data),
+        copy(address_of(all[i], i), static_cast<char*>(all[i].memory.data),
              static_cast<std::size_t>(all[i].memory.count));
     if (done) zr::Done::retained(host_, done).resolve();
   }
-  char* place_of(const zr_transfer& one, uint32_t index) const {
-    const auto refuse = [&](const std::string& what) {
+  char* address_of(const zr_transfer& one, uint32_t index) const {
+    const auto reject = [&](const std::string& what) {
       throw zr::Error(ZR_INVALID, "tier cpu: transfer " + std::to_string(index) + " " + what, index);
     };
     const std::lock_guard lock(mutex_);
-    const auto slot = slots_.find(one.slot);
-    if (slot == slots_.end()) refuse("is of slot " + std::to_string(one.slot) + ", which is not reserved");
-    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) refuse("is not of bytes in the CPU's memory");
-    const uint64_t room = slot->second.block->bytes(), bytes = static_cast<uint64_t>(one.memory.count);
+    const auto allocation = allocations_.find(one.allocation);
+    if (allocation == allocations_.end())
+      reject("is of slot " + std::to_string(one.allocation) + ", which is not reserved");
+    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("is not of bytes in the CPU's memory");
+    const uint64_t room = allocation->second.block->bytes(), bytes = static_cast<uint64_t>(one.memory.count);
     if (one.offset > room || bytes > room - one.offset)
-      refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
              ") goes beyond its slot of " + std::to_string(room) + " bytes");
-    return slot->second.block->data() + one.offset;
+    return allocation->second.block->data() + one.offset;
   }
 
   const zr::Host host_;
   cpu::Pin pin_;
   mutable std::mutex mutex_;  // of what follows
-  std::unordered_map<uint64_t, Slot> slots_;
+  std::unordered_map<uint64_t, Allocation> allocations_;
   uint64_t mapped_ = 0, last_ = 0;
 };
 

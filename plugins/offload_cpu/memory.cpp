@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kHugePage = uint64_t{2} << 20, kHugeFrom = uint64_t{4} << 20, kGrain = uint64_t{64} << 20;
 
-[[noreturn]] void refuse(uint64_t bytes, const std::string& tag, const std::string& why, int error) {
+[[noreturn]] void reject(uint64_t bytes, const std::string& tag, const std::string& why, int error) {
   throw zr::Error(ZR_NOMEM,
                   "tier cpu: " + std::to_string(bytes) + " bytes for '" + tag + "' are not to be had: " + why +
                       "; offload less, run fewer ranks on this host, or offload to a disk",
@@ -43,7 +43,7 @@ int64_t number_after(const std::string& path, const std::string& word, int64_t m
 }
 
 // What a control group can still give: cache that nobody uses is given up first.
-void look(Room& room, const std::string& folder, bool second) {
+void look(AvailableMemory& room, const std::string& folder, bool second) {
   const int64_t limit = number_in(folder + (second ? "/memory.max" : "/memory.limit_in_bytes"));
   const int64_t used = number_in(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"));
   if (limit < 0 || used < 0) return;
@@ -54,8 +54,8 @@ void look(Room& room, const std::string& folder, bool second) {
 
 }  // namespace
 
-Room room_left(const std::string& root) {
-  Room room;
+AvailableMemory available_memory(const std::string& root) {
+  AvailableMemory room;
   const int64_t available = number_after(root + "/proc/meminfo", "MemAvailable:", -1);
   if (available >= 0) room = {available * 1024, "MemAvailable of /proc/meminfo"};
   std::ifstream groups(root + "/proc/self/cgroup");
@@ -77,15 +77,15 @@ Room room_left(const std::string& root) {
 
 Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : bytes_(bytes) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (bytes > uint64_t{1} << 46) refuse(bytes, tag, "no machine has them", ENOMEM);
+  if (bytes > uint64_t{1} << 46) reject(bytes, tag, "no machine has them", ENOMEM);
   mapped_ = std::max((bytes + page - 1) / page * page, page);
-  const Room room = room_left();
+  const AvailableMemory room = available_memory();
   if (room.bytes >= 0 && mapped_ > static_cast<uint64_t>(room.bytes))
-    refuse(mapped_, tag, std::to_string(room.bytes) + " are there (" + room.source + ")", ENOMEM);
+    reject(mapped_, tag, std::to_string(room.bytes) + " are there (" + room.source + ")", ENOMEM);
   // Begins where a huge page may; what is beyond either end goes back.
   const uint64_t more = mapped_ >= kHugeFrom ? kHugePage - page : 0;
   void* all = ::mmap(nullptr, mapped_ + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (all == MAP_FAILED) refuse(mapped_, tag, std::strerror(errno), errno);
+  if (all == MAP_FAILED) reject(mapped_, tag, std::strerror(errno), errno);
   char* start = static_cast<char*>(all);
   const uint64_t skip = more ? (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage : 0;
   data_ = start + skip;
@@ -96,7 +96,7 @@ Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : byt
     populate(host);
   } catch (const zr::Error& error) {
     ::munmap(data_, mapped_);
-    refuse(mapped_, tag, error.what(), static_cast<int>(error.native()));
+    reject(mapped_, tag, error.what(), static_cast<int>(error.native()));
   }
 }
 

@@ -10,11 +10,11 @@ namespace cpu {
 
 /// What the machine and the control group of this process can still give, -1 if neither says, and who says it. `root`:
 /// where /proc and /sys are, for tests.
-struct Room {
+struct AvailableMemory {
   int64_t bytes = -1;
   std::string source;
 };
-Room room_left(const std::string& root = "");
+AvailableMemory available_memory(const std::string& root = "");
 
 /// Mapped, in whole pages, all of them present. Throws zr::Error(ZR_NOMEM).
 class Block {

@@ -25,11 +25,11 @@ bool find(void* library, const char* name, F& function) {
 }
 }  // namespace
 
-Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), must_(pin == "true") {
+Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(pin == "true") {
   if (pin == "false") return;
   if (::access(kDevice, F_OK) == 0) {
     load();
-  } else if (must_) {
+  } else if (required_) {
     throw zr::Error(ZR_UNSUPPORTED, std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") +
                                         kDevice + " is not there); give \"auto\" or \"false\"");
   }
@@ -42,7 +42,7 @@ void Pin::load() {
     return;
   register_ = nullptr;
   const std::string text = "there is a CUDA device, but no CUDA runtime (libcudart.so.12) to lock memory for it";
-  if (must_)
+  if (required_)
     throw zr::Error(ZR_UNSUPPORTED, "offload.cpu.pin = \"true\": " + text +
                                         "; put its folder into LD_LIBRARY_PATH, or give \"auto\" or \"false\"");
   host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
@@ -59,10 +59,10 @@ bool Pin::lock(void* data, uint64_t bytes) {
   const int error = register_(data, bytes, kPortable);
   if (error == 0) return true;
   const std::string text = std::to_string(bytes) + " bytes could not be locked for the CUDA device: " + text_of(error);
-  if (must_)
+  if (required_)
     throw zr::Error(ZR_NOMEM, "tier cpu: " + text + "; offload less, or give offload.cpu.pin = \"auto\"", error);
-  if (!told_) host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
-  told_ = true;
+  if (!reported_) host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
+  reported_ = true;
   return false;
 }
 

@@ -21,8 +21,8 @@ class Pin {
   void load();
   std::string text_of(int error) const;
   const zr::Host host_;
-  const bool must_;
-  bool told_ = false;
+  const bool required_;
+  bool reported_ = false;
   int (*register_)(void*, size_t, unsigned) = nullptr;  // cudaHostRegister
   int (*unregister_)(void*) = nullptr;                  // cudaHostUnregister
   int (*last_error_)() = nullptr;                       // cudaGetLastError

@@ -90,10 +90,10 @@ void File::try_out(const zr::Host& host, const std::string& folder, Direct direc
 }
 
 int File::write_zeros(uint64_t at, uint64_t bytes) const {
-  constexpr uint64_t kMost = uint64_t{1} << 20;
-  const auto zeros = aligned(kMost);
+  constexpr uint64_t kMax = uint64_t{1} << 20;
+  const auto zeros = aligned(kMax);
   for (uint64_t done = 0; done < bytes;) {
-    const ssize_t n = ::pwrite(fd_, zeros.get(), std::min(kMost, bytes - done), static_cast<off_t>(at + done));
+    const ssize_t n = ::pwrite(fd_, zeros.get(), std::min(kMax, bytes - done), static_cast<off_t>(at + done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return n < 0 ? errno : ENOSPC;
     done += static_cast<uint64_t>(n);

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "engine.hpp"
+#include "io_engine.hpp"
 #include "zr/offload.hpp"
 
 namespace {
@@ -24,7 +24,7 @@ std::vector<std::string> folders_of(const std::string& paths) {
 }
 
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
-constexpr uint32_t kDeepest = 256;
+constexpr uint32_t kMaxJsonDepth = 256;
 
 class Nvme : public zr::Offload<Nvme> {
  public:
@@ -34,7 +34,8 @@ class Nvme : public zr::Offload<Nvme> {
       zr::key_bool("checksum", "true", "what is read is compared with what was written"),
       zr::key_bytes("block_bytes", "\"0B\"", 0, kLargestBlock,
                     "largest transfer, and what one folder gets in a row; 0: as `zeroth tune` found it, else 1MiB"),
-      zr::key_int("depth", "0", 0, kDeepest, "transfers under way at a time; 0: as `zeroth tune` found it, else 8"),
+      zr::key_int("depth", "0", 0, kMaxJsonDepth,
+                  "transfers under way at a time; 0: as `zeroth tune` found it, else 8"),
       zr::key_text("direct", "\"auto\"", "auto|true|false", "past the page cache (O_DIRECT)")};
   Nvme(const zr::Config& config, const zr::Host& host)
       : host_(host),
@@ -51,7 +52,7 @@ class Nvme : public zr::Offload<Nvme> {
   }
   ~Nvme() {
     engine_.reset();
-    for (const auto& [id, slot] : slots_) account(-sums_bytes(*slot));
+    for (const auto& [id, allocation] : allocations_) account(-checksum_bytes(*allocation));
   }
 
   void open(const zr_offload_ref* below) {
@@ -82,7 +83,7 @@ class Nvme : public zr::Offload<Nvme> {
     caps.io_bytes = stripes_.block_bytes;
     caps.io_depth = depth_;
     caps.device_types = uint64_t{1} << 1;
-    caps.kept_per_mib = checksum_ ? (uint64_t{1} << 20) / kAlign * sizeof(uint32_t) : 0;
+    caps.host_bytes_per_mib = checksum_ ? (uint64_t{1} << 20) / kAlign * sizeof(uint32_t) : 0;
     return caps;
   }
 
@@ -90,31 +91,31 @@ class Nvme : public zr::Offload<Nvme> {
     if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
     if (bytes > uint64_t{1} << 56) throw zr::Error(ZR_IO, std::to_string(bytes) + " bytes are on no disk");
     bytes = (bytes + kAlign - 1) / kAlign * kAlign;
-    auto slot = std::make_unique<nvme::Slot>(bytes, checksum_ ? bytes / kAlign : 0);
+    auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
     const std::lock_guard lock(mutex_);
     for (uint32_t i = 0; i < files_.size(); ++i) {
       const uint64_t part = stripes_.bytes_in(i, bytes), end = ranges_[i].end();
-      slot->at.push_back(ranges_[i].take(part));
+      allocation->at.push_back(ranges_[i].take(part));
       if (ranges_[i].end() == end) continue;
       try {
         files_[i]->extend(end, ranges_[i].end() - end);
       } catch (...) {
-        give_back(*slot);
+        release_ranges(*allocation);
         ranges_[i].cut(end);
         throw;
       }
     }
-    account(sums_bytes(*slot));
-    slots_[++last_] = std::move(slot);
+    account(checksum_bytes(*allocation));
+    allocations_[++last_] = std::move(allocation);
     return last_;
   }
   void release(uint64_t id) noexcept {
     const std::lock_guard lock(mutex_);
-    const auto one = slots_.find(id);
-    if (one == slots_.end()) return host_.log(ZR_LOG_ERROR, "tier nvme: a slot was released that is none");
-    account(-sums_bytes(*one->second));
-    give_back(*one->second);
-    slots_.erase(one);
+    const auto one = allocations_.find(id);
+    if (one == allocations_.end()) return host_.log(ZR_LOG_ERROR, "tier nvme: a slot was released that is none");
+    account(-checksum_bytes(*one->second));
+    release_ranges(*one->second);
+    allocations_.erase(one);
   }
 
   void write(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
@@ -142,13 +143,13 @@ class Nvme : public zr::Offload<Nvme> {
     const auto* machine = host_.find<zr_machine_service>();
     size.measured = machine && machine->disk(host_.abi(), folders_.front().c_str(), &block_bytes, &depth) == ZR_OK &&
                     block_bytes >= kAlign && block_bytes <= kLargestBlock && block_bytes % kAlign == 0 && depth >= 1 &&
-                    depth <= kDeepest;
+                    depth <= kMaxJsonDepth;
     if (!size.block_bytes) size.block_bytes = size.measured ? block_bytes : 1 << 20;
     if (!size.depth) size.depth = size.measured ? depth : 8;
     return size;
   }
 
-  std::unique_ptr<nvme::Engine> make_engine(nvme::Transfers& transfers) {
+  std::unique_ptr<nvme::IoEngine> make_engine(nvme::Transfers& transfers) {
     if (engine_name_ == "threads") return nvme::make_threads(transfers, files_, depth_);
     try {
       return nvme::make_uring(transfers, files_, depth_, faults_);
@@ -176,11 +177,12 @@ class Nvme : public zr::Offload<Nvme> {
     return files_.empty() ? 0 : least / kAlign * kAlign;
   }
 
-  void give_back(const nvme::Slot& slot) {
-    for (uint32_t i = 0; i < slot.at.size(); ++i) ranges_[i].give(slot.at[i], stripes_.bytes_in(i, slot.bytes));
+  void release_ranges(const nvme::Allocation& allocation) {
+    for (uint32_t i = 0; i < allocation.at.size(); ++i)
+      ranges_[i].release(allocation.at[i], stripes_.bytes_in(i, allocation.bytes));
   }
-  static int64_t sums_bytes(const nvme::Slot& slot) {
-    return static_cast<int64_t>(slot.sums.size() * sizeof(uint32_t));
+  static int64_t checksum_bytes(const nvme::Allocation& allocation) {
+    return static_cast<int64_t>(allocation.checksums.size() * sizeof(uint32_t));
   }
   void account(int64_t bytes) const {
     const auto* memory = host_.find<zr_memory_service>();
@@ -195,29 +197,30 @@ class Nvme : public zr::Offload<Nvme> {
     request->all.assign(all, all + n);
     {
       const std::lock_guard lock(mutex_);
-      for (uint32_t i = 0; i < n; ++i) request->slots.push_back(checked(all[i], i));
+      for (uint32_t i = 0; i < n; ++i) request->allocations.push_back(checked(all[i], i));
     }
     request->done = zr::Done::retained(host_, done);
     transfers_->push(request);
   }
   // The slot of a transfer, which must be whole blocks of it.
-  nvme::Slot* checked(const zr_transfer& one, uint32_t index) const {
-    const auto refuse = [&](const std::string& what) {
+  nvme::Allocation* checked(const zr_transfer& one, uint32_t index) const {
+    const auto reject = [&](const std::string& what) {
       throw zr::Error(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
     };
-    const auto slot = slots_.find(one.slot);
-    if (slot == slots_.end()) refuse("is of slot " + std::to_string(one.slot) + ", which is not reserved");
-    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) refuse("is not of bytes in the CPU's memory");
+    const auto allocation = allocations_.find(one.allocation);
+    if (allocation == allocations_.end())
+      reject("is of slot " + std::to_string(one.allocation) + ", which is not reserved");
+    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("is not of bytes in the CPU's memory");
     const auto bytes = static_cast<uint64_t>(one.memory.count), address = reinterpret_cast<uint64_t>(one.memory.data);
     if (one.offset % kAlign || bytes % kAlign || address % kAlign)
-      refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
              (address % kAlign ? ", to or from an odd address" : "") +
              ") is no multiple of 4096 in offset, length and address; round up: slots have room for it");
-    const uint64_t room = slot->second->bytes;
+    const uint64_t room = allocation->second->bytes;
     if (one.offset > room || bytes > room - one.offset)
-      refuse("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
              ") goes beyond its slot of " + std::to_string(room) + " bytes");
-    return slot->second.get();
+    return allocation->second.get();
   }
 
   const zr::Host host_;
@@ -231,10 +234,10 @@ class Nvme : public zr::Offload<Nvme> {
   nvme::Faults faults_{host_};
   std::vector<std::unique_ptr<nvme::File>> files_;
   std::unique_ptr<nvme::Transfers> transfers_;
-  std::unique_ptr<nvme::Engine> engine_;  // goes before what it refers to
-  mutable std::mutex mutex_;              // of what follows
-  std::vector<nvme::Ranges> ranges_;      // by file
-  std::unordered_map<uint64_t, std::unique_ptr<nvme::Slot>> slots_;
+  std::unique_ptr<nvme::IoEngine> engine_;  // goes before what it refers to
+  mutable std::mutex mutex_;                // of what follows
+  std::vector<nvme::Ranges> ranges_;        // by file
+  std::unordered_map<uint64_t, std::unique_ptr<nvme::Allocation>> allocations_;
   uint64_t last_ = 0;
 };
 

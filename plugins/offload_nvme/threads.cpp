@@ -5,29 +5,29 @@
 #include <cerrno>
 #include <thread>
 
-#include "engine.hpp"
+#include "io_engine.hpp"
 
 namespace nvme {
 
-struct NoSignals::State {
+struct BlockedSignals::State {
   sigset_t set;
 };
 
-NoSignals::NoSignals() : before_(std::make_unique<State>()) {
+BlockedSignals::BlockedSignals() : before_(std::make_unique<State>()) {
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before_->set);
 }
 
-NoSignals::~NoSignals() { ::pthread_sigmask(SIG_SETMASK, &before_->set, nullptr); }
+BlockedSignals::~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_->set, nullptr); }
 
 namespace {
 
-class Threads final : public Engine {
+class Threads final : public IoEngine {
  public:
   Threads(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files, uint32_t depth)
       : transfers_(transfers), files_(files) {
-    const NoSignals none;
+    const BlockedSignals none;
     try {
       for (uint32_t i = 0; i < depth; ++i) threads_.emplace_back([this] { run(); });
     } catch (const std::system_error&) {
@@ -64,8 +64,8 @@ class Threads final : public Engine {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_threads(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
-                                     uint32_t depth) {
+std::unique_ptr<IoEngine> make_threads(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
+                                       uint32_t depth) {
   return std::make_unique<Threads>(transfers, files, depth);
 }
 

@@ -12,7 +12,7 @@
 namespace nvme {
 
 namespace {
-constexpr int kMostStalls = 1000;
+constexpr int kMaxStalls = 1000;
 
 // Never 0, which says that a block was not written.
 uint32_t sum_of(const char* block) {
@@ -57,21 +57,21 @@ bool Transfers::take(Piece& piece, bool wait) {
         piece = Piece{};
         piece.request = request;
         piece.index = request->next;
-        piece.slot = request->slots[request->next];
+        piece.allocation = request->allocations[request->next];
         piece.offset = one.offset + request->next_offset;
         const uint64_t block = piece.offset / stripes_.block_bytes, within = piece.offset % stripes_.block_bytes;
         piece.file = static_cast<uint32_t>(block % stripes_.files);
-        piece.at = piece.slot->at[piece.file] + block / stripes_.files * stripes_.block_bytes + within;
+        piece.at = piece.allocation->at[piece.file] + block / stripes_.files * stripes_.block_bytes + within;
         piece.memory = static_cast<char*>(one.memory.data) + request->next_offset;
         piece.bytes =
             std::min(stripes_.block_bytes - within, static_cast<uint64_t>(one.memory.count) - request->next_offset);
         request->next_offset += piece.bytes;
-        ++request->under_way;
+        ++request->in_flight;
         return true;
       }
       queue_.pop_front();
       request->issued = true;
-      if (request->under_way > 0) continue;
+      if (request->in_flight > 0) continue;
       lock.unlock();
       settle(*request);
       lock.lock();
@@ -98,7 +98,7 @@ bool Transfers::stopped() const {
 void Transfers::begin(const Piece& piece) const {
   if (!checksums_ || !piece.request->writes) return;
   for (uint64_t i = 0; i < piece.bytes; i += kAlign)
-    piece.slot->sums[(piece.offset + i) / kAlign].store(sum_of(piece.memory + i), std::memory_order_relaxed);
+    piece.allocation->checksums[(piece.offset + i) / kAlign].store(sum_of(piece.memory + i), std::memory_order_relaxed);
 }
 
 uint64_t Transfers::next_bytes(const Piece& piece, int& error) const {
@@ -121,7 +121,7 @@ bool Transfers::advance(Piece& piece, ssize_t result) {
   const uint64_t moved = result < 0 ? 0 : static_cast<uint64_t>(result) / kAlign * kAlign;
   piece.done += moved;
   piece.stalls = moved ? 0 : piece.stalls + 1;
-  if (result == 0 || piece.stalls > kMostStalls) {
+  if (result == 0 || piece.stalls > kMaxStalls) {
     fail(piece, writes && result == 0 ? ENOSPC : EIO);
     return false;
   }
@@ -144,7 +144,7 @@ void Transfers::fail(Piece& piece, int error) {
 
 void Transfers::verify(Piece& piece) {
   for (uint64_t i = 0; i < piece.bytes; i += kAlign) {
-    const uint32_t sum = piece.slot->sums[(piece.offset + i) / kAlign].load(std::memory_order_relaxed);
+    const uint32_t sum = piece.allocation->checksums[(piece.offset + i) / kAlign].load(std::memory_order_relaxed);
     if (sum == 0 || sum == sum_of(piece.memory + i)) continue;
     return finish(piece, ZR_IO,
                   "tier nvme: " + files_[piece.file]->name() + ": reading " + std::to_string(kAlign) +
@@ -177,7 +177,7 @@ void Transfers::finish(Piece& piece, zr_code code, const std::string& text) {
       if (!request->issued) queue_.erase(std::find(queue_.begin(), queue_.end(), request));
       request->issued = true;
     }
-    if (--request->under_way > 0 || !request->issued) return;
+    if (--request->in_flight > 0 || !request->issued) return;
   }
   settle(*request);
 }

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "allocation.hpp"
 #include "file.hpp"
-#include "slot.hpp"
 #include "zr/abi/offload.h"
 
 namespace nvme {
@@ -20,12 +20,12 @@ namespace nvme {
 struct Request {
   bool writes = false;
   std::vector<zr_transfer> all;
-  std::vector<Slot*> slots;  // of each
-  zr::Done done;             // empty: whoever pushed it waits
+  std::vector<Allocation*> allocations;  // of each
+  zr::Done done;                         // empty: whoever pushed it waits
   // The rest is guarded by Transfers.
   uint32_t next = 0;         // the transfer that is cut next, and where
   uint64_t next_offset = 0;  // within it
-  uint32_t under_way = 0;    // pieces
+  uint32_t in_flight = 0;    // pieces
   bool issued = false;       // no further piece comes
   bool over = false;
   zr_code code = ZR_OK;  // the first failure
@@ -37,7 +37,7 @@ struct Request {
 struct Piece {
   std::shared_ptr<Request> request;
   uint32_t index = 0;  // of the transfer
-  Slot* slot = nullptr;
+  Allocation* allocation = nullptr;
   uint64_t offset = 0;  // in the slot
   uint32_t file = 0;
   uint64_t at = 0;  // in the file

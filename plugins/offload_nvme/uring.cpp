@@ -12,24 +12,24 @@
 #include <map>
 #include <thread>
 
-#include "engine.hpp"
+#include "io_engine.hpp"
 
 namespace nvme {
 
 namespace {
 
 constexpr uint64_t kNews = ~uint64_t{0};                    // user_data of the event that tells of a push
-constexpr uint32_t kMostRegistered = 4096;                  // entries of the kernel's table
+constexpr uint32_t kMaxRegistered = 4096;                   // entries of the kernel's table
 constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's bound for one
 
-class Uring final : public Engine {
+class Uring final : public IoEngine {
  public:
   Uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files, uint32_t depth, Faults& faults)
       : transfers_(transfers), files_(files), depth_(depth), pieces_(3 * depth), results_(3 * depth) {
     set_up(depth, faults.at("uring").error);
     for (uint32_t i = 0; i < pieces_.size(); ++i) idle_.push_back(i);
     transfers_.on_push([this] { static_cast<void>(::eventfd_write(news_, 1)); });
-    const NoSignals none;
+    const BlockedSignals none;
     thread_ = std::thread([this] { run(); });
   }
   ~Uring() override {
@@ -65,7 +65,7 @@ class Uring final : public Engine {
     uint32_t entry;
   };
 
-  [[noreturn]] void refuse(int error) {
+  [[noreturn]] void reject(int error) {
     close();
     throw zr::Error(ZR_UNSUPPORTED,
                     std::string("io_uring is refused here: ") + std::strerror(error) +
@@ -81,21 +81,21 @@ class Uring final : public Engine {
   }
   // A sandbox may allow the one call and not the other: a first entry goes through all of them.
   void set_up(uint32_t depth, int injected) {
-    if (injected) refuse(injected);
-    if (const int result = ::io_uring_queue_init(depth + 2, &ring_, 0); result < 0) refuse(-result);
+    if (injected) reject(injected);
+    if (const int result = ::io_uring_queue_init(depth + 2, &ring_, 0); result < 0) reject(-result);
     ready_ = true;
     news_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (news_ < 0) refuse(errno);
+    if (news_ < 0) reject(errno);
     io_uring_prep_nop(::io_uring_get_sqe(&ring_));
     io_uring_cqe* cqe = nullptr;
-    if (const int result = ::io_uring_submit_and_wait(&ring_, 1); result < 0) refuse(-result);
-    if (const int result = io_uring_wait_cqe(&ring_, &cqe); result < 0) refuse(-result);
+    if (const int result = ::io_uring_submit_and_wait(&ring_, 1); result < 0) reject(-result);
+    if (const int result = io_uring_wait_cqe(&ring_, &cqe); result < 0) reject(-result);
     io_uring_cqe_seen(&ring_, cqe);
     std::vector<int> fds;
     for (const auto& file : files_) fds.push_back(file->fd());
     fixed_files_ = ::io_uring_register_files(&ring_, fds.data(), static_cast<unsigned>(fds.size())) == 0;
-    can_register_ = ::io_uring_register_buffers_sparse(&ring_, kMostRegistered) == 0;
-    for (uint32_t i = kMostRegistered; i > 0; --i) entries_.push_back(i - 1);
+    can_register_ = ::io_uring_register_buffers_sparse(&ring_, kMaxRegistered) == 0;
+    for (uint32_t i = kMaxRegistered; i > 0; --i) entries_.push_back(i - 1);
   }
 
   int add(char* data, uint64_t bytes) {
@@ -232,8 +232,8 @@ class Uring final : public Engine {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
-                                   uint32_t depth, Faults& faults) {
+std::unique_ptr<IoEngine> make_uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
+                                     uint32_t depth, Faults& faults) {
   return std::make_unique<Uring>(transfers, files, depth, faults);
 }
 

@@ -15,21 +15,22 @@ class Zero0 : public zr::Strategy<Zero0> {
                                                   "gradients travel in buckets of this size, two at a time")};
   explicit Zero0(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}
 
-  void plan(const zr_plan_in& in, zr::Plan& plan) const {
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     const zr::FlatLayout layout = lay_out(in);
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout.total(), in.weight_dtype);
     const uint32_t gradients =
         zr::GradientBuckets::plan(in, memory(in), layout.largest_bucket(), layout.trainable(), plan);
-    const uint32_t sums =
-        apart(in) ? plan.buffer(ZR_ROLE_SUM, "gradient sums, whole", layout.trainable(), in.sum_dtype) : gradients;
-    zr::plan_whole(in, layout, ZR_ROLE_WEIGHT, weights, plan);
-    zr::plan_whole(in, layout, ZR_ROLE_SUM, sums, plan);
+    const uint32_t sums = has_reduced_buffer(in) ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, whole",
+                                                               layout.trainable(), in.reduced_grad_dtype)
+                                                 : gradients;
+    zr::plan_full(in, layout, ZR_ROLE_WEIGHT, weights, plan);
+    zr::plan_full(in, layout, ZR_ROLE_REDUCED_GRAD, sums, plan);
   }
 
-  void bind(const zr_plan_in& in, const zr::Bound& bound) {
+  void bind(const zr_plan_in& in, const zr::Binding& bound) {
     layout_.emplace(lay_out(in));
     comm_.emplace(bound.comm);
-    sums_ = bound.buffers[apart(in) ? 1 + zr::GradientBuckets::buffers(memory(in)) : 1];
+    sums_ = bound.buffers[has_reduced_buffer(in) ? 1 + zr::GradientBuckets::buffers(memory(in)) : 1];
     std::vector<zr_view> own;
     for (std::size_t b = 0; b < layout_->buckets().size(); ++b) {
       const auto part = layout_->part(b, in.rank);
@@ -38,20 +39,22 @@ class Zero0 : public zr::Strategy<Zero0> {
     gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own));
   }
 
-  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return gradients_->place(param, first); }
+  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) { return gradients_->destination(param, first); }
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     gradients_->ready(param, first, count, micro);
   }
   void event(uint32_t kind, uint32_t) {
     if (kind == ZR_BACKWARD_END) gradients_->backward_end();
   }
-  void grads_finish() { zr::gather_parts(*comm_, *layout_, sums_); }
+  void grads_finish() { zr::all_gather_parts(*comm_, *layout_, sums_); }
   void updated() {}  // every rank has updated every weight, from the same sums
 
  private:
   zr::FlatLayout lay_out(const zr_plan_in& in) const { return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype)}; }
-  static zr::GradientMemory memory(const zr_plan_in& in) { return gradient_memory(in, zr::GradientMemory::rooms); }
-  static bool apart(const zr_plan_in& in) { return !gradients_are_sums(in, memory(in)); }
+  static zr::GradientMemory memory(const zr_plan_in& in) {
+    return gradient_memory(in, zr::GradientMemory::double_buffered);
+  }
+  static bool has_reduced_buffer(const zr_plan_in& in) { return !reduces_in_place(in, memory(in)); }
 
   int64_t bucket_bytes_;
   std::optional<zr::FlatLayout> layout_;

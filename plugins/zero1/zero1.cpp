@@ -3,7 +3,7 @@
 
 namespace {
 
-class Zero1 : public zr::FlatStrategy<Zero1, zr::GradientMemory::whole> {
+class Zero1 : public zr::FlatStrategy<Zero1, zr::GradientMemory::full> {
  public:
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "gradients and weights travel in buckets of this size")};

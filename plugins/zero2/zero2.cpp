@@ -3,7 +3,7 @@
 
 namespace {
 
-class Zero2 : public zr::FlatStrategy<Zero2, zr::GradientMemory::rooms> {
+class Zero2 : public zr::FlatStrategy<Zero2, zr::GradientMemory::double_buffered> {
  public:
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,

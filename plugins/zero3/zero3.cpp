@@ -3,14 +3,14 @@
 #include <string>
 #include <vector>
 
-#include "cells.hpp"
-#include "gathers.hpp"
+#include "gather_groups.hpp"
+#include "gather_scheduler.hpp"
 #include "zr/strategy.hpp"
 
 namespace {
 
-using zero3::Cell;
-using zero3::Cells;
+using zero3::GatherGroup;
+using zero3::GatherGroups;
 
 class Zero3 : public zr::Strategy<Zero3> {
  public:
@@ -31,59 +31,60 @@ class Zero3 : public zr::Strategy<Zero3> {
         limits_{config.integer("prefetch_bytes"), config.integer("max_live_bytes"), config.integer("max_reuse_bytes")} {
   }
 
-  void plan(const zr_plan_in& in, zr::Plan& plan) const {
-    const Cells cells = make_cells(in);
-    const Layout layout(in, cells);
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
+    const GatherGroups groups = make_groups(in);
+    const Layout layout(in, groups);
     const int64_t width = zr::bytes_of(in.weight_dtype);
-    plan.buffer(ZR_ROLE_SHARD, "weights, own part", cells.shard(), in.weight_dtype);
-    const bool alias = zr::alias_flag(in) != 0;
-    plan.buffer(alias ? ZR_ROLE_WEIGHT : ZR_ROLE_WINDOW,
-                alias ? "weights, one for all ranks" : "weights that stay whole", cells.persistent(), in.weight_dtype,
-                zr::alias_flag(in));
-    plan.buffer(ZR_ROLE_WINDOW, "gathered weights", in.world > 1 ? zero3::window_elements(cells, limits_, width) : 0,
-                in.weight_dtype);
+    plan.buffer(ZR_ROLE_WEIGHT_SHARD, "weights, own part", groups.shard(), in.weight_dtype);
+    const bool shared = zr::shared_weights_flag(in) != 0;
+    plan.buffer(shared ? ZR_ROLE_WEIGHT : ZR_ROLE_ALL_GATHER,
+                shared ? "weights, one for all ranks" : "weights that stay whole", groups.persistent(), in.weight_dtype,
+                zr::shared_weights_flag(in));
+    plan.buffer(ZR_ROLE_ALL_GATHER, "gathered weights",
+                in.world > 1 ? zero3::all_gather_buffer_elements(groups, limits_, width) : 0, in.weight_dtype);
     const uint32_t gradients = zr::GradientBuckets::plan(in, layout.memory, layout.largest, layout.total, plan);
-    const uint32_t sums = layout.in_place
-                              ? gradients
-                              : plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", layout.own_total, in.sum_dtype);
+    const uint32_t sums = layout.in_place ? gradients
+                                          : plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, own part",
+                                                        layout.own_total, in.reduced_grad_dtype);
     for (uint32_t p = 0; p < in.n_params; ++p) {
       if (in.params[p]->count == 0) continue;
-      const Cell& cell = cells.all()[cells.cell_of(p)];
-      if (cell.persistent) {
-        plan.piece(ZR_ROLE_WEIGHT, p, kWhole, 0, in.params[p]->count, cell.own + cells.offset(p));
+      const GatherGroup& group = groups.all()[groups.group_of(p)];
+      if (group.persistent) {
+        plan.piece(ZR_ROLE_WEIGHT, p, kPersistent, 0, in.params[p]->count, group.own + groups.offset(p));
         continue;
       }
-      const zero3::Range part = cell.part(in.rank);
-      cells.pieces(cell, part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
+      const zero3::ElementRange part = group.part(in.rank);
+      groups.pieces(group, part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
         if (param == p)
-          plan.piece(in.world > 1 ? ZR_ROLE_SHARD : ZR_ROLE_WEIGHT, p, kShard, first, count,
-                     cell.own + offset - part.begin);
+          plan.piece(in.world > 1 ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT, p, kShard, first, count,
+                     group.own + offset - part.begin);
       });
     }
-    for (const Sum& sum : layout.own) plan.piece(ZR_ROLE_SUM, sum.param, sums, sum.first, sum.count, sum.offset);
+    for (const ReducedRun& sum : layout.own)
+      plan.piece(ZR_ROLE_REDUCED_GRAD, sum.param, sums, sum.first, sum.count, sum.offset);
   }
 
-  void bind(const zr_plan_in& in, const zr::Bound& bound) {
-    cells_ = std::make_unique<Cells>(make_cells(in));
+  void bind(const zr_plan_in& in, const zr::Binding& bound) {
+    groups_ = std::make_unique<GatherGroups>(make_groups(in));
     comm_ = std::make_unique<zr::Comm>(bound.comm);
-    whole_ = bound.buffers[kWhole];
-    alias_ = zr::alias_flag(in) != 0;
-    Layout layout(in, *cells_);
+    persistent_weights_ = bound.buffers[kPersistent];
+    shared_weights_ = zr::shared_weights_flag(in) != 0;
+    Layout layout(in, *groups_);
     std::vector<zr_view> sums;
     const zr_view& memory =
         bound.buffers[kGradients + (layout.in_place ? 0 : zr::GradientBuckets::buffers(layout.memory))];
     std::vector<zr::GradientBucket> buckets;
-    for (size_t b = 0; b < cells_->buckets(); ++b) {
-      buckets.push_back(cells_->bucket(b));
-      sums.push_back(zr::part(memory, layout.place[b], buckets[b].counts[static_cast<size_t>(in.rank)]));
+    for (size_t b = 0; b < groups_->buckets(); ++b) {
+      buckets.push_back(groups_->bucket(b));
+      sums.push_back(zr::part(memory, layout.offset[b], buckets[b].counts[static_cast<size_t>(in.rank)]));
     }
     gradients_ = std::make_unique<zr::GradientBuckets>(in, layout.memory, std::move(buckets), *comm_,
                                                        bound.buffers + kGradients, std::move(sums));
-    gathers_ = std::make_unique<zero3::Gathers>(in, *cells_, limits_, *comm_, bound.buffers[kShard],
-                                                bound.buffers[kWindow], host_);
+    scheduler_ = std::make_unique<zero3::GatherScheduler>(in, *groups_, limits_, *comm_, bound.buffers[kShard],
+                                                          bound.buffers[kAllGatherBuffer], host_);
   }
 
-  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return gradients_->place(param, first); }
+  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) { return gradients_->destination(param, first); }
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     gradients_->ready(param, first, count, micro);
   }
@@ -91,81 +92,83 @@ class Zero3 : public zr::Strategy<Zero3> {
   void event(uint32_t kind, uint32_t) {
     if (kind != ZR_BACKWARD_END) return;
     gradients_->backward_end();
-    gathers_->pass_end();
+    scheduler_->pass_end();
   }
 
-  void grads_finish() { gathers_->wait(); }  // peers have what they read of this rank's shard
+  void grads_finish() { scheduler_->wait(); }  // peers have what they read of this rank's shard
 
   void updated() {
-    gathers_->refresh();
-    if (alias_) return comm_->run(zr::barrier("weights"));  // everybody has what everybody wrote
+    scheduler_->refresh();
+    if (shared_weights_) return comm_->run(zr::barrier("weights"));  // everybody has what everybody wrote
     std::vector<zr::Done> coming;
-    for (const Cell& cell : cells_->all()) {
-      if (!cell.persistent || cell.frozen) continue;
-      const zero3::Range part = cell.part(comm_->rank());
+    for (const GatherGroup& group : groups_->all()) {
+      if (!group.persistent || group.frozen) continue;
+      const zero3::ElementRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
-      for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(cell.part(r).size());
-      coming.push_back(comm_->start(zr::all_gather(zr::part(whole_, cell.own + part.begin, part.size()),
-                                                   zr::part(whole_, cell.own, cell.size), "weights that stay whole",
-                                                   counts.data())));
+      for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
+      coming.push_back(comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own + part.begin, part.size()),
+                                                   zr::part(persistent_weights_, group.own, group.size),
+                                                   "weights that stay whole", counts.data())));
     }
     for (const zr::Done& done : coming) done.wait();
-    gathers_->prefetch();
+    scheduler_->prefetch();
   }
 
-  void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole) {
-    gathers_->acquire(params, n, phase, whole);
+  void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
+    scheduler_->acquire(params, n, phase, full);
   }
-  void release(const uint32_t* params, uint32_t n, uint32_t) { gathers_->release(params, n); }
+  void release(const uint32_t* params, uint32_t n, uint32_t) { scheduler_->release(params, n); }
 
  private:
-  enum : uint32_t { kShard, kWhole, kWindow, kGradients };  // the plan's buffers
-  struct Sum {
+  enum : uint32_t { kShard, kPersistent, kAllGatherBuffer, kGradients };  // the plan's buffers
+  struct ReducedRun {
     uint32_t param;
     int64_t first, count, offset;
   };
   // Gradient buckets, and where this rank's sums stand.
   struct Layout {
-    Layout(const zr_plan_in& in, const Cells& cells)
-        : memory(zr::gradient_memory(in, zr::GradientMemory::rooms)), in_place(zr::gradients_are_sums(in, memory)) {
-      std::vector<std::vector<zr::GradientBucket::Run>> runs(cells.buckets());
+    Layout(const zr_plan_in& in, const GatherGroups& groups)
+        : memory(zr::gradient_memory(in, zr::GradientMemory::double_buffered)),
+          in_place(zr::reduces_in_place(in, memory)) {
+      std::vector<std::vector<zr::GradientBucket::Run>> runs(groups.buckets());
       for (size_t b = 0; b < runs.size(); ++b) {
-        largest = std::max(largest, cells.bucket_size(b));
-        total += cells.bucket_size(b);
-        place.push_back(own_total);
-        own_total += cells.own(b, runs[b]);
+        largest = std::max(largest, groups.bucket_size(b));
+        total += groups.bucket_size(b);
+        offset.push_back(own_total);
+        own_total += groups.own(b, runs[b]);
       }
       if (in_place) {  // in the whole buffer buckets stand from the last to the first
         int64_t base = total;
         for (size_t b = 0; b < runs.size(); ++b) {
-          base -= cells.bucket_size(b);
-          place[b] = base + cells.before_own(b);
+          base -= groups.bucket_size(b);
+          offset[b] = base + groups.before_own(b);
         }
       }
       for (size_t b = 0; b < runs.size(); ++b)
-        for (const auto& run : runs[b]) own.push_back({run.param, run.first, run.count, place[b] + run.offset});
-      std::sort(own.begin(), own.end(),
-                [](const Sum& a, const Sum& b) { return std::pair(a.param, a.first) < std::pair(b.param, b.first); });
+        for (const auto& run : runs[b]) own.push_back({run.param, run.first, run.count, offset[b] + run.offset});
+      std::sort(own.begin(), own.end(), [](const ReducedRun& a, const ReducedRun& b) {
+        return std::pair(a.param, a.first) < std::pair(b.param, b.first);
+      });
     }
     zr::GradientMemory memory;
     bool in_place;
-    std::vector<int64_t> place;  // by bucket: of this rank's sums
-    std::vector<Sum> own;        // by parameter, ascending
+    std::vector<int64_t> offset;  // by bucket: of this rank's sums
+    std::vector<ReducedRun> own;  // by parameter, ascending
     int64_t largest = 0, total = 0, own_total = 0;
   };
-  Cells make_cells(const zr_plan_in& in) const {
-    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), zr::alias_flag(in) ? INT64_MAX : persistent_};
+  GatherGroups make_groups(const zr_plan_in& in) const {
+    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), zr::shared_weights_flag(in) ? INT64_MAX : persistent_};
   }
 
   zr::Host host_;
   int64_t bucket_bytes_, persistent_;
   zero3::Limits limits_;
-  std::unique_ptr<Cells> cells_;
+  std::unique_ptr<GatherGroups> groups_;
   std::unique_ptr<zr::Comm> comm_;
-  zr_view whole_{};
-  bool alias_ = false;  // weights are whole, once for all ranks: nothing is gathered
+  zr_view persistent_weights_{};
+  bool shared_weights_ = false;  // weights are whole, once for all ranks: nothing is gathered
   std::unique_ptr<zr::GradientBuckets> gradients_;
-  std::unique_ptr<zero3::Gathers> gathers_;
+  std::unique_ptr<zero3::GatherScheduler> scheduler_;
 };
 
 }  // namespace

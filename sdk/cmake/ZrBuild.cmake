@@ -1,8 +1,8 @@
 # Compiler and linker settings of this repository; authors outside use ZrPlugin.cmake alone.
 include(${CMAKE_CURRENT_LIST_DIR}/ZrPlugin.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/ZrTorch.cmake)
-set(ZR_TORCH_BESIDE ${PROJECT_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
-set(ZR_TORCH_ADVICE "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or point TORCH_ROOT at the \
+set(ZR_TORCH_DEFAULT_ROOT ${PROJECT_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
+set(ZR_TORCH_HINT "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or point TORCH_ROOT at the \
 folder of a libtorch that holds lib/ and include/.")
 
 find_program(ZR_CCACHE ccache)

@@ -1,8 +1,8 @@
 # zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this
 # does not. Looked for in TORCH_ROOT (CMake or environment), then Torch_DIR (<root>/share/cmake/Torch), then
-# ZR_TORCH_BESIDE (a folder). zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it
-# was found. ZR_TORCH_WANTED: the version it must have, major.minor compared, as C++ has no ABI across these;
-# ZR_TORCH_ADVICE: what a user without it should do. Sets ZR_TORCH_ROOT, ZR_TORCH_VERSION
+# ZR_TORCH_DEFAULT_ROOT (a folder). zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it
+# was found. ZR_TORCH_REQUIRED_VERSION: the version it must have, major.minor compared, as C++ has no ABI across these;
+# ZR_TORCH_HINT: what a user without it should do. Sets ZR_TORCH_ROOT, ZR_TORCH_VERSION
 # and ZR_TORCH_LIBRARY_DIRS. What links it gets these as RPATH, unless its property ZR_NO_TORCH_RPATH is set.
 function(zr_find_torch)
   set(why "${ARGV0}")
@@ -21,16 +21,16 @@ function(zr_find_torch)
   if(given)
     list(GET given 0 root)
   else()
-    set(root "${ZR_TORCH_BESIDE}")
+    set(root "${ZR_TORCH_DEFAULT_ROOT}")
   endif()
   if(EXISTS ${root}/lib/libtorch_cpu.so AND EXISTS ${root}/include/torch/csrc/api/include/torch/torch.h)
     get_filename_component(found ${root} ABSOLUTE)
   elseif(given)
     set(problem "No libtorch in ${root} (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing. \
-${ZR_TORCH_ADVICE}")
+${ZR_TORCH_HINT}")
   else()
     set(problem "libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in \
-${ZR_TORCH_BESIDE}. ${ZR_TORCH_ADVICE}")
+${ZR_TORCH_DEFAULT_ROOT}. ${ZR_TORCH_HINT}")
   endif()
   set(version "")
   if(found)
@@ -41,12 +41,12 @@ ${ZR_TORCH_BESIDE}. ${ZR_TORCH_ADVICE}")
         list(JOIN numbers "." version)
       endif()
     endforeach()
-    if(ZR_TORCH_WANTED)
-      string(REGEX MATCH "^[0-9]+\\.[0-9]+" wanted "${ZR_TORCH_WANTED}")
+    if(ZR_TORCH_REQUIRED_VERSION)
+      string(REGEX MATCH "^[0-9]+\\.[0-9]+" wanted "${ZR_TORCH_REQUIRED_VERSION}")
       string(REGEX MATCH "^[0-9]+\\.[0-9]+" has "${version}")
       if(NOT wanted STREQUAL has)
-        set(problem "libtorch in ${found} is version ${version}, but this Zeroth was built with ${ZR_TORCH_WANTED}, \
-and libtorch keeps no binary compatibility between ${wanted} and other versions. ${ZR_TORCH_ADVICE}")
+        set(problem "libtorch in ${found} is version ${version}, but this Zeroth was built with ${ZR_TORCH_REQUIRED_VERSION}, \
+and libtorch keeps no binary compatibility between ${wanted} and other versions. ${ZR_TORCH_HINT}")
       endif()
     endif()
   endif()

@@ -117,7 +117,7 @@ void ours(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, const 
   job.grad_mul = 1;
   job.step = 2;
   zr_view slots[] = {view_of(s.exp_avg + tile.at, tile.count), view_of(s.exp_avg_sq + tile.at, tile.count)};
-  zr_opt_unit unit{};
+  zr_update_slice unit{};
   unit.size = sizeof unit;
   unit.name = "weight";
   unit.shape = tile.shape;

@@ -77,7 +77,7 @@ struct Scene {
 // A session that has not trained, as a resumed one: a model in training is looked through before it is overwritten.
 std::vector<Row> saves_and_loads(const std::string& toml, const std::string& folder) {
   Job job(toml, "checkpoint", {"strategy=zero2"});
-  zr::host::Communicator& comm = job.session.communicator();
+  zr::host::CommRuntime& comm = job.session.communicator();
   const Scene scene{job.model.count() * 12};
   Plain plain(folder + "/plain-" + std::to_string(comm.rank()), scene.bytes / 2);
   std::vector<double> saves, writes, loads, reads, cold_loads, cold_reads;

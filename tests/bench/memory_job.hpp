@@ -46,12 +46,12 @@ class Memory final : public zr::host::Model {
   std::vector<zr::host::ModelBuffer> buffers() override { return {}; }
   void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
   std::size_t deferred() const override { return 0; }
-  void construct(const Loading&, bool) override {}
+  void construct(const ConstructMemory&, bool) override {}
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
   void on_use(Uses) override {}
   void bind_shared(uint32_t, const void*, zr_dtype) override {}
   void unbind(uint32_t, zr_dtype) override {}
-  void lend(uint32_t, void*) override {}
+  void attach(uint32_t, void*) override {}
   std::vector<uint32_t> written() override { return {}; }
   void verify() override {}
   void check_scopes(const std::string&) override {}

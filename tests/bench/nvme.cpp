@@ -12,7 +12,7 @@
 #include <random>
 #include <set>
 
-#include "base/page_memory.hpp"
+#include "base/huge_page_memory.hpp"
 #include "bench/row.hpp"
 #include "contract/shell.hpp"
 #include "unit/plugins/offload_rig.hpp"
@@ -106,8 +106,8 @@ class Ours {
       : before_(files_of(folder)),
         tier_("nvme", {"path=\"" + folder + "\"", "engine=uring", "depth=" + std::to_string(kDepth),
                        std::string("checksum=") + (checksum ? "true" : "false")}),
-        memory_(zr::host::page_memory(2 * kBatch)),
-        small_(zr::host::page_memory(2 * kBatch)),
+        memory_(zr::host::allocate_huge_pages(2 * kBatch)),
+        small_(zr::host::allocate_huge_pages(2 * kBatch)),
         slot_(tier_.reserve(kFile)) {
     if (!memory_ || !small_) fail("no memory");
     ::madvise(small_.get(), 2 * kBatch, MADV_NOHUGEPAGE);
@@ -177,7 +177,7 @@ class Ours {
   }
   std::set<std::string> before_;
   Tier tier_;
-  zr::host::PageMemory memory_, small_;
+  zr::host::HugePageMemory memory_, small_;
   uint64_t slot_;
   std::string file_;
 };

@@ -10,12 +10,12 @@
 #include <memory>
 #include <thread>
 
-#include "base/page_memory.hpp"
+#include "base/huge_page_memory.hpp"
 #include "bench/memory_job.hpp"
 #include "bench/ranks.hpp"
 #include "bench/row.hpp"
 #include "offload/tier.hpp"
-#include "zr/fold.hpp"
+#include "zr/ordered_reduce.hpp"
 
 namespace {
 
@@ -31,14 +31,14 @@ void backward(Job& job) {
 // Memory that a rank streams, all of it there, in large pages as states are.
 class Array {
  public:
-  explicit Array(std::size_t n) : memory_(zr::host::page_memory(static_cast<int64_t>(n * sizeof(float)))) {
+  explicit Array(std::size_t n) : memory_(zr::host::allocate_huge_pages(static_cast<int64_t>(n * sizeof(float)))) {
     if (!memory_) throw std::bad_alloc();
     std::fill_n(data(), n, 1e-3f);
   }
   float* data() { return reinterpret_cast<float*>(memory_.get()); }
 
  private:
-  zr::host::PageMemory memory_;
+  zr::host::HugePageMemory memory_;
 };
 struct Arrays {
   explicit Arrays(std::size_t n) : p(n), g(n), m(n), s(n) {}
@@ -162,8 +162,8 @@ class DiskAlone {
     tier_ = std::make_unique<zr::host::TierStore>(
         host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
-    slot_ = tier_->reserve(bytes, {{zr::host::Kind::slots, "as many bytes", bytes}});
-    room_ = zr::host::page_memory(rooms_ * placement.largest_tile);
+    slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "as many bytes", bytes}});
+    room_ = zr::host::allocate_huge_pages(rooms_ * placement.largest_tile);
     std::memset(room_.get(), 1, static_cast<std::size_t>(rooms_ * placement.largest_tile));
     tier_->prepare(room_.get(), rooms_ * placement.largest_tile);
     behind_.resize(static_cast<std::size_t>(rooms_));
@@ -194,7 +194,7 @@ class DiskAlone {
       if (started < ahead.size()) read();
     }
     const int64_t n = std::ssize(ahead);
-    for (int64_t i = std::max<int64_t>(n - rooms_, 0); i < n - zr::host::kTilesUnderWay; ++i)
+    for (int64_t i = std::max<int64_t>(n - rooms_, 0); i < n - zr::host::kTilesInFlight; ++i)
       behind_[static_cast<std::size_t>(i % rooms_)].wait();
   }
 
@@ -207,11 +207,11 @@ class DiskAlone {
   const int64_t rooms_;
   const zr::host::Placement& placement_;
   zr::host::Ledger ledger_;
-  zr::host::Pool pool_;
-  zr::host::Host host_;
+  zr::host::ThreadPool pool_;
+  zr::host::PluginHost host_;
   std::unique_ptr<zr::host::TierStore> tier_;
   uint64_t slot_ = 0;
-  zr::host::PageMemory room_;
+  zr::host::HugePageMemory room_;
   std::vector<zr::host::Transfer> behind_;
 };
 
@@ -227,7 +227,7 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
           {"strategy=zero2", "train.dtype=bf16", "offload.optimizer=nvme", "offload.nvme.path=" + folder});
   const zr::host::Placement& placement = job.session.plan().placement;
   // With as much under way as here, and with four times as much: what is faster counts.
-  DiskAlone disk(job, placement, zr::host::kTilesUnderWay), deep(job, placement, 4 * zr::host::kTilesUnderWay);
+  DiskAlone disk(job, placement, zr::host::kTilesInFlight), deep(job, placement, 4 * zr::host::kTilesInFlight);
   std::vector<double> ours, alone, bytes;
   std::chrono::steady_clock::duration rest{};
   for (int round = -2; round < 8; ++round) {

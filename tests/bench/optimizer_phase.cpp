@@ -41,7 +41,7 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
 class GatherProbe {
  public:
   enum class From { place, shard };
-  GatherProbe(zr::host::Communicator& comm, int64_t half, From from) : comm_(comm), half_(half) {
+  GatherProbe(zr::host::CommRuntime& comm, int64_t half, From from) : comm_(comm), half_(half) {
     whole_ = allocate(2 * half);
     src_ = from == From::place ? whole_ + comm.rank() * half : allocate(half);
   }
@@ -63,9 +63,9 @@ class GatherProbe {
  private:
   float* allocate(int64_t n) {
     return static_cast<float*>(
-        comm_.allocate(n * 4, 64, zr::host::Tier::device, zr::host::Kind::other, "gather probe"));
+        comm_.allocate(n * 4, 64, zr::host::Tier::device, zr::host::MemoryKind::other, "gather probe"));
   }
-  zr::host::Communicator& comm_;
+  zr::host::CommRuntime& comm_;
   int64_t half_;
   float *whole_, *src_;
 };
@@ -82,8 +82,9 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) float reads(const f
 // ones: beside the arithmetic alone, the norm and AdamW's streams.
 zr::bench::Row phase(const std::string& toml, bool alias) {
   const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
-  Job job(toml, name, {"strategy=zero1", alias ? "communicator.share_weights=true" : "communicator.share_weights=false"});
-  zr::host::Communicator& comm = job.session.communicator();
+  Job job(toml, name,
+          {"strategy=zero1", alias ? "communicator.share_weights=true" : "communicator.share_weights=false"});
+  zr::host::CommRuntime& comm = job.session.communicator();
   const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
   GatherProbe gather(comm, half, GatherProbe::From::place);
@@ -114,7 +115,7 @@ zr::bench::Row gathers(const std::string& toml) {
   Job job(toml, "gather",
           {"strategy=zero3", "communicator.share_weights=false", "strategy.zero3.persistence_threshold=0",
            "strategy.zero3.max_reuse_bytes=0B"});
-  zr::host::Communicator& comm = job.session.communicator();
+  zr::host::CommRuntime& comm = job.session.communicator();
   const auto& parameters = job.model.parameters();
   std::vector<std::vector<uint32_t>> uses;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
@@ -129,16 +130,16 @@ zr::bench::Row gathers(const std::string& toml) {
   gather.dirty(1e-3f);
   std::vector<double> ours, alone;
   for (int round = -2; round < 25; ++round) {
-    const int64_t before = comm.wire().total();
+    const int64_t before = comm.volume().total();
     const double time = job.timed([&] {
       for (const auto& use : uses) {
         job.session.weights().begin(use.data(), static_cast<uint32_t>(use.size()), ZR_FORWARD);
         job.session.weights().end(use.data(), nullptr, static_cast<uint32_t>(use.size()));
       }
     });
-    const int64_t between = comm.wire().total();
+    const int64_t between = comm.volume().total();
     const double probe = job.timed([&] { gather.run(); });
-    const int64_t after = comm.wire().total();
+    const int64_t after = comm.volume().total();
     job.session.begin_backward(1.0, 1.0);
     job.model.backward();
     job.session.end_backward();

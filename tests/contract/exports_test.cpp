@@ -28,7 +28,7 @@ TEST(Exports, AreTheEntryAndTheTagsOnly) {
   ASSERT_GE(plugins().size(), 2u);
   for (const auto& file : plugins()) {
     const std::string name = file.stem(), role = name.substr(3, name.find('_', 3) - 3);  // zr_<role>_<id>
-    std::vector<std::string> expected = {"zr_module_v1", "zr_tag_abi_0_2", "zr_tag_kind_" + role}, found;
+    std::vector<std::string> expected = {"zr_module_v1", "zr_tag_abi_0_3", "zr_tag_kind_" + role}, found;
     for (const std::string& line : shell("nm -D --defined-only " + file.string()).lines()) {
       found.push_back(line.substr(line.rfind(' ') + 1));
     }

@@ -19,16 +19,16 @@ struct Told : Strategy<Told> {
   explicit Told(const Config& config) : bucket(config.integer("bucket")) {
     if (config.boolean("fail")) throw Error(ZR_IO, "told to fail", 42);
   }
-  void plan(const zr_plan_in& in, Plan& plan) const {
+  void plan(const zr_plan_in& in, PlanBuilder& plan) const {
     EXPECT_EQ(plan.buffer(ZR_ROLE_WEIGHT, "weights", 10, in.weight_dtype), 0u);
-    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "sums", bucket, ZR_F32);
-    plan.piece(ZR_ROLE_SUM, 3, sums, 16, 4, 8);
+    const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "sums", bucket, ZR_F32);
+    plan.piece(ZR_ROLE_REDUCED_GRAD, 3, sums, 16, 4, 8);
   }
-  void bind(const zr_plan_in&, const Bound& bound) {
+  void bind(const zr_plan_in&, const Binding& bound) {
     buffer = bound.buffers[0];
     comm.emplace_back(bound.comm);
   }
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) { return part(buffer, first, param == 7 ? 0 : 2); }
+  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) { return part(buffer, first, param == 7 ? 0 : 2); }
   void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {
     pending = comm[0].start(reduce_scatter(buffer, buffer, "bucket 0", ZR_COLL_ACCUMULATE));
   }
@@ -138,10 +138,10 @@ TEST_F(StrategyLayer, SaysAgainWhereThereIsNoRoomAndLeavesTheViewAlone) {
   bind();
   zr_view place = view_of(&error_, 99);
   int64_t first = 0;
-  EXPECT_EQ(api().grad_place(self_, 7, &first, 0, &place, &error_), ZR_AGAIN);
+  EXPECT_EQ(api().grad_destination(self_, 7, &first, 0, &place, &error_), ZR_AGAIN);
   EXPECT_EQ(place.count, 99);
   first = 3;
-  EXPECT_EQ(api().grad_place(self_, 1, &first, 0, &place, &error_), ZR_OK);
+  EXPECT_EQ(api().grad_destination(self_, 1, &first, 0, &place, &error_), ZR_OK);
   EXPECT_EQ(place.data, memory_ + 3);
   EXPECT_EQ(place.count, 2);
 }
@@ -189,7 +189,7 @@ TEST_F(StrategyLayer, RunsCollectivesWithoutACompletionAndPassesTheirFailureOn) 
 struct Plain {  // has no progress and no memory of its own
   zr_comm_caps caps() const {
     zr_comm_caps caps{};
-    caps.flags = ZR_COMM_WIDEN;
+    caps.flags = ZR_COMM_UPCAST;
     caps.ops = 6;
     return caps;
   }
@@ -259,7 +259,7 @@ TEST(CommunicatorLayer, AnswersCapabilitiesWithinTheRoomGiven) {
   zr_comm_caps caps{};
   caps.size = sizeof caps;
   EXPECT_EQ(plain.api.caps(plain.comm, &caps, &plain.error), ZR_OK);
-  EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_COMM_WIDEN));
+  EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_COMM_UPCAST));
   EXPECT_EQ(caps.ops, 6u);
   caps = {};
   caps.size = offsetof(zr_comm_caps, ops);
@@ -329,23 +329,23 @@ TEST(OptimizerLayer, RoundsTheMasterForAnAuthorWhoDoesNot) {
   std::vector<uint16_t> weight(kCount);
   for (int64_t i = 0; i < kCount; ++i) grad[i] = static_cast<float>(i % 1000);
   const zr_view slot = view_of(sum.data(), kCount);
-  zr_opt_unit unit{};
-  unit.size = sizeof unit;
-  unit.name = "w";
-  unit.shape = &kCount;
-  unit.ndim = 1;
-  unit.first = 5;
-  unit.count = kCount;
-  unit.lr = 0.01;
-  unit.weight = view_of(weight.data(), kCount, ZR_BF16);
-  unit.master = view_of(master.data(), kCount);
-  unit.grad = view_of(grad.data(), kCount);
-  unit.slots = &slot;
-  const zr_opt_unit* units[] = {&unit};
+  zr_update_slice slice{};
+  slice.size = sizeof slice;
+  slice.name = "w";
+  slice.shape = &kCount;
+  slice.ndim = 1;
+  slice.first = 5;
+  slice.count = kCount;
+  slice.lr = 0.01;
+  slice.weight = view_of(weight.data(), kCount, ZR_BF16);
+  slice.master = view_of(master.data(), kCount);
+  slice.grad = view_of(grad.data(), kCount);
+  slice.slots = &slot;
+  const zr_update_slice* slices[] = {&slice};
   zr_step step{};
   step.size = sizeof step;
   step.grad_mul = 0.5f;
-  ASSERT_EQ(api.step(self, &step, units, 1, nullptr, nullptr, &error), ZR_OK) << error.msg;
+  ASSERT_EQ(api.step(self, &step, slices, 1, nullptr, nullptr, &error), ZR_OK) << error.msg;
   for (int64_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(master[i], 1.0f - 0.01f * (0.5f * grad[i])) << i;
     ASSERT_EQ(weight[i], to_bf16(master[i])) << i;

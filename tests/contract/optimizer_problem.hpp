@@ -1,4 +1,4 @@
-// One parameter with its gradient and states, as the host would hold it, and the units it is cut into.
+// One parameter with its gradient and states, as the host would hold it, and the slices it is cut into.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "contract/optimizer_under_test.hpp"
-#include "zr/narrow.hpp"
+#include "zr/float_cast.hpp"
 
 namespace zr::testing {
 
@@ -56,16 +56,16 @@ struct Problem {
     return all;
   }
 
-  /// A unit and the slot views it points at.
-  struct Unit {
-    zr_opt_unit unit{};
+  /// A slice and the slot views it points at.
+  struct Slice {
+    zr_update_slice slice{};
     std::vector<zr_view> slots;
-    zr_opt_unit* get() { return &unit; }
+    zr_update_slice* get() { return &slice; }
   };
-  std::unique_ptr<Unit> unit(int64_t first, int64_t n) {
-    auto made = std::make_unique<Unit>();
+  std::unique_ptr<Slice> slice(int64_t first, int64_t n) {
+    auto made = std::make_unique<Slice>();
     for (auto& slot : slots) made->slots.push_back(view_of(slot.data() + first, n));
-    zr_opt_unit& u = made->unit;
+    zr_update_slice& u = made->slice;
     u.size = sizeof u;
     u.group = group;
     u.name = "weight";
@@ -92,13 +92,13 @@ struct Problem {
   }
   void run(const OptimizerUnderTest& optimizer, std::vector<std::pair<int64_t, int64_t>> runs = {}) {
     if (runs.empty()) runs = {{0, count}};
-    std::vector<std::unique_ptr<Unit>> made;
-    std::vector<const zr_opt_unit*> units;
+    std::vector<std::unique_ptr<Slice>> made;
+    std::vector<const zr_update_slice*> slices;
     for (const auto& [first, n] : runs) {
-      made.push_back(unit(first, n));
-      units.push_back(made.back()->get());
+      made.push_back(slice(first, n));
+      slices.push_back(made.back()->get());
     }
-    optimizer.step(job(), units);
+    optimizer.step(job(), slices);
   }
 
  private:

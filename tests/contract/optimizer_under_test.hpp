@@ -118,7 +118,7 @@ class OptimizerUnderTest {
     zr_error error = no_error();
     check(api_->add_group(self_, group, &config, &error), error);
   }
-  void step(const zr_step& step, const std::vector<const zr_opt_unit*>& units, zr_done* done = nullptr) const {
+  void step(const zr_step& step, const std::vector<const zr_update_slice*>& units, zr_done* done = nullptr) const {
     zr_error error = no_error();
     check(api_->step(self_, &step, units.data(), static_cast<uint32_t>(units.size()), nullptr, done, &error), error);
   }

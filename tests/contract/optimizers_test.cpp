@@ -150,7 +150,7 @@ TEST_P(Optimizers, GiveTheSameBitsWhereWeightsAreACopy) {
     Problem there = problem(9973, dtype);
     there.shape[0] = int64_t{1} << 30;  // beyond any cache
     Problem copy = there;
-    copy.flags = ZR_UNIT_COPY;
+    copy.flags = ZR_SLICE_WEIGHT_COPY;
     there.run(optimizer_);
     copy.run(optimizer_);
     EXPECT_TRUE(copy.same_bits(there)) << "dtype " << dtype;

@@ -31,7 +31,7 @@ const std::string kBin = ZR_BUILD_DIR "/bin";
 // Saves a small checkpoint of step 12: two ranks' buffers, one weight, one optimizer state.
 void save_small(const std::string& root, int64_t step = 12) {
   static const std::vector<float> values(64, 0.5F);
-  host::Facts facts;
+  host::CheckpointMetadata facts;
   facts.updates = std::min<int64_t>(step, 10);
   facts.samples = 96;
   facts.parameter_steps = {{"line.weight", facts.updates}};
@@ -41,15 +41,16 @@ void save_small(const std::string& root, int64_t step = 12) {
   facts.world = 2;
   facts.strategy = "zero1";
   facts.config = "[train]\nsteps = 20\n";
-  host::Image image{step, "job-1", host::to_text(facts), true, {}, {}};
-  for (const host::Tensor& tensor : std::vector<host::Tensor>{{"weight", "line.weight", "F32", {4, 3}, {}},
-                                                              {"state.exp_avg", "line.weight", "F32", {4, 3}, {}},
-                                                              {"buffer", "level", "F32", {3}, {}},
-                                                              {host::kRankBuffer, "level", "F32", {2, 3}, {}}}) {
+  host::CheckpointContents image{step, "job-1", host::to_text(facts), true, {}, {}};
+  for (const host::TensorInfo& tensor :
+       std::vector<host::TensorInfo>{{"weight", "line.weight", "F32", {4, 3}, {}},
+                                     {"state.exp_avg", "line.weight", "F32", {4, 3}, {}},
+                                     {"buffer", "level", "F32", {3}, {}},
+                                     {host::kRankBuffer, "level", "F32", {2, 3}, {}}}) {
     image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, tensor.bytes(), values.data()});
     image.tensors.push_back(tensor);
   }
-  host::save(root, image, host::alone(), {});
+  host::save(root, image, host::single_rank_comm(), {});
 }
 
 // Replaces text in the manifest of c/step-00000012 and gives it the right hash, as a forger would.

@@ -57,7 +57,7 @@ std::string activations(const Trained& run) {
   const double peak = run.summary.at("memory").at("device").at("activations").at("peak").get<double>();
   return std::to_string(std::lround(4 * std::log2(peak) / 2));
 }
-std::string wire(const Trained& run) { return run.summary.at("wire_bytes").dump(); }
+std::string wire(const Trained& run) { return run.summary.at("communication_bytes").dump(); }
 std::string overlap(const Trained& run) { return run.summary.at("overlap").dump(); }
 std::string steps(const Trained& run) { return run.summary.at("steps").dump(); }
 std::string ranks(const Trained& run) { return run.summary.at("ranks").dump(); }
@@ -227,15 +227,16 @@ class KeysOf : public ::testing::Test {
 
 TEST(KeysTable, HasARowForEveryKeyAndNoOther) {
   std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
-  for (const host::Key& key : host::host_keys()) there.insert(key.table == "schedule" ? "schedule.use" : key.path());
-  for (const host::Judgement& judged : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
+  for (const host::ConfigKey& key : host::host_keys())
+    there.insert(key.table == "schedule" ? "schedule.use" : key.path());
+  for (const host::PluginValidation& judged : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
     ASSERT_TRUE(judged.accepted) << judged.file << ": " << judged.reason;
     for (const host::Component& one : judged.components)
-      for (const host::Key& key :
+      for (const host::ConfigKey& key :
            host::keys_of(one.table->keys, one.table->n_keys, std::string(host::role_of(one)) + "." + one.table->id))
         there.insert(key.path());
   }
-  for (const host::Key& key : host::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
+  for (const host::ConfigKey& key : host::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
   for (const auto* rows : {&kTrained, &kGpt})
     for (const Row& row : *rows) told.insert(row.key);
   std::vector<std::string> silent, gone;

@@ -10,7 +10,7 @@
 
 #include "base/failure.hpp"
 #include "cli/trainer.hpp"
-#include "plugin/choice.hpp"
+#include "plugin/plugin_selection.hpp"
 
 namespace zr::host {
 
@@ -73,15 +73,16 @@ std::set<std::string> misspellings(const std::string& name) {
 
 struct Job {
   Registry registry;
-  std::vector<Key> program;
+  std::vector<ConfigKey> program;
 
   // What is wrong with the text, or "".
   std::string error_of(const std::string& text) const {
     try {
       const Document document = Document::parse(text, "job.toml", {});
-      Choice choice = choose(document, registry, std::get<int64_t>(document.early("job.ranks").value));
-      choice.keys.insert(choice.keys.end(), program.begin(), program.end());
-      document.check(choice.keys, 0, choice.unread);
+      PluginSelection selection =
+          select_plugins(document, registry, std::get<int64_t>(document.early("job.ranks").value));
+      selection.keys.insert(selection.keys.end(), program.begin(), program.end());
+      document.check(selection.keys, 0, selection.not_loaded);
       return "";
     } catch (const Failure& failure) {
       return failure.what();

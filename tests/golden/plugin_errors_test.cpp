@@ -3,7 +3,7 @@
 
 #include "base/failure.hpp"
 #include "golden/cases.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace zr::host {
 
@@ -11,13 +11,13 @@ namespace {
 // What a job that names optimizer 'bad' of this folder ends with.
 std::string outcome(const std::string& folder) {
   Ledger ledger;
-  Pool pool(1);
-  Host host(ledger, pool);
+  ThreadPool pool(1);
+  PluginHost host(ledger, pool);
   std::string said = "no error";
   try {
     const Component bad = Registry({folder}).load(Role::optimizer, "bad", "job.toml:1:13");
     const auto keys = keys_of(bad.table->keys, bad.table->n_keys, "optimizer.bad");
-    const Config config = Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
+    const JobConfig config = Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
     const Instance instance(host, bad, config, "optimizer.bad");
   } catch (const Failure& failure) {
     said = failure.what();

@@ -18,8 +18,12 @@ using zr::testing::shell;
 namespace fs = std::filesystem;
 
 const std::string kRoot = ZR_SOURCE_DIR "/";
-const std::vector<std::string> kFiles{"README.md", "CONTRIBUTING.md", "sdk/README.md", "examples/gpt/README.md",
-                                      "examples/quickstart/README.md", "examples/torchscript/README.md"};
+const std::vector<std::string> kFiles{"README.md",
+                                      "CONTRIBUTING.md",
+                                      "sdk/README.md",
+                                      "examples/gpt/README.md",
+                                      "examples/quickstart/README.md",
+                                      "examples/torchscript/README.md"};
 
 std::string text_of(const std::string& file) {
   std::ostringstream text;
@@ -201,5 +205,5 @@ TEST(Readme, BeginsWithThreeLinesThatTrain) {
   const auto summary = nlohmann::json::parse(std::ifstream(scratch.path("runs/three/summary.json")));
   EXPECT_EQ(summary["steps"], 100);
   EXPECT_EQ(summary["ranks"], 2);
-  EXPECT_TRUE(summary["wire_bytes"].contains("reduce_scatter")) << "zero1 it says";
+  EXPECT_TRUE(summary["communication_bytes"].contains("reduce_scatter")) << "zero1 it says";
 }

@@ -151,7 +151,7 @@ void compare(Run& run, const std::string& pattern, const std::vector<std::string
   Outcomes outcomes(run);
   const Outcome expected =
       plain(pattern, 4, pattern == "overlap" || pattern == "expanded" || pattern.starts_with("blob") ? 0 : world);
-  for (const How& how : ways(world)) {
+  for (const SharingMode& how : sharing_modes(world)) {
     const zr::Program program = program_of(run, how, keys);
     Net net(pattern);
     std::unique_ptr<zr::Engine> engine;
@@ -180,7 +180,7 @@ void compare(Run& run, const std::string& pattern, const std::vector<std::string
 // A model without an alias in its own model, after an engine that trained it before.
 void engine_before(Run& run) {
   const int world = run.program.world(), rank = run.program.rank();
-  for (const How& how : ways(world)) {
+  for (const SharingMode& how : sharing_modes(world)) {
     if (how.strategy == "zero3" && world > 1) continue;  // its weights are gone with the engine
     const zr::Program program = program_of(run, how);
     Net net("view_without_grad");
@@ -221,7 +221,7 @@ void engine_beside(Run& run) {
 // A view that a constructor takes within zr::deferred.
 void deferred_view(Run& run) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     const auto net = zr::deferred([] { return std::make_shared<Net>("view"); });
     const std::string error = error_of([&] {
       zr::Engine engine(program_of(run, how), *net);

@@ -41,7 +41,7 @@ void calls_inside_scope(Run& run) {
       for (const auto& [name, call] : std::map<std::string, std::function<void()>>{
                {"engine.step()", [&] { run.engine->step(); }},
                {"engine.get('twice.weight')", [&] { run.engine->get("twice.weight"); }},
-               {"engine.set('scalar')", [&] { run.engine->set("scalar", zr::What::value, torch::ones({})); }},
+               {"engine.set('scalar')", [&] { run.engine->set("scalar", zr::TensorKind::value, torch::ones({})); }},
                {"engine.weights_hash()", [&] { run.engine->weights_hash(); }}})
         require(error_of(call) == name +
                                       " was called inside a zr::gather scope of 'twice.weight'; nothing was changed; "
@@ -75,12 +75,13 @@ void loads_inside_scope(Run& run) {
 // The gradient is readable from a step to the next backward, on every rank alike, and an error otherwise.
 void reads_gradients(Run& run) {
   run.build();
-  const auto gradient = [&] { return run.engine->get("twice.weight", zr::What::gradient); };
+  const auto gradient = [&] { return run.engine->get("twice.weight", zr::TensorKind::gradient); };
   const std::string none =
-      "engine.get('twice.weight', zr::What::gradient): this engine has no gradient yet; call it after "
+      "engine.get('twice.weight', zr::TensorKind::gradient): this engine has no gradient yet; call it after "
       "engine.backward() and engine.step()";
   const std::string early =
-      "engine.get('twice.weight', zr::What::gradient): the gradient is not summed over ranks and micro-batches before "
+      "engine.get('twice.weight', zr::TensorKind::gradient): the gradient is not summed over ranks and micro-batches "
+      "before "
       "engine.step() ends the step; call it after engine.step(), which keeps the sum until the next engine.backward()";
   require(error_of(gradient) == none, "before the first step: " + error_of(gradient));
   while (!run.engine->done()) {
@@ -104,12 +105,12 @@ void reads_gradients(Run& run) {
 void reads_gradient_before_step(Run& run) {
   run.build();
   run.engine->backward(run.model->loss(0, run.engine->micro_index()));
-  run.engine->get("twice.weight", zr::What::gradient);
+  run.engine->get("twice.weight", zr::TensorKind::gradient);
 }
 
 void reads_gradient_at_start(Run& run) {
   run.build();
-  run.engine->get("twice.weight", zr::What::gradient);
+  run.engine->get("twice.weight", zr::TensorKind::gradient);
 }
 
 // The last rank alone changes a weight, by an operator; then the weights leave the engine without another step.

@@ -8,7 +8,7 @@ using namespace engine_tests;
 const std::vector<std::string> kStrategies{"zero0", "zero1 communicator.share_weights=false", "zero1",
                                            "zero2", "zero3 communicator.share_weights=false", "zero3"};
 
-class BoundaryTest : public Engine {
+class BoundaryTest : public EngineTest {
  protected:
   BoundaryTest() { binary_ = "boundary_case"; }
   // What rank 0 prints after `word`.
@@ -33,8 +33,8 @@ TEST_F(BoundaryTest, GradientIsTheSameOnEveryRankAndUnderEveryStrategyAfterTheSt
   for (const std::string accumulation : {"1", "2"}) {
     std::string expected;
     for (const std::string& strategy : kStrategies) {
-      const std::string sum =
-          printed(2, "reads_gradients", "strategy=" + strategy + " train.gradient_accumulation=" + accumulation, "gradient");
+      const std::string sum = printed(
+          2, "reads_gradients", "strategy=" + strategy + " train.gradient_accumulation=" + accumulation, "gradient");
       ASSERT_NE(sum, "") << strategy;
       if (expected.empty()) expected = sum;
       EXPECT_EQ(sum, expected) << strategy << ", accumulation " << accumulation;

@@ -201,7 +201,7 @@ double seconds_of_loading(Job& job, const std::string& file) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 3; ++i) {
     const std::clock_t begin = std::clock();
-    const zr::Loaded loaded = job.engine.load(file, {true, false, false, false});
+    const zr::LoadReport loaded = job.engine.load(file, {true, false, false, false});
     least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
     require(loaded.missing.empty() && loaded.unexpected.size() > 9000, "the file has the weights and many others");
   }

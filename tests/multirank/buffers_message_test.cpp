@@ -4,12 +4,12 @@
 namespace engine_tests {
 namespace {
 
-TEST_F(Engine, ReportsMistakesWithBuffersAndResume) {
+TEST_F(EngineTest, ReportsMistakesWithBuffersAndResume) {
   binary_ = "buffers_case";
   check_messages("buffer_errors.txt", 4);
 }
 
-TEST_F(Engine, TakesChangedBuffersAtRefreshAndFailsOnAllRanksAlike) {
+TEST_F(EngineTest, TakesChangedBuffersAtRefreshAndFailsOnAllRanksAlike) {
   binary_ = "buffers_case";
   for (const int ranks : {1, 2})
     for (const char* name : {"replaced_and_refreshed", "refresh_fails_on_one_rank", "reaches_nothing"}) {

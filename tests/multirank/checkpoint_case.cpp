@@ -64,7 +64,7 @@ void saves_midway(Run& run) {
 
 void loads_what_fits(Run& run) {
   run.build();
-  const zr::Loaded loaded = run.engine->load(place(), {false, false, false, false});
+  const zr::LoadReport loaded = run.engine->load(place(), {false, false, false, false});
   const auto all = [&](const std::string& what, const std::vector<std::string>& names) {
     std::string text = what + ":";
     for (const std::string& name : names) text += " " + name;
@@ -99,9 +99,9 @@ void keeps_training(Run& run) {
   require(refusal.find("exp_avg-00001-of-00001.safetensors: state.exp_avg '") != refusal.npos,
           "the refusal names file and tensor");
   require(run.engine->weights_hash() == hash && run.engine->step_index() == 3, "a refused load leaves the model alone");
-  zr::Load how;
+  zr::LoadOptions how;
   how.fallback = true;
-  const zr::Loaded loaded = run.engine->load(place(), how);
+  const zr::LoadReport loaded = run.engine->load(place(), how);
   require(loaded.folder == place() + "/step-00000001" && run.engine->step_index() == 1, "the one before is taken");
   run.train();
 }

@@ -35,9 +35,10 @@ class Checkpoints : public ::testing::Test {
   }
   // A job a line, all of them on n ranks; 24 micro-batches a step however many ranks share them.
   void run(int n, const std::string& lines, const std::string& overrides = "") {
-    const Outcome done = shell("ENGINE_CASE_LIST=" + scratch_.write("list", lines) + " " +
-                               launch(n, "engine_case trains_list",
-                                      "train.steps=4 train.gradient_accumulation=" + std::to_string(24 / n) + " " + overrides));
+    const Outcome done =
+        shell("ENGINE_CASE_LIST=" + scratch_.write("list", lines) + " " +
+              launch(n, "engine_case trains_list",
+                     "train.steps=4 train.gradient_accumulation=" + std::to_string(24 / n) + " " + overrides));
     ASSERT_EQ(done.code, 0) << done.output;
   }
   // A case of checkpoint_case, two ranks, CHECKPOINT=c.

@@ -248,10 +248,10 @@ TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
 TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
   constexpr int64_t kElements = int64_t{15} << 20;
   const std::vector<char> memory(kElements * 4, '\x3c');
-  host::Image image;
+  host::CheckpointContents image;
   image.step = 1;
   image.run = "test";
-  image.facts = host::to_text(host::Facts());
+  image.metadata_json = host::to_text(host::CheckpointMetadata());
   for (int i = 0; i < 22; ++i)
     for (const auto& [role, dtype, size] : {std::tuple{"weight", "BF16", 2}, {"master", "F32", 4}}) {
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, kElements * size, memory.data()});

@@ -5,12 +5,12 @@
 #include <string>
 
 #include "base/ledger.hpp"
-#include "base/pool.hpp"
-#include "comm/communicator.hpp"
+#include "base/thread_pool.hpp"
+#include "comm/comm_runtime.hpp"
 #include "comm/done.hpp"
 #include "control/job_services.hpp"
 #include "multirank/shared_control.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace zr::testing {
 
@@ -39,24 +39,24 @@ class CommRig {
     config_ = document.check(host::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
     instance_ = std::make_unique<host::Instance>(host_, component, config_, table);
   }
-  host::Host& host() { return host_; }
+  host::PluginHost& host() { return host_; }
   host::Ledger& ledger() { return ledger_; }
   const host::Instance& instance() const { return *instance_; }
   const std::shared_ptr<host::Control>& control() const { return control_; }
   /// Opens the host's communicator around the plug-in. Collective.
-  std::unique_ptr<host::Communicator> open() {
-    return std::make_unique<host::Communicator>(host_, control_, instance_.get(),
-                                                host::Communicator::Options{options_.timeout});
+  std::unique_ptr<host::CommRuntime> open() {
+    return std::make_unique<host::CommRuntime>(host_, control_, instance_.get(),
+                                               host::CommRuntime::Options{options_.timeout});
   }
 
  private:
   std::shared_ptr<host::Control> control_;
   RigOptions options_;
   host::Ledger ledger_;
-  host::Pool pool_;
-  host::Host host_;
+  host::ThreadPool pool_;
+  host::PluginHost host_;
   host::JobServices services_;
-  host::Config config_;
+  host::JobConfig config_;
   std::unique_ptr<host::Instance> instance_;
 };
 
@@ -90,7 +90,7 @@ class RawComm {
     return memory;
   }
   void free(void* memory) { api_->mem_free(comm_, memory); }
-  host::Host& host() { return rig_.host(); }
+  host::PluginHost& host() { return rig_.host(); }
   /// progress() until `done` is resolved; its code.
   zr_code finish(zr_done* done) {
     error_ = host::CallError();

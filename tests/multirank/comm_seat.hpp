@@ -17,10 +17,10 @@ namespace zr::testing {
 struct Seat {
   Rank& rank;
   CommRig& rig;
-  host::Communicator& comm;
+  host::CommRuntime& comm;
   SharedJob& job;
   float* floats(int64_t count) {
-    return static_cast<float*>(comm.allocate(count * 4, 64, host::Tier::host, host::Kind::other, "test"));
+    return static_cast<float*>(comm.allocate(count * 4, 64, host::Tier::host, host::MemoryKind::other, "test"));
   }
 };
 

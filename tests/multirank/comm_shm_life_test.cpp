@@ -118,7 +118,7 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
       RawComm comm(rig);
       const auto rows = rig.ledger().rows();
       ASSERT_EQ(rows.size(), 1u);
-      EXPECT_EQ(rows[0].kind, zr::host::Kind::communicator);
+      EXPECT_EQ(rows[0].kind, zr::host::MemoryKind::communicator);
       EXPECT_GT(rows[0].now, 1 << 20);
       EXPECT_LT(rows[0].now, (1 << 20) + (128 << 10)) << "signals beside the staging room";
       for (int round = 0; round < 30; ++round) {

@@ -20,7 +20,7 @@ if(ZR_TORCH)
   target_sources(engine_case PRIVATE engine_case.cpp)
   target_sources(boundary_case PRIVATE boundary_case.cpp)
   target_sources(engine_use_case PRIVATE engine_use_case.cpp)
-  target_sources(model_case PRIVATE alias_case.cpp model_case.cpp places_case.cpp pointer_case.cpp
+  target_sources(model_case PRIVATE alias_case.cpp model_case.cpp tiers_case.cpp pointer_case.cpp
                                     refresh_case.cpp)
   target_sources(buffers_case PRIVATE buffers_case.cpp)
   target_sources(checkpoint_case PRIVATE checkpoint_case.cpp)

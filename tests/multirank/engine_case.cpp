@@ -54,21 +54,21 @@ void takes_rank_zero(Run& run) {
 void gets_and_sets(Run& run) {
   run.build();
   run.micro_step();
-  const auto moment = run.engine->get("twice.weight", zr::What::state, "exp_avg");
-  const auto gradient = run.engine->get("twice.weight", zr::What::gradient);
+  const auto moment = run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg");
+  const auto gradient = run.engine->get("twice.weight", zr::TensorKind::gradient);
   require(torch::allclose(moment, gradient * 0.1, 1e-5, 1e-9),
           "after one step the first moment is a tenth of the gradient");
   require(gradient.sizes() == torch::IntArrayRef({parity::kWidth, parity::kWidth}),
           "a gradient has the parameter's shape");
   const auto value =
       torch::arange(parity::kWidth * parity::kWidth, torch::kFloat).view({parity::kWidth, parity::kWidth}) / 7;
-  run.engine->set("twice.weight", zr::What::value, value);
+  run.engine->set("twice.weight", zr::TensorKind::value, value);
   require(same(run.engine->get("twice.weight"), value), "a value set is the value got");
   require(same(run.model->named_parameters()["twice.weight"].to(torch::kFloat),
                value.to(run.model->named_parameters()["twice.weight"].scalar_type()).to(torch::kFloat)),
           "the model computes with the value set");
-  run.engine->set("twice.weight", zr::What::state, value * 2, "exp_avg_sq");
-  require(same(run.engine->get("twice.weight", zr::What::state, "exp_avg_sq"), value * 2),
+  run.engine->set("twice.weight", zr::TensorKind::state, value * 2, "exp_avg_sq");
+  require(same(run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg_sq"), value * 2),
           "a state set is the state got");
   require(same(run.engine->get("head.weight"), run.engine->get("embedding.weight")),
           "a tied weight has two names and one value");
@@ -78,14 +78,14 @@ void skips_non_finite(Run& run) {
   run.build();
   run.micro_step();
   const auto hash = run.engine->weights_hash();
-  const auto moment = run.engine->get("twice.weight", zr::What::state, "exp_avg");
+  const auto moment = run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg");
   // One rank's loss alone is not finite.
   const bool mine = run.engine->rank() == run.engine->world() - 1;
   auto loss = run.model->loss(1, run.engine->micro_index());
   run.engine->backward(mine ? loss * std::numeric_limits<float>::infinity() : loss);
   run.engine->step();
   require(run.engine->weights_hash() == hash, "a step with a non-finite gradient on one rank changes no weight on any");
-  require(same(run.engine->get("twice.weight", zr::What::state, "exp_avg"), moment), "nor a state");
+  require(same(run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg"), moment), "nor a state");
   run.micro_step();
   require(run.engine->weights_hash() != hash, "the next step moves the weights again");
 }
@@ -142,8 +142,8 @@ void tells_all(Run& run) {
   for (const auto& item : run.model->named_parameters()) {
     add(run.engine->get(item.key()));
     if (!item.value().requires_grad()) continue;
-    add(run.engine->get(item.key(), zr::What::gradient));
-    for (const char* slot : {"exp_avg", "exp_avg_sq"}) add(run.engine->get(item.key(), zr::What::state, slot));
+    add(run.engine->get(item.key(), zr::TensorKind::gradient));
+    for (const char* slot : {"exp_avg", "exp_avg_sq"}) add(run.engine->get(item.key(), zr::TensorKind::state, slot));
   }
   if (run.engine->rank() == 0) std::cout << "all " << bytes.size() << " " << std::hash<std::string>()(bytes) << "\n";
 }
@@ -176,7 +176,7 @@ void groups(Run& run) {
   for (const auto& [name, old] : before) {
     if (!run.model->named_parameters()[name].requires_grad() || name == "unused" || name == "head.weight") continue;
     const bool bias = name.size() > 5 && name.substr(name.size() - 5) == ".bias", tied = name == "embedding.weight";
-    auto gradient = run.engine->get(name, zr::What::gradient);
+    auto gradient = run.engine->get(name, zr::TensorKind::gradient);
     if (!bias) gradient = gradient + old * 0.1;  // optimizer.sgd.weight_decay; the group of biases has none
     require(same(run.engine->get(name), old - gradient * static_cast<float>(lr * (bias   ? 0.5
                                                                                   : tied ? 0.25
@@ -290,7 +290,7 @@ void backward_in_backward(Run& run) {
   torch::linear(torch::tanh(torch::linear(x, whole)), whole).square().mean().backward();
   engine.backward(run.model->loss(0, 0));
   engine.step();
-  require(torch::allclose(engine.get("line.weight", zr::What::gradient), whole.grad(), 1e-5, 1e-7),
+  require(torch::allclose(engine.get("line.weight", zr::TensorKind::gradient), whole.grad(), 1e-5, 1e-7),
           "the gradient is that of both uses");
 }
 
@@ -316,7 +316,7 @@ void no_such_parameter(Run& run) {
 }
 void no_such_state(Run& run) {
   run.build();
-  run.engine->get("twice.weight", zr::What::state, "momentum");
+  run.engine->get("twice.weight", zr::TensorKind::state, "momentum");
 }
 void another_model(Run& run) {
   if (run.program.rank() == 1)

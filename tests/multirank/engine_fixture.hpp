@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 using Result = zr::testing::Outcome;
 
-class Engine : public testing::Test {
+class EngineTest : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::path(testing::TempDir()) / ("engine-" + std::to_string(::getpid()));

@@ -44,7 +44,7 @@ std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   return lines;
 }
 
-class EngineFormulas : public Engine, public testing::WithParamInterface<int> {};
+class EngineFormulas : public EngineTest, public testing::WithParamInterface<int> {};
 
 TEST_P(EngineFormulas, HoldForWireAndLedger) {
   const int N = GetParam();
@@ -65,12 +65,12 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     };
     int64_t saved = 0;
     for (const Json& row : metrics(c.name())) {
-      EXPECT_EQ(row["wire_bytes"], step - skipped_saves(row)) << c.name();
+      EXPECT_EQ(row["communication_bytes"], step - skipped_saves(row)) << c.name();
       saved += skipped_saves(row);
     }
     const Json s = summary(c.name()), memory = s["memory"]["device"];
     int64_t wire = 0;
-    for (const auto& [operation, bytes] : s["wire_bytes"].items())
+    for (const auto& [operation, bytes] : s["communication_bytes"].items())
       wire += operation == "control" ? 0 : bytes.get<int64_t>();
     EXPECT_EQ(wire, 2 * step - saved) << c.name();
 
@@ -103,7 +103,7 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
 INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
-TEST_F(Engine, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
+TEST_F(EngineTest, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
   for (const char* strategy : {"zero0", "zero1", "zero2"}) {
     const Result result = run(2, "trains", std::string("parity.model=wide train.steps=3 strategy=") + strategy);
     ASSERT_EQ(result.code, 0) << result.output;
@@ -149,7 +149,9 @@ TEST_P(EngineFormulas, HoldForShardedWeights) {
         EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w * slack) << where;
         EXPECT_NEAR(memory["slots"]["peak"], 8 * padded / N, 8 * slack) << where;
         EXPECT_LE(memory["window"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
-        EXPECT_EQ(s["wire_bytes"]["reduce_scatter"], 3 * (reduce == "last_micro_step" ? 4 : A * w) * P * (N - 1)) << where;
+        EXPECT_EQ(s["communication_bytes"]["reduce_scatter"],
+                  3 * (reduce == "last_micro_step" ? 4 : A * w) * P * (N - 1))
+            << where;
       }
 }
 
@@ -159,38 +161,39 @@ TEST_P(EngineFormulas, HoldForGathers) {
   const int64_t P = (128 * 16 + 16) + (16 * 128 + 128) + 5 * (128 * 128 + 128);
   std::vector<std::string> lines;
   for (const int A : {1, 4})
-    lines.push_back("job.name=wide" + std::to_string(A) + " parity.model=wide train.steps=4 train.gradient_accumulation=" +
-                    std::to_string(A) + " strategy=zero3 communicator.share_weights=false");
+    lines.push_back("job.name=wide" + std::to_string(A) +
+                    " parity.model=wide train.steps=4 train.gradient_accumulation=" + std::to_string(A) +
+                    " strategy=zero3 communicator.share_weights=false");
   const Result result = run_all(N, lines);
   ASSERT_EQ(result.code, 0) << result.output;
   for (const int A : {1, 4}) {
     const int64_t pass = A * 4 * P * (N - 1);
     const auto rows = metrics("wide" + std::to_string(A));
     for (std::size_t step = 1; step < rows.size(); ++step) {
-      const int64_t gathers = rows[step]["wire_bytes"].get<int64_t>() - pass;
+      const int64_t gathers = rows[step]["communication_bytes"].get<int64_t>() - pass;
       EXPECT_LE(gathers, 2 * pass) << "forward and backward gather each weight once at most";
       EXPECT_GE(gathers, pass) << "and forward does";
-      EXPECT_EQ(gathers, rows[1]["wire_bytes"].get<int64_t>() - pass) << "every step alike";
+      EXPECT_EQ(gathers, rows[1]["communication_bytes"].get<int64_t>() - pass) << "every step alike";
     }
   }
 }
 
-TEST_F(Engine, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
+TEST_F(EngineTest, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
   const Sizes sizes;
   const int64_t P = Sizes::sum(sizes.trainable), whole = Sizes::aligned(sizes.trainable) + Sizes::aligned(sizes.frozen);
   for (const int N : {2, 3}) {
     std::vector<std::string> lines;
     for (const std::string strategy : {"zero1", "zero2", "zero3"})
       for (const std::string dtype : {"fp32", "bf16"})
-        lines.push_back("job.name=" + strategy + dtype + " train.steps=2 train.gradient_accumulation=1 train.dtype=" + dtype +
-                        " strategy=" + strategy);
+        lines.push_back("job.name=" + strategy + dtype +
+                        " train.steps=2 train.gradient_accumulation=1 train.dtype=" + dtype + " strategy=" + strategy);
     const Result result = run_all(N, lines);
     ASSERT_EQ(result.code, 0) << result.output;
     for (const std::string strategy : {"zero1", "zero2", "zero3"})
       for (const std::string dtype : {"fp32", "bf16"}) {
         const int64_t w = dtype == "fp32" ? 4 : 2;
         for (const Json& row : metrics(strategy + dtype))
-          EXPECT_EQ(row["wire_bytes"], w * P * (N - 1)) << strategy << dtype << ": gradients alone";
+          EXPECT_EQ(row["communication_bytes"], w * P * (N - 1)) << strategy << dtype << ": gradients alone";
         const Json memory = summary(strategy + dtype)["memory"]["device"];
         EXPECT_NEAR(memory["weights"]["peak"], w * whole / N, w) << "each rank counts its share";
         EXPECT_EQ(memory["weights"]["planned"], memory["weights"]["peak"]);

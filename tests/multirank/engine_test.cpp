@@ -5,12 +5,12 @@ namespace {
 
 using namespace engine_tests;
 
-TEST_F(Engine, TakesRankZerosParameters) {
+TEST_F(EngineTest, TakesRankZerosParameters) {
   const Result result = run(3, "takes_rank_zero", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(Engine, GetsAndSetsWholeTensorsUnderEveryStrategy) {
+TEST_F(EngineTest, GetsAndSetsWholeTensorsUnderEveryStrategy) {
   for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"})
     for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "bf16 gradients.dtype=bf16"}) {
       const Result result = run(3, "gets_and_sets", std::string("strategy=") + strategy + " train.dtype=" + dtype);
@@ -18,7 +18,7 @@ TEST_F(Engine, GetsAndSetsWholeTensorsUnderEveryStrategy) {
     }
 }
 
-TEST_F(Engine, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
+TEST_F(EngineTest, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "fp16 gradients.dtype=bf16"}) {
     std::string all;
     for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"}) {
@@ -32,7 +32,7 @@ TEST_F(Engine, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
   }
 }
 
-TEST_F(Engine, UpdatesEachParameterGroupByItsOwnKeys) {
+TEST_F(EngineTest, UpdatesEachParameterGroupByItsOwnKeys) {
   extend(
       "\n[[optimizer.groups]]\nmatch = [\"*.bias\"]\nlr_scale = 0.5\nweight_decay = 0.0\n"
       "[[optimizer.groups]]\nmatch = [\"embedding.*\", \"*.bias\"]\nlr_scale = 0.25\n");
@@ -44,7 +44,7 @@ TEST_F(Engine, UpdatesEachParameterGroupByItsOwnKeys) {
   }
 }
 
-TEST_F(Engine, NamesAGroupPatternThatMatchesNothing) {
+TEST_F(EngineTest, NamesAGroupPatternThatMatchesNothing) {
   extend("\n[[optimizer.groups]]\nmatch = [\"twice.wieght\"]\nlr_scale = 0.5\n");
   const Result result = run(1, "trains");
   EXPECT_EQ(result.code, 2);
@@ -54,7 +54,7 @@ TEST_F(Engine, NamesAGroupPatternThatMatchesNothing) {
       << result.output;
 }
 
-TEST_F(Engine, ASkippedStepLeavesNoTrace) {
+TEST_F(EngineTest, ASkippedStepLeavesNoTrace) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
     const Result result = run(2, "skips_without_trace",
                               "strategy=zero1 train.steps=9 schedule.use=linear schedule.linear.warmup=4 "
@@ -64,7 +64,7 @@ TEST_F(Engine, ASkippedStepLeavesNoTrace) {
   }
 }
 
-TEST_F(Engine, TellsTheLossScaleOfEveryStep) {
+TEST_F(EngineTest, TellsTheLossScaleOfEveryStep) {
   ASSERT_EQ(run(2, "trains",
                 "train.dtype=fp16 train.steps=4 parity.overflows=true fp16.initial_scale_power=8 fp16.hysteresis=1")
                 .code,
@@ -82,7 +82,7 @@ TEST_F(Engine, TellsTheLossScaleOfEveryStep) {
   EXPECT_FALSE(metrics()[0].contains("loss_scale")) << "fp32 has none";
 }
 
-TEST_F(Engine, StopsAfterTooManySkipsAndNamesParameterAndRank) {
+TEST_F(EngineTest, StopsAfterTooManySkipsAndNamesParameterAndRank) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       const Result result =
@@ -103,14 +103,14 @@ TEST_F(Engine, StopsAfterTooManySkipsAndNamesParameterAndRank) {
     }
 }
 
-TEST_F(Engine, NamesTheRankOfTheOnlySkipItMayMake) {
+TEST_F(EngineTest, NamesTheRankOfTheOnlySkipItMayMake) {
   const Result result = run(2, "never_finite", "train.steps=50 train.max_skipped_steps=1");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("'scalar' was the first parameter that overflowed, on rank 1;"), std::string::npos)
       << result.output;
 }
 
-TEST_F(Engine, TellsASumThatOverflowsFromGradientsThatDo) {
+TEST_F(EngineTest, TellsASumThatOverflowsFromGradientsThatDo) {
   const Result result = run(2, "sum_not_finite", "train.steps=50 train.max_skipped_steps=2");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("allows: 'scalar' was the first parameter whose sum over ranks and micro-batches "
@@ -119,7 +119,7 @@ TEST_F(Engine, TellsASumThatOverflowsFromGradientsThatDo) {
       << result.output;
 }
 
-TEST_F(Engine, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
+TEST_F(EngineTest, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
   ASSERT_EQ(run(1, "trains", "train.steps=6 schedule.use=linear schedule.linear.warmup=3 optimizer.lr=1.0").code, 0);
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 6u);
@@ -135,7 +135,7 @@ TEST_F(Engine, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
   EXPECT_EQ(skipped[2]["lr"], 0.5) << "the second rate was not used up by the step that was skipped";
 }
 
-TEST_F(Engine, ABackwardInsideBackwardNeedsBucketsThatWait) {
+TEST_F(EngineTest, ABackwardInsideBackwardNeedsBucketsThatWait) {
   const Result refused = run(2, "backward_in_backward");
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_NE(refused.output.find("'line.weight' got a second gradient in one backward, after its first had left: some "
@@ -146,7 +146,7 @@ TEST_F(Engine, ABackwardInsideBackwardNeedsBucketsThatWait) {
   EXPECT_EQ(waits.code, 0) << waits.output;
 }
 
-TEST_F(Engine, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
+TEST_F(EngineTest, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
   const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -t 3 -- ";
   EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=0")).output.find("threads 3\n"), std::string::npos);
   EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=2")).output.find("threads 2\n"), std::string::npos);
@@ -155,7 +155,7 @@ TEST_F(Engine, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
       << "one core to run on, one thread";
 }
 
-TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
+TEST_F(EngineTest, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
   const Result weights = run(2, "trains", "strategy=halves");
   EXPECT_EQ(weights.code, 2);
   EXPECT_NE(weights.output.find("strategy 'halves' keeps no whole 'embedding.weight' on rank 0, and offers "
@@ -171,7 +171,7 @@ TEST_F(Engine, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
       << blocks.output;
 }
 
-TEST_F(Engine, RefusesAStrategyWithoutRoomForHeldGradients) {
+TEST_F(EngineTest, RefusesAStrategyWithoutRoomForHeldGradients) {
   const std::string words = "strategy=cramped train.gradient_accumulation=2";
   const Result leaves = run(2, "trains", words);
   EXPECT_EQ(leaves.code, 0) << "gradients that leave at once have room\n" << leaves.output;
@@ -186,7 +186,7 @@ TEST_F(Engine, RefusesAStrategyWithoutRoomForHeldGradients) {
       << held.output;
 }
 
-TEST_F(Engine, EndsWhenItCannotWriteItsMetrics) {
+TEST_F(EngineTest, EndsWhenItCannotWriteItsMetrics) {
   fs::create_directories(folder_ / "run" / "metrics.jsonl");
   const Result result = run(2, "trains");
   EXPECT_EQ(result.code, 3) << result.output;
@@ -196,12 +196,12 @@ TEST_F(Engine, EndsWhenItCannotWriteItsMetrics) {
       << result.output;
 }
 
-TEST_F(Engine, TwoTrainAtTheSameTimeInOneProcess) {
+TEST_F(EngineTest, TwoTrainAtTheSameTimeInOneProcess) {
   const Result result = run(2, "two_at_once", "strategy=zero1 train.steps=50");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(Engine, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
+TEST_F(EngineTest, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
   for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
       const Result result =
@@ -214,23 +214,23 @@ TEST_F(Engine, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
     }
 }
 
-TEST_F(Engine, LeavesAnUnusedParameterAlone) {
+TEST_F(EngineTest, LeavesAnUnusedParameterAlone) {
   const Result result = run(2, "keeps_untouched", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(Engine, EvaluationLeavesTheRandomStateAlone) {
+TEST_F(EngineTest, EvaluationLeavesTheRandomStateAlone) {
   const Result result = run(2, "evaluates", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(Engine, FollowsLibtorchsAdamW) {
+TEST_F(EngineTest, FollowsLibtorchsAdamW) {
   const Result result =
       run(1, "follows_torch_adamw", "strategy=zero0 parity.model=recurrent train.steps=20 optimizer.lr=0.001");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
+TEST_F(EngineTest, NamesTheRankWhoseDataEndsEarly) {
   const Result result = run(2, "ends_early", "strategy=zero1 train.steps=50");
   EXPECT_EQ(result.code, 4) << result.output;
   EXPECT_NE(result.output.find("rank 1"), std::string::npos) << result.output;
@@ -243,16 +243,16 @@ TEST_F(Engine, NamesTheRankWhoseDataEndsEarly) {
   EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?)"), std::string::npos) << inside.output;
 }
 
-TEST_F(Engine, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
+TEST_F(EngineTest, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
   const Result result = run(2, "finishes", "strategy=zero1 train.steps=50");
   ASSERT_EQ(result.code, 0) << result.output;
   const Json s = summary();
   EXPECT_EQ(s["steps"], 2);
   EXPECT_EQ(s["weights_hash"].get<std::string>().size(), 16u);
-  EXPECT_GT(s["wire_bytes"]["reduce_scatter"], 0);
+  EXPECT_GT(s["communication_bytes"]["reduce_scatter"], 0);
 }
 
-TEST_F(Engine, NamesTheRankThatAnExceptionEnded) {
+TEST_F(EngineTest, NamesTheRankThatAnExceptionEnded) {
   const Result launched = run(2, "fails_alone", "strategy=zero1 train.steps=50");
   EXPECT_EQ(launched.code, 1) << launched.output;
   EXPECT_NE(launched.output.find("the data of this rank is torn"), std::string::npos) << launched.output;
@@ -265,7 +265,7 @@ TEST_F(Engine, NamesTheRankThatAnExceptionEnded) {
   EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1"), std::string::npos) << alone.output;
 }
 
-TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
+TEST_F(EngineTest, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   std::string hash;
   for (const char* how : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=dealt", "strategy=zero1"}) {
     const Result result =
@@ -277,24 +277,26 @@ TEST_F(Engine, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   EXPECT_EQ(hash.size(), 16u);
 }
 
-TEST_F(Engine, WritesTheRunFolder) {
+TEST_F(EngineTest, WritesTheRunFolder) {
   const Result result = run(2, "trains", "train.steps=3 strategy=zero1 communicator.share_weights=false");
   ASSERT_EQ(result.code, 0) << result.output;
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 3u);
-  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "wire_bytes"})
+  for (const char* key :
+       {"step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "communication_bytes"})
     EXPECT_TRUE(rows[0].contains(key)) << key;
   EXPECT_EQ(rows[2]["step"], 3);
   EXPECT_EQ(rows[0]["tokens"], 6) << "two ranks, micro-batches of three samples";
   const Json s = summary();
-  for (const char* key :
-       {"steps", "ranks", "loss", "val_loss", "weights_hash", "tokens_per_s", "memory", "wire_bytes", "time_ms"})
+  for (const char* key : {"steps", "ranks", "loss", "val_loss", "weights_hash", "tokens_per_s", "memory",
+                          "communication_bytes", "time_ms"})
     EXPECT_TRUE(s.contains(key)) << key;
   EXPECT_EQ(s["loss"], rows[2]["loss"]);
   EXPECT_EQ(s["ranks"], 2);
-  for (const char* phase : {"forward", "backward", "reduce", "agree", "optimizer", "gather"})
+  for (const char* phase : {"forward", "backward", "reduce", "step_sync", "optimizer", "gather"})
     EXPECT_GE(s["time_ms"][phase], 0) << phase;
-  for (const char* operation : {"reduce_scatter", "all_gather"}) EXPECT_GT(s["wire_bytes"][operation], 0) << operation;
+  for (const char* operation : {"reduce_scatter", "all_gather"})
+    EXPECT_GT(s["communication_bytes"][operation], 0) << operation;
 
   // The effective configuration is a configuration: the same run again, from the run's own file.
   const auto hash = s["weights_hash"];
@@ -304,7 +306,7 @@ TEST_F(Engine, WritesTheRunFolder) {
   EXPECT_EQ(summary()["weights_hash"], hash);
 }
 
-TEST_F(Engine, WritesTheMeanLossAndNumbersInTheirShortestForm) {
+TEST_F(EngineTest, WritesTheMeanLossAndNumbersInTheirShortestForm) {
   ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.gradient_accumulation=2").code, 0);
   const auto rows = metrics();
   std::ifstream said(folder_ / "run" / "losses");
@@ -325,7 +327,7 @@ TEST_F(Engine, WritesTheMeanLossAndNumbersInTheirShortestForm) {
   EXPECT_EQ(text.substr(at, text.find(',', at) - at), std::string(shortest, end));
 }
 
-TEST_F(Engine, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
+TEST_F(EngineTest, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
   const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -- ";
   const std::string steps = program(1, "validates", "train.steps=3");
   const Result plain = shell("export ZR_PROGRESS=plain; " + launch + steps);
@@ -342,9 +344,9 @@ TEST_F(Engine, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
   EXPECT_EQ(summary()["val_loss"], 1.5);
 }
 
-TEST_F(Engine, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 8); }
+TEST_F(EngineTest, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 8); }
 
-TEST_F(Engine, NamesTheActivationThatADiskDoesNotGiveBack) {
+TEST_F(EngineTest, NamesTheActivationThatADiskDoesNotGiveBack) {
   fs::create_directories(folder_ / "swap");
   const auto trained = [&](const std::string& fault) {
     return shell("ZR_TIER_FAULT=" + fault + " " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +

@@ -153,7 +153,7 @@ void last_save_fails(Run& run) {
 void set_after_the_end(Run& run) {
   run.build();
   run.train();
-  run.engine->set("scalar", zr::What::value, run.engine->get("scalar") + 1);
+  run.engine->set("scalar", zr::TensorKind::value, run.engine->get("scalar") + 1);
 }
 
 // --- Writes to weights that differ by rank ---
@@ -231,7 +231,7 @@ void write_by_address(Run& run, const std::string& parameter) {
 
 void set_per_rank(Run& run) {
   run.build();
-  run.engine->set("scalar", zr::What::value, torch::full({}, run.engine->rank()));
+  run.engine->set("scalar", zr::TensorKind::value, torch::full({}, run.engine->rank()));
 }
 
 // In steps 2, 3, ... the last rank's loss is no number.

@@ -7,7 +7,7 @@
 
 #include <random>
 
-#include "control/message.hpp"
+#include "control/protocol.hpp"
 #include "multirank/launch_job.hpp"
 
 using namespace zr::test;
@@ -218,7 +218,7 @@ TEST(Join, SaysWhereItFoundNoStore) {
 TEST(Join, RefusesASecondProcessOfOneRank) {
   Scene scene;
   const int port = some_port();
-  Job keeper(scene, with_rank_program({"steps=1"}), torchrun(0, 3, port));
+  Job store_host(scene, with_rank_program({"steps=1"}), torchrun(0, 3, port));
   Job first(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
   std::this_thread::sleep_for(milliseconds(300));
   Job second(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
@@ -227,13 +227,13 @@ TEST(Join, RefusesASecondProcessOfOneRank) {
                                       ") has joined already, and pid " + std::to_string(second.pid()) + " on "));
   Job third(scene, with_rank_program({"steps=1"}), torchrun(2, 3, port));
   EXPECT_EQ(third.wait(), 0);
-  EXPECT_EQ(keeper.wait(), 0);
+  EXPECT_EQ(store_host.wait(), 0);
 }
 
 TEST(Join, RefusesARankThatWasToldOfAnotherWorld) {
   Scene scene;
   const int port = some_port();
-  Job keeper(scene, with_rank_program({}), torchrun(0, 3, port));
+  Job store_host(scene, with_rank_program({}), torchrun(0, 3, port));
   Job other(scene, with_rank_program({}), torchrun(1, 2, port));
   EXPECT_EQ(other.wait(), 3);
   EXPECT_EQ(other.err(),
@@ -310,21 +310,21 @@ TEST(Store, SurvivesStrangersAndGarbage) {
     EXPECT_EQ(knock.answer(), "");
   }
   {
-    Knock knock(store);  // a beat before the hello
-    knock.say(wire::encode(wire::Type::beat, wire::Beat{}));
+    Knock knock(store);  // a heartbeat before the hello
+    knock.say(protocol::encode(protocol::Type::heartbeat, protocol::Heartbeat{}));
     EXPECT_EQ(knock.answer(), "");
   }
   {
     Knock knock(store);  // a hello cut off, its inner lengths beyond its end
-    std::string hello = wire::encode(wire::Hello{"job", "token", 0, 2, {}});
-    hello[wire::kHeaderBytes] = 127;
+    std::string hello = protocol::encode(protocol::Hello{"job", "token", 0, 2, {}});
+    hello[protocol::kHeaderBytes] = 127;
     knock.say(hello);
     EXPECT_EQ(knock.answer(), "");
   }
   {
     Knock knock(store);
-    knock.say(
-        wire::encode(wire::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, wire::this_peer()}));
+    knock.say(protocol::encode(
+        protocol::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, protocol::this_peer()}));
     const std::string answer = knock.answer();
     EXPECT_THAT(answer, HasSubstr("it keeps another job's store"));
   }

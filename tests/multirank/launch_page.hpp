@@ -18,7 +18,7 @@ enum class Phase : int32_t { none, before_join, joining, computing, collective, 
 
 /// Zero at first. One per job, in a file that the ranks find in ZR_TEST_PAGE.
 struct Page {
-  static constexpr int kMostRanks = 32;
+  static constexpr int kMaxRanks = 32;
   struct Rank {
     std::atomic<int32_t> pid;
     std::atomic<Phase> phase;
@@ -27,7 +27,7 @@ struct Page {
     std::atomic<int64_t> join_us;  // how long join took
     std::array<char, 64> store;    // ZR_STORE, to knock at
   };
-  std::array<Rank, kMostRanks> ranks;
+  std::array<Rank, kMaxRanks> ranks;
   std::atomic<int64_t> stop_step;  // the steps after which all end, agreed on after a signal; 0: none came
 };
 

@@ -14,66 +14,68 @@ using testing::HasSubstr;
 namespace {
 using Set = std::map<std::string, std::string>;
 
-std::optional<Place> place(const Set& set) {
-  return place_of([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; }, 77);
+std::optional<RankInfo> rank_info(const Set& set) {
+  return find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; }, 77);
 }
 
-TEST(Place, IsNoneWithoutALauncher) { EXPECT_FALSE(place({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}})); }
+TEST(RankInfo, IsNoneWithoutALauncher) {
+  EXPECT_FALSE(rank_info({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}}));
+}
 
-TEST(Place, OfZerothLaunchGoesBeforeAllOthers) {
-  const auto found = place({{"ZR_RANK", "1"},
-                            {"ZR_WORLD", "2"},
-                            {"ZR_LOCAL_RANK", "1"},
-                            {"ZR_LOCAL_WORLD", "2"},
-                            {"ZR_STORE", "127.0.0.1:99"},
-                            {"ZR_JOB", "job"},
-                            {"ZR_TOKEN", "secret"},
-                            {"RANK", "5"},
-                            {"WORLD_SIZE", "8"}});
+TEST(RankInfo, OfZerothLaunchGoesBeforeAllOthers) {
+  const auto found = rank_info({{"ZR_RANK", "1"},
+                                {"ZR_WORLD", "2"},
+                                {"ZR_LOCAL_RANK", "1"},
+                                {"ZR_LOCAL_WORLD", "2"},
+                                {"ZR_STORE", "127.0.0.1:99"},
+                                {"ZR_JOB", "job"},
+                                {"ZR_TOKEN", "secret"},
+                                {"RANK", "5"},
+                                {"WORLD_SIZE", "8"}});
   EXPECT_EQ(found->rank, 1);
   EXPECT_EQ(found->world, 2);
   EXPECT_EQ(found->address, "127.0.0.1");
   EXPECT_EQ(found->ports, std::vector<uint16_t>{99});
   EXPECT_EQ(found->token, "secret");
   EXPECT_TRUE(found->launched);
-  EXPECT_FALSE(found->serves);
+  EXPECT_FALSE(found->hosts_store);
 }
 
-TEST(Place, OfTorchrunIsBehindItsOwnPort) {
-  const auto found = place({{"RANK", "0"},
-                            {"WORLD_SIZE", "8"},
-                            {"LOCAL_RANK", "0"},
-                            {"LOCAL_WORLD_SIZE", "4"},
-                            {"MASTER_ADDR", "node7"},
-                            {"MASTER_PORT", "29500"}});
+TEST(RankInfo, OfTorchrunIsBehindItsOwnPort) {
+  const auto found = rank_info({{"RANK", "0"},
+                                {"WORLD_SIZE", "8"},
+                                {"LOCAL_RANK", "0"},
+                                {"LOCAL_WORLD_SIZE", "4"},
+                                {"MASTER_ADDR", "node7"},
+                                {"MASTER_PORT", "29500"}});
   EXPECT_EQ(found->address, "node7");
   EXPECT_EQ(found->ports.front(), 29501);
   EXPECT_EQ(found->ports.size(), 8u);
   EXPECT_EQ(found->local_world, 4);
-  EXPECT_TRUE(found->serves);
+  EXPECT_TRUE(found->hosts_store);
 }
 
-TEST(Place, OfSrunIsOnTheFirstNode) {
+TEST(RankInfo, OfSrunIsOnTheFirstNode) {
   const Set set{{"SLURM_PROCID", "3"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
                 {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
                 {"SLURM_LOCALID", "1"}};
-  const auto found = place(set);
+  const auto found = rank_info(set);
   EXPECT_EQ(found->address, "gpu07");
   EXPECT_EQ(found->local_rank, 1);
   EXPECT_EQ(found->local_world, -1);
-  EXPECT_FALSE(found->serves);
+  EXPECT_FALSE(found->hosts_store);
   auto other = set;
   other["SLURM_STEP_ID"] = "1";
-  EXPECT_NE(place(other)->ports, found->ports);
+  EXPECT_NE(rank_info(other)->ports, found->ports);
 }
 
-TEST(Place, OfAnyLauncherMayBeMovedByItsUser) {
-  const auto found = place({{"PMI_RANK", "1"},
-                            {"PMI_SIZE", "4"},
-                            {"MPI_LOCALRANKID", "0"},
-                            {"MPI_LOCALNRANKS", "1"},
-                            {"ZR_STORE", "head:4000"},
-                            {"ZR_TOKEN", "mine"}});
+TEST(RankInfo, OfAnyLauncherMayBeMovedByItsUser) {
+  const auto found = rank_info({{"PMI_RANK", "1"},
+                                {"PMI_SIZE", "4"},
+                                {"MPI_LOCALRANKID", "0"},
+                                {"MPI_LOCALNRANKS", "1"},
+                                {"ZR_STORE", "head:4000"},
+                                {"ZR_TOKEN", "mine"}});
   EXPECT_EQ(found->address, "head");
   EXPECT_EQ(found->ports, std::vector<uint16_t>{4000});
   EXPECT_EQ(found->token, "mine");
@@ -89,20 +91,21 @@ TEST(FirstHost, UnfoldsNodeLists) {
 
 TEST(Table, ShowsHostsOnlyIfTheyDiffer) {
   const Activity waits{71, 5, "all_reduce 'gradient bucket 3' (fp32, 4194304)", true, 12};
-  const std::string doing = doing_text(waits, 340);
+  const std::string doing = activity_text(waits, 340);
   EXPECT_EQ(doing, "waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12");
-  const Fate killed{0, 9, ""};
+  const ExitStatus killed{0, 9, ""};
   EXPECT_EQ(
-      table_text("rank 10 (pid 4243) " + fate_text(killed), {{0, 4242, "a", doing}, {10, 43, "a", fate_text(killed)}}),
+      failure_report_text("rank 10 (pid 4243) " + exit_status_text(killed),
+                          {{0, 4242, "a", doing}, {10, 43, "a", exit_status_text(killed)}}),
       "rank 10 (pid 4243) was killed by signal 9 (SIGKILL)\n"
       "  rank 0   pid 4242  waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12\n"
       "  rank 10  pid 43    was killed by signal 9 (SIGKILL)");
-  EXPECT_EQ(table_text("x", {{0, 1, "node1", "computing"}, {1, 0, "n2", "has not joined the job"}}),
+  EXPECT_EQ(failure_report_text("x", {{0, 1, "node1", "computing"}, {1, 0, "n2", "has not joined the job"}}),
             "x\n  rank 0  pid 1  node1  computing\n  rank 1  pid -  n2     has not joined the job");
 }
 
 TEST(Table, SaysHowManyLinesItLeavesOut) {
-  EXPECT_THAT(table_text("x", std::vector<TableLine>(100)), HasSubstr("\n  and 36 ranks more"));
+  EXPECT_THAT(failure_report_text("x", std::vector<ReportLine>(100)), HasSubstr("\n  and 36 ranks more"));
 }
 
 // Two joined ranks on a machine that is not this one.
@@ -111,69 +114,70 @@ class TwoRanks : public testing::Test {
   TwoRanks() {
     for (int rank : {0, 1}) EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far"}}, now), "");
   }
-  void beat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
-            bool left = false) {
-    wire::Beat beat;
-    beat.activity = {sequence, 1, "all_reduce 'x'", waiting, 3};
-    beat.leaves = leaves;
-    beat.left_sequence = left_sequence;
-    beat.left_step = 5;
-    beat.left = left;
-    members.heard(rank, beat, now);
+  void heartbeat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
+                 bool left = false) {
+    protocol::Heartbeat heartbeat;
+    heartbeat.activity = {sequence, 1, "all_reduce 'x'", waiting, 3};
+    heartbeat.leaves = leaves;
+    heartbeat.left_sequence = left_sequence;
+    heartbeat.left_step = 5;
+    heartbeat.left = left;
+    members.on_heartbeat(rank, heartbeat, now);
   }
   Members::Time now = std::chrono::steady_clock::now();
   Members members{2, false, "here"};
 };
 
 TEST_F(TwoRanks, WhoseOneLeftMayFinishTheLastCollective) {
-  beat(1, 8, false, 1, 8, true);
-  beat(0, 8, true);
+  heartbeat(1, 8, false, 1, 8, true);
+  heartbeat(0, 8, true);
   EXPECT_FALSE(members.broken());
-  beat(0, 9, true);
-  EXPECT_EQ(members.news(), "rank 1 ended after step 5 (its data ended?) while rank 0 waits in all_reduce 'x'");
+  heartbeat(0, 9, true);
+  EXPECT_EQ(members.failure_notice(),
+            "rank 1 ended after step 5 (its data ended?) while rank 0 waits in all_reduce 'x'");
 }
 
 TEST_F(TwoRanks, WhoseOneIsBetweenTwoEnginesMayBeWaitedFor) {
-  beat(0, 8, false, 1, 8, true);
-  beat(1, 8, false, 1, 8, true);
-  beat(0, 1, true, 1, 8, false);  // in its next Engine already
+  heartbeat(0, 8, false, 1, 8, true);
+  heartbeat(1, 8, false, 1, 8, true);
+  heartbeat(0, 1, true, 1, 8, false);  // in its next Engine already
   EXPECT_FALSE(members.broken());
   members.disconnected(1);  // the other's process has ended instead
-  EXPECT_THAT(members.news(), HasSubstr("rank 1 ended after step 5"));
+  EXPECT_THAT(members.failure_notice(), HasSubstr("rank 1 ended after step 5"));
 }
 
 TEST_F(TwoRanks, ThatIssueDifferentCollectivesBreakTheJobThoughOneRanAhead) {
-  wire::Beat ahead, behind;
+  protocol::Heartbeat ahead, behind;
   for (uint64_t i = 1; i <= 40; ++i) ahead.recent.push_back({i, i == 17 ? 99 : i, "call " + std::to_string(i)});
-  members.heard(0, ahead, now);
+  members.on_heartbeat(0, ahead, now);
   for (uint64_t i = 1; i <= 17; ++i) behind.recent.push_back({i, i, "call of the other " + std::to_string(i)});
-  members.heard(1, behind, now);
+  members.on_heartbeat(1, behind, now);
   EXPECT_EQ(
-      members.news(),
+      members.failure_notice(),
       "collective 17 differs between ranks: rank 0 issued call 17, rank 1 issued call of the other 17. All ranks must "
       "issue the same collectives in the same order");
 }
 
 TEST_F(TwoRanks, AreNotComparedInSendsAndAcrossEngines) {
-  wire::Beat one, other;
+  protocol::Heartbeat one, other;
   one.recent = {{1, 0, "send"}, {2, 7, "call"}};
   other.recent = {{1, 5, "call"}};
-  members.heard(0, one, now);
-  members.heard(1, other, now);
+  members.on_heartbeat(0, one, now);
+  members.on_heartbeat(1, other, now);
   other.leaves = 1;
   other.recent = {{2, 8, "of the next Engine"}};
-  members.heard(1, other, now);
+  members.on_heartbeat(1, other, now);
   EXPECT_FALSE(members.broken());
 }
 
 TEST_F(TwoRanks, NameADeathBeforeWhatItMadeAnotherSay) {
   members.reported(0, "all_reduce 'x': the peer is gone");
-  EXPECT_EQ(members.news(), "rank 0: all_reduce 'x': the peer is gone");
+  EXPECT_EQ(members.failure_notice(), "rank 0: all_reduce 'x': the peer is gone");
   EXPECT_FALSE(members.settled(now, now));
   members.disconnected(1);
-  members.last_words(0, {}, now);
+  members.on_final_status(0, {}, now);
   EXPECT_TRUE(members.settled(now, now));
-  EXPECT_EQ(members.news(), "rank 1 (pid 101) is lost: its connection closed");
+  EXPECT_EQ(members.failure_notice(), "rank 1 (pid 101) is lost: its connection closed");
 }
 
 TEST_F(TwoRanks, TellANewcomerWhyItCannotJoin) {
@@ -185,9 +189,10 @@ TEST_F(TwoRanks, TellANewcomerWhyItCannotJoin) {
 
 TEST(Wire, RefusesWhatEndsEarlyOrLate) {
   const std::string hello =
-      wire::encode(wire::Hello{"job", "token", 1, 2, {5, "host", "machine"}}).substr(wire::kHeaderBytes);
-  EXPECT_EQ(wire::decode_hello(hello).peer.machine, "machine");
-  for (std::size_t n = 0; n < hello.size(); ++n) EXPECT_THROW(wire::decode_hello(hello.substr(0, n)), wire::Malformed);
-  EXPECT_THROW(wire::decode_hello(hello + "x"), wire::Malformed);
+      protocol::encode(protocol::Hello{"job", "token", 1, 2, {5, "host", "machine"}}).substr(protocol::kHeaderBytes);
+  EXPECT_EQ(protocol::decode_hello(hello).peer.machine, "machine");
+  for (std::size_t n = 0; n < hello.size(); ++n)
+    EXPECT_THROW(protocol::decode_hello(hello.substr(0, n)), protocol::Malformed);
+  EXPECT_THROW(protocol::decode_hello(hello + "x"), protocol::Malformed);
 }
 }  // namespace

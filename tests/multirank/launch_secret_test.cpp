@@ -10,13 +10,13 @@
 #include <regex>
 #include <sstream>
 
-#include "control/message.hpp"
 #include "control/job_secret.hpp"
+#include "control/protocol.hpp"
 #include "golden/cases.hpp"
 #include "multirank/launch_job.hpp"
 
 using namespace zr::test;
-namespace wire = zr::host::wire;
+namespace protocol = zr::host::protocol;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
@@ -99,21 +99,21 @@ class Peer {
 };
 
 TEST_F(SecretOfAJob, KeepsOutAPeerThatGuessesTheTokenFromTheLauncher) {
-  Job keeper(scene_, program(), torchrun(0, 2, 2));
-  ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << keeper.err();
+  Job store_host(scene_, program(), torchrun(0, 2, 2));
+  ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << store_host.err();
   for (const std::string& token : {job_name(), std::string()}) {
-    Peer stranger(port_);
-    ASSERT_TRUE(stranger.say(wire::encode(wire::Hello{job_name(), token, 1, 2, wire::this_peer()})));
-    EXPECT_THAT(stranger.read_some(), HasSubstr("it keeps another job's store"));
+    Peer unauthenticated(port_);
+    ASSERT_TRUE(unauthenticated.say(protocol::encode(protocol::Hello{job_name(), token, 1, 2, protocol::this_peer()})));
+    EXPECT_THAT(unauthenticated.read_some(), HasSubstr("it keeps another job's store"));
   }
   Job other(scene_, program(), torchrun(1, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
 TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
-  Job keeper(scene_, program(), torchrun(0, 2, 2));
-  ASSERT_TRUE(eventually([&] { return has_secret(); })) << keeper.err();
+  Job store_host(scene_, program(), torchrun(0, 2, 2));
+  ASSERT_TRUE(eventually([&] { return has_secret(); })) << store_host.err();
   struct stat file {
   }, folder{};
   ASSERT_EQ(stat(secret().c_str(), &file), 0);
@@ -123,7 +123,7 @@ TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
   EXPECT_EQ(file.st_size, 37);
   Job other(scene_, program(), torchrun(1, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
   EXPECT_FALSE(has_secret());
 }
 
@@ -131,9 +131,9 @@ TEST_F(SecretOfAJob, ReplacesThatOfAnEarlierJobOfTheSameName) {
   zr::host::JobSecret earlier(job_name());
   earlier.create({zr::host::new_secret(), uint16_t(port_ + 1)});
   Job other(scene_, program(), torchrun(1, 2, 2));
-  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  Job store_host(scene_, program(), torchrun(0, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
 TEST_F(SecretOfAJob, IsToldToNobodyWhoListensOnAPortBeforeThatOfTheStore) {
@@ -145,9 +145,9 @@ TEST_F(SecretOfAJob, IsToldToNobodyWhoListensOnAPortBeforeThatOfTheStore) {
   ASSERT_EQ(bind(squatter, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(listen(squatter, 8), 0);
   Job other(scene_, program(), torchrun(1, 2, 2));
-  Job keeper(scene_, program(), torchrun(0, 2, 2));
+  Job store_host(scene_, program(), torchrun(0, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
   EXPECT_EQ(accept(squatter, nullptr, nullptr), -1) << "a rank has dialled it";
   close(squatter);
 }
@@ -166,9 +166,9 @@ TEST_F(SecretOfAJob, IsReadFromNoLink) {
 }
 
 TEST_F(SecretOfAJob, StoreOfOneHostListensOnLoopbackWhateverTheLauncherCallsTheHost) {
-  const std::string own(wire::this_peer().host);
-  Job keeper(scene_, program(), torchrun(0, 2, 2, own));
-  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << keeper.err();
+  const std::string own(protocol::this_peer().host);
+  Job store_host(scene_, program(), torchrun(0, 2, 2, own));
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
   std::ifstream table("/proc/net/tcp");
   int loopback = 0, others = 0;
   for (std::string line; std::getline(table, line);) {
@@ -181,7 +181,7 @@ TEST_F(SecretOfAJob, StoreOfOneHostListensOnLoopbackWhateverTheLauncherCallsTheH
   EXPECT_EQ(others, 0);
   Job other(scene_, program(), torchrun(1, 2, 2, own));
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_EQ(keeper.wait(), 0) << keeper.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
 // The most memory that a process has had, in MiB.
@@ -199,35 +199,37 @@ int64_t peak_mib(pid_t pid) {
 TEST_F(SecretOfAJob, StoreBoundsWhatAPeerPuts) {
   auto environment = torchrun(0, 2, 2);
   environment.emplace_back("ZR_TOKEN", "known");
-  Job keeper(scene_, program("steps=1000000"), environment);
-  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << keeper.err();
+  Job store_host(scene_, program("steps=1000000"), environment);
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
   Peer peer(port_);
-  ASSERT_TRUE(peer.say(wire::encode(wire::Hello{job_name(), "known", 1, 2, wire::this_peer()})));
+  ASSERT_TRUE(peer.say(protocol::encode(protocol::Hello{job_name(), "known", 1, 2, protocol::this_peer()})));
   ASSERT_NE(peer.read_some(), "");
   int64_t peak = 0;
   for (int i = 0; i < 300; ++i) {
     const std::string key = "k" + std::to_string(i);
-    if (!peer.say(wire::Writer().text(key).text(std::string(1 << 20, 'x')).message(wire::Type::put))) break;
-    peak = std::max(peak, peak_mib(keeper.pid()));
+    if (!peer.say(protocol::Writer().text(key).text(std::string(1 << 20, 'x')).message(protocol::Type::put))) break;
+    peak = std::max(peak, peak_mib(store_host.pid()));
   }
-  EXPECT_EQ(keeper.wait(), 4);
+  EXPECT_EQ(store_host.wait(), 4);
   EXPECT_THAT(
-      keeper.err(),
+      store_host.err(),
       ContainsRegex("rank 1: the job's store is full: this rank put 'k63', and its values have at most 64.00 MiB "
                     "together; put less, or put \"\" under keys that every rank has read"));
   EXPECT_LT(peak, 160);
 }
 
 TEST_F(SecretOfAJob, StoreRejectsABeatThatIsTooLong) {
-  wire::Beat beat;
-  beat.activity.what = std::string(wire::kMostWhatBytes + 1, 'x');
-  const auto body = [](const std::string& message) { return message.substr(wire::kHeaderBytes); };
-  EXPECT_THROW(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))), wire::Malformed);
-  beat.activity.what = "computing\n  rank 9  pid 1  forged\x1b[2J";
-  EXPECT_EQ(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))).activity.what,
+  protocol::Heartbeat heartbeat;
+  heartbeat.activity.what = std::string(protocol::kMaxWhatBytes + 1, 'x');
+  const auto body = [](const std::string& message) { return message.substr(protocol::kHeaderBytes); };
+  EXPECT_THROW(protocol::decode_heartbeat(body(protocol::encode(protocol::Type::heartbeat, heartbeat))),
+               protocol::Malformed);
+  heartbeat.activity.what = "computing\n  rank 9  pid 1  forged\x1b[2J";
+  EXPECT_EQ(protocol::decode_heartbeat(body(protocol::encode(protocol::Type::heartbeat, heartbeat))).activity.what,
             "computing\\n  rank 9  pid 1  forged\\x1b[2J");
-  beat.recent.resize(wire::kMostCalls + 1);
-  EXPECT_THROW(wire::decode_beat(body(wire::encode(wire::Type::beat, beat))), wire::Malformed);
+  heartbeat.recent.resize(protocol::kMaxCalls + 1);
+  EXPECT_THROW(protocol::decode_heartbeat(body(protocol::encode(protocol::Type::heartbeat, heartbeat))),
+               protocol::Malformed);
 }
 
 // "-- environment": NAME=value lines; "-- folders": "PATH MODE" lines made in the runtime folder.

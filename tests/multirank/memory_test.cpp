@@ -109,7 +109,7 @@ TEST_F(Memory, IsWhatThePlanSaid) {
         }
       std::ifstream rows(scratch_.path("runs/gpt/metrics.jsonl"));
       for (std::string row; std::getline(rows, row);) {
-        const int64_t moved = Json::parse(row)["wire_bytes"];
+        const int64_t moved = Json::parse(row)["communication_bytes"];
         if (strategy == "zero3")
           EXPECT_LE(moved, said["wire"]) << how;
         else
@@ -263,7 +263,7 @@ TEST_F(Memory, OfAFileOfWeightsIsPlannedWithoutTheProgram) {
 TEST_F(Memory, SharesTheWeightsOfAHostUnlessABudgetOrAKeySaysNo) {
   const auto travelled = [&](const std::string& overrides) {
     EXPECT_EQ(train("strategy=zero1 " + overrides).code, 0);
-    const Json wire = summary()["wire_bytes"];
+    const Json wire = summary()["communication_bytes"];
     return wire.contains("all_gather") ? wire["all_gather"].get<int64_t>() : 0;
   };
   EXPECT_EQ(travelled(""), 0);

@@ -17,14 +17,14 @@ using engine_tests::Run;
 using engine_tests::same;
 
 /// A strategy, and whether the ranks of a host share weights; a lone rank shares nothing.
-struct How {
+struct SharingMode {
   std::string strategy;
   bool share;
   std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " apart"); }
 };
 
-inline std::vector<How> ways(int world) {
-  std::vector<How> all;
+inline std::vector<SharingMode> sharing_modes(int world) {
+  std::vector<SharingMode> all;
   for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const bool share : {false, true})
       if (share || world > 1) all.push_back({strategy, share});
@@ -33,7 +33,7 @@ inline std::vector<How> ways(int world) {
 
 /// The program of `run` under another strategy, with plain descent whose products are exact (the rate is a power of
 /// two), zero3 releases each weight after its use.
-inline zr::Program program_of(const Run& run, const How& how, const std::vector<std::string>& more = {}) {
+inline zr::Program program_of(const Run& run, const SharingMode& how, const std::vector<std::string>& more = {}) {
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   for (const char* key :
        {"optimizer=sgd", "optimizer.sgd.momentum=0.0", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
@@ -67,25 +67,25 @@ class Outcomes {
  public:
   explicit Outcomes(const Run& run) : world_(run.program.world()), prints_(run.program.rank() == 0) {}
   ~Outcomes() {
-    for (const auto& [outcome, hows] : hows_)
-      if (prints_) std::cout << hows << ": " << outcome << std::endl;
+    for (const auto& [outcome, modes] : modes_)
+      if (prints_) std::cout << modes << ": " << outcome << std::endl;
   }
   Outcomes(const Outcomes&) = delete;
-  void add(const How& how, const std::string& outcome) {
-    std::string& hows = hows_[outcome];
-    hows += (hows.empty() ? "" : ", ") + how.text(world_);
+  void add(const SharingMode& how, const std::string& outcome) {
+    std::string& modes = modes_[outcome];
+    modes += (modes.empty() ? "" : ", ") + how.text(world_);
   }
 
  private:
   int world_;
   bool prints_;
-  std::map<std::string, std::string> hows_;
+  std::map<std::string, std::string> modes_;
 };
 
 /// Cases of the files that make up model_case.
 const engine_tests::Cases& alias_cases();
 const engine_tests::Cases& pointer_cases();
 const engine_tests::Cases& refresh_cases();
-const engine_tests::Cases& places_cases();
+const engine_tests::Cases& tiers_cases();
 
 }  // namespace model_tests

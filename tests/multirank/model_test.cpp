@@ -5,7 +5,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class EngineModel : public engine_tests::Engine {
+class EngineModel : public engine_tests::EngineTest {
  protected:
   EngineModel() { binary_ = "model_case"; }
   // The golden file of check_messages(), all of whose cases end with 0.

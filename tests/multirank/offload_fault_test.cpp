@@ -118,7 +118,8 @@ TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
 
 // The checkpoint of the first step is there, that of the second is being saved.
 TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
-  const std::string model = "parity.model=large train.dtype=bf16 train.gradient_accumulation=2 ", how = states() + model;
+  const std::string model = "parity.model=large train.dtype=bf16 train.gradient_accumulation=2 ",
+                    how = states() + model;
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + "job.name=none train.steps=2").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
@@ -156,7 +157,8 @@ TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
 }
 
 TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
-  const std::string how = states() + "parity.model=large train.gradient_accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  const std::string how = states() + "parity.model=large train.gradient_accumulation=2 ",
+                    from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   for (const std::string fault :
        {"write=EIO@5", "read=EIO@2", "rank=0:write=EIO@5", "rank=1:write=EIO@5", "rank=1:read=EIO@2"}) {
@@ -173,7 +175,8 @@ TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
 
 // The pages go on disk at load as they do in training.
 TEST_F(OffloadFaults, WhileShardsAreLoadedLeaveTheCheckpoint) {
-  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ", from = "job.name=f checkpoint.dir=c ";
+  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ",
+                    from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
   const auto before = losses("f");

@@ -20,7 +20,8 @@ class Offload : public Checkpoints {
   static constexpr const char* kFailing = ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so ";
   static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
   static constexpr const char* kPages = "offload.gradients=nvme offload.parameters=nvme ";
-  const std::string kGathered = "strategy=zero3 communicator.share_weights=false strategy.zero3.persistence_threshold=100 ";
+  const std::string kGathered =
+      "strategy=zero3 communicator.share_weights=false strategy.zero3.persistence_threshold=100 ";
   int64_t number(const std::string& job, const std::string& pointer) const {
     return summary(job).value(Json::json_pointer(pointer), int64_t{0});
   }

@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
-  const std::vector<std::string> places{" ", kMemory, disk(), disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
+  const std::vector<std::string> places{" ", kMemory, disk(),
+                                        disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
   const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
   run(2, "job.name=whole\n", model);
   std::string first, then;
@@ -95,7 +96,8 @@ TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
   for (const std::string steps : {"2", "3"})
     for (const std::string micro_steps : {"1", "2", "5"})
       jobs += "job.name=s" + steps + "a" + micro_steps + " train.steps=" + steps +
-              " train.gradient_accumulation=" + micro_steps + disk() + "offload.optimizer=device offload.gradients=nvme\n";
+              " train.gradient_accumulation=" + micro_steps + disk() +
+              "offload.optimizer=device offload.gradients=nvme\n";
   run(2, jobs, "strategy=zero2 strategy.zero2.bucket_bytes=64KiB parity.model=large");
   const auto moved = [&](const std::string& micro_steps, const std::string& way) {
     const std::string bytes = "/tiers/nvme/" + way + "_bytes";
@@ -208,8 +210,8 @@ TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
     jobs += "job.name=" + strategy + " strategy=" + strategy + disk() + "\n";
   run(3, jobs);
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"}) {
-    EXPECT_GT(number(strategy, "/overlap/norm_leaves"), 0);
-    EXPECT_EQ(number(strategy, "/overlap/norm_leaves_early"), number(strategy, "/overlap/norm_leaves")) << strategy;
+    EXPECT_GT(number(strategy, "/overlap/norm_blocks"), 0);
+    EXPECT_EQ(number(strategy, "/overlap/norm_blocks_early"), number(strategy, "/overlap/norm_blocks")) << strategy;
   }
 }
 
@@ -232,7 +234,8 @@ TEST_F(Offload, ThatCannotBeIsRefusedByName) {
        "offload.device_fraction is the part of states that stays on the device, but all of them do; set "
        "offload.optimizer to a tier"},
       {"offload.device_fraction=0.5 offload.optimizer=auto",
-       "command line: offload.device_fraction is the part of states that stays on the device, which offload.optimizer = "
+       "command line: offload.device_fraction is the part of states that stays on the device, which offload.optimizer "
+       "= "
        "\"auto\" finds from memory.device_budget; name a tier, or leave it out"},
       {"strategy=zero1 offload.gradients=nvme train.gradient_accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
        "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "

@@ -45,7 +45,7 @@ const std::vector<Path>& paths() {
 void accesses(Run& run) {
   const int world = run.program.world();
   Outcomes all(run);
-  for (const How& how : ways(world)) {
+  for (const SharingMode& how : sharing_modes(world)) {
     torch::manual_seed(3);
     torch::nn::Linear net(16, 16);
     zr::Engine engine(program_of(run, how), *net);
@@ -94,7 +94,7 @@ void load(torch::nn::Sequential& net, int64_t out) {
 
 void loads_in_scope(Run& run) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     auto net = small(4, 3);
     const auto expected = small(4, 99);
     zr::Engine engine(program_of(run, how), *net);
@@ -120,7 +120,7 @@ void loads_in_scope(Run& run) {
 // Loads a file otherwise: outside a scope, with a weight of another shape, into a deferred model.
 void loads(Run& run, const std::function<void(torch::nn::Sequential&, const zr::Program&)>& act) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     auto net = small(4, 3);
     outcomes.add(how, error_of([&] { act(net, program_of(run, how)); }));
   }
@@ -179,7 +179,7 @@ struct Variant {
 };
 
 // The weights after the steps, each but one followed by the write; or why there are none.
-std::string after_writes(const Run& run, const How& how, const Variant& variant, const Write& one, bool counted,
+std::string after_writes(const Run& run, const SharingMode& how, const Variant& variant, const Write& one, bool counted,
                          torch::Tensor& result) {
   return error_of([&] {
     torch::manual_seed(3);
@@ -206,7 +206,7 @@ std::string after_writes(const Run& run, const How& how, const Variant& variant,
 
 void writes_uncounted(Run& run) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world()))
+  for (const SharingMode& how : sharing_modes(run.program.world()))
     for (const Write& one : writes()) {
       std::map<std::string, std::string> all;  // of an outcome: the variants
       for (const Variant& variant : {Variant{"fp32", false}, {"bf16", false}, {"fp32", true}, {"bf16", true}}) {

@@ -15,7 +15,8 @@ namespace {
 using torch::Tensor;
 
 // One part alone, on steps [first, 6).
-History alone(Run& run, const How& how, const std::vector<std::string>& keys, const std::string& part, int64_t first) {
+History alone(Run& run, const SharingMode& how, const std::vector<std::string>& keys, const std::string& part,
+              int64_t first) {
   Training one(run, how, keys);
   one.net.add(part);
   one.start();
@@ -25,7 +26,7 @@ History alone(Run& run, const How& how, const std::vector<std::string>& keys, co
 
 // Part 'a' trains from the start, 'b' from step 3 on; how `b` comes in differs.
 void continues(Run& run, const std::vector<std::string>& keys) {
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     const History a = alone(run, how, keys, "a", 0), b = alone(run, how, keys, "b", 3);
     const auto check = [&](const std::string& what, const std::function<void(Training&)>& before,
                            const std::function<void(Training&)>& change, const std::string& name_of_a = "a") {
@@ -102,7 +103,7 @@ void saves(Run& run) {
 
 // Buffers are each rank's own, before and after; a new one is rank 0's.
 void keeps_buffers(Run& run) {
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training both(run, how, {});
     both.net.add("a");
     Tensor own = both.net.register_buffer("own", torch::zeros({3}));
@@ -123,7 +124,7 @@ void keeps_buffers(Run& run) {
 // Frozen by requires_grad_(false) for steps 1 and 2, without refresh(): as under an optimizer of plain libtorch.
 void freezes_again(Run& run) {
   const int world = run.program.world();
-  for (const How& how : ways(world)) {
+  for (const SharingMode& how : sharing_modes(world)) {
     const auto freeze = [](Parts& net, int64_t step) {
       net.parts.at("b")->weight.set_requires_grad(step != 1 && step != 2);
     };
@@ -155,7 +156,7 @@ void freezes_again(Run& run) {
 void rejects(Run& run, const std::function<void(Training&)>& before, const std::function<void(Training&)>& act,
              const std::vector<std::string>& keys = {}) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training both(run, how, keys);
     both.net.add("a");
     before(both);
@@ -174,7 +175,7 @@ void rejects(Run& run, const std::function<void(Training&)>& before, const std::
 
 // A TorchScript module: what is unfrozen is named, and trained after refresh().
 void script(Run& run) {
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     torch::jit::Module module("Script");
     for (const char* name : {"kept", "later"}) {
       torch::manual_seed(5);
@@ -202,7 +203,7 @@ void script(Run& run) {
 // What get(), set() and save() say of a parameter that was replaced.
 void uses_replaced(Run& run) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training both(run, how, {});
     both.net.add("a");
     both.net.add("b");
@@ -212,7 +213,7 @@ void uses_replaced(Run& run) {
     require(both.engine->get("a.weight").defined(), "the others can be read");
     const std::string read = error_of([&] { both.engine->get("b.weight"); });
     require(error_of([&] {
-              both.engine->set("b.weight", zr::What::value, torch::zeros({10, Parts::kIn}));
+              both.engine->set("b.weight", zr::TensorKind::value, torch::zeros({10, Parts::kIn}));
             }) == read,
             "set() says what get() says");
     const std::string saved = error_of([&] { both.engine->save(run.program.text("job.runs") + "/none"); });
@@ -225,7 +226,7 @@ void uses_replaced(Run& run) {
 // taken out the engine trains on as if nothing had been.
 void adds_deferred(Run& run, int first, const std::function<void(Parts&)>& add) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     const auto train = [&](bool adds) {
       Training one(run, how, {});
       one.net.add("a");
@@ -249,7 +250,7 @@ void add_linear(Parts& net) { net.register_module("b", torch::nn::Linear(3, 4));
 // An engine of ordinary parameters and a buffer of zr::deferred.
 void begins_with_deferred_buffer(Run& run) {
   Outcomes outcomes(run);
-  for (const How& how : ways(run.program.world())) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training one(run, how, {});
     one.net.add("a");
     zr::deferred([&] { one.net.register_buffer("table", torch::ones({3})); });

@@ -36,7 +36,7 @@ using History = std::vector<torch::Tensor>;
 
 /// A model of parts and its engine, on data that depends on the step alone.
 struct Training {
-  Training(const Run& run, const How& how, const std::vector<std::string>& keys) : world(run.program.world()) {
+  Training(const Run& run, const SharingMode& how, const std::vector<std::string>& keys) : world(run.program.world()) {
     std::vector<std::string> more{"optimizer=adamw", "optimizer.lr=0.05", "train.steps=6"};
     more.insert(more.end(), keys.begin(), keys.end());
     program = std::make_unique<zr::Program>(program_of(run, how, more));
@@ -59,8 +59,8 @@ struct Training {
   }
   void note(const std::string& name) {
     const std::string weight = name + ".weight";
-    histories[name].push_back(torch::stack({engine->get(weight), engine->get(weight, zr::What::state, "exp_avg"),
-                                            engine->get(weight, zr::What::state, "exp_avg_sq")}));
+    histories[name].push_back(torch::stack({engine->get(weight), engine->get(weight, zr::TensorKind::state, "exp_avg"),
+                                            engine->get(weight, zr::TensorKind::state, "exp_avg_sq")}));
   }
   int world;
   std::unique_ptr<zr::Program> program;

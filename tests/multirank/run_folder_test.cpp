@@ -13,7 +13,7 @@ using engine_tests::Result;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class RunFolderTest : public engine_tests::Engine {
+class RunFolderTest : public engine_tests::EngineTest {
  protected:
   std::string text(const fs::path& file) const {
     std::ifstream in(folder_ / file);
@@ -187,14 +187,14 @@ TEST_F(RunSummaryTest, HasNoHashOfAnotherStep) {
   EXPECT_EQ(past.code, 0) << past.output;
   EXPECT_EQ(summary()["steps"], 5);
   EXPECT_EQ(summary()["weights_hash"], nullptr);
-  EXPECT_EQ(summary()["wire_bytes"], nullptr);
+  EXPECT_EQ(summary()["communication_bytes"], nullptr);
   EXPECT_THAT(past.output, HasSubstr("step 3 is past train.steps = 2 ("));
   const Result finished = shell("export FINISH=1; " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +
                                 program(2, "past_the_end", "train.steps=2"));
   EXPECT_EQ(finished.code, 0) << finished.output;
   EXPECT_EQ(summary()["steps"], 5);
   EXPECT_EQ(summary()["weights_hash"], text("hash"));
-  EXPECT_GT(summary()["wire_bytes"].size(), 1u) << summary()["wire_bytes"];
+  EXPECT_GT(summary()["communication_bytes"].size(), 1u) << summary()["communication_bytes"];
   ASSERT_EQ(run(2, "set_after_the_end", "train.steps=2").code, 0);
   EXPECT_EQ(summary()["weights_hash"], nullptr) << "the weights changed after the last step";
 }
@@ -210,8 +210,9 @@ class EngineNameTest : public RunSummaryTest {
 };
 
 TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
-  for (const std::string how : {"strategy=zero0", "strategy=zero1 communicator.share_weights=false",
-                                "strategy=zero3 communicator.share_weights=false train.gradient_accumulation=2", "strategy=zero3"}) {
+  for (const std::string how :
+       {"strategy=zero0", "strategy=zero1 communicator.share_weights=false",
+        "strategy=zero3 communicator.share_weights=false train.gradient_accumulation=2", "strategy=zero3"}) {
     fs::remove_all(folder_ / "ck");
     fs::remove_all(folder_ / "run");
     const std::string words = how + " optimizer.lr=0.01 checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string();

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "multirank/sharded_run.hpp"
-#include "zr/checkpoint.hpp"
 #include "zr/parameters.hpp"
+#include "zr/recompute.hpp"
 
 namespace sharded_tests {
 

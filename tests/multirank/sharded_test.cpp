@@ -61,8 +61,10 @@ const std::string kInstead =
     "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
     "module->to() and set_data() before the engine is made";
 const std::string kGradient =
-    "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", zr::What::gradient), "
-    "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of loss.backward(); if "
+    "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", "
+    "zr::TensorKind::gradient), "
+    "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of "
+    "loss.backward(); if "
     "the "
     "loss belongs to another engine (a GAN), call requires_grad_(false) on these parameters around its backward";
 
@@ -136,12 +138,12 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
         EXPECT_EQ(said(shared), said(whole)) << name << ", " << strategy << ", " << dtype;
       }
     }
-  refuses(
-      "converts_module",
-      "parameter 'first.weight' is shared by the ranks of this host (communicator.share_weights): it has memory only inside "
-      "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
-          kInstead,
-      "zero1 communicator.share_weights=true");
+  refuses("converts_module",
+          "parameter 'first.weight' is shared by the ranks of this host (communicator.share_weights): it has memory "
+          "only inside "
+          "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
+              kInstead,
+          "zero1 communicator.share_weights=true");
 }
 
 TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
@@ -228,7 +230,8 @@ TEST_F(Sharded, AScopeEndsBeforeTheStep) {
           "before the call",
           "zero1 communicator.share_weights=true");
   for (const std::string name : {"reads_pointer", "saves_module"})
-    refuses(name, "parameter 'first.weight' is shared by the ranks of this host", "zero2 communicator.share_weights=true");
+    refuses(name, "parameter 'first.weight' is shared by the ranks of this host",
+            "zero2 communicator.share_weights=true");
   refuses("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call");

@@ -174,7 +174,7 @@ void goes_on_after_mistakes(Run& run) {
     fails([&] { run.engine->backward(loss.detach()); });
     fails([&] { run.engine->backward(Throws::apply(loss)); });
     fails([&] { run.engine->backward(loss, std::numeric_limits<double>::quiet_NaN()); });
-    fails([&] { run.engine->set("left.weight", zr::What::value, torch::zeros({2})); });
+    fails([&] { run.engine->set("left.weight", zr::TensorKind::value, torch::zeros({2})); });
     fails([&] { run.engine->get("none"); });
     fails([&] {
       const zr::Engine::Evaluation evaluation(*run.engine);
@@ -303,15 +303,15 @@ void transposes(Run& run) {
 // ---- get and set
 void set_misuse(Run& run) {
   zr::Engine& engine = *run.engine;
-  const auto set = [&](const torch::Tensor& tensor) { engine.set("left.bias", zr::What::value, tensor); };
+  const auto set = [&](const torch::Tensor& tensor) { engine.set("left.bias", zr::TensorKind::value, tensor); };
   says("undefined", [&] { set({}); });
   says("shape", [&] { set(torch::zeros({2, 3})); });
   says("complex", [&] { set(torch::zeros({7}, torch::kComplexFloat)); });
   says("sparse", [&] { set(torch::zeros({7}).to_sparse()); });
   says("meta", [&] { set(torch::zeros({7}, torch::kMeta)); });
-  says("slot", [&] { engine.set("left.bias", zr::What::value, torch::zeros({7}), "exp_avg"); });
-  says("gradient", [&] { engine.set("left.bias", zr::What::gradient, torch::zeros({7})); });
-  says("get slot", [&] { engine.get("left.bias", zr::What::gradient, "exp_avg"); });
+  says("slot", [&] { engine.set("left.bias", zr::TensorKind::value, torch::zeros({7}), "exp_avg"); });
+  says("gradient", [&] { engine.set("left.bias", zr::TensorKind::gradient, torch::zeros({7})); });
+  says("get slot", [&] { engine.get("left.bias", zr::TensorKind::gradient, "exp_avg"); });
   says("odd name", [&] { engine.get("left\n\x1b[31m.bias"); });
   says("no name", [&] { engine.get(""); });
   says("save", [&] { engine.save(""); });
@@ -322,7 +322,7 @@ void set_misuse(Run& run) {
   run.step();
 }
 void set_differs(Run& run) {
-  run.engine->set("left.bias", zr::What::value, torch::full({7}, run.engine->rank() == 2 ? 1 : 0));
+  run.engine->set("left.bias", zr::TensorKind::value, torch::full({7}, run.engine->rank() == 2 ? 1 : 0));
 }
 
 // ---- threads, hooks, ends
@@ -437,7 +437,7 @@ void released_engine(Run& run) {
   says("backward", [&] { engine.backward(loss); });
   says("step", [&] { engine.step(); });
   says("get", [&] { engine.get("left.weight"); });
-  says("set", [&] { engine.set("left.weight", zr::What::value, torch::zeros({7, 6})); });
+  says("set", [&] { engine.set("left.weight", zr::TensorKind::value, torch::zeros({7, 6})); });
   says("save", [&] { engine.save("x"); });
   says("load", [&] { engine.load("x"); });
   says("mean", [&] { engine.mean(1); });
@@ -508,8 +508,8 @@ const std::map<std::string, Case> kCases{
     {"throws_late", throws_late},
     {"empty_micro_batch", empty_micro_batch},
     {"nothing_weighs", nothing_weighs},
-    {"rank0_get", on_rank_0([](Run& run) { run.engine->get("left.weight", zr::What::state, "exp_avg"); })},
-    {"rank0_set", on_rank_0([](Run& run) { run.engine->set("left.bias", zr::What::value, torch::zeros({7})); })},
+    {"rank0_get", on_rank_0([](Run& run) { run.engine->get("left.weight", zr::TensorKind::state, "exp_avg"); })},
+    {"rank0_set", on_rank_0([](Run& run) { run.engine->set("left.bias", zr::TensorKind::value, torch::zeros({7})); })},
     {"rank0_hash", on_rank_0([](Run& run) { run.engine->weights_hash(); })},
     {"rank0_mean", on_rank_0([](Run& run) { run.engine->mean(1); })},
     {"rank0_save", on_rank_0([](Run& run) { run.engine->save(run.program.text("job.runs") + "/saved"); })},

@@ -8,7 +8,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class UserErrors : public engine_tests::Engine {
+class UserErrors : public engine_tests::EngineTest {
  protected:
   UserErrors() { binary_ = "user_errors_case"; }
   // The lines that rank 0 printed, without the launcher's.

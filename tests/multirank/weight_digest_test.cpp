@@ -9,7 +9,7 @@ namespace {
 using engine_tests::Result;
 using testing::HasSubstr;
 
-class WeightDigestTest : public engine_tests::Engine {
+class WeightDigestTest : public engine_tests::EngineTest {
  protected:
   void SetUp() override {
     Engine::SetUp();

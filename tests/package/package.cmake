@@ -79,7 +79,7 @@ must(${project} -S ${SOURCE}/examples/torchscript -B ${SCRATCH}/beside)
 must_say("libtorch [0-9.]+: ${prefix}/lib/libtorch")
 file(REMOVE ${prefix}/lib/libtorch)
 set(quickstart -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
-file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_WANTED")
+file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_REQUIRED_VERSION")
 string(REGEX MATCH "[0-9.]+" wanted "${wanted}")
 set(advice "Point TORCH_ROOT at an unpacked libtorch ${wanted} (the folder that holds lib/ and include/), or put it, \
 or a link to it, at ${prefix}/lib/libtorch. Plug-ins need none: find_package(Zeroth COMPONENTS sdk).")

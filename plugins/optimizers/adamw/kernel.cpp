@@ -13,9 +13,9 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                 float* __restrict exp_avg = run.exp_avg + first;
                 float* __restrict exp_avg_sq = run.exp_avg_sq + first;
                 uint16_t* __restrict to = out;
-                const int64_t step = rounding.narrow ? n : zr::kLine;
+                const int64_t step = rounding.downcasts ? n : zr::kLine;
                 for (int64_t line = 0; line < n; line += step) {
-                  if (!rounding.narrow) zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
+                  if (!rounding.downcasts) zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
                   for (int64_t i = line; i < (line + step < n ? line + step : n); ++i) {
                     const float g = grad[i] * c.mul;
                     const float m = exp_avg[i] * c.beta1 + g * c.gain1;

@@ -78,7 +78,7 @@ inline zr_error no_error() {
 
 /// Writes as much of `value` as the caller of an out-struct has room for, and says how much that was.
 template <class T>
-void answer(T* out, T value) {
+void write_output(T* out, T value) {
   value.size = out->size < sizeof(T) ? out->size : static_cast<uint32_t>(sizeof(T));
   std::memcpy(out, &value, value.size);
 }
@@ -141,7 +141,7 @@ class Config {
   std::vector<double> numbers(const char* key) const {
     const double* values = nullptr;
     uint32_t n = 0;
-    if (zr_code code = service_.get_floats(config_, key, &values, &n)) refuse(code, key);
+    if (zr_code code = service_.get_floats(config_, key, &values, &n)) reject(code, key);
     return std::vector<double>(values, values + n);
   }
 
@@ -149,10 +149,10 @@ class Config {
   template <class T, class Get>
   T read(Get get, const char* key) const {
     T value{};
-    if (zr_code code = get(config_, key, &value)) refuse(code, key);
+    if (zr_code code = get(config_, key, &value)) reject(code, key);
     return value;
   }
-  [[noreturn]] static void refuse(zr_code code, const char* key) {
+  [[noreturn]] static void reject(zr_code code, const char* key) {
     throw Error(code,
                 std::string("key \"") + key + "\" was read, but it is no key of this component, or of another type");
   }

@@ -8,8 +8,8 @@
 //     void progress();                                                    // [use], optional
 //     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, with
 //     void mem_free(void* memory) noexcept;                               // [use]; never null
-//     void alias_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, with
-//     void alias_free(void* writer) noexcept;                             // [use]; never null
+//     void shared_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, with
+//     void shared_free(void* writer) noexcept;                             // [use]; never null
 //     void abort() noexcept;                                              // [any]: may meet any other call
 //   };
 //   class Mine : public zr::Communicator<Mine, Ring> {
@@ -44,10 +44,10 @@ inline namespace sdk {
 ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
 ZR_DETECT(has_mem_free, mem_free);
-ZR_DETECT(has_alias, alias_alloc);
+ZR_DETECT(has_shared_alloc, shared_alloc);
 ZR_DETECT(has_open_bytes, open_bytes);
 
-template <class D, class Wire>
+template <class D, class Opened>
 class CommunicatorLayer {
  public:
   static constexpr const char* kind = "zr.communicator/1";
@@ -57,37 +57,38 @@ class CommunicatorLayer {
 
   static zr_code open(void* self, const zr_comm_open* how, void** comm, zr_error* error) noexcept {
     return guard(error, [&] {
-      std::unique_ptr<Wire> wire = static_cast<CommunicatorLayer*>(self)->own_->open(*how);
-      *comm = wire.release();
+      std::unique_ptr<Opened> opened = static_cast<CommunicatorLayer*>(self)->own_->open(*how);
+      *comm = opened.release();
     });
   }
-  static void close(void* comm) noexcept { delete static_cast<Wire*>(comm); }
+  static void close(void* comm) noexcept { delete static_cast<Opened*>(comm); }
   static zr_code caps(void* comm, zr_comm_caps* out, zr_error* error) noexcept {
-    return guard(error, [&] { answer(out, static_cast<const Wire*>(comm)->caps()); });
+    return guard(error, [&] { write_output(out, static_cast<const Opened*>(comm)->caps()); });
   }
   static zr_code submit(void* comm, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error) noexcept {
-    return guard(error, [&] { static_cast<Wire*>(comm)->submit(*coll, stream, done); });
+    return guard(error, [&] { static_cast<Opened*>(comm)->submit(*coll, stream, done); });
   }
   static zr_code progress(void* comm, zr_error* error) noexcept {
-    return guard(error, [&] { static_cast<Wire*>(comm)->progress(); });
+    return guard(error, [&] { static_cast<Opened*>(comm)->progress(); });
   }
   static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, void** out,
                            zr_error* error) noexcept {
-    return guard(error, [&] { *out = static_cast<Wire*>(comm)->mem_alloc(bytes, align, flags); });
+    return guard(error, [&] { *out = static_cast<Opened*>(comm)->mem_alloc(bytes, align, flags); });
   }
   static void mem_free(void* comm, void* memory) noexcept {
-    if (memory) static_cast<Wire*>(comm)->mem_free(memory);
+    if (memory) static_cast<Opened*>(comm)->mem_free(memory);
   }
-  static zr_code alias_alloc(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error* error) noexcept {
-    return guard(error, [&] { static_cast<Wire*>(comm)->alias_alloc(bytes, writer, reader); });
+  static zr_code shared_alloc(void* comm, uint64_t bytes, void** writer, const void** reader,
+                              zr_error* error) noexcept {
+    return guard(error, [&] { static_cast<Opened*>(comm)->shared_alloc(bytes, writer, reader); });
   }
-  static void alias_free(void* comm, void* writer) noexcept {
-    if (writer) static_cast<Wire*>(comm)->alias_free(writer);
+  static void shared_free(void* comm, void* writer) noexcept {
+    if (writer) static_cast<Opened*>(comm)->shared_free(writer);
   }
-  static void abort(void* comm) noexcept { static_cast<Wire*>(comm)->abort(); }
+  static void abort(void* comm) noexcept { static_cast<Opened*>(comm)->abort(); }
 
   static constexpr zr_communicator_api table() {
-    static_assert(has_mem_alloc<Wire> == has_mem_free<Wire>, "a wire has both mem_alloc and mem_free, or neither");
+    static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>, "a wire has both mem_alloc and mem_free, or neither");
     zr_communicator_api t{};
     t.size = sizeof t;
     t.open = open;
@@ -95,8 +96,8 @@ class CommunicatorLayer {
     t.caps = caps;
     t.submit = submit;
     t.abort = abort;
-    if constexpr (has_progress<Wire>) t.progress = progress;
-    if constexpr (has_mem_alloc<Wire>) {
+    if constexpr (has_progress<Opened>) t.progress = progress;
+    if constexpr (has_mem_alloc<Opened>) {
       t.mem_alloc = mem_alloc;
       t.mem_free = mem_free;
     }
@@ -112,9 +113,10 @@ class CommunicatorLayer {
   static const void* extension(void*, const char* id) noexcept {
     static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
     if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
-    if constexpr (has_alias<Wire>) {
-      static constexpr zr_alias_api alias{sizeof(zr_alias_api), 0, alias_alloc, alias_free};
-      if (std::strcmp(id, "zr.communicator.alias/1") == 0) return &alias;
+    if constexpr (has_shared_alloc<Opened>) {
+      static constexpr zr_shared_weights_api shared_weights{sizeof(zr_shared_weights_api), 0, shared_alloc,
+                                                            shared_free};
+      if (std::strcmp(id, "zr.communicator.shared_weights/1") == 0) return &shared_weights;
     }
     return nullptr;
   }
@@ -123,10 +125,10 @@ class CommunicatorLayer {
   std::unique_ptr<D> own_;
 };
 
-/// Base of an author's class; Wire is what open() makes.
-template <class D, class Wire>
+/// Base of an author's class; Opened is what open() makes.
+template <class D, class Opened>
 struct Communicator {
-  using Layer = CommunicatorLayer<D, Wire>;
+  using Layer = CommunicatorLayer<D, Opened>;
 };
 
 }  // namespace sdk

@@ -92,7 +92,7 @@ struct Keys {
 };
 
 /// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D>, zr::Offload<D> or
-/// zr::Communicator<D, Wire>. D::Layer comes from that base: the object behind `self`, its kind and its api.
+/// zr::Communicator<D, Opened>. D::Layer comes from that base: the object behind `self`, its kind and its api.
 template <class D>
 constexpr zr_component component(const char* id, const char* version) {
   using Layer = typename D::Layer;
@@ -127,12 +127,12 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
 }  // namespace zr
 #pragma GCC visibility pop
 
-static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 2, "ZR_MODULE names the tag of this version");
+static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 3, "ZR_MODULE names the tag of this version");
 
 /// The library's one function and its ABI tag, for any number of components: ZR_MODULE("name", "vendor", "1.0",
 /// zr::component<A>("a", "1.0"), ...); then ZR_TAG(kind_<role>); for each kind among them. At namespace scope, once.
 #define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
-  ZR_TAG(abi_0_2);                                                                                              \
+  ZR_TAG(abi_0_3);                                                                                              \
   static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \
   static constexpr auto zr_component_list =                                                                     \
       zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>()); \

@@ -98,15 +98,15 @@ class FlatLayout {
     if (element >= trainable_) return trainable_;
     const std::size_t i = index_of(element);
     const int64_t inside = element - start_[i], next = i + 1 < start_.size() ? start_[i + 1] : trainable_;
-    const int64_t down = inside / in_->leaf * in_->leaf;
+    const int64_t down = inside / in_->norm_block * in_->norm_block;
     if (!up || down == inside) return start_[i] + std::min(down, last_edge(i));
-    const int64_t above = down + in_->leaf;
+    const int64_t above = down + in_->norm_block;
     return above < in_->params[param_[i]]->count ? start_[i] + above : next;
   }
   // The last edge inside a parameter, from its start.
   int64_t last_edge(std::size_t i) const {
     const int64_t count = in_->params[param_[i]]->count;
-    return count == 0 ? 0 : (count - 1) / in_->leaf * in_->leaf;
+    return count == 0 ? 0 : (count - 1) / in_->norm_block * in_->norm_block;
   }
   int64_t live_before(int64_t element) const {
     if (element <= 0 || start_.empty()) return 0;

@@ -29,14 +29,15 @@ inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
 }
 
 /// For plan(): every parameter whole, at its flat offset.
-inline void plan_whole(const zr_plan_in& in, const FlatLayout& layout, uint32_t role, uint32_t buffer, Plan& plan) {
+inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t role, uint32_t buffer,
+                      PlanBuilder& plan) {
   for (uint32_t p = 0; p < in.n_params; ++p)
     if (in.params[p]->count > 0 && (role == ZR_ROLE_WEIGHT || !(in.params[p]->flags & ZR_PARAM_FROZEN)))
       plan.piece(role, p, buffer, 0, in.params[p]->count, layout.offset(p));
 }
 
 /// Every rank's part of every bucket to everybody, in place: `flat` is the trainable part, or begins with it.
-inline void gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
+inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
   std::vector<Done> pending;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
     const FlatLayout::Range &bucket = layout.buckets()[b], own = layout.part(b, comm.rank());
@@ -54,35 +55,37 @@ class FlatShards {
       : in_(in), layout_(in, bucket_bytes / bytes_of(in.grad_dtype)), memory_(gradient_memory(in, usual)) {}
 
   /// The strategy's plan().
-  void plan(Plan& plan) const {
+  void plan(PlanBuilder& plan) const {
     const uint32_t weights =
-        plan.buffer(ZR_ROLE_WEIGHT, alias_flag(in_) ? "weights, one for all ranks" : "weights, whole", layout_.total(),
-                    in_.weight_dtype, alias_flag(in_));
+        plan.buffer(ZR_ROLE_WEIGHT, shared_weights_flag(in_) ? "weights, one for all ranks" : "weights, whole",
+                    layout_.total(), in_.weight_dtype, shared_weights_flag(in_));
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
-    const uint32_t sums =
-        apart() ? plan.buffer(ZR_ROLE_SUM, "gradient sums, own part", own_elements(), in_.sum_dtype) : gradients;
-    plan_whole(in_, layout_, ZR_ROLE_WEIGHT, weights, plan);
+    const uint32_t sums = has_reduced_buffer() ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, own part",
+                                                             own_elements(), in_.reduced_grad_dtype)
+                                               : gradients;
+    plan_full(in_, layout_, ZR_ROLE_WEIGHT, weights, plan);
     // Buckets stand from the end; pieces ascend.
     int64_t base = 0;
     for (std::size_t b = layout_.buckets().size(); b-- > 0;) {
       const auto own = layout_.part(b, in_.rank);
       layout_.pieces(own, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-        plan.piece(ZR_ROLE_SUM, param, sums, first, count, apart() ? base + offset - own.begin : offset);
+        plan.piece(ZR_ROLE_REDUCED_GRAD, param, sums, first, count,
+                   has_reduced_buffer() ? base + offset - own.begin : offset);
       });
       base += own.size();
     }
   }
 
   /// The strategy's bind(), on an instance that lives as long as the strategy's; the rest needs it.
-  void bind(const Bound& bound) {
+  void bind(const Binding& bound) {
     weights_ = bound.buffers[0];
     comm_.emplace(bound.comm);
-    const zr_view& whole = bound.buffers[apart() ? 1 + GradientBuckets::buffers(memory_) : 1];
+    const zr_view& reduced = bound.buffers[has_reduced_buffer() ? 1 + GradientBuckets::buffers(memory_) : 1];
     std::vector<zr_view> sums(layout_.buckets().size());
     int64_t base = 0;
     for (std::size_t b = sums.size(); b-- > 0;) {
       const auto own = layout_.part(b, in_.rank);
-      sums[b] = part(whole, apart() ? base : own.begin, own.size());
+      sums[b] = part(reduced, has_reduced_buffer() ? base : own.begin, own.size());
       base += own.size();
     }
     gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1, std::move(sums));
@@ -92,12 +95,12 @@ class FlatShards {
   GradientBuckets& gradients() { return *gradients_; }
   /// After an update: everybody's weights to everybody.
   void gather_weights() {
-    if (alias_flag(in_)) return comm_->run(barrier("weights"));  // everybody has what everybody wrote
-    gather_parts(*comm_, layout_, weights_);
+    if (shared_weights_flag(in_)) return comm_->run(barrier("weights"));  // everybody has what everybody wrote
+    all_gather_parts(*comm_, layout_, weights_);
   }
 
  private:
-  bool apart() const { return !gradients_are_sums(in_, memory_); }
+  bool has_reduced_buffer() const { return !reduces_in_place(in_, memory_); }
   int64_t own_elements() const {
     int64_t elements = 0;
     for (std::size_t b = 0; b < layout_.buckets().size(); ++b) elements += layout_.part(b, in_.rank).size();
@@ -120,14 +123,16 @@ class FlatStrategy : public Strategy<D> {
   /// bucket_bytes: what one bucket holds.
   explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
   /// Every rank's weights, the parts of states and sums it owns, and the room of its gradients.
-  void plan(const zr_plan_in& in, Plan& plan) const { FlatShards(in, bucket_bytes_, Gradients).plan(plan); }
+  void plan(const zr_plan_in& in, PlanBuilder& plan) const { FlatShards(in, bucket_bytes_, Gradients).plan(plan); }
   /// The memory stands from here on.
-  void bind(const zr_plan_in& in, const Bound& bound) {
+  void bind(const zr_plan_in& in, const Binding& bound) {
     shards_.emplace(in, bucket_bytes_, Gradients);
     shards_->bind(bound);
   }
   /// Where the gradient's elements from first on go.
-  zr_view grad_place(uint32_t param, int64_t& first, uint32_t) { return shards_->gradients().place(param, first); }
+  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) {
+    return shards_->gradients().destination(param, first);
+  }
   /// They stand there; a full bucket leaves.
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     shards_->gradients().ready(param, first, count, micro);

@@ -9,11 +9,11 @@
 //                                                                         // without it a tier below is refused
 //     zr_offload_caps caps() const;                                       // [any]
 //     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], the slot
-//     void release(uint64_t slot) noexcept;                               // [step]
+//     void release(uint64_t allocation) noexcept;                               // [step]
 //     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [any]
 //     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [any]
-//     zr_view map(uint64_t slot);                                         // [step], optional: the slot's own memory
-//     void unmap(uint64_t slot) noexcept;                                 // [step], with map
+//     zr_view map(uint64_t allocation);                                         // [step], optional: the slot's own memory
+//     void unmap(uint64_t allocation) noexcept;                                 // [step], with map
 //     void flush();                                                       // [step], optional
 //     void reg(const zr_view&);                                           // [step], optional
 //     void unreg(const zr_view&) noexcept;                                // [step], with reg
@@ -63,13 +63,13 @@ class OffloadLayer {
     return guard(error, [&] {
       zr_offload_caps all = of(self).caps();
       if constexpr (has_map<D>) all.flags |= ZR_TIER_MAPPABLE;
-      answer(out, all);
+      write_output(out, all);
     });
   }
-  static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* slot, zr_error* error) noexcept {
-    return guard(error, [&] { *slot = of(self).reserve(bytes, tag); });
+  static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error* error) noexcept {
+    return guard(error, [&] { *allocation = of(self).reserve(bytes, tag); });
   }
-  static void release(void* self, uint64_t slot) noexcept { of(self).release(slot); }
+  static void release(void* self, uint64_t allocation) noexcept { of(self).release(allocation); }
   static zr_code write(void* self, const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done,
                        zr_error* error) noexcept {
     return guard(error, [&] { of(self).write(all, n, stream, done); });
@@ -78,10 +78,10 @@ class OffloadLayer {
                       zr_error* error) noexcept {
     return guard(error, [&] { of(self).read(all, n, stream, done); });
   }
-  static zr_code map(void* self, uint64_t slot, zr_view* out, zr_error* error) noexcept {
-    return guard(error, [&] { *out = of(self).map(slot); });
+  static zr_code map(void* self, uint64_t allocation, zr_view* out, zr_error* error) noexcept {
+    return guard(error, [&] { *out = of(self).map(allocation); });
   }
-  static void unmap(void* self, uint64_t slot) noexcept { of(self).unmap(slot); }
+  static void unmap(void* self, uint64_t allocation) noexcept { of(self).unmap(allocation); }
   static zr_code flush(void* self, zr_error* error) noexcept {
     return guard(error, [&] { of(self).flush(); });
   }

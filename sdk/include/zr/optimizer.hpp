@@ -33,7 +33,7 @@
 
 #include "zr/abi/optimizer.h"
 #include "zr/component.hpp"
-#include "zr/narrow.hpp"
+#include "zr/float_cast.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -45,14 +45,14 @@ struct Update {
   const float* grad;     // in; multiply by mul, once, in fp32
   int64_t first, count;  // the run, in the parameter's flat index
   float mul;
-  int64_t step;             // of this parameter: 1 at its first update
-  double lr;                // schedule and group applied
-  uint16_t* out;            // out, undefined before: the model's weight; null where `weight` is it
-  zr_dtype out_dtype;       // ZR_BF16, ZR_F16, or ZR_F32 where out is null
-  bool streams;             // the parameter's `out` is larger than a core's cache: better written past it
-  const zr_opt_unit& unit;  // name, shape; may hold more elements than this run
+  int64_t step;                  // of this parameter: 1 at its first update
+  double lr;                     // schedule and group applied
+  uint16_t* out;                 // out, undefined before: the model's weight; null where `weight` is it
+  zr_dtype out_dtype;            // ZR_BF16, ZR_F16, or ZR_F32 where out is null
+  bool streams;                  // the parameter's `out` is larger than a core's cache: better written past it
+  const zr_update_slice& slice;  // name, shape; may hold more elements than this run
   const zr_step& job;
-  float* slot(uint32_t i) const { return data<float>(unit.slots[i]) + (first - unit.first); }  // of an fp32 slot
+  float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }  // of an fp32 slot
 };
 
 /// An optimizer state of the parameter's shape, fp32 unless said; the host allocates it, zeroed.
@@ -83,7 +83,7 @@ class OptimizerLayer {
       desc.n_slots = std::extent_v<decltype(D::slots)>;
       if constexpr (has_n_slots<D>) desc.n_slots = static_cast<OptimizerLayer*>(self)->groups_[0].n_slots();
     }
-    answer(out, desc);
+    write_output(out, desc);
     return ZR_OK;
   }
   static zr_code add_group(void* self, uint32_t group, const zr_config* config, zr_error* error) noexcept {
@@ -96,13 +96,13 @@ class OptimizerLayer {
       layer.add(Config(layer.host_, config));
     });
   }
-  static zr_code step(void* self, const zr_step* step, const zr_opt_unit* const* units, uint32_t n, zr_stream*,
+  static zr_code step(void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t n, zr_stream*,
                       zr_done* done, zr_error* error) noexcept {
     return guard(error, [&] {
       const OptimizerLayer& layer = *static_cast<const OptimizerLayer*>(self);
       const zr_async_service* async = done ? &layer.host_.template need<zr_async_service>() : nullptr;
-      for (uint32_t i = 0; i < n; ++i) layer.check(*units[i]);
-      for (uint32_t i = 0; i < n; ++i) layer.update(*units[i], *step);
+      for (uint32_t i = 0; i < n; ++i) layer.check(*slices[i]);
+      for (uint32_t i = 0; i < n; ++i) layer.update(*slices[i], *step);
       if (async) async->done_resolve(done, ZR_OK, 0, nullptr);
     });
   }
@@ -113,20 +113,20 @@ class OptimizerLayer {
   void add(const Config& config) {
     with_arguments<D>(config, host_, [&](const auto&... arguments) { groups_.emplace_back(arguments...); });
   }
-  /// All units are checked before the first is touched.
-  void check(const zr_opt_unit& u) const {
-    const auto refuse = [&](const std::string& why) {
+  /// All slices are checked before the first is touched.
+  void check(const zr_update_slice& u) const {
+    const auto reject = [&](const std::string& why) {
       throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
     };
-    const bool own = u.weight.dtype == ZR_F32, narrow = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
+    const bool own = u.weight.dtype == ZR_F32, low_precision = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
     if (u.group >= groups_.size()) {
-      refuse("is in group " + std::to_string(u.group) + ", there are " + std::to_string(groups_.size()));
+      reject("is in group " + std::to_string(u.group) + ", there are " + std::to_string(groups_.size()));
     }
-    if (!own && !narrow) refuse("weights are fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
-    if (u.grad.dtype != ZR_F32) refuse("the gradient sum is fp32, not dtype " + std::to_string(u.grad.dtype));
-    if (narrow && u.master.dtype != ZR_F32) refuse("narrow weights need an fp32 master");
-    if (u.weight.count != u.count || u.grad.count != u.count || (narrow && u.master.count != u.count)) {
-      refuse("weight, master and gradient do not hold " + std::to_string(u.count) + " elements each");
+    if (!own && !low_precision) reject("weights are fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
+    if (u.grad.dtype != ZR_F32) reject("the gradient sum is fp32, not dtype " + std::to_string(u.grad.dtype));
+    if (low_precision && u.master.dtype != ZR_F32) reject("narrow weights need an fp32 master");
+    if (u.weight.count != u.count || u.grad.count != u.count || (low_precision && u.master.count != u.count)) {
+      reject("weight, master and gradient do not hold " + std::to_string(u.count) + " elements each");
     }
   }
   static constexpr uint32_t granularity() {
@@ -137,12 +137,12 @@ class OptimizerLayer {
     if constexpr (has_rounds<D>) return D::rounds;
     return false;
   }
-  void update(const zr_opt_unit& u, const zr_step& step) const {
+  void update(const zr_update_slice& u, const zr_step& step) const {
     const bool own = u.weight.dtype == ZR_F32;
     uint16_t* out = own ? nullptr : data<uint16_t>(u.weight);
-    int64_t whole = 1;
-    for (int32_t i = 0; i < u.ndim; ++i) whole *= u.shape[i];
-    const bool copy = u.size >= sizeof u && (u.flags & ZR_UNIT_COPY);
+    int64_t elements = 1;
+    for (int32_t i = 0; i < u.ndim; ++i) elements *= u.shape[i];
+    const bool copy = u.size >= sizeof u && (u.flags & ZR_SLICE_WEIGHT_COPY);
     // Rounding follows while the block is in the cache, where a parameter may be cut at all.
     constexpr int64_t kBlock = 16384;
     const int64_t block = !own && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
@@ -156,7 +156,7 @@ class OptimizerLayer {
                        u.lr,
                        own ? nullptr : out + at,
                        u.weight.dtype,
-                       !copy && whole * 2 > cache_bytes_,
+                       !copy && elements * 2 > cache_bytes_,
                        u,
                        step};
       groups_[u.group].update(run);

@@ -7,7 +7,7 @@
 #endif
 
 #include "zr/abi/base.h"
-#include "zr/narrow.hpp"
+#include "zr/float_cast.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -21,20 +21,20 @@ ZR_ALWAYS_INLINE void fetch_ahead(int64_t i, Arrays... arrays) {
   (__builtin_prefetch(arrays + i + 512, 1), ...);
 }
 
-/// What a loop does with each new master value: `store(out, i, value)`; `narrow`: it writes.
+/// What a loop does with each new master value: `store(out, i, value)`; `downcasts`: it writes.
 struct KeepFloat {
   ZR_ALWAYS_INLINE static void store(uint16_t*, int64_t, float) {}
-  static constexpr bool narrow = false;
+  static constexpr bool downcasts = false;
 };
 /// Rounds to bf16.
 struct RoundBf16 {
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_bf16(value); }
-  static constexpr bool narrow = true;
+  static constexpr bool downcasts = true;
 };
 /// Rounds to fp16.
 struct RoundF16 {
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_f16(value); }
-  static constexpr bool narrow = true;
+  static constexpr bool downcasts = true;
 };
 
 /// Calls loop(Rounding, first, count, out) over [0, count): the elements from `first` on, whose rounded values go to

@@ -6,24 +6,25 @@
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), nothing
-//     void plan(const zr_plan_in&, zr::Plan&) const;
-//     void bind(const zr_plan_in&, const zr::Bound&);
-//     zr_view grad_place(uint32_t param, int64_t& first, uint32_t micro); // count 0: no room yet; by value: ascending
+//     void plan(const zr_plan_in&, zr::PlanBuilder&) const;
+//     void bind(const zr_plan_in&, const zr::Binding&);
+//     zr_view grad_destination(uint32_t param, int64_t& first, uint32_t micro); // count 0: no room yet; by value: ascending
 //     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
 //     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
 //     void grads_finish();
 //     void updated();
-//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole);  // optional, as the next:
+//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);  // optional, as the next:
 //     void release(const uint32_t* params, uint32_t n, uint32_t phase);                  // weights always are whole
 //     void abort() noexcept;                                              // optional
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
 // clang-format on
 //
-// Threads: plan and bind are [control]; grad_place, grad_ready, event, acquire and release are [use] (any thread, never
-// two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other call.
+// Threads: plan and bind are [control]; grad_destination, grad_ready, event, acquire and release are [use] (any thread,
+// never two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other
+// call.
 //
-// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Bound::comm live as long as the instance;
+// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance;
 // the zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
 //
 // An exception ends the job: throw zr::Error with a text that names the parameter.
@@ -38,9 +39,9 @@ namespace zr {
 inline namespace sdk {
 
 /// Where plan() puts its answer: all buffers first, then pieces, by parameter and ascending.
-class Plan {
+class PlanBuilder {
  public:
-  explicit Plan(const zr_plan_sink& sink) : sink_(sink) {}
+  explicit PlanBuilder(const zr_plan_sink& sink) : sink_(sink) {}
   /// Memory on this rank, zeroed, where peers can read it. Returns its number: 0, 1, ... tag (copied): for the
   /// ledger.
   uint32_t buffer(uint32_t role, const char* tag, int64_t elements, zr_dtype dtype, uint32_t flags = 0) {
@@ -74,7 +75,7 @@ class Plan {
 
 /// What bind() gets. Copy what is needed of `buffers`: the list lives until bind() returns, the memory as long as the
 /// instance.
-struct Bound {
+struct Binding {
   const zr_view* buffers;  // in plan order
   uint32_t n_buffers;
   Comm comm;  // copyable
@@ -92,8 +93,8 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
   return part(view, first, count, bytes_of(view.dtype));
 }
 /// The ZR_BUFFER_* of a buffer for whole weights: one memory for all ranks, where the host has such.
-inline uint32_t alias_flag(const zr_plan_in& in) {
-  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_ALIAS) ? ZR_BUFFER_ALIAS : 0;
+inline uint32_t shared_weights_flag(const zr_plan_in& in) {
+  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
 }
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -109,24 +110,24 @@ class StrategyLayer {
 
   static zr_code plan(void* self, const zr_plan_in* in, const zr_plan_sink* sink, zr_error* error) noexcept {
     return guard(error, [&] {
-      Plan out(*sink);
+      PlanBuilder out(*sink);
       const_cast<const D&>(own(self)).plan(*in, out);
     });
   }
   static zr_code bind(void* self, const zr_plan_in* in, const zr_bind* bound, zr_error* error) noexcept {
     return guard(error, [&] {
-      const Bound lent{bound->buffers, bound->n_buffers, Comm(static_cast<StrategyLayer*>(self)->host_, bound->comm)};
+      const Binding lent{bound->buffers, bound->n_buffers, Comm(static_cast<StrategyLayer*>(self)->host_, bound->comm)};
       own(self).bind(*in, lent);
     });
   }
-  static zr_code grad_place(void* self, uint32_t param, int64_t* first, uint32_t micro, zr_view* dst,
-                            zr_error* error) noexcept {
+  static zr_code grad_destination(void* self, uint32_t param, int64_t* first, uint32_t micro, zr_view* dst,
+                                  zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
       int64_t next = *first;
-      const zr_view place = own(self).grad_place(param, next, micro);
-      if (place.count == 0) return ZR_AGAIN;
+      const zr_view destination = own(self).grad_destination(param, next, micro);
+      if (destination.count == 0) return ZR_AGAIN;
       *first = next;
-      *dst = place;
+      *dst = destination;
       return ZR_OK;
     });
   }
@@ -144,10 +145,10 @@ class StrategyLayer {
     return guard(error, [&] { own(self).updated(); });
   }
   /// Complete on return, so `done` is resolved at once.
-  static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* whole, zr_done* done,
+  static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full, zr_done* done,
                          zr_error* error) noexcept {
     return guard(error, [&] {
-      if constexpr (has_acquire<D>) own(self).acquire(params, n, phase, whole);
+      if constexpr (has_acquire<D>) own(self).acquire(params, n, phase, full);
       if (done) Done::retained(static_cast<StrategyLayer*>(self)->host_, done).resolve();
     });
   }
@@ -166,7 +167,7 @@ class StrategyLayer {
                                        0,
                                        plan,
                                        bind,
-                                       grad_place,
+                                       grad_destination,
                                        grad_ready,
                                        event,
                                        grads_finish,

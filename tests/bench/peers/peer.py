@@ -161,7 +161,7 @@ def main():
     wire = loopback_bytes() - wire
     with open(f"{job['result']}.{job['rank']}", "w") as out:
         json.dump({"loss": loss.item(), "first_step_at": first, "seconds": ended - begun, "peak_kib": peak_kib(),
-                   "idle_kib": idle, "wire_bytes": wire / (job["steps"] - job["warm"])}, out)
+                   "idle_kib": idle, "communication_bytes": wire / (job["steps"] - job["warm"])}, out)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -104,7 +104,7 @@ def run_zeroth(job, log):
     finish([start([f"{ROOT}/build/bin/zeroth", "launch", "-n", str(WORLD), "--", f"{ROOT}/build/bin/peers_zeroth",
                    f"{HERE}/peers.toml", *(f"{key}={value}" for key, value in overrides.items())], logs[0], {})], logs)
     with open(f"{PLACE}/runs/{name}/metrics.jsonl", encoding="utf-8") as rows:
-        wire = [json.loads(row)["wire_bytes"] for row in rows][job["warm"]:]
+        wire = [json.loads(row)["communication_bytes"] for row in rows][job["warm"]:]
     return sum(wire) / len(wire)
 
 
@@ -127,7 +127,7 @@ def run(system, setting, size, dtype, steps):
     tokens = (steps - job["warm"]) * WORLD * shape["samples"] * shape["context"]
     figures = {"tokens_per_s": tokens / max(r["seconds"] for r in ranks),
                "peak_mib": max(r["peak_kib"] for r in ranks) / 1024,
-               "wire_mib": (ranks[0]["wire_bytes"] if wire is None else wire) / 2**20,
+               "wire_mib": (ranks[0]["communication_bytes"] if wire is None else wire) / 2**20,
                "loss": sum(r["loss"] for r in ranks) / WORLD,
                "first_s": max(r["first_step_at"] for r in ranks) - began}
     if "idle_kib" in ranks[0]:

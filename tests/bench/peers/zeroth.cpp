@@ -56,7 +56,7 @@ void take_weights(zr::Engine& engine, const std::string& path) {
     file.seekg(static_cast<std::streamoff>(sizeof length + length + entry["data_offsets"][0].get<uint64_t>()));
     file.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
     if (!file) throw std::runtime_error(path + " ends within " + name);
-    engine.set(name, zr::What::value, tensor);
+    engine.set(name, zr::TensorKind::value, tensor);
   }
 }
 

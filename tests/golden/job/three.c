@@ -26,7 +26,7 @@ static zr_code plan(void* s, const zr_plan_in* in, const zr_plan_sink* sink, zr_
 static zr_code bind(void* s, const zr_plan_in* in, const zr_bind* b, zr_error* e) {
   return (void)s, (void)in, (void)b, (void)e, ZR_OK;
 }
-static zr_code grad_place(void* s, uint32_t p, int64_t* first, uint32_t micro, zr_view* dst, zr_error* e) {
+static zr_code grad_destination(void* s, uint32_t p, int64_t* first, uint32_t micro, zr_view* dst, zr_error* e) {
   return (void)s, (void)p, (void)first, (void)micro, (void)dst, (void)e, ZR_AGAIN;
 }
 static zr_code grad_ready(void* s, uint32_t p, int64_t first, int64_t count, uint32_t micro, zr_error* e) {
@@ -39,7 +39,7 @@ static zr_code nothing(void* s, zr_error* e) { return (void)s, (void)e, ZR_OK; }
 static const zr_strategy_api strategy = {.size = sizeof strategy,
                                          .plan = plan,
                                          .bind = bind,
-                                         .grad_place = grad_place,
+                                         .grad_destination = grad_destination,
                                          .grad_ready = grad_ready,
                                          .event = event,
                                          .grads_finish = nothing,
@@ -49,7 +49,7 @@ static zr_code describe(void* s, zr_optimizer_desc* d, zr_error* e) { return (vo
 static zr_code add_group(void* s, uint32_t g, const zr_config* c, zr_error* e) {
   return (void)s, (void)g, (void)c, (void)e, ZR_OK;
 }
-static zr_code step(void* s, const zr_step* st, const zr_opt_unit* const* u, uint32_t n, zr_stream* str, zr_done* d,
+static zr_code step(void* s, const zr_step* st, const zr_update_slice* const* u, uint32_t n, zr_stream* str, zr_done* d,
                     zr_error* e) {
   return (void)s, (void)st, (void)u, (void)n, (void)str, (void)d, (void)e, ZR_OK;
 }

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "multirank/operators/cases.hpp"
-#include "zr/checkpoint.hpp"
+#include "zr/recompute.hpp"
 
 namespace operators {
 

@@ -70,7 +70,7 @@ Seen sharded(const Case& one, const std::string& toml, std::vector<std::string> 
     engine.step();
     seen.add("gradient of the input", x.grad());
     for (const auto& item : module->named_parameters())
-      seen.add("gradient of " + item.key(), engine.get(item.key(), zr::What::gradient));
+      seen.add("gradient of " + item.key(), engine.get(item.key(), zr::TensorKind::gradient));
   }
   return seen;
 }

@@ -1,32 +1,32 @@
-// Proof that the matrix can turn red: cells with a defect planted into a plug-in, beside the same without it.
+// Proof that the matrix can turn red: cases with a defect planted into a plug-in, beside the same without it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "multirank/parity/judge.hpp"
 #include "multirank/parity/matrix.hpp"
+#include "multirank/parity/run_cases.hpp"
 
 namespace {
 
-using parity::Cell;
-using parity::cell;
+using parity::test_case;
+using parity::TestCase;
 using parity::with;
 
 class Defects : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  // Each of the cells is exact with `plugin`; with `defect` besides each differs, as `says` says.
-  void expect_seen(const std::vector<std::vector<std::string>>& cells, const std::string& plugin,
+  // Each of the cases is exact with `plugin`; with `defect` besides each differs, as `says` says.
+  void expect_seen(const std::vector<std::vector<std::string>>& cases, const std::string& plugin,
                    const std::string& defect, const std::string& says) const {
-    std::vector<Cell> all;
-    for (const auto& choices : cells) all.push_back(with(cell(choices), "sound", plugin));
-    for (const auto& choices : cells) all.push_back(with(cell(choices), "defect", plugin + " " + defect));
-    const auto problems = parity::judge(all, folder_);
-    for (std::size_t i = 0; i < cells.size(); ++i) {
+    std::vector<TestCase> all;
+    for (const auto& choices : cases) all.push_back(with(test_case(choices), "sound", plugin));
+    for (const auto& choices : cases) all.push_back(with(test_case(choices), "defect", plugin + " " + defect));
+    const auto problems = parity::run_cases(all, folder_);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
       EXPECT_EQ(problems[i], "") << all[i].name();
-      const std::string& seen = problems[cells.size() + i];
-      EXPECT_NE(seen.find(says), std::string::npos) << all[cells.size() + i].name() << ": '" << seen << "'";
+      const std::string& seen = problems[cases.size() + i];
+      EXPECT_NE(seen.find(says), std::string::npos) << all[cases.size() + i].name() << ": '" << seen << "'";
     }
   }
   const std::string folder_ =
@@ -36,12 +36,12 @@ class Defects : public testing::Test {
 const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
 
 TEST_F(Defects, ABucketThatIsDroppedIsSeen) {
-  std::vector<std::vector<std::string>> cells;
+  std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies) {
-    cells.push_back({strategy, "used_twice", "n2"});
-    cells.push_back({strategy, "used_twice", "n3", "bf16", "sgd", "a4"});
+    cases.push_back({strategy, "used_twice", "n2"});
+    cases.push_back({strategy, "used_twice", "n3", "bf16", "sgd", "a4"});
   }
-  expect_seen(cells, "communicator=faulty", "communicator.faulty.drops=reduce_scatter_bucket_0", "step ");
+  expect_seen(cases, "communicator=faulty", "communicator.faulty.drops=reduce_scatter_bucket_0", "step ");
 }
 
 TEST_F(Defects, AStalePersistentParameterIsSeen) {
@@ -51,33 +51,33 @@ TEST_F(Defects, AStalePersistentParameterIsSeen) {
 }
 
 TEST_F(Defects, AMissedUnscaleIsSeenAtFp16) {
-  std::vector<std::vector<std::string>> cells;
-  for (const std::string& strategy : kStrategies) cells.push_back({strategy, "tied", "n2", "fp16", "sgd"});
-  expect_seen(cells, "optimizer=unscaled", "optimizer.unscaled.missed=1024", "step 1: ");
+  std::vector<std::vector<std::string>> cases;
+  for (const std::string& strategy : kStrategies) cases.push_back({strategy, "tied", "n2", "fp16", "sgd"});
+  expect_seen(cases, "optimizer=unscaled", "optimizer.unscaled.missed=1024", "step 1: ");
 }
 
 TEST_F(Defects, RanksAddedInAnotherOrderAreSeenAtThreeRanks) {
-  std::vector<std::vector<std::string>> cells;
+  std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies)
-    for (const std::string reduce : {"each", "last"}) cells.push_back({strategy, reduce, "everything", "n3", "sgd"});
-  expect_seen(cells, "communicator=faulty", "communicator.faulty.backwards=true", "step 1: ");
+    for (const std::string reduce : {"each", "last"}) cases.push_back({strategy, reduce, "everything", "n3", "sgd"});
+  expect_seen(cases, "communicator=faulty", "communicator.faulty.backwards=true", "step 1: ");
 }
 
 // Two addends commute: why the matrix needs three ranks.
 TEST_F(Defects, RanksAddedInAnotherOrderAreNotSeenAtTwo) {
-  const auto problems = parity::judge({with(cell({"zero2", "everything", "n2", "sgd"}), "defect",
-                                            "communicator=faulty communicator.faulty.backwards=true")},
-                                      folder_);
+  const auto problems = parity::run_cases({with(test_case({"zero2", "everything", "n2", "sgd"}), "defect",
+                                                "communicator=faulty communicator.faulty.backwards=true")},
+                                          folder_);
   EXPECT_EQ(problems, std::vector<std::string>{""});
 }
 
 TEST_F(Defects, RanksThatEndAreToldWithTheirWords) {
-  const auto problems = parity::judge(
-      {with(cell({"zero2", "tied", "n2"}), "wrong", "optimizer.lr=fast"), cell({"zero2", "tied", "n2", "sgd"})},
-      folder_);
+  const auto problems = parity::run_cases({with(test_case({"zero2", "tied", "n2"}), "wrong", "optimizer.lr=fast"),
+                                           test_case({"zero2", "tied", "n2", "sgd"})},
+                                          folder_);
   EXPECT_NE(problems[0].find("the ranks ended: "), std::string::npos) << problems[0];
   EXPECT_NE(problems[0].find("optimizer.lr"), std::string::npos) << problems[0];
-  EXPECT_EQ(problems[1], "") << "the next cell is trained all the same";
+  EXPECT_EQ(problems[1], "") << "the next test case is trained all the same";
 }
 
 }  // namespace

@@ -112,14 +112,14 @@ std::vector<const Choice*> choices_of(const std::vector<std::size_t>& at) {
   return choices;
 }
 
-Cell make_cell(const std::vector<std::size_t>& at) {
-  Cell cell{at, "", {}, 1, ""};
+TestCase make_cell(const std::vector<std::size_t>& at) {
+  TestCase test_case{at, "", {}, 1, ""};
   for (const Choice* choice : choices_of(at)) {
-    cell.overrides += (cell.overrides.empty() ? "" : " ") + choice->overrides;
-    choice->apply(cell.recipe);
+    test_case.overrides += (test_case.overrides.empty() ? "" : " ") + choice->overrides;
+    choice->apply(test_case.recipe);
   }
-  cell.ranks = cell.recipe.ranks;
-  return cell;
+  test_case.ranks = test_case.recipe.ranks;
+  return test_case;
 }
 
 // What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these; memory of all ranks
@@ -167,21 +167,21 @@ std::size_t axis(const std::string& name) {
   return static_cast<std::size_t>(at - axes().begin());
 }
 
-std::string Cell::name() const {
+std::string TestCase::name() const {
   std::string name;
   for (const Choice* choice : choices_of(at)) name += (name.empty() ? "" : "-") + choice->name;
   return extra.empty() ? name : name + "-" + extra;
 }
 
-Cell with(Cell cell, const std::string& extra, const std::string& overrides,
-          const std::function<void(Recipe&)>& apply) {
-  cell.extra += (cell.extra.empty() ? "" : "-") + extra;
-  cell.overrides += " " + overrides;
-  apply(cell.recipe);
-  return cell;
+TestCase with(TestCase test_case, const std::string& extra, const std::string& overrides,
+              const std::function<void(Recipe&)>& apply) {
+  test_case.extra += (test_case.extra.empty() ? "" : "-") + extra;
+  test_case.overrides += " " + overrides;
+  apply(test_case.recipe);
+  return test_case;
 }
 
-Cell cell(const std::vector<std::string>& choices) {
+TestCase test_case(const std::vector<std::string>& choices) {
   std::vector<std::size_t> at(axes().size(), 0);
   for (const std::string& wanted : choices) {
     bool found = false;
@@ -196,17 +196,17 @@ Cell cell(const std::vector<std::string>& choices) {
   return make_cell(at);
 }
 
-std::vector<Cell> full() {
-  std::vector<Cell> cells;
+std::vector<TestCase> full() {
+  std::vector<TestCase> cases;
   for (const auto& at : product()) {
     const auto choices = choices_of(at);
     if (std::all_of(choices.begin(), choices.end(), [](const Choice* c) { return c->in_full; }))
-      cells.push_back(make_cell(at));
+      cases.push_back(make_cell(at));
   }
-  return cells;
+  return cases;
 }
 
-std::vector<Cell> cover() {
+std::vector<TestCase> cover() {
   // A number for every pair of choices.
   std::vector<std::size_t> first{0};
   for (const Axis& axis : axes()) first.push_back(first.back() + axis.choices.size());
@@ -218,9 +218,9 @@ std::vector<Cell> cover() {
         if (!pair) fn(pair);
       }
   };
-  // Greedy: each time the cell with most pairs that were not met yet.
+  // Greedy: each time the test case with most pairs that were not met yet.
   const auto all = product();
-  std::vector<Cell> cells;
+  std::vector<TestCase> cases;
   for (;;) {
     const std::vector<std::size_t>* best = nullptr;
     int most = 0;
@@ -232,9 +232,9 @@ std::vector<Cell> cover() {
         best = &at;
       }
     }
-    if (!best) return cells;
+    if (!best) return cases;
     each_new_pair(*best, [](char& pair) { pair = 1; });
-    cells.push_back(make_cell(*best));
+    cases.push_back(make_cell(*best));
   }
 }
 

@@ -1,4 +1,4 @@
-// The cells of DESIGN.md 6: what may differ between two trainings, every combination of it, and a small part of these
+// The cases of DESIGN.md 6: what may differ between two trainings, every combination of it, and a small part of these
 // in which every pair of choices meets.
 #pragma once
 
@@ -20,12 +20,12 @@ struct Axis {
   std::string name;
   std::vector<Choice> choices;
 };
-/// In the order of a cell's name. Names of choices are unique over all axes.
+/// In the order of a test case's name. Names of choices are unique over all axes.
 const std::vector<Axis>& axes();
 /// An axis by name.
 std::size_t axis(const std::string& name);
 
-struct Cell {
+struct TestCase {
   std::vector<std::size_t> at;  // by axis: the choice
   std::string overrides;        // of the job
   Recipe recipe;
@@ -34,15 +34,15 @@ struct Cell {
   std::string name() const;
 };
 
-/// The cell of these choices; of an axis that none is named of, the first.
-Cell cell(const std::vector<std::string>& choices);
+/// The test case of these choices; of an axis that none is named of, the first.
+TestCase test_case(const std::vector<std::string>& choices);
 /// The same with more overrides, and what they mean for the reference; `extra` goes into its name.
-Cell with(
-    Cell cell, const std::string& extra, const std::string& overrides,
+TestCase with(
+    TestCase test_case, const std::string& extra, const std::string& overrides,
     const std::function<void(Recipe&)>& apply = [](Recipe&) {});
-/// Every cell that makes sense.
-std::vector<Cell> full();
-/// Few cells that hold every pair of choices of any two axes that makes sense.
-std::vector<Cell> cover();
+/// Every test case that makes sense.
+std::vector<TestCase> full();
+/// Few cases that hold every pair of choices of any two axes that makes sense.
+std::vector<TestCase> cover();
 
 }  // namespace parity

@@ -1,27 +1,27 @@
-// DESIGN.md 6: every strategy equals plain libtorch, bit for bit. Here in cells that hold every pair of choices; `make
+// DESIGN.md 6: every strategy equals plain libtorch, bit for bit. Here in cases that hold every pair of choices; `make
 // matrix` runs all of them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "multirank/parity/judge.hpp"
 #include "multirank/parity/matrix.hpp"
 #include "multirank/parity/reference.hpp"
+#include "multirank/parity/run_cases.hpp"
 
 namespace {
 
-using parity::Cell;
-using parity::cell;
 using parity::Recipe;
+using parity::test_case;
+using parity::TestCase;
 using parity::with;
 
 class Parity : public testing::TestWithParam<int> {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  void expect_exact(const std::vector<Cell>& cells) const {
-    const auto problems = parity::judge(cells, folder_);
-    for (std::size_t i = 0; i < cells.size(); ++i) EXPECT_EQ(problems[i], "") << cells[i].name();
+  void expect_exact(const std::vector<TestCase>& cases) const {
+    const auto problems = parity::run_cases(cases, folder_);
+    for (std::size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(problems[i], "") << cases[i].name();
   }
   const std::string folder_ =
       (std::filesystem::path(testing::TempDir()) / ("parity-" + std::to_string(::getpid()))).string();
@@ -31,33 +31,33 @@ const std::vector<std::string> kStrategies{"zero0",       "zero1",       "zero2"
                                            "zero1_alias", "zero2_alias", "zero3_alias", "dealt"};
 
 TEST_P(Parity, HoldsForEveryPairOfChoices) {
-  std::vector<Cell> cells;
-  for (Cell& c : parity::cover())
-    if (c.ranks == GetParam()) cells.push_back(std::move(c));
-  EXPECT_GT(cells.size(), 5u);
-  expect_exact(cells);
+  std::vector<TestCase> cases;
+  for (TestCase& c : parity::cover())
+    if (c.ranks == GetParam()) cases.push_back(std::move(c));
+  EXPECT_GT(cases.size(), 5u);
+  expect_exact(cases);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(Parity, HoldsWithTwoThreadsARankToo) {
-  std::vector<Cell> cells;
+  std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string dtype : {"fp32", "bf16"})
-      cells.push_back(with(cell({strategy, dtype, "everything", "n2", "a4"}), "two-threads", "job.threads=2",
+      cases.push_back(with(test_case({strategy, dtype, "everything", "n2", "a4"}), "two-threads", "job.threads=2",
                            [](Recipe& r) { r.threads = 2; }));
-  expect_exact(cells);
+  expect_exact(cases);
 }
 
 // Ranks that use different parameters cannot gather them together, so zero3 is not among them.
 TEST_F(Parity, HoldsWhereRanksUseDifferentParameters) {
-  std::vector<Cell> cells;
+  std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string accumulation : {"a1", "a4"})
       if (strategy != "zero3")
-        cells.push_back(with(cell({strategy, accumulation, "everything", "n3"}), "divergent", "parity.model=divergent",
-                             [](Recipe& r) { r.model = "divergent"; }));
-  expect_exact(cells);
+        cases.push_back(with(test_case({strategy, accumulation, "everything", "n3"}), "divergent",
+                             "parity.model=divergent", [](Recipe& r) { r.model = "divergent"; }));
+  expect_exact(cases);
 }
 
 // All that autograd saves goes to a tier and back, however small.
@@ -65,34 +65,35 @@ TEST_F(Parity, HoldsWithActivationsOnATier) {
   std::filesystem::create_directories(folder_ + "/swap");
   const std::string nvme = "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap",
                     least = " offload.activation_bytes=1B";
-  std::vector<Cell> cells;
+  std::vector<TestCase> cases;
   for (const std::string model : {"with_dropout", "recomputed", "lstm", "torchscript", "everything"})
     for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3_alias"}) {
-      const Cell one = cell({strategy, model, "n2", "a4"});
-      cells.push_back(with(one, "cpu", "offload.activations=cpu" + least));
-      cells.push_back(with(one, "nvme", nvme + least));
+      const TestCase one = test_case({strategy, model, "n2", "a4"});
+      cases.push_back(with(one, "cpu", "offload.activations=cpu" + least));
+      cases.push_back(with(one, "nvme", nvme + least));
     }
   for (const std::string dtype : {"bf16", "fp16"})
-    cells.push_back(with(cell({"zero2", dtype, "everything", "n2", "last"}), "nvme", nvme + least));
-  expect_exact(cells);
+    cases.push_back(with(test_case({"zero2", dtype, "everything", "n2", "last"}), "nvme", nvme + least));
+  expect_exact(cases);
 }
 
 TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
-  std::vector<Cell> cells;
+  std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const int ranks : {4, 2, 1})
-      cells.push_back(with(cell({strategy, "with_dropout", "n" + std::to_string(ranks)}), "four",
-                           "train.gradient_accumulation=" + std::to_string(4 / ranks), [](Recipe& r) { r.micro_batches = 4; }));
-  expect_exact(cells);
+      cases.push_back(with(test_case({strategy, "with_dropout", "n" + std::to_string(ranks)}), "four",
+                           "train.gradient_accumulation=" + std::to_string(4 / ranks),
+                           [](Recipe& r) { r.micro_batches = 4; }));
+  expect_exact(cases);
 }
 
 TEST(Reference, AddsInTheOrderThatIsAsked) {
-  // At fp32 and three micro-batches other orders give other bits: a cell can turn red.
-  Recipe recipe = cell({"everything", "sgd", "n3"}).recipe;
+  // At fp32 and three micro-batches other orders give other bits: a test case can turn red.
+  Recipe recipe = test_case({"everything", "sgd", "n3"}).recipe;
   const parity::Outcome straight = parity::reference(recipe);
   recipe.backwards = true;
   EXPECT_NE(difference(straight, parity::reference(recipe)), "");
-  recipe = cell({"everything", "sgd", "n2", "a4"}).recipe;
+  recipe = test_case({"everything", "sgd", "n2", "a4"}).recipe;
   const parity::Outcome each = parity::reference(recipe);
   recipe.last = true;
   EXPECT_NE(difference(each, parity::reference(recipe)), "");
@@ -108,14 +109,14 @@ TEST(Difference, NamesStepParameterAndElement) {
 }
 
 TEST(Matrix, HoldsEveryCombination) {
-  std::size_t cells = 1;
+  std::size_t cases = 1;
   for (const parity::Axis& axis : parity::axes()) {
     std::size_t choices = 0;
     for (const parity::Choice& choice : axis.choices) choices += choice.in_full;
     // Strategy and ranks: all but one rank that shares its memory with itself.
-    cells *= axis.name == "strategy" ? choices * 4 - 3 : axis.name == "ranks" ? 1 : choices;
+    cases *= axis.name == "strategy" ? choices * 4 - 3 : axis.name == "ranks" ? 1 : choices;
   }
-  EXPECT_EQ(parity::full().size(), cells);
+  EXPECT_EQ(parity::full().size(), cases);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// `make matrix`: every cell of DESIGN.md 6, one table.
-//   parity_matrix [WORD ...]     only cells whose names hold one of the words
+// `make matrix`: every test case of DESIGN.md 6, one table.
+//   parity_matrix [WORD ...]     only cases whose names hold one of the words
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,22 +10,22 @@
 #include <string>
 #include <vector>
 
-#include "multirank/parity/judge.hpp"
 #include "multirank/parity/matrix.hpp"
+#include "multirank/parity/run_cases.hpp"
 
 namespace {
 
-using parity::Cell;
+using parity::TestCase;
 
-std::string words_of(const Cell& cell, const std::vector<std::size_t>& of) {
+std::string words_of(const TestCase& test_case, const std::vector<std::size_t>& of) {
   std::string words;
-  for (const std::size_t a : of) words += (words.empty() ? "" : " ") + parity::axes()[a].choices[cell.at[a]].name;
+  for (const std::size_t a : of) words += (words.empty() ? "" : " ") + parity::axes()[a].choices[test_case.at[a]].name;
   return words;
 }
 
 // A row for each model, dtype, optimizer and way to reduce; a column for each strategy and number of ranks; in it a
 // letter for each accumulation.
-void print(const std::vector<Cell>& cells, const std::vector<std::string>& problems) {
+void print(const std::vector<TestCase>& cases, const std::vector<std::string>& problems) {
   const std::vector<std::size_t> across{parity::axis("strategy"), parity::axis("ranks")},
       down{parity::axis("model"), parity::axis("dtype"), parity::axis("optimizer"), parity::axis("reduce")};
   std::vector<std::string> rows, columns;
@@ -33,8 +33,8 @@ void print(const std::vector<Cell>& cells, const std::vector<std::string>& probl
   const auto note = [](std::vector<std::string>& list, const std::string& name) {
     if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
   };
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    const std::string row = words_of(cells[i], down), column = words_of(cells[i], across);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::string row = words_of(cases[i], down), column = words_of(cases[i], across);
     note(rows, row);
     note(columns, column);
     table[{row, column}] += problems[i].empty() ? "=" : "X";
@@ -60,30 +60,30 @@ void print(const std::vector<Cell>& cells, const std::vector<std::string>& probl
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<Cell> cells;
-  for (Cell& cell : parity::full()) {
+  std::vector<TestCase> cases;
+  for (TestCase& test_case : parity::full()) {
     bool wanted = argc < 2;
-    for (int i = 1; i < argc; ++i) wanted |= cell.name().find(argv[i]) != std::string::npos;
-    if (wanted) cells.push_back(std::move(cell));
+    for (int i = 1; i < argc; ++i) wanted |= test_case.name().find(argv[i]) != std::string::npos;
+    if (wanted) cases.push_back(std::move(test_case));
   }
-  if (cells.empty()) {
-    std::fprintf(stderr, "matrix: no cell's name holds what was asked for; names are like '%s'\n",
+  if (cases.empty()) {
+    std::fprintf(stderr, "matrix: no test case's name holds what was asked for; names are like '%s'\n",
                  parity::full().front().name().c_str());
     return 2;
   }
   const auto start = std::chrono::steady_clock::now();
   const auto folder = std::filesystem::temp_directory_path() / ("matrix-" + std::to_string(::getpid()));
-  const auto problems = parity::judge(cells, folder.string());
+  const auto problems = parity::run_cases(cases, folder.string());
   std::filesystem::remove_all(folder);
-  print(cells, problems);
+  print(cases, problems);
   std::size_t red = 0;
-  for (std::size_t i = 0; i < cells.size(); ++i) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
     if (problems[i].empty()) continue;
-    if (++red <= 50) std::printf("%s: %s\n", cells[i].name().c_str(), problems[i].c_str());
+    if (++red <= 50) std::printf("%s: %s\n", cases[i].name().c_str(), problems[i].c_str());
   }
   std::printf(
-      "= as plain libtorch, bit for bit; X not; first accumulation 1, then 4\n%zu cells, %zu exact, %zu not, %.0f s\n",
-      cells.size(), cells.size() - red, red,
+      "= as plain libtorch, bit for bit; X not; first accumulation 1, then 4\n%zu cases, %zu exact, %zu not, %.0f s\n",
+      cases.size(), cases.size() - red, red,
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return red == 0 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-// One rank of the parity tests: trains every cell of a list, one Engine after another, and writes what came out.
-//   parity_trainer TOML LIST OUT     a line of LIST: cell name, then overrides, separated by spaces
+// One rank of the parity tests: trains every test case of a list, one Engine after another, and writes what came out.
+//   parity_trainer TOML LIST OUT     a line of LIST: test case name, then overrides, separated by spaces
 #include <torch/torch.h>
 
 #include <fstream>
@@ -8,9 +8,9 @@
 
 #include "multirank/parity/models.hpp"
 #include "multirank/parity/outcome.hpp"
-#include "zr/checkpoint.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
+#include "zr/recompute.hpp"
 
 namespace {
 

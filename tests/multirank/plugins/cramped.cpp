@@ -9,30 +9,30 @@ namespace {
 
 class Cramped : public zr::Strategy<Cramped> {
  public:
-  void plan(const zr_plan_in& in, zr::Plan& plan) const {
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     int64_t all = 0, largest = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) {
       all += zr::round_up(in.params[p]->count, in.align);
       largest = std::max(largest, in.params[p]->count);
     }
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights", all, in.weight_dtype);
-    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "sums", all, in.sum_dtype);
+    const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "sums", all, in.reduced_grad_dtype);
     plan.buffer(ZR_ROLE_BUCKET, "one gradient", largest, in.grad_dtype);
-    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
       int64_t at = 0;
       for (uint32_t p = 0; p < in.n_params; at += zr::round_up(in.params[p++]->count, in.align))
         if (in.params[p]->count > 0 && (role == ZR_ROLE_WEIGHT || !(in.params[p]->flags & ZR_PARAM_FROZEN)))
           plan.piece(role, p, role == ZR_ROLE_WEIGHT ? weights : sums, 0, in.params[p]->count, at);
     }
   }
-  void bind(const zr_plan_in& in, const zr::Bound& bound) {
+  void bind(const zr_plan_in& in, const zr::Binding& bound) {
     comm_.emplace(bound.comm);
     in_ = &in;
     sums_ = bound.buffers[1];
     room_ = bound.buffers[2];
     begin();
   }
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) {
     if (param != next_) return {};
     return zr::part(room_, first, in_->params[param]->count - first);
   }

@@ -10,7 +10,7 @@ namespace {
 
 class Dealt : public zr::Strategy<Dealt> {
  public:
-  void plan(const zr_plan_in& in, zr::Plan& plan) const {
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     int64_t all = 0, own = 0, trainable = 0;
     const auto owners = deal(in);
     for (uint32_t p = 0; p < in.n_params; ++p) {
@@ -20,18 +20,18 @@ class Dealt : public zr::Strategy<Dealt> {
     }
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights", all, in.weight_dtype);
     plan.buffer(ZR_ROLE_GRAD, "gradients", trainable, in.grad_dtype);
-    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "own sums", own, in.sum_dtype);
+    const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "own sums", own, in.reduced_grad_dtype);
     int64_t at = 0, own_at = 0;
     for (uint32_t p = 0; p < in.n_params; at += room(in, p++)) {
       if (in.params[p]->count == 0) continue;
       plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, in.params[p]->count, at);
       if (owners[p] != in.rank) continue;
-      plan.piece(ZR_ROLE_SUM, p, sums, 0, in.params[p]->count, own_at);
+      plan.piece(ZR_ROLE_REDUCED_GRAD, p, sums, 0, in.params[p]->count, own_at);
       own_at += room(in, p);
     }
   }
 
-  void bind(const zr_plan_in& in, const zr::Bound& bound) {
+  void bind(const zr_plan_in& in, const zr::Binding& bound) {
     comm_.emplace(bound.comm);
     const auto owners = deal(in);
     int64_t weight = 0, gradient = 0, sum = 0;
@@ -51,7 +51,7 @@ class Dealt : public zr::Strategy<Dealt> {
     }
   }
 
-  zr_view grad_place(uint32_t param, int64_t first, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) {
     return zr::part(parameters_[param].gradient, first, parameters_[param].count - first);
   }
   void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}

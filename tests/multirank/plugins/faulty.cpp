@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "poor.hpp"
-#include "zr/fold.hpp"
+#include "zr/ordered_reduce.hpp"
 
 namespace {
 
@@ -21,7 +21,7 @@ class Faulty : public poor::Poor {
     caps.ops = 1u << ZR_ALL_GATHER | 1u << ZR_REDUCE_SCATTER | 1u << ZR_BARRIER;
     caps.dtypes = 0x1fe;
     caps.reduces = 1u << ZR_SUM;
-    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_WIDEN | ZR_COMM_ACCUMULATE;
+    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE;
     return caps;
   }
   void submit(const zr_coll& c, zr_stream* stream, zr_done* done) {
@@ -64,8 +64,8 @@ class Faulty : public poor::Poor {
       sources.push_back(all.data() + (fault_.backwards ? world_ - 1 - i : i) * whole + own);
     void* out = c.dst.data;
     if (c.dst.count > 0)
-      zr::fold({c.reduce, (c.flags & ZR_COLL_ACCUMULATE) != 0, c.src.dtype, c.dst.dtype}, sources.data(), world_, &out,
-               1, 0, c.dst.count, false);
+      zr::ordered_reduce({c.reduce, (c.flags & ZR_COLL_ACCUMULATE) != 0, c.src.dtype, c.dst.dtype}, sources.data(),
+                         world_, &out, 1, 0, c.dst.count, false);
   }
 
   Fault fault_;

@@ -4,21 +4,21 @@
 namespace {
 
 struct Halves : zr::Strategy<Halves> {
-  void plan(const zr_plan_in& in, zr::Plan& plan) const {
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     int64_t all = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) all += zr::round_up(in.params[p]->count, in.align);
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights", all, in.weight_dtype);
-    const uint32_t sums = plan.buffer(ZR_ROLE_SUM, "sums", all, in.sum_dtype);
+    const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "sums", all, in.reduced_grad_dtype);
     int64_t at = 0;
     for (uint32_t p = 0; p < in.n_params; at += zr::round_up(in.params[p++]->count, in.align)) {
-      const int64_t count = in.params[p]->count, half = count > in.leaf ? in.leaf : count;
+      const int64_t count = in.params[p]->count, half = count > in.norm_block ? in.norm_block : count;
       plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, half, at);
       if (half < count) plan.piece(ZR_ROLE_WEIGHT, p, weights, half, count - half, at + half);
-      if (!(in.params[p]->flags & ZR_PARAM_FROZEN)) plan.piece(ZR_ROLE_SUM, p, sums, 0, count, at);
+      if (!(in.params[p]->flags & ZR_PARAM_FROZEN)) plan.piece(ZR_ROLE_REDUCED_GRAD, p, sums, 0, count, at);
     }
   }
-  void bind(const zr_plan_in&, const zr::Bound&) {}
-  zr_view grad_place(uint32_t, int64_t, uint32_t) { return {}; }
+  void bind(const zr_plan_in&, const zr::Binding&) {}
+  zr_view grad_destination(uint32_t, int64_t, uint32_t) { return {}; }
   void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
   void event(uint32_t, uint32_t) {}
   void grads_finish() {}

@@ -1,4 +1,5 @@
 #include <torch/torch.h>
+
 #include <zr/engine.hpp>
 
 int main(int argc, char** argv) {

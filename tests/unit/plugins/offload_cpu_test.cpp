@@ -87,7 +87,7 @@ TEST(CpuTier, IsNotPinnedWhereThereIsNoDevice) {
 // Folders as the kernel shows them.
 TEST(CpuTier, HeedsTheLeastOfTheMachineAndItsControlGroups) {
   const Scratch root;
-  const auto room = [&] { return cpu::room_left(root.folder().string()); };
+  const auto room = [&] { return cpu::available_memory(root.folder().string()); };
   EXPECT_EQ(room().bytes, -1);
   root.write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   50 kB\n");
   EXPECT_EQ(room().bytes, 50 * 1024);

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "slot.hpp"
+#include "allocation.hpp"
 
 namespace nvme {
 namespace {
@@ -30,11 +30,11 @@ TEST(Ranges, NeverOverlapAndComeBackWhole) {
       held.emplace_back(at, bytes);
     } else if (!held.empty()) {
       const std::size_t one = random() % held.size();
-      ranges.give(held[one].first, held[one].second);
+      ranges.release(held[one].first, held[one].second);
       held.erase(held.begin() + static_cast<std::ptrdiff_t>(one));
     }
   }
-  for (const auto& [at, bytes] : held) ranges.give(at, bytes);
+  for (const auto& [at, bytes] : held) ranges.release(at, bytes);
   EXPECT_LT(ranges.end(), 20u * 50 * 3);
   const uint64_t end = ranges.end();
   EXPECT_EQ(ranges.take(end), 0u) << "all of it is one range again";
@@ -45,9 +45,9 @@ TEST(Ranges, ForgetWhatTheDiskDidNotGive) {
   Ranges ranges;
   EXPECT_EQ(ranges.take(10), 0u);
   EXPECT_EQ(ranges.take(10), 10u);
-  ranges.give(10, 10);
+  ranges.release(10, 10);
   EXPECT_EQ(ranges.take(30), 10u);  // what is free at the end, and more
-  ranges.give(10, 30);
+  ranges.release(10, 30);
   ranges.cut(20);
   EXPECT_EQ(ranges.end(), 20u);
   EXPECT_EQ(ranges.take(10), 10u);

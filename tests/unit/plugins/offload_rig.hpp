@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/failure.hpp"
-#include "comm/communicator.hpp"
-#include "plugin/host.hpp"
+#include "comm/comm_runtime.hpp"
+#include "plugin/plugin_host.hpp"
 #include "scratch.hpp"
 #include "zr/abi/offload.h"
 
@@ -84,7 +84,7 @@ class Tier {
     const host::Component component = host::Registry({folder}).load(host::Role::offload, id, "here");
     std::vector<std::string> settings;
     for (const std::string& value : values) settings.push_back("offload." + id + "." + value);
-    const host::Config config =
+    const host::JobConfig config =
         host::Document::parse("", "job.toml", settings)
             .check(host::keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
     instance_ = std::make_unique<host::Instance>(host, component, config, "offload." + id);
@@ -155,8 +155,8 @@ class Tier {
 
  public:
   host::Ledger ledger;
-  host::Pool pool{2};
-  host::Host host{ledger, pool};
+  host::ThreadPool pool{2};
+  host::PluginHost host{ledger, pool};
 
  private:
   const zr_async_service* async_ = nullptr;

@@ -6,15 +6,15 @@
 namespace zr::test {
 namespace {
 
-struct Kind {
+struct MemoryKind {
   const char* name;
   std::string id;
   std::vector<std::string> values;
   int folders;  // that it stripes over
-  friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+  friend void PrintTo(const MemoryKind& kind, std::ostream* out) { *out << kind.name; }
 };
 
-class Tiers : public testing::TestWithParam<Kind> {
+class Tiers : public testing::TestWithParam<MemoryKind> {
  protected:
   Tier open(std::vector<std::string> more = {}) const {
     std::vector<std::string> values = GetParam().values;
@@ -220,12 +220,13 @@ TEST(NvmeTransfers, AreAsKeysThenTheProfileThenNobodySay) {
 std::string pin_of(const std::string& name) { return name + "=\"false\""; }
 INSTANTIATE_TEST_SUITE_P(
     Of, Tiers,
-    testing::Values(Kind{"cpu", "cpu", {pin_of("pin")}, 0}, Kind{"uring", "nvme", {"engine=uring"}, 1},
-                    Kind{"threads", "nvme", {"engine=threads"}, 1},
-                    Kind{"uring_striped", "nvme", {"engine=uring", "block_bytes=64KiB"}, 3},
-                    Kind{"threads_striped", "nvme", {"engine=threads", "block_bytes=4KiB", "depth=3"}, 2},
-                    Kind{"uring_buffered", "nvme", {"engine=uring", "direct=\"false\""}, 1},
-                    Kind{"threads_unchecked", "nvme", {"engine=threads", "checksum=false", "direct=\"false\""}, 1}),
+    testing::Values(MemoryKind{"cpu", "cpu", {pin_of("pin")}, 0}, MemoryKind{"uring", "nvme", {"engine=uring"}, 1},
+                    MemoryKind{"threads", "nvme", {"engine=threads"}, 1},
+                    MemoryKind{"uring_striped", "nvme", {"engine=uring", "block_bytes=64KiB"}, 3},
+                    MemoryKind{"threads_striped", "nvme", {"engine=threads", "block_bytes=4KiB", "depth=3"}, 2},
+                    MemoryKind{"uring_buffered", "nvme", {"engine=uring", "direct=\"false\""}, 1},
+                    MemoryKind{
+                        "threads_unchecked", "nvme", {"engine=threads", "checksum=false", "direct=\"false\""}, 1}),
     [](const auto& kind) { return kind.param.name; });
 
 }  // namespace

@@ -6,10 +6,10 @@
 #include <map>
 
 #include "base/ledger.hpp"
-#include "base/pool.hpp"
-#include "comm/communicator.hpp"
+#include "base/thread_pool.hpp"
+#include "comm/comm_runtime.hpp"
 #include "comm/done.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 
 namespace {
 
@@ -38,7 +38,7 @@ class GradientBuckets : public testing::Test {
     api_.submit = submit;
     in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
   }
-  std::vector<zr_view> make_rooms() {
+  std::vector<zr_view> make_bucket_buffers() {
     rooms_.assign(2 * 3072, -1);
     return {{rooms_.data(), 3072, ZR_F32, 0, {1, 0}}, {rooms_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
   }
@@ -48,7 +48,7 @@ class GradientBuckets : public testing::Test {
       return zr_view{memory_.data() + first, count, ZR_F32, 0, {1, 0}};
     };
     std::vector<zr_view> buffers{view(0, 4096)};
-    if (memory == zr::GradientMemory::rooms) buffers = make_rooms();
+    if (memory == zr::GradientMemory::double_buffered) buffers = make_bucket_buffers();
     std::vector<zr::GradientBucket> buckets{
         {{{1, 0, 1024, 0}}, {512, 512}},
         {{{0, 1024, 1024, 0}, {0, 0, 1024, 1024}, {0, 2048, 1024, 2048}}, {1024, 2048}}};
@@ -62,19 +62,19 @@ class GradientBuckets : public testing::Test {
   // Writes 1000 p + leaf into each leaf and says so.
   static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t placed, uint32_t micro = 0) {
     int64_t first = placed;
-    const zr_view place = buckets.place(param, first);
+    const zr_view place = buckets.destination(param, first);
     ASSERT_EQ(place.count, 1024);
     std::fill_n(static_cast<float*>(place.data), 1024, static_cast<float>(1000 * param + first / 1024));
     buckets.ready(param, first, 1024, micro);
   }
 
   static zr_view place(zr::GradientBuckets& buckets, uint32_t param, int64_t placed) {
-    return buckets.place(param, placed);
+    return buckets.destination(param, placed);
   }
 
   zr::host::Ledger ledger_;
-  zr::host::Pool pool_;
-  zr::host::Host host_;
+  zr::host::ThreadPool pool_;
+  zr::host::PluginHost host_;
   zr_communicator_api api_{};
   zr_plan_in in_{};
   std::vector<float> memory_, rooms_;
@@ -82,7 +82,7 @@ class GradientBuckets : public testing::Test {
 };
 
 TEST_F(GradientBuckets, LeaveInTheirOrderWhateverArrivesFirst) {
-  for (const auto memory : {zr::GradientMemory::rooms, zr::GradientMemory::whole}) {
+  for (const auto memory : {zr::GradientMemory::double_buffered, zr::GradientMemory::full}) {
     left_.clear();
     auto buckets = make(memory);
     for (const int64_t first : {2048, 0, 1024}) give(buckets, 0, first);
@@ -102,7 +102,7 @@ TEST_F(GradientBuckets, LeaveInTheirOrderWhateverArrivesFirst) {
 }
 
 TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
-  auto buckets = make(zr::GradientMemory::rooms);
+  auto buckets = make(zr::GradientMemory::double_buffered);
   EXPECT_EQ(place(buckets, 1, 0).count, 1024);
   EXPECT_EQ(place(buckets, 1, 100).count, 924);
   EXPECT_EQ(static_cast<float*>(place(buckets, 0, 2048 + 7).data) - static_cast<float*>(place(buckets, 0, 1024).data),
@@ -111,35 +111,36 @@ TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
 
 TEST_F(GradientBuckets, AParameterIsPlacedInTheOrderItsBucketsLeave) {
   zr::GradientBuckets buckets(
-      in_, zr::GradientMemory::rooms, {{{{0, 2048, 1024, 0}}, {512, 512}}, {{{0, 0, 2048, 0}}, {1024, 1024}}},
-      zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}), make_rooms().data(), {zr_view{}, zr_view{}});
+      in_, zr::GradientMemory::double_buffered, {{{{0, 2048, 1024, 0}}, {512, 512}}, {{{0, 0, 2048, 0}}, {1024, 1024}}},
+      zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}), make_bucket_buffers().data(), {zr_view{}, zr_view{}});
   int64_t first = 0;
-  EXPECT_EQ(buckets.place(0, first).count, 1024);
+  EXPECT_EQ(buckets.destination(0, first).count, 1024);
   EXPECT_EQ(first, 2048) << "the last elements leave first";
   first = 1024;
-  EXPECT_EQ(buckets.place(0, first).count, 2048);
+  EXPECT_EQ(buckets.destination(0, first).count, 2048);
   EXPECT_EQ(first, 0);
 }
 
 TEST_F(GradientBuckets, WholeTheyStandFromTheLastThatLeavesToTheFirst) {
-  auto buckets = make(zr::GradientMemory::whole);
+  auto buckets = make(zr::GradientMemory::full);
   EXPECT_EQ(place(buckets, 0, 1024).data, memory_.data());
   EXPECT_EQ(place(buckets, 1, 0).data, memory_.data() + 3072);
 }
 
 TEST_F(GradientBuckets, AreWholeWhereTheHostHoldsGradients) {
   using zr::GradientMemory;
-  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::rooms);
-  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::whole)) << "two micro-steps";
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::double_buffered), GradientMemory::double_buffered);
+  EXPECT_FALSE(reduces_in_place(in_, GradientMemory::full)) << "two micro-steps";
   in_.accumulation = 1;
-  EXPECT_TRUE(gradients_are_sums(in_, GradientMemory::whole));
-  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::rooms));
+  EXPECT_TRUE(reduces_in_place(in_, GradientMemory::full));
+  EXPECT_FALSE(reduces_in_place(in_, GradientMemory::double_buffered));
   in_.grad_dtype = ZR_BF16;
-  EXPECT_FALSE(gradients_are_sums(in_, GradientMemory::whole));
+  EXPECT_FALSE(reduces_in_place(in_, GradientMemory::full));
   in_.flags = ZR_PLAN_HOLD_GRADS;
-  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::whole);
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::double_buffered), GradientMemory::full);
   in_.size = offsetof(zr_plan_in, flags);
-  EXPECT_EQ(gradient_memory(in_, GradientMemory::rooms), GradientMemory::rooms) << "a host of ABI 0.1";
+  EXPECT_EQ(gradient_memory(in_, GradientMemory::double_buffered), GradientMemory::double_buffered)
+      << "a host of ABI 0.1";
 }
 
 }  // namespace

@@ -17,16 +17,16 @@ struct Module;
 
 namespace zr {
 
-enum class What { value, gradient, state };
+enum class TensorKind { value, gradient, state };
 
 /// How a checkpoint is taken, and what of it was not.
-struct Load {
+struct LoadOptions {
   bool weights_only = false;  // optimizer states begin anew, the step stays
   bool strict = true;         // false: what does not fit is listed and left as it is
   bool convert = false;       // weights of another type are rounded from the fp32 master
   bool fallback = false;      // a damaged one is passed over for the one before it, with a warning
 };
-struct Loaded {
+struct LoadReport {
   std::string folder;
   std::vector<std::string> missing, unexpected, other_shape;
   std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
@@ -103,10 +103,10 @@ class Engine {
   /// under every strategy. The gradient is the last step's, summed over ranks and micro-batches and scaled as the
   /// optimizer saw it; it can be read from engine.step() until the next engine.backward(), and is an error otherwise.
   /// Collective.
-  torch::Tensor get(const std::string& parameter, What what = What::value, const std::string& slot = "");
+  torch::Tensor get(const std::string& parameter, TensorKind kind = TensorKind::value, const std::string& slot = "");
   /// Sets value or state on all ranks from this full tensor: dense, real, in CPU memory, of the parameter's shape,
   /// equal on all ranks (compared). Collective.
-  void set(const std::string& parameter, What what, const torch::Tensor& tensor, const std::string& slot = "");
+  void set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot = "");
   /// The value of a buffer, such as a running statistic, that counts for the model as one: ranks have their own during
   /// training, and train.buffers declares whether this is rank 0's, the mean over ranks or each rank's own. A copy with
   /// the buffer's type and shape. Between steps only. Collective.
@@ -125,9 +125,9 @@ class Engine {
   std::string save(const std::string& dir);
   /// A checkpoint of any strategy and number of ranks, the newest in `dir`, or safetensors weights of another program.
   /// Every byte is checked. A failure leaves a model in training as it was; one that was not trained yet may have no
-  /// weights then, refuses to train and needs another load. Throws where something does not fit, naming it (see Load).
-  /// Collective.
-  Loaded load(const std::string& dir, const Load& how = {});
+  /// weights then, refuses to train and needs another load. Throws where something does not fit, naming it (see
+  /// LoadOptions). Collective.
+  LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Trains the model's parameters as they are now: after a parameter or module was added, replaced or removed, or
   /// requires_grad changed. backward() throws until it is called where a parameter would not be trained. A tensor that
   /// was trained before keeps its values, optimizer states, fp32 master weights and step count bit for bit, under a new

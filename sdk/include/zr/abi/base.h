@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define ZR_ABI_MAJOR 0u
-#define ZR_ABI_MINOR 2u
+#define ZR_ABI_MINOR 3u
 #define ZR_EXPORT __attribute__((visibility("default")))
 /* The peer's table is long enough for `field`, and the field is not null. */
 #define ZR_HAS(p, type, field) ((p)->size >= offsetof(type, field) + sizeof((p)->field) && (p)->field)

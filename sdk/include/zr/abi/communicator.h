@@ -41,7 +41,7 @@ typedef struct zr_comm_open {
 
 enum {
   ZR_COMM_RANK_ORDERED = 1, /* reductions add in rank order: timing and topology do not change the bits */
-  ZR_COMM_WIDEN = 2,        /* reductions take src BF16 or F16 with dst F32 */
+  ZR_COMM_UPCAST = 2,       /* reductions take src BF16 or F16 with dst F32 */
   ZR_COMM_ACCUMULATE = 4,   /* ZR_COLL_ACCUMULATE is understood */
   ZR_COMM_ASYNC = 8         /* submit with a done returns before the collective is complete */
 };

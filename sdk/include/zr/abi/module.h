@@ -42,7 +42,7 @@ ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
 }
 #endif
 
-/* Data symbols that a file is judged by without running it: zr_tag_abi_0_2 (major, minor it needs) and one
+/* Data symbols that a file is judged by without running it: zr_tag_abi_0_3 (major, minor it needs) and one
  * zr_tag_kind_<kind> per kind it holds, all in the section "zrabi". */
 #ifdef __cplusplus
 #define ZR_TAG(name)                                                                        \

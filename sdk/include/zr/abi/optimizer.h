@@ -4,9 +4,9 @@
 #include "zr/abi/base.h"
 
 /* The smallest part of a parameter that may be updated alone. */
-enum { ZR_ELEMENTWISE = 1, ZR_ROWWISE = 2, ZR_WHOLE_TENSOR = 3 };
+enum { ZR_ELEMENTWISE = 1, ZR_ROWWISE = 2, ZR_TENSORWISE = 3 };
 enum { ZR_SLOT_LIKE_PARAM = 1, ZR_SLOT_PER_BLOCK = 2 }; /* per block: `block` consecutive elements share one */
-enum { ZR_SLOT_RANK_PRIVATE = 1u << 0, ZR_SLOT_TRANSIENT = 1u << 1, ZR_SLOT_WHOLE = 1u << 2 };
+enum { ZR_SLOT_RANK_PRIVATE = 1u << 0, ZR_SLOT_TRANSIENT = 1u << 1, ZR_SLOT_UNSHARDED = 1u << 2 };
 typedef struct zr_slot { /* frozen: one optimizer state; the host allocates it, zeroed */
   const char *name;
   zr_dtype dtype;
@@ -19,9 +19,11 @@ typedef struct zr_optimizer_desc { /* out: callee writes at most `size` bytes */
   const zr_slot *slots; /* static */
 } zr_optimizer_desc;
 
-enum { ZR_UNIT_COPY = 1u << 0 }; /* `weight` is a copy that the host takes on at once: better left in the cache */
+enum {
+  ZR_SLICE_WEIGHT_COPY = 1u << 0
+}; /* `weight` is a copy that the host takes on at once: better left in the cache */
 /* a run of one parameter that this rank updates; views lent for the call, disjoint */
-typedef struct zr_opt_unit {
+typedef struct zr_update_slice {
   uint32_t size, group;
   const char *name;
   const int64_t *shape; /* logical, `ndim` long */
@@ -36,8 +38,8 @@ typedef struct zr_opt_unit {
   zr_view master;                 /* in/out fp32; count 0 where weight is its own master */
   zr_view grad;                   /* in: the fp32 sum over micro-batches and ranks; multiply by zr_step.grad_mul */
   const zr_view *slots;           /* in/out, as many as described */
-  uint32_t flags, rsv;            /* ZR_UNIT_* */
-} zr_opt_unit;
+  uint32_t flags, rsv;            /* ZR_SLICE_* */
+} zr_update_slice;
 
 typedef struct zr_step {
   uint32_t size;
@@ -56,9 +58,9 @@ typedef struct zr_optimizer_api {
   zr_code (*add_group)(void *self, uint32_t group, const zr_config *, zr_error *);
   /* [step] Which gradients the coming step wants (ZR_GRADS_*); NULL slot: always reduced. */
   zr_code (*phase)(void *self, int64_t step, uint32_t *grads, zr_error *);
-  /* [worker] Updates n units; must not allocate, block or communicate unless NEEDS_COMM, which makes it [step]. The
-   * result must not depend on how a parameter was cut into units (elementwise), nor on vector width. */
-  zr_code (*step)(void *self, const zr_step *, const zr_opt_unit *const *units, uint32_t n, zr_stream *, zr_done *,
+  /* [worker] Updates n slices; must not allocate, block or communicate unless NEEDS_COMM, which makes it [step]. The
+   * result must not depend on how a parameter was cut into slices (elementwise), nor on vector width. */
+  zr_code (*step)(void *self, const zr_step *, const zr_update_slice *const *slices, uint32_t n, zr_stream *, zr_done *,
                   zr_error *);
   /* [step] State that is not per parameter, for checkpoints; ctx goes to the sink. NULL slot, as the next: none. */
   zr_code (*save_globals)(void *self, zr_global_sink, void *ctx, zr_error *);

@@ -11,10 +11,10 @@
 #include <sstream>
 
 #include "base/failure.hpp"
+#include "base/huge_page_memory.hpp"
 #include "base/ledger.hpp"
-#include "base/page_memory.hpp"
-#include "base/pool.hpp"
 #include "base/text.hpp"
+#include "base/thread_pool.hpp"
 #include "base/trace.hpp"
 #include "scratch.hpp"
 
@@ -50,31 +50,31 @@ bool large_pages_at(const char* at) {
   return false;
 }
 
-TEST(PageMemory, StandsInLargePagesAsFarAsWholeOnesReach) {
+TEST(HugePageMemory, StandsInLargePagesAsFarAsWholeOnesReach) {
   if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) GTEST_SKIP() << "this kernel has none";
-  const PageMemory memory = page_memory(3 * kLargePage + 5 * kPage);
+  const HugePageMemory memory = allocate_huge_pages(3 * kHugePageBytes + 5 * kPageBytes);
   ASSERT_NE(memory, nullptr);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % kLargePage, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % kHugePageBytes, 0u);
   EXPECT_TRUE(large_pages_at(memory.get()));
-  EXPECT_TRUE(large_pages_at(memory.get() + 3 * kLargePage - 1));
-  EXPECT_FALSE(large_pages_at(memory.get() + 3 * kLargePage));
+  EXPECT_TRUE(large_pages_at(memory.get() + 3 * kHugePageBytes - 1));
+  EXPECT_FALSE(large_pages_at(memory.get() + 3 * kHugePageBytes));
 }
 
-TEST(PageMemory, IsAlignedAsAskedAndToAPageAtLeast) {
-  const PageMemory small = page_memory(100), wide = page_memory(kPage, 16 * kPage);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.get()) % kPage, 0u);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(wide.get()) % (16 * kPage), 0u);
+TEST(HugePageMemory, IsAlignedAsAskedAndToAPageAtLeast) {
+  const HugePageMemory small = allocate_huge_pages(100), wide = allocate_huge_pages(kPageBytes, 16 * kPageBytes);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.get()) % kPageBytes, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(wide.get()) % (16 * kPageBytes), 0u);
 }
 
-TEST(PageMemory, IsNullWhereThereIsNoMemory) {
-  EXPECT_EQ(page_memory(int64_t{1} << 60), nullptr);
+TEST(HugePageMemory, IsNullWhereThereIsNoMemory) {
+  EXPECT_EQ(allocate_huge_pages(int64_t{1} << 60), nullptr);
   std::ifstream overcommit("/proc/sys/vm/overcommit_memory"), memory("/proc/meminfo");
   if (char how = 0; !(overcommit >> how) || how == '1') GTEST_SKIP() << "this machine refuses nothing";
   int64_t kib = 0;
   for (std::string line; std::getline(memory, line);)
     if (line.rfind("MemTotal:", 0) == 0 || line.rfind("SwapTotal:", 0) == 0) kib += std::stoll(line.substr(10));
   ASSERT_GT(kib, 0);
-  EXPECT_EQ(page_memory(2 * 1024 * kib), nullptr);
+  EXPECT_EQ(allocate_huge_pages(2 * 1024 * kib), nullptr);
 }
 
 TEST(Sizes, AreReadWithTheirUnit) {
@@ -94,11 +94,11 @@ TEST(Durations, AreReadWithTheirUnit) {
 }
 
 TEST(Patterns, MatchAnyRunOfCharacters) {
-  EXPECT_TRUE(matches("blocks.0.ln1.weight", "*ln*.weight"));
-  EXPECT_TRUE(matches("bias", "*bias"));
-  EXPECT_TRUE(matches("a", "*"));
-  EXPECT_FALSE(matches("weights", "*.weight"));
-  EXPECT_FALSE(matches("ln.weight.x", "ln.*t"));
+  EXPECT_TRUE(matches_glob("blocks.0.ln1.weight", "*ln*.weight"));
+  EXPECT_TRUE(matches_glob("bias", "*bias"));
+  EXPECT_TRUE(matches_glob("a", "*"));
+  EXPECT_FALSE(matches_glob("weights", "*.weight"));
+  EXPECT_FALSE(matches_glob("ln.weight.x", "ln.*t"));
 }
 
 TEST(Printable, EscapesWhatMovesTheCursorOrImitatesALine) {
@@ -126,10 +126,10 @@ TEST(Printable, EscapesBytesThatAreNotUtf8) {
 
 TEST(Ledger, RemembersPlanPeakAndHolders) {
   Ledger ledger;
-  ledger.plan(Tier::device, Kind::weights, 100);
-  ledger.add(Tier::device, Kind::weights, "weights", 100);
-  ledger.add(Tier::device, Kind::slots, "m", 50);
-  ledger.add(Tier::device, Kind::slots, "m", -50);
+  ledger.plan(Tier::device, MemoryKind::weights, 100);
+  ledger.add(Tier::device, MemoryKind::weights, "weights", 100);
+  ledger.add(Tier::device, MemoryKind::slots, "m", 50);
+  ledger.add(Tier::device, MemoryKind::slots, "m", -50);
   ASSERT_EQ(ledger.rows().size(), 2u);
   EXPECT_EQ(ledger.rows()[0].planned, 100);
   EXPECT_EQ(ledger.rows()[1].now, 0);
@@ -140,14 +140,14 @@ TEST(Ledger, RemembersPlanPeakAndHolders) {
 
 TEST(Ledger, TakesWhatSomeoneElseCounts) {
   Ledger ledger;
-  ledger.add(Tier::device, Kind::weights, "weights", 100);
-  ledger.observe(Tier::device, Kind::activations, "activations", 20, 70);
+  ledger.add(Tier::device, MemoryKind::weights, "weights", 100);
+  ledger.observe(Tier::device, MemoryKind::activations, "activations", 20, 70);
   EXPECT_EQ(ledger.held(Tier::device), 120);
   EXPECT_EQ(ledger.peak(Tier::device), 170);
-  ledger.observe(Tier::device, Kind::activations, "activations", 5, 60);
-  EXPECT_EQ(ledger.held(Tier::device, Kind::activations), 5);
+  ledger.observe(Tier::device, MemoryKind::activations, "activations", 5, 60);
+  EXPECT_EQ(ledger.held(Tier::device, MemoryKind::activations), 5);
   EXPECT_EQ(ledger.peak(Tier::device), 170) << "a lower peak takes nothing back";
-  ledger.observe(Tier::device, Kind::activations, "activations", 0, 90);
+  ledger.observe(Tier::device, MemoryKind::activations, "activations", 0, 90);
   EXPECT_EQ(ledger.peak(Tier::device), 190);
   EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
 }
@@ -159,17 +159,17 @@ TEST(Ledger, TellsWhoWatchesATier) {
     told.push_back(now);
     if (now > 100) throw Failure(Exit::user, "too much");
   });
-  ledger.add(Tier::host, Kind::other, "elsewhere", 1000);
-  ledger.add(Tier::device, Kind::weights, "weights", 80);
-  EXPECT_THROW(ledger.add(Tier::device, Kind::slots, "m", 40), Failure);
+  ledger.add(Tier::host, MemoryKind::other, "elsewhere", 1000);
+  ledger.add(Tier::device, MemoryKind::weights, "weights", 80);
+  EXPECT_THROW(ledger.add(Tier::device, MemoryKind::slots, "m", 40), Failure);
   ledger.on_change(Tier::device, {});
-  ledger.add(Tier::device, Kind::slots, "m", -40);
+  ledger.add(Tier::device, MemoryKind::slots, "m", -40);
   EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
 }
 
-TEST(Pool, RunsEveryElementOnceOnAnyNumberOfThreads) {
+TEST(ThreadPool, RunsEveryElementOnceOnAnyNumberOfThreads) {
   for (const int width : {1, 2, 5}) {
-    Pool pool(width);
+    ThreadPool pool(width);
     std::vector<std::atomic<int>> seen(1000);
     pool.parallel_for(1000, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
@@ -178,8 +178,8 @@ TEST(Pool, RunsEveryElementOnceOnAnyNumberOfThreads) {
   }
 }
 
-TEST(Pool, HandsOnTheFirstException) {
-  Pool pool(3);
+TEST(ThreadPool, HandsOnTheFirstException) {
+  ThreadPool pool(3);
   EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Failure);
 }
 
@@ -192,7 +192,7 @@ TEST(Trace, KeepsNothingInMemoryAfterItsFileCouldNotBeWritten) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
   {
     Trace trace(0);
-    trace.open(File(scratch.path("trace.json"), File::Use::create));
+    trace.open(File(scratch.path("trace.json"), File::Mode::create));
     const auto draw = [&](int spans) {
       for (int i = 0; i < spans; ++i) trace.span("training", std::string(100, 'x'), {}, {});
     };

@@ -15,7 +15,8 @@ const std::vector<std::string> kPlaces{"save.folder_made",      "save.files_made
                                        "save.manifest_written", "save.before_commit", "save.committed",
                                        "save.root_synced",      "retain.renamed"};
 
-std::string saves(const std::string& root, const Model& model, int64_t step, const Peers& peers, int64_t keep = 0) {
+std::string saves(const std::string& root, const Model& model, int64_t step, const CheckpointComm& peers,
+                  int64_t keep = 0) {
   SaveOptions options = kSmall;
   options.keep = keep;
   const std::unique_ptr<FolderLock> lock = peers.rank == 0 ? std::make_unique<FolderLock>(root) : nullptr;
@@ -35,7 +36,7 @@ TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
   for (const int writers : {1, 2, 3, 4, 8})
     for (const unsigned how : {0u, 1u, 2u}) {
       const Model model(static_cast<unsigned>(++step));
-      ASSERT_TRUE(good(on_ranks(writers, [&](const Peers& peers) {
+      ASSERT_TRUE(good(on_ranks(writers, [&](const CheckpointComm& peers) {
         const std::unique_ptr<FolderLock> lock =
             peers.rank == 0 ? std::make_unique<FolderLock>(scratch.path("c")) : nullptr;
         save(scratch.path("c"), image_of(model, step, peers.rank, writers, how), peers, kSmall);
@@ -53,7 +54,7 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
   const std::string root = scratch.path("c");
   int64_t step = 1;
   const Model first(1);
-  ASSERT_TRUE(good(on_ranks(kRanks, [&](const Peers& peers) { saves(root, first, 1, peers); })));
+  ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, first, 1, peers); })));
   int kills = 0;
   unsigned committed = 1;  // the seed of the newest whole one is its step
   const char* more = std::getenv("ZR_KILLS");
@@ -65,7 +66,7 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
         for (const int time : place == "save.chunk_written" ? often : once) {
           ++step;
           const Model model(static_cast<unsigned>(step));
-          const auto ends = on_ranks(kRanks, [&](const Peers& peers) {
+          const auto ends = on_ranks(kRanks, [&](const CheckpointComm& peers) {
             if (victim < 0 || victim == peers.rank)
               ::setenv("ZR_FAILPOINT", (place + "=kill@" + std::to_string(time)).c_str(), 1);
             saves(root, model, step, peers, 2);
@@ -85,7 +86,7 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
         }
   std::printf("%d ranks were killed while saving\n", kills);
   ++step;
-  ASSERT_TRUE(good(on_ranks(kRanks, [&](const Peers& peers) { saves(root, Model(7), step, peers, 1); })));
+  ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, Model(7), step, peers, 1); })));
   EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(step)})) << "and no debris stays";
 }
 
@@ -95,8 +96,8 @@ TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
   for (const std::string& place : kPlaces) {
     if (place == "retain.renamed") continue;  // nothing is retired here
     const Model before(1), after(2);
-    ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, before, 5, peers); })));
-    const auto ends = on_ranks(2, [&](const Peers& peers) {
+    ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, before, 5, peers); })));
+    const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
       ::setenv("ZR_FAILPOINT", (place + "=kill").c_str(), 1);
       saves(root, after, 5, peers);
     });
@@ -112,12 +113,12 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const Model good_one(1);
-  ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, good_one, 1, peers); })));
+  ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, good_one, 1, peers); })));
   for (const std::string call : {"open", "resize", "reserve", "write", "sync", "rename"})
     for (const std::string error : {"ENOSPC", "EIO"}) {
       int failed = 0;
       for (const int time : {1, 2, 3}) {
-        const auto ends = on_ranks(2, [&](const Peers& peers) {
+        const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
           if (peers.rank == time % 2)
             ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
           try {
@@ -153,7 +154,7 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
   const Scratch scratch;
   const std::string root = scratch.path("c"), victim = scratch.path("victim");
   std::string partial;  // the folder that is written
-  ASSERT_TRUE(good(on_ranks(2, [&](const Peers& peers) { saves(root, Model(1), 1, peers); })));
+  ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, Model(1), 1, peers); })));
   fs::copy(root + "/" + checkpoint_name(1), victim, fs::copy_options::recursive);
   struct Swap {
     std::string what, message;
@@ -177,12 +178,12 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
   };
   for (const Swap& swap : swaps) {
     if (swap.what == "another user's folder" && ::geteuid() != 0) continue;
-    const auto ends = on_ranks(2, [&](const Peers& given) {
-      Peers peers = given;
+    const auto ends = on_ranks(2, [&](const CheckpointComm& given) {
+      CheckpointComm peers = given;
       int told = 0;
       if (peers.rank == 1)
-        peers.tell = [&](const std::string& word) {
-          std::string answer = given.tell(word);
+        peers.broadcast = [&](const std::string& word) {
+          std::string answer = given.broadcast(word);
           if (++told == 2) {  // rank 0 made the folder, this rank opens it next
             partial = root + "/" + answer;
             fs::rename(partial, partial + ".held");
@@ -209,7 +210,7 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
 TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
   const Scratch scratch;
   for (const int time : {1, 2, 9, 30}) {
-    const auto ends = on_ranks(2, [&](const Peers& peers) {
+    const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
       ::setenv("ZR_FAILPOINT", ("write=SHORT@" + std::to_string(time)).c_str(), 1);
       saves(scratch.path("c"), Model(4), time, peers);
       if (failpoints_fired() != 1) ::_exit(1);
@@ -223,7 +224,7 @@ TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
 TEST(Checkpoints, JustSavedAreTheNewestAndStay) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
-  const Peers me = alone();
+  const CheckpointComm me = single_rank_comm();
   for (const int64_t step : {90, 100}) saves(root, Model(1), step, me, 1);
   const std::string saved = saves(root, Model(2), 10, me, 1);
   EXPECT_EQ(saved, find_checkpoint(root));
@@ -242,13 +243,13 @@ TEST(Retention, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   const std::string root = scratch.path("c");
   const FolderLock lock(root);
   const auto saves_step = [&](int64_t step, bool applied, int64_t keep) {
-    Image image = image_of(Model(1), step, 0, 1);
-    Facts facts;
+    CheckpointContents image = image_of(Model(1), step, 0, 1);
+    CheckpointMetadata facts;
     facts.last_step_applied = image.last_step_applied = applied;
-    image.facts = to_text(facts);
+    image.metadata_json = to_text(facts);
     SaveOptions options = kSmall;
     options.keep = keep;
-    save(root, image, alone(), options);
+    save(root, image, single_rank_comm(), options);
   };
   using Names = std::vector<std::string>;
   saves_step(1, true, 2);
@@ -267,7 +268,7 @@ TEST(Retention, KeepsTheNewestCheckpointWhoseStepWasApplied) {
 
 TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
   const Scratch scratch;
-  const auto ends = on_ranks(1, [&](const Peers&) {
+  const auto ends = on_ranks(1, [&](const CheckpointComm&) {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit none{0, RLIM_INFINITY}, all{RLIM_INFINITY, RLIM_INFINITY};
     ::setrlimit(RLIMIT_FSIZE, &none);
@@ -286,7 +287,7 @@ TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
 TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
   const Scratch scratch;
   const FolderLock mine(scratch.path("c"));
-  const auto ends = on_ranks(1, [&](const Peers&) {
+  const auto ends = on_ranks(1, [&](const CheckpointComm&) {
     try {
       const FolderLock second(scratch.path("c"));
     } catch (const Failure& failure) {

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 class Damaged : public testing::Test {
  protected:
   Damaged() : model_(3) {
-    save(root_, image_of(model_, 1, 0, 1), alone(), kSmall);
+    save(root_, image_of(model_, 1, 0, 1), single_rank_comm(), kSmall);
     folder_ = find_checkpoint(root_);
   }
   std::vector<std::string> files() const {
@@ -84,15 +84,15 @@ TEST_F(Damaged, ByTruncationOrLossIsRefused) {
 }
 
 TEST_F(Damaged, ByAFileOfAnotherStepIsRefusedNamingBoth) {
-  save(root_, image_of(model_, 2, 0, 1), alone(), kSmall);
+  save(root_, image_of(model_, 2, 0, 1), single_rank_comm(), kSmall);
   const std::string name = "master-00001-of-00003.safetensors";
   ASSERT_TRUE(fs::exists(path(name)));
   fs::copy_file(fs::path(root_) / checkpoint_name(2) / name, path(name), fs::copy_options::overwrite_existing);
   EXPECT_NE(refusal().find(name + ": is of step 2 of run job, its checkpoint of step 1 of run job"), std::string::npos)
       << refusal();
-  Image other = image_of(model_, 1, 0, 1);
+  CheckpointContents other = image_of(model_, 1, 0, 1);
   other.run = "another";
-  save(scratch_.path("other"), other, alone(), kSmall);
+  save(scratch_.path("other"), other, single_rank_comm(), kSmall);
   fs::copy_file(fs::path(scratch_.path("other")) / checkpoint_name(1) / name, path(name),
                 fs::copy_options::overwrite_existing);
   EXPECT_NE(refusal().find(name + ": is of step 1 of run another, its checkpoint of step 1 of run job"),

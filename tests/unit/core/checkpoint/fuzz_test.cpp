@@ -34,7 +34,7 @@ std::string changed(std::string text, std::mt19937& random) {
 
 TEST(Parsers, TakeWhatIsRightAndRefuseWhatIsNotWithoutHarm) {
   const Scratch scratch;
-  save(scratch.path("c"), image_of(Model(3), 1, 0, 1), alone(), kSmall);
+  save(scratch.path("c"), image_of(Model(3), 1, 0, 1), single_rank_comm(), kSmall);
   const std::string folder = find_checkpoint(scratch.path("c"));
   const std::string manifest = read_file(folder + "/" + kManifest), index = read_file(folder + "/" + kIndex);
   const std::string body = manifest.substr(manifest.find("\"manifest\":") + 11);

@@ -45,7 +45,7 @@ struct Model {
     }
     add("buffer", "count", "I64", {3});
   }
-  std::vector<Tensor> tensors;
+  std::vector<TensorInfo> tensors;
   std::vector<std::string> bytes;
 };
 
@@ -62,14 +62,14 @@ inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how
   return slabs;
 }
 
-inline Image image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
-  return {step, "job", to_text(Facts()), true, model.tensors, slabs_of(model, r, n, how)};
+inline CheckpointContents image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
+  return {step, "job", to_text(CheckpointMetadata()), true, model.tensors, slabs_of(model, r, n, how)};
 }
 
 constexpr SaveOptions kSmall{0, 50000, 4096};
 
 /// Forks n ranks, runs `work` in each, and returns how each ended (as waitpid says).
-inline std::vector<int> on_ranks(int n, const std::function<void(const Peers&)>& work) {
+inline std::vector<int> on_ranks(int n, const std::function<void(const CheckpointComm&)>& work) {
   std::vector<std::array<int, 2>> wires(static_cast<std::size_t>(n));
   for (auto& wire : wires) ::socketpair(AF_UNIX, SOCK_STREAM, 0, wire.data());
   const auto send = [](int fd, const std::string& word) {
@@ -100,7 +100,7 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const Peers&)>&
       if (r == 0 || other != r) ::close(wires[static_cast<std::size_t>(other)][r == 0 ? 1 : 0]);
       if (r != 0 && other == r) ::close(wires[static_cast<std::size_t>(other)][0]);
     }
-    Peers peers;
+    CheckpointComm peers;
     peers.rank = r;
     peers.world = n;
     peers.gather = [&](const std::string& mine) {
@@ -110,7 +110,7 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const Peers&)>&
         all.push_back(other == 0 ? mine : receive(wires[static_cast<std::size_t>(other)][0]));
       return all;
     };
-    peers.tell = [&](const std::string& word) {
+    peers.broadcast = [&](const std::string& word) {
       for (int other = 1; r == 0 && other < n; ++other) send(wires[static_cast<std::size_t>(other)][0], word);
       return r == 0 ? word : receive(wires[static_cast<std::size_t>(r)][1]);
     };
@@ -146,7 +146,7 @@ inline void expect_holds(const std::string& folder, const Model& model, int n = 
   ASSERT_EQ(checkpoint.manifest().tensors.size(), model.tensors.size());
   for (int r = 0; r < n; ++r)
     for (const Slab& slab : slabs_of(model, r, n, how)) {
-      const Tensor& tensor = model.tensors[slab.tensor];
+      const TensorInfo& tensor = model.tensors[slab.tensor];
       const SavedTensor* saved = checkpoint.find(tensor.role, tensor.name);
       ASSERT_NE(saved, nullptr) << tensor.name;
       ASSERT_EQ(saved->shape, tensor.shape);

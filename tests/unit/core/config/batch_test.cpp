@@ -14,7 +14,7 @@ std::ostream& operator<<(std::ostream& out, const Batch& b) {
   return out << b.global << " = " << b.micro << " x " << b.accumulation << " " << b.origins;
 }
 Batch batch(const std::string& toml, int world) {
-  const Config config = sample::check("[train]\n" + toml, {}, world);
+  const JobConfig config = sample::check("[train]\n" + toml, {}, world);
   std::string origins;
   for (const char* key : {"train.global_batch", "train.micro_batch", "train.gradient_accumulation"})
     origins += config.origin(key).text().substr(0, 3) + " ";

@@ -7,8 +7,8 @@ namespace zr::host {
 
 using sample::check;
 
-TEST(Config, GivesEveryKeyItsDefault) {
-  const Config config = check("");
+TEST(JobConfig, GivesEveryKeyItsDefault) {
+  const JobConfig config = check("");
   EXPECT_EQ(config.integer("job.ranks"), 1);
   EXPECT_EQ(config.number("optimizer.lr"), 1e-3);
   EXPECT_EQ(config.text("train.dtype"), "fp32");
@@ -20,16 +20,16 @@ TEST(Config, GivesEveryKeyItsDefault) {
   EXPECT_FALSE(config.given("job.ranks"));
 }
 
-TEST(Config, ReadsUnitsInValues) {
-  const Config config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
+TEST(JobConfig, ReadsUnitsInValues) {
+  const JobConfig config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
   EXPECT_EQ(config.number("communicator.timeout"), 5400);
   EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 65536);
   EXPECT_EQ(config.entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
   EXPECT_EQ(check("", {"strategy.flat.bucket_bytes=8192"}).integer("strategy.flat.bucket_bytes"), 8192);
 }
 
-TEST(Config, TakesAnIntegerForANumberAndSaysWhereItStood) {
-  const Config config = check("[train]\nclip = 1\n  steps = 7");
+TEST(JobConfig, TakesAnIntegerForANumberAndSaysWhereItStood) {
+  const JobConfig config = check("[train]\nclip = 1\n  steps = 7");
   EXPECT_EQ(config.number("train.gradient_clipping"), 1.0);
   EXPECT_EQ(config.number("train.steps"), 7.0);
   EXPECT_EQ(config.origin("train.gradient_clipping").text(), "job.toml:7:8");
@@ -37,8 +37,8 @@ TEST(Config, TakesAnIntegerForANumberAndSaysWhereItStood) {
   EXPECT_TRUE(config.given("train.steps"));
 }
 
-TEST(Config, LaysTheCommandLineOverTheFile) {
-  const Config config =
+TEST(JobConfig, LaysTheCommandLineOverTheFile) {
+  const JobConfig config =
       check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.gradient_clipping=1e-1", "model.kind=mlp",
                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
   EXPECT_EQ(config.integer("train.steps"), 20);
@@ -51,11 +51,11 @@ TEST(Config, LaysTheCommandLineOverTheFile) {
   EXPECT_TRUE(config.given("train.steps"));
 }
 
-TEST(Config, TakesTheLastOfTwoOverrides) {
+TEST(JobConfig, TakesTheLastOfTwoOverrides) {
   EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2);
 }
 
-TEST(Config, TakesAnOverrideForAString) {
+TEST(JobConfig, TakesAnOverrideForAString) {
   // A value that holds a second assignment is one string, not two keys.
   EXPECT_EQ(check("", {"data.text=a = 1\ntrain.steps = 9"}).text("data.text"), "a = 1\ntrain.steps = 9");
   EXPECT_EQ(check("", {"data.text=\"quoted\""}).text("data.text"), "quoted");
@@ -63,17 +63,17 @@ TEST(Config, TakesAnOverrideForAString) {
   EXPECT_EQ(check("", {"data.text="}).text("data.text"), "");
 }
 
-TEST(Config, SwitchesAPluginFromTheCommandLine) {
+TEST(JobConfig, SwitchesAPluginFromTheCommandLine) {
   // The file's table of the plug-in that is not chosen now stays, unread.
   const std::string toml = "[strategy]\nuse = \"flat\"\n[strategy.flat]\nbucket_bytes = \"1MiB\"\n";
   const Document document = Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
   EXPECT_EQ(document.chosen("strategy"), "cut");
-  const Config config = document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
+  const JobConfig config = document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
   EXPECT_EQ(config.text("strategy"), "cut");
   EXPECT_FALSE(config.has("strategy.flat.bucket_bytes"));
 }
 
-TEST(Config, NamesPluginsByStringTableOrDefault) {
+TEST(JobConfig, NamesPluginsByStringTableOrDefault) {
   Origin origin;
   const Document text = Document::parse("strategy = \"flat\"", "job.toml", {});
   EXPECT_EQ(text.chosen("strategy", &origin), "flat");
@@ -90,13 +90,13 @@ TEST(Config, NamesPluginsByStringTableOrDefault) {
   EXPECT_EQ(Document::parse("[strategy.flat]", "job.toml", {}).chosen("strategy"), "zero0");
 }
 
-TEST(Config, NamesTheRunAfterTheFile) {
+TEST(JobConfig, NamesTheRunAfterTheFile) {
   EXPECT_EQ(check("").text("job.name"), "job");
   EXPECT_EQ(check("[job]\nname = \"mine\"").text("job.name"), "mine");
 }
 
-TEST(Config, LetsTheLauncherDecideHowManyRanks) {
-  const Config config = check("[job]\nranks = 2", {}, 3);
+TEST(JobConfig, LetsTheLauncherDecideHowManyRanks) {
+  const JobConfig config = check("[job]\nranks = 2", {}, 3);
   EXPECT_EQ(config.integer("job.ranks"), 3);
   EXPECT_EQ(config.origin("job.ranks").text(), "launcher");
   EXPECT_EQ(config.integer("train.global_batch"), 3);
@@ -104,22 +104,22 @@ TEST(Config, LetsTheLauncherDecideHowManyRanks) {
   EXPECT_EQ(check("[job]\nranks = 2", {}, 2).origin("job.ranks").text(), "job.toml:7:9");
 }
 
-TEST(Config, ReadsTheChosenScheduleAlone) {
-  const Config config =
+TEST(JobConfig, ReadsTheChosenScheduleAlone) {
+  const JobConfig config =
       check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
   EXPECT_EQ(config.integer("schedule.cosine.warmup"), 3);
   EXPECT_FALSE(config.has("schedule.linear.warmup"));
 }
 
-TEST(Config, LetsADefaultFollowAnotherKey) {
-  const Config config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
+TEST(JobConfig, LetsADefaultFollowAnotherKey) {
+  const JobConfig config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
   EXPECT_EQ(config.number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
   EXPECT_EQ(config.integer("schedule.WarmupDecayLR.total_num_steps"), 50);
   EXPECT_EQ(config.origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
 }
 
-TEST(Config, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
-  const Config config = check(
+TEST(JobConfig, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
+  const JobConfig config = check(
       "[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
       "[[optimizer.groups]]\nmatch = \"head\"",
       {"optimizer.adam.fused=false"});
@@ -137,14 +137,14 @@ TEST(Config, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
   EXPECT_EQ(config.groups()[1].lr_scale, 1);
 }
 
-TEST(Config, IsTheSameAfterItsOwnToml) {
-  const Config first = check(
+TEST(JobConfig, IsTheSameAfterItsOwnToml) {
+  const JobConfig first = check(
       "[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
       "[schedule]\nuse = \"WarmupLR\"\n"
       "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
       {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
   const std::string toml = first.to_toml();
-  const Config second = Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
+  const JobConfig second = Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
   EXPECT_EQ(second.to_toml(), toml);
   ASSERT_EQ(second.entries().size(), first.entries().size());
   for (std::size_t i = 0; i < first.entries().size(); ++i) {
@@ -156,12 +156,12 @@ TEST(Config, IsTheSameAfterItsOwnToml) {
   EXPECT_EQ(second.groups()[0].values[1].value, first.groups()[0].values[1].value);
 }
 
-TEST(Config, WritesWhatWasDerivedAsAComment) {
+TEST(JobConfig, WritesWhatWasDerivedAsAComment) {
   EXPECT_NE(check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# accumulation = 4  (derived)"),
             std::string::npos);
 }
 
-TEST(Config, WritesNumbersThatReadBackTheSame) {
+TEST(JobConfig, WritesNumbersThatReadBackTheSame) {
   EXPECT_EQ(toml_text(1.0), "1.0");
   EXPECT_EQ(toml_text(0.1), "0.1");
   EXPECT_EQ(toml_text(1e-8), "1e-08");
@@ -171,14 +171,14 @@ TEST(Config, WritesNumbersThatReadBackTheSame) {
   EXPECT_EQ(toml_text(std::vector<double>{1, 0.5}), "[1.0, 0.5]");
 }
 
-TEST(Config, RefusesToReadAKeyThatNobodyDeclared) {
-  const Config config = check("");
+TEST(JobConfig, RefusesToReadAKeyThatNobodyDeclared) {
+  const JobConfig config = check("");
   EXPECT_THROW(config.integer("train.stpes"), Failure);
   EXPECT_THROW(config.text("train.steps"), Failure);
 }
 
-TEST(Config, RefusesKeysDeclaredTwice) {
-  const std::vector<Key> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
+TEST(JobConfig, RefusesKeysDeclaredTwice) {
+  const std::vector<ConfigKey> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
   try {
     Document::parse("", "job.toml", {}).check(twice, 1);
     FAIL();

@@ -11,7 +11,7 @@ namespace zr::host {
 
 TEST(HostKeys, AreSoundAndUniqueAndSayTheirMeaning) {
   std::set<std::string> paths;
-  for (const Key& key : host_keys()) {
+  for (const ConfigKey& key : host_keys()) {
     EXPECT_EQ(declaration_problem(key), "") << key.path();
     EXPECT_TRUE(paths.insert(key.path()).second) << key.path();
     EXPECT_GE(key.meaning.size(), 8u) << key.path();
@@ -35,7 +35,7 @@ TEST(Keys, ComeFromAComponentsSchema) {
 }
 
 TEST(Keys, TellWhatIsWrongWithTheirDeclaration) {
-  Key key{"a", "b", ZR_KEY_INT, "1", "a number"};
+  ConfigKey key{"a", "b", ZR_KEY_INT, "1", "a number"};
   EXPECT_EQ(declaration_problem(key), "");
   key.def = "x";
   EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': 'x' is no TOML value");

@@ -18,7 +18,7 @@ TEST(Precision, GradientsTravelInTheWeightsTypeAndAreSummedInFp32) {
     const Precision types = of({"train.dtype=" + std::string(name_of(dtype))});
     EXPECT_EQ(types.weights, dtype);
     EXPECT_EQ(types.gradients, dtype);
-    EXPECT_EQ(types.sums, ZR_F32);
+    EXPECT_EQ(types.reduced_gradients, ZR_F32);
   }
 }
 
@@ -26,14 +26,14 @@ TEST(Precision, ReduceDtypeIsWhatTravels) {
   const Precision types = of({"gradients.reduce_dtype=bf16"});
   EXPECT_EQ(types.weights, ZR_F32);
   EXPECT_EQ(types.gradients, ZR_BF16);
-  EXPECT_EQ(types.sums, ZR_F32);
+  EXPECT_EQ(types.reduced_gradients, ZR_F32);
 }
 
 TEST(Precision, NarrowSumsAreMadeOfGradientsOfTheirType) {
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
     const Precision types = of({"gradients.dtype=bf16", std::string("train.dtype=") + dtype});
     EXPECT_EQ(types.gradients, ZR_BF16) << dtype;
-    EXPECT_EQ(types.sums, ZR_BF16) << dtype;
+    EXPECT_EQ(types.reduced_gradients, ZR_BF16) << dtype;
   }
 }
 

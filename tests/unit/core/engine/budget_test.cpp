@@ -14,7 +14,7 @@ constexpr zr_component kOwn{
 
 struct Job {
   explicit Job(const std::vector<std::string>& overrides = {}) {
-    Key bucket{"strategy.own", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "of a bucket"};
+    ConfigKey bucket{"strategy.own", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "of a bucket"};
     bucket.min = 65536;
     std::vector<std::string> all{"strategy=own"};
     all.insert(all.end(), overrides.begin(), overrides.end());
@@ -22,36 +22,36 @@ struct Job {
     judged.strategy.table = &kOwn;
     judged.strategies = {"less", "own", "least"};
   }
-  JudgedJob judged;
+  ResolvedJob judged;
 };
 
 // Bytes by edit, as text; what is not there makes no sense.
-Need table(const std::map<std::string, int64_t>& bytes) {
-  return [bytes](const Edit& edit) -> std::optional<int64_t> {
+RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
+  return [bytes](const Suggestion& suggestion) -> std::optional<int64_t> {
     std::string text;
-    for (const std::string& one : edit.overrides) text += (text.empty() ? "" : " ") + one;
+    for (const std::string& one : suggestion.overrides) text += (text.empty() ? "" : " ") + one;
     const auto at = bytes.find(text);
     if (at == bytes.end()) return {};
     return at->second;
   };
 }
-std::vector<std::string> found(const Job& job, int ranks, const Overdraft& over, const Need& need) {
+std::vector<std::string> found(const Job& job, int ranks, const BudgetShortfall& over, const RequiredBytes& need) {
   std::vector<std::string> all;
-  for (const Edit& edit : edits_that_fit(job.judged, ranks, over, need)) {
+  for (const Suggestion& suggestion : fitting_suggestions(job.judged, ranks, over, need)) {
     std::string text;
-    for (const std::string& one : edit.overrides) text += (text.empty() ? "" : " ") + one;
-    all.push_back(text + ": " + std::to_string(edit.bytes));
+    for (const std::string& one : suggestion.overrides) text += (text.empty() ? "" : " ") + one;
+    all.push_back(text + ": " + std::to_string(suggestion.bytes));
   }
   return all;
 }
 using Texts = std::vector<std::string>;
 
-TEST(Edits, AreThreeThatFitAndThoseThatSaveMostFirst) {
-  const Need need = table({{"strategy=less", 80},
-                           {"strategy=least", 40},
-                           {"gradients.dtype=bf16", 90},
-                           {"strategy.own.bucket_bytes=2MiB", 70},
-                           {"job.ranks=4 train.gradient_accumulation=4", 120}});
+TEST(BudgetTest, AreThreeThatFitAndThoseThatSaveMostFirst) {
+  const RequiredBytes need = table({{"strategy=less", 80},
+                                    {"strategy=least", 40},
+                                    {"gradients.dtype=bf16", 90},
+                                    {"strategy.own.bucket_bytes=2MiB", 70},
+                                    {"job.ranks=4 train.gradient_accumulation=4", 120}});
   const Job job({"train.gradient_accumulation=8"});
   EXPECT_EQ(found(job, 2, {95, 130, 0}, need),
             (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70", "strategy=less: 80"}));
@@ -59,12 +59,12 @@ TEST(Edits, AreThreeThatFitAndThoseThatSaveMostFirst) {
   EXPECT_EQ(found(job, 2, {10, 130, 0}, need), Texts{});
 }
 
-TEST(Edits, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
-  const Need need = table({{"strategy=less", 80},
-                           {"strategy=least", 60},
-                           {"gradients.dtype=bf16", 90},
-                           {"strategy=less gradients.dtype=bf16", 30},
-                           {"strategy=least gradients.dtype=bf16", 20}});
+TEST(BudgetTest, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
+  const RequiredBytes need = table({{"strategy=less", 80},
+                                    {"strategy=least", 60},
+                                    {"gradients.dtype=bf16", 90},
+                                    {"strategy=less gradients.dtype=bf16", 30},
+                                    {"strategy=least gradients.dtype=bf16", 20}});
   EXPECT_EQ(found(Job(), 2, {50, 130, 0}, need),
             (Texts{"strategy=least gradients.dtype=bf16: 20", "strategy=less gradients.dtype=bf16: 30"}));
   EXPECT_EQ(found(Job(), 2, {65, 130, 0}, need),
@@ -72,33 +72,37 @@ TEST(Edits, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
       << "what fits alone is not combined";
 }
 
-TEST(Edits, CutActivationsByMicroBatchesOfTheSameSamplesAStep) {
+TEST(BudgetTest, CutActivationsByMicroBatchesOfTheSameSamplesAStep) {
   const Job job({"train.micro_batch=8", "train.gradient_accumulation=1"});
-  const Need need = [](const Edit&) { return std::optional<int64_t>(100); };
-  const auto edits = found(job, 2, {150, 100, 160}, need);
-  for (const std::string& edit : edits) EXPECT_NE(edit.find("micro_batch="), edit.npos) << edit;
-  EXPECT_EQ(edits.size(), 3u);
+  const RequiredBytes need = [](const Suggestion&) { return std::optional<int64_t>(100); };
+  const auto suggestions = found(job, 2, {150, 100, 160}, need);
+  for (const std::string& suggestion : suggestions)
+    EXPECT_NE(suggestion.find("micro_batch="), suggestion.npos) << suggestion;
+  EXPECT_EQ(suggestions.size(), 3u);
   EXPECT_EQ(found(job, 2, {150, 160, 0}, need).size(), 3u) << "not known activations are no reason for it, ranks are";
 }
 
-TEST(Edits, MoreRanksShareTheSamplesOrAreNotProposed) {
-  const Need need = [](const Edit& edit) -> std::optional<int64_t> {
-    if (edit.overrides[0].rfind("job.ranks", 0) != 0) return {};
-    return 1000 / edit.ranks;
+TEST(BudgetTest, MoreRanksShareTheSamplesOrAreNotProposed) {
+  const RequiredBytes need = [](const Suggestion& suggestion) -> std::optional<int64_t> {
+    if (suggestion.overrides[0].rfind("job.ranks", 0) != 0) return {};
+    return 1000 / suggestion.ranks;
   };
-  EXPECT_EQ(found(Job({"train.gradient_accumulation=4"}), 2, {400, 500, 0}, need),
-            (Texts{"job.ranks=8 train.gradient_accumulation=1: 125", "job.ranks=4 train.gradient_accumulation=2: 250"}));
+  EXPECT_EQ(
+      found(Job({"train.gradient_accumulation=4"}), 2, {400, 500, 0}, need),
+      (Texts{"job.ranks=8 train.gradient_accumulation=1: 125", "job.ranks=4 train.gradient_accumulation=2: 250"}));
   EXPECT_EQ(found(Job({"train.gradient_accumulation=3"}), 2, {400, 500, 0}, need), Texts{});
-  EXPECT_EQ(found(Job({"train.gradient_accumulation=8"}), 1024, {400, 500, 0}, need), Texts{}) << "more than can be started";
+  EXPECT_EQ(found(Job({"train.gradient_accumulation=8"}), 1024, {400, 500, 0}, need), Texts{})
+      << "more than can be started";
 }
 
-TEST(Edits, AreToldAsLinesOfAFileWithWhatEachSaves) {
-  const Overdraft over{100 << 20, 120 << 20, 10 << 20};
-  EXPECT_EQ(
-      text_of({{{"strategy=zero3"}, 2, 1, 40 << 20}, {{"job.ranks=4", "train.gradient_accumulation=2"}, 4, 1, 90 << 20}}, over),
-      "with any of these lines it fits:\n"
-      "  strategy = \"zero3\"                              saves 90.00 MiB, 40.00 MiB are needed\n"
-      "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
+TEST(BudgetTest, AreToldAsLinesOfAFileWithWhatEachSaves) {
+  const BudgetShortfall over{100 << 20, 120 << 20, 10 << 20};
+  EXPECT_EQ(text_of({{{"strategy=zero3"}, 2, 1, 40 << 20},
+                     {{"job.ranks=4", "train.gradient_accumulation=2"}, 4, 1, 90 << 20}},
+                    over),
+            "with any of these lines it fits:\n"
+            "  strategy = \"zero3\"                              saves 90.00 MiB, 40.00 MiB are needed\n"
+            "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
   EXPECT_EQ(
       text_of({}, over),
       "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model");

@@ -56,12 +56,12 @@ TEST(Saver, StoreKeepsNothingOfWhatRanksAgreedOn) {
   const auto agree_often = [](const std::shared_ptr<Control>& control) {
     Ledger ledger;
     Saver saver(control, ledger);
-    for (int round = 0; round < 1000; ++round) agree(saver.talk(), [] {});
-    const Peers peers = saver.talk();
+    for (int round = 0; round < 1000; ++round) run_on_all_ranks(saver.peers(), [] {});
+    const CheckpointComm peers = saver.peers();
     const std::string long_word(2 << 20, 'x');
     const auto all = peers.gather(long_word);
     if (control->rank() == 0 && all.at(1) != long_word) fail_bug("another word was gathered");
-    if (peers.tell(control->rank() == 0 ? long_word : "") != long_word) fail_bug("another word was told");
+    if (peers.broadcast(control->rank() == 0 ? long_word : "") != long_word) fail_bug("another word was told");
   };
   int running = 0;
   for (int rank = 0; rank < kRanks; ++rank) running += start_rank(rank, store.port(), agree_often) > 0;

@@ -26,7 +26,7 @@ TEST(StopSignal, IsNotedUntilTheLastEngineOfTheProcessEnds) {
   EXPECT_EQ(said(), "yes");
   ASSERT_TRUE(handled(SIGTERM) && handled(SIGINT));
   ::raise(SIGTERM);
-  EXPECT_EQ(StopSignal::came(), SIGTERM);
+  EXPECT_EQ(StopSignal::received(), SIGTERM);
   first = std::make_unique<StopSignal>(control);
   second.reset();
   EXPECT_EQ(said(), "yes");

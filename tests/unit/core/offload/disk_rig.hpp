@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/failure.hpp"
-#include "comm/communicator.hpp"
+#include "comm/comm_runtime.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
-#include "plugin/host.hpp"
+#include "plugin/plugin_host.hpp"
 #include "zr/offload.hpp"
 
 #pragma GCC visibility push(hidden)  // as the layers of sdk/
@@ -39,7 +39,7 @@ struct DiskState {
   std::list<Waiting> waiting;
 
   void move(bool writes, const zr_transfer& what) {
-    char* const bytes = slots.at(what.slot).data() + what.offset;
+    char* const bytes = slots.at(what.allocation).data() + what.offset;
     char* const memory = static_cast<char*>(what.memory.data);
     std::memcpy(writes ? bytes : memory, writes ? memory : bytes, static_cast<std::size_t>(what.memory.count));
   }
@@ -81,7 +81,7 @@ class Disk : public Offload<Disk> {
   }
   void release(uint64_t slot) noexcept {
     for (const auto& one : disk.waiting)
-      if (one.what.slot == slot) disk.wrong = "a slot goes while a transfer is under way with it";
+      if (one.what.allocation == slot) disk.wrong = "a slot goes while a transfer is under way with it";
     disk.slots.erase(slot);
   }
   void write(const zr_transfer* all, uint32_t n, zr_stream*, zr_done* done) { start(true, all, n, done); }
@@ -122,31 +122,32 @@ class DiskRig {
     tiers.push_back(std::make_unique<host::TierStore>(
         host_,
         std::make_unique<host::Instance>(host_, host::Component{&table, &module, "disk"}, config_, "offload.disk"), 1));
-    comm = std::make_unique<host::Communicator>(host_, host::Control::join(std::chrono::seconds(1)), nullptr,
-                                                host::Communicator::Options{});
+    comm = std::make_unique<host::CommRuntime>(host_, host::Control::join(std::chrono::seconds(1)), nullptr,
+                                               host::CommRuntime::Options{});
     held_ = ledger.held(host::Tier::host);
   }
   /// `counts`: of the parameters. A part of the states stays on the device.
-  host::Plan plan(const std::vector<int64_t>& counts) const {
+  host::MemoryPlan plan(const std::vector<int64_t>& counts) const {
     host::PlanInput in;
     for (std::size_t i = 0; i < counts.size(); ++i)
       in.parameters.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
     in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-    in.places.push_back(tiers[1]->facts());
-    in.wanted.states = in.wanted.sums = 1;
-    in.wanted.fraction = 0.4;
+    in.tiers.push_back(tiers[1]->info());
+    in.wanted.states = in.wanted.reduced_gradients = 1;
+    in.wanted.device_fraction = 0.4;
     return host::make_plan(in, 0, [](const zr_plan_in& given, const zr_plan_sink& sink) {
       const auto aligned = [&](int64_t count) { return (count + given.align - 1) / given.align * given.align; };
       int64_t elements = 0;
       for (uint32_t p = 0; p < given.n_params; ++p) elements += aligned(given.params[p]->count);
-      for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
-        const zr_buffer buffer{sizeof(zr_buffer), role, role == ZR_ROLE_SUM ? "sums" : "weights", elements, ZR_F32, 0};
+      for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
+        const zr_buffer buffer{sizeof(zr_buffer), role,   role == ZR_ROLE_REDUCED_GRAD ? "sums" : "weights",
+                               elements,          ZR_F32, 0};
         sink.buffer(sink.ctx, &buffer);
       }
-      for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM})
+      for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD})
         for (uint32_t p = 0, at = 0; p < given.n_params; ++p) {
           const int64_t count = given.params[p]->count;
-          const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_SUM ? 1u : 0u, 0, count, at};
+          const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_REDUCED_GRAD ? 1u : 0u, 0, count, at};
           sink.piece(sink.ctx, &piece);
           at += static_cast<uint32_t>(aligned(count));
         }
@@ -188,14 +189,14 @@ class DiskRig {
   host::Ledger ledger;
 
  private:
-  host::Pool pool_{1};
-  host::Host host_{ledger, pool_};
-  host::Config config_;
+  host::ThreadPool pool_{1};
+  host::PluginHost host_{ledger, pool_};
+  host::JobConfig config_;
   int64_t held_ = 0;
 
  public:
   host::Tiers tiers;
-  std::unique_ptr<host::Communicator> comm;
+  std::unique_ptr<host::CommRuntime> comm;
 };
 
 }  // namespace zr::test

@@ -20,19 +20,19 @@ struct Job {
   explicit Job(int64_t parameters = 2) : each(kElements / parameters) {
     for (int64_t i = 0; i < parameters; ++i) in.parameters.push_back({std::to_string(i), {}, {each}, each, false, 0});
     in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-    in.places.push_back({"cpu", Tier::host});
-    in.places.push_back({"nvme", Tier::disk, kMiB, 8, 4096, 1024});
+    in.tiers.push_back({"cpu", Tier::host});
+    in.tiers.push_back({"nvme", Tier::disk, kMiB, 8, 4096, 1024});
   }
   // Weights 32 MiB and sums 32 MiB, for a rank of one; `sharded`: weights are a part that is made whole.
-  Plan plan() const {
+  MemoryPlan plan() const {
     const StrategyPlan strategy = [this](const zr_plan_in& of, const zr_plan_sink& sink) {
-      const uint32_t role = shards ? ZR_ROLE_SHARD : ZR_ROLE_WEIGHT;
+      const uint32_t role = shards ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT;
       const zr_buffer buffers[] = {{sizeof(zr_buffer), role, "weights", kElements, of.weight_dtype, 0},
-                                   {sizeof(zr_buffer), ZR_ROLE_SUM, "sums", kElements, ZR_F32, 0}};
+                                   {sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", kElements, ZR_F32, 0}};
       for (const zr_buffer& buffer : buffers) sink.buffer(sink.ctx, &buffer);
-      for (const uint32_t kind : {used_whole ? uint32_t{ZR_ROLE_WEIGHT} : role, uint32_t{ZR_ROLE_SUM}})
+      for (const uint32_t kind : {used_whole ? uint32_t{ZR_ROLE_WEIGHT} : role, uint32_t{ZR_ROLE_REDUCED_GRAD}})
         for (uint32_t p = 0; p < of.n_params; ++p) {
-          const zr_piece piece{sizeof(zr_piece), kind, p, kind == ZR_ROLE_SUM, 0, each, p * each};
+          const zr_piece piece{sizeof(zr_piece), kind, p, kind == ZR_ROLE_REDUCED_GRAD, 0, each, p * each};
           sink.piece(sink.ctx, &piece);
         }
     };
@@ -50,15 +50,15 @@ struct Job {
   bool shards = false, used_whole = false;
 };
 
-int64_t states_on(const Plan& plan, Place place) {
+int64_t states_on(const MemoryPlan& plan, Place place) {
   int64_t bytes = 0;
-  for (const StateRun& run : plan.placement.states) bytes += run.place == place ? 8 * run.count : 0;
+  for (const StateRun& run : plan.placement.states) bytes += run.tier == place ? 8 * run.count : 0;
   return bytes;
 }
 
-std::string why(const Plan& plan, const std::string& part) {
-  for (const PlacedPart& one : plan.placement.parts)
-    if (one.part.rfind(part, 0) == 0) return plan.input.places[static_cast<std::size_t>(one.place)].id + ": " + one.why;
+std::string why(const MemoryPlan& plan, const std::string& part) {
+  for (const TierAssignment& one : plan.placement.parts)
+    if (one.part.rfind(part, 0) == 0) return plan.input.tiers[static_cast<std::size_t>(one.tier)].id + ": " + one.why;
   return "";
 }
 
@@ -68,57 +68,58 @@ TEST(Placement, OfStatesFillsEachBudgetAndNeverMore) {
       SCOPED_TRACE(std::to_string(on_device >> 20) + " MiB for states on the device, " + std::to_string(host >> 20) +
                    " of host memory");
       Job job;
-      job.in.wanted.states = kAnyPlace;
+      job.in.wanted.states = kAnyTier;
       job.in.wanted.activations_known = true;
-      job.in.wanted.device_room = job.all_on_device() - kStates + on_device;
-      job.in.wanted.host_room = host;
-      const Plan plan = job.plan();
-      EXPECT_EQ(states_on(plan, device), on_device / (8 * kLeaf) * 8 * kLeaf);
-      EXPECT_LE(plan.bytes(), job.in.wanted.device_room);
+      job.in.wanted.device_capacity = job.all_on_device() - kStates + on_device;
+      job.in.wanted.host_capacity = host;
+      const MemoryPlan plan = job.plan();
+      EXPECT_EQ(states_on(plan, device), on_device / (8 * kNormBlock) * 8 * kNormBlock);
+      EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity);
       EXPECT_LE(plan.bytes(Tier::host), host);
       EXPECT_EQ(states_on(plan, device) + states_on(plan, cpu) + states_on(plan, nvme), kStates);
       const bool fit = on_device + host >= kStates;
       EXPECT_EQ(plan.placement.tiles.empty(), fit);
-      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * kLeaf) << "room that states on disk would have had";
+      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * kNormBlock) << "room that states on disk would have had";
     }
 }
 
 TEST(Placement, OfStatesLeavesRoomForACheckpointsCopy) {
   Job job;
-  job.in.wanted.states = kAnyPlace;
+  job.in.wanted.states = kAnyTier;
   job.in.wanted.activations_known = true;
-  job.in.wanted.device_room = job.all_on_device() - kStates;
-  job.in.wanted.host_room = 150 * kMiB;
+  job.in.wanted.device_capacity = job.all_on_device() - kStates;
+  job.in.wanted.host_capacity = 150 * kMiB;
   EXPECT_EQ(states_on(job.plan(), cpu), kStates);
   job.in.wanted.snapshot = true;
-  const Plan plan = job.plan();
+  const MemoryPlan plan = job.plan();
   EXPECT_GT(states_on(plan, cpu), 0);
-  EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.wanted.host_room);
+  EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.wanted.host_capacity);
 }
 
 TEST(Placement, OfSumsIsADiskOnlyWhereItsPagesTakeLess) {
   Job job;
-  job.in.wanted.sums = kAnyPlace;
+  job.in.wanted.reduced_gradients = kAnyTier;
   job.in.wanted.activations_known = true;
-  job.in.wanted.device_room = job.all_on_device() - kMiB;
-  job.in.wanted.host_room = 40 * kMiB;
-  EXPECT_EQ(job.plan().placement.sums, cpu);
-  job.in.wanted.host_room = 30 * kMiB;  // two megabytes short, and two parameters of 16 MiB pass through pages of 32
-  EXPECT_EQ(job.plan().placement.sums, device) << "over by one, which is least";
-  job.in.wanted.device_room = job.all_on_device() - 32 * kMiB;
-  EXPECT_EQ(job.plan().placement.sums, cpu) << "over by two, which is least";
+  job.in.wanted.device_capacity = job.all_on_device() - kMiB;
+  job.in.wanted.host_capacity = 40 * kMiB;
+  EXPECT_EQ(job.plan().placement.reduced_gradients, cpu);
+  job.in.wanted.host_capacity =
+      30 * kMiB;  // two megabytes short, and two parameters of 16 MiB pass through pages of 32
+  EXPECT_EQ(job.plan().placement.reduced_gradients, device) << "over by one, which is least";
+  job.in.wanted.device_capacity = job.all_on_device() - 32 * kMiB;
+  EXPECT_EQ(job.plan().placement.reduced_gradients, cpu) << "over by two, which is least";
   Job small(64);
   small.in.wanted = job.in.wanted;
-  EXPECT_EQ(small.plan().placement.sums, nvme) << "pages take 18 MiB";
+  EXPECT_EQ(small.plan().placement.reduced_gradients, nvme) << "pages take 18 MiB";
 }
 
 TEST(Placement, OfShardsThatAreUsedWholeIsNeverADisk) {
   Job job(64);
   job.shards = true;
-  job.in.wanted.shards = kAnyPlace;
+  job.in.wanted.shards = kAnyTier;
   job.in.wanted.activations_known = true;
-  job.in.wanted.device_room = job.all_on_device() - 40 * kMiB;
-  job.in.wanted.host_room = 24 * kMiB;
+  job.in.wanted.device_capacity = job.all_on_device() - 40 * kMiB;
+  job.in.wanted.host_capacity = 24 * kMiB;
   EXPECT_EQ(job.plan().placement.shards, nvme) << "gathered around their uses";
   job.used_whole = true;
   EXPECT_EQ(job.plan().placement.shards, cpu) << "over by eight, which is least";
@@ -126,30 +127,30 @@ TEST(Placement, OfShardsThatAreUsedWholeIsNeverADisk) {
 
 TEST(Placement, OfActivationsGoesOnToTheDiskWhereMemoryIsFull) {
   Job job;
-  job.in.wanted.activations = kAnyPlace;
+  job.in.wanted.activations = kAnyTier;
   job.in.wanted.activations_known = true;
-  job.in.wanted.activations_here = 100 * kMiB;
-  job.in.wanted.device_room = job.all_on_device() + 100 * kMiB;
-  job.in.wanted.host_room = 120 * kMiB;
+  job.in.wanted.activations_on_device = 100 * kMiB;
+  job.in.wanted.device_capacity = job.all_on_device() + 100 * kMiB;
+  job.in.wanted.host_capacity = 120 * kMiB;
   EXPECT_EQ(why(job.plan(), "activations"), "device: auto: 100.00 MiB measured; device has 100.00 MiB left");
-  job.in.wanted.device_room -= 1;
+  job.in.wanted.device_capacity -= 1;
   EXPECT_EQ(why(job.plan(), "activations"),
             "cpu: auto: 100.00 MiB measured; device has 100.00 MiB left, cpu has 120.00 MiB left");
-  job.in.wanted.host_room = 99 * kMiB;
+  job.in.wanted.host_capacity = 99 * kMiB;
   EXPECT_EQ(why(job.plan(), "activations"),
             "nvme: auto: 100.00 MiB measured; device has 100.00 MiB left, cpu has 99.00 MiB left, nvme has no budget");
 }
 
 TEST(Placement, OfActivationsNobodyMeasuredLeavesThemAQuarter) {
   Job job;
-  job.in.wanted.activations = job.in.wanted.states = kAnyPlace;
-  job.in.wanted.device_room = 4 * job.all_on_device();
+  job.in.wanted.activations = job.in.wanted.states = kAnyTier;
+  job.in.wanted.device_capacity = 4 * job.all_on_device();
   EXPECT_EQ(job.plan().placement.activations, device);
   EXPECT_EQ(states_on(job.plan(), device), kStates);
-  job.in.wanted.device_room = job.all_on_device();
-  const Plan plan = job.plan();
+  job.in.wanted.device_capacity = job.all_on_device();
+  const MemoryPlan plan = job.plan();
   EXPECT_EQ(plan.placement.activations, device);
-  EXPECT_LE(plan.bytes(), job.in.wanted.device_room * 3 / 4) << "states make way";
+  EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity * 3 / 4) << "states make way";
   // Measured to be nothing, they need nothing.
   job.in.wanted.activations_known = true;
   EXPECT_EQ(states_on(job.plan(), device), kStates);
@@ -164,12 +165,12 @@ TEST(Placement, TellsOfAnOptimizerWithoutStates) {
 
 TEST(Placement, OfWholeParametersCutsBetweenThemAlone) {
   Job job;
-  job.in.wanted.states = kAnyPlace;
+  job.in.wanted.states = kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.elementwise = false;
-  job.in.wanted.device_room = job.all_on_device() - kStates + 40 * kMiB;
-  job.in.wanted.host_room = 200 * kMiB;
-  const Plan plan = job.plan();
+  job.in.wanted.device_capacity = job.all_on_device() - kStates + 40 * kMiB;
+  job.in.wanted.host_capacity = 200 * kMiB;
+  const MemoryPlan plan = job.plan();
   EXPECT_EQ(states_on(plan, device), kStates / 2);
   EXPECT_EQ(states_on(plan, cpu), kStates / 2);
 }

@@ -31,15 +31,16 @@ StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
     const zr_buffer weights{sizeof(zr_buffer), ZR_ROLE_WEIGHT, "weights", elements, in.weight_dtype, 0};
-    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_SUM, "sums", elements, ZR_F32, 0};
+    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", elements, ZR_F32, 0};
     sink.buffer(sink.ctx, &weights);
     sink.buffer(sink.ctx, &sums);
-    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
       int64_t offset = 0;
       for (uint32_t p = 0; p < in.n_params; ++p) {
-        zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_SUM ? 1u : 0u, 0, in.params[p]->count, offset};
+        zr_piece piece{sizeof(zr_piece),    role,  p, role == ZR_ROLE_REDUCED_GRAD ? 1u : 0u, 0,
+                       in.params[p]->count, offset};
         offset += (in.params[p]->count + in.align - 1) / in.align * in.align;
-        if (role == ZR_ROLE_SUM && spoil) spoil(piece);
+        if (role == ZR_ROLE_REDUCED_GRAD && spoil) spoil(piece);
         sink.piece(sink.ctx, &piece);
       }
     }
@@ -55,40 +56,40 @@ std::string refusal(const std::function<void(zr_piece&)>& spoil) {
   return "";
 }
 
-TEST(Plan, OfReplicatedStateNamesEveryRankAsOwner) {
-  const Plan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
+TEST(MemoryPlan, OfReplicatedStateNamesEveryRankAsOwner) {
+  const MemoryPlan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0][0].owners, (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(plan.mine.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
 }
 
-TEST(Plan, RefusesAPieceCutInsideALeaf) {
+TEST(MemoryPlan, RefusesAPieceCutInsideALeaf) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 1000); }),
             "the strategy's plan for rank 0 is unsound: 'p0' [0, 1000) is cut inside a leaf of 1024 elements");
 }
-TEST(Plan, RefusesAMisalignedPiece) {
+TEST(MemoryPlan, RefusesAMisalignedPiece) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.offset += p.param == 1 ? -8 : 0; }),
             "the strategy's plan for rank 0 is unsound: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
 }
-TEST(Plan, RefusesAPieceOutsideItsParameter) {
+TEST(MemoryPlan, RefusesAPieceOutsideItsParameter) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }),
             "the strategy's plan for rank 0 is unsound: 'p0' [1024, 4024) is outside the parameter");
 }
-TEST(Plan, RefusesWeightsAsSums) {
+TEST(MemoryPlan, RefusesWeightsAsSums) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }),
             "the strategy's plan for rank 0 is unsound: 'p0' [0, 3000) lies in buffer 7, which is not");
 }
-TEST(Plan, RefusesElementsWithoutAnOwner) {
+TEST(MemoryPlan, RefusesElementsWithoutAnOwner) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
             "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
 }
 
-TEST(Plan, EntersEveryByteIntoTheLedger) {
+TEST(MemoryPlan, EntersEveryByteIntoTheLedger) {
   PlanInput in = input({3000, 50}, 2, ZR_BF16);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
-  const Plan plan = make_plan(in, 0, everywhere());
+  const MemoryPlan plan = make_plan(in, 0, everywhere());
   Ledger ledger;
-  plan.enter(ledger);
+  plan.add_to(ledger);
   // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m, bf16 v; and the largest parameter on its
   // way from rank 0, which is more than the leaves of the norm.
   EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4 + 2) + 3000 * 4);
@@ -101,14 +102,14 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
   for (int world = 1; world <= 7; ++world)
     for (const int64_t bucket : {1024, 5000, 16384, 1 << 20}) {
       const PlanInput in = input(counts, world);
-      const PlanView view(in, 0);
+      const PlanInputView view(in, 0);
       const zr::FlatLayout layout(view.in(), bucket);
       int64_t end = layout.trainable(), live = 0;
       for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
         const auto& range = layout.buckets()[b];
         EXPECT_EQ(range.end, end) << "buckets leave from the end, without gaps";
         end = range.begin;
-        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kLeaf)) << "a bucket holds what it may";
+        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kNormBlock)) << "a bucket holds what it may";
         live += layout.live(range);
         int64_t at = range.begin;
         for (int r = 0; r < world; ++r) {
@@ -116,11 +117,11 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
           EXPECT_EQ(part.begin, at);
           at = part.end;
           EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world),
-                    kLeaf)
+                    kNormBlock)
               << "a rank's part differs from the mean by less than a leaf";
           layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-            EXPECT_EQ(first % kLeaf, 0);
-            EXPECT_TRUE((first + count) % kLeaf == 0 || first + count == counts[param]);
+            EXPECT_EQ(first % kNormBlock, 0);
+            EXPECT_TRUE((first + count) % kNormBlock == 0 || first + count == counts[param]);
             EXPECT_EQ(offset % kAlign, 0);
           });
         }
@@ -134,7 +135,7 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
 TEST(FlatLayout, PutsFrozenParametersBehindTrainableOnes) {
   PlanInput in = input({100, 200, 300}, 2);
   in.parameters[1].frozen = true;
-  const PlanView view(in, 0);
+  const PlanInputView view(in, 0);
   const zr::FlatLayout layout(view.in(), 1 << 20);
   EXPECT_EQ(layout.offset(0), 0);
   EXPECT_EQ(layout.offset(2), 128);
@@ -146,13 +147,13 @@ TEST(FlatLayout, PutsFrozenParametersBehindTrainableOnes) {
 TEST(FlatLayout, OfAModelWithoutTrainableParametersHasNoBuckets) {
   PlanInput in = input({100}, 2);
   in.parameters[0].frozen = true;
-  const PlanView view(in, 0);
+  const PlanInputView view(in, 0);
   EXPECT_TRUE(zr::FlatLayout(view.in(), 1024).buckets().empty());
 }
 
 TEST(FlatLayout, GivesMoreRanksThanLeavesEmptyParts) {
   const PlanInput in = input({10}, 4);
-  const PlanView view(in, 0);
+  const PlanInputView view(in, 0);
   const zr::FlatLayout layout(view.in(), 1024);
   int64_t sum = 0, empty = 0;
   for (int r = 0; r < 4; ++r) {
@@ -169,13 +170,13 @@ StrategyPlan halved() {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
     const zr_buffer weights{sizeof(zr_buffer), ZR_ROLE_WEIGHT, "weights", elements, in.weight_dtype, 0};
-    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_SUM, "sums", elements, in.sum_dtype, 0};
+    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", elements, in.reduced_grad_dtype, 0};
     sink.buffer(sink.ctx, &weights);
     sink.buffer(sink.ctx, &sums);
-    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_SUM}) {
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
       int64_t offset = 0;
       for (uint32_t p = 0; p < in.n_params; ++p) {
-        const int64_t count = in.params[p]->count, cut = count / 2 / in.leaf * in.leaf;
+        const int64_t count = in.params[p]->count, cut = count / 2 / in.norm_block * in.norm_block;
         const bool whole = role == ZR_ROLE_WEIGHT, low = in.rank == 0;
         const zr_piece piece{sizeof(zr_piece),
                              role,
@@ -194,38 +195,38 @@ StrategyPlan halved() {
   };
 }
 
-TEST(Plan, OfOneRankAloneHasTheBytesOfTheWholePlan) {
+TEST(MemoryPlan, OfOneRankAloneHasTheBytesOfTheWholePlan) {
   for (const auto& strategy : {everywhere(), halved()})
     for (const int rank : {0, 1}) {
       PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
       in.grad_dtype = ZR_BF16;
       in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-      const Plan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
+      const MemoryPlan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
       EXPECT_EQ(alone.bytes_by_kind(), whole.bytes_by_kind());
-      EXPECT_EQ(alone.leaves.total, whole.leaves.total);
-      EXPECT_EQ(alone.leaves.everywhere, whole.leaves.everywhere);
+      EXPECT_EQ(alone.norm_blocks.total, whole.norm_blocks.total);
+      EXPECT_EQ(alone.norm_blocks.everywhere, whole.norm_blocks.everywhere);
       EXPECT_EQ(alone.traffic().bytes(), whole.traffic().bytes());
-      EXPECT_GE(whole.most_bytes, whole.bytes());
+      EXPECT_GE(whole.max_bytes, whole.bytes());
     }
 }
 
-TEST(Plan, KnowsTheRankThatHoldsMost) {
+TEST(MemoryPlan, KnowsTheRankThatHoldsMost) {
   PlanInput in = input({3072}, 2);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-  const Plan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
+  const MemoryPlan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
   EXPECT_NE(first.bytes(), second.bytes());
-  EXPECT_EQ(first.most_bytes, std::max(first.bytes(), second.bytes()));
-  EXPECT_EQ(second.most_bytes, first.most_bytes);
+  EXPECT_EQ(first.max_bytes, std::max(first.bytes(), second.bytes()));
+  EXPECT_EQ(second.max_bytes, first.max_bytes);
 }
 
-TEST(Plan, SaysWhatAStepMovesFromWhoHoldsWhat) {
+TEST(MemoryPlan, SaysWhatAStepMovesFromWhoHoldsWhat) {
   PlanInput in = input({30000, 5000}, 3, ZR_BF16);
   in.grad_dtype = ZR_BF16;
   in.accumulation = 4;
   const int64_t P = 35000;
   const Traffic replicated = plan_of_rank(in, 0, everywhere()).traffic();
   EXPECT_EQ(replicated.gradients.bytes(), 4 * P * 2 * 2);
-  EXPECT_EQ(replicated.sums.bytes(), P * 4 * 2) << "fp32 sums to everyone";
+  EXPECT_EQ(replicated.reduced_gradients.bytes(), P * 4 * 2) << "fp32 sums to everyone";
   EXPECT_EQ(replicated.weights.bytes() + replicated.gathers.bytes(), 0);
   in.world = 2;
   in.hold_gradients = true;
@@ -233,15 +234,15 @@ TEST(Plan, SaysWhatAStepMovesFromWhoHoldsWhat) {
   const Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
   EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "held gradients travel once";
   EXPECT_EQ(sharded.weights.bytes(), P * 2);
-  EXPECT_EQ(sharded.sums.bytes(), 0);
+  EXPECT_EQ(sharded.reduced_gradients.bytes(), 0);
   in.world = 1;
   EXPECT_EQ(plan_of_rank(in, 0, everywhere()).traffic().bytes(), 0);
 }
 
-TEST(Plan, TellsTheArithmeticAndNeverThatActivationsAreNothing) {
+TEST(MemoryPlan, TellsTheArithmeticAndNeverThatActivationsAreNothing) {
   PlanInput in = input({30000}, 2, ZR_BF16);
   in.grad_dtype = ZR_BF16;
-  const Plan plan = plan_of_rank(in, 0, everywhere());
+  const MemoryPlan plan = plan_of_rank(in, 0, everywhere());
   const std::string text = plan.text("plan: x + y", {});
   for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
                            "  activations  unknown until a run has measured them\n", "1 x 30000 x 2 x 1 "})

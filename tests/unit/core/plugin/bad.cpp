@@ -97,7 +97,7 @@ zr_code describe(void*, zr_optimizer_desc* out, zr_error*) {
 }
 zr_code add_group(void*, uint32_t, const zr_config*, zr_error*) { return ZR_OK; }
 #if !defined(BAD_SLOT)
-zr_code step(void*, const zr_step*, const zr_opt_unit* const*, uint32_t, zr_stream*, zr_done*, zr_error*) {
+zr_code step(void*, const zr_step*, const zr_update_slice* const*, uint32_t, zr_stream*, zr_done*, zr_error*) {
   return ZR_OK;
 }
 #else

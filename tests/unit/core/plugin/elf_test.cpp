@@ -22,7 +22,7 @@ std::string bytes_of(const std::string& file) {
 }  // namespace
 
 TEST(ElfReader, FindsTheTagsOfALibrary) {
-  const auto found = exported_from(kGood, "zrabi");
+  const auto found = exported_symbols(kGood, "zrabi");
   ASSERT_TRUE(found);
   std::vector<std::string> names = *found;
   std::sort(names.begin(), names.end());
@@ -34,15 +34,15 @@ TEST(ElfReader, FindsThemInAStrippedFileToo) {
   const std::string copy = scratch.copy(kGood);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
   ASSERT_LT(bytes_of(copy).size(), bytes_of(kGood).size());
-  EXPECT_EQ(exported_from(copy, "zrabi")->size(), 2u);
+  EXPECT_EQ(exported_symbols(copy, "zrabi")->size(), 2u);
 }
 
-TEST(ElfReader, FindsNothingInASectionThatIsNotThere) { EXPECT_TRUE(exported_from(kGood, "nosuch")->empty()); }
+TEST(ElfReader, FindsNothingInASectionThatIsNotThere) { EXPECT_TRUE(exported_symbols(kGood, "nosuch")->empty()); }
 
 TEST(ElfReader, RefusesWhatIsNoLibrary) {
-  EXPECT_FALSE(exported_from(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
-  EXPECT_FALSE(exported_from("/nowhere", "zrabi"));
-  EXPECT_FALSE(exported_from(ZR_SOURCE_DIR, "zrabi"));
+  EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
+  EXPECT_FALSE(exported_symbols("/nowhere", "zrabi"));
+  EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR, "zrabi"));
 }
 
 TEST(ElfReader, SurvivesAFileCutAnywhereAndAnyByteOfItsHeaderChanged) {
@@ -50,7 +50,7 @@ TEST(ElfReader, SurvivesAFileCutAnywhereAndAnyByteOfItsHeaderChanged) {
   const std::string whole = bytes_of(kGood);
   const auto tags = [&](std::string bytes) {
     const std::string file = scratch.write("cut.so", bytes);
-    const auto found = exported_from(file, "zrabi");
+    const auto found = exported_symbols(file, "zrabi");
     return found ? found->size() : 0;
   };
   for (std::size_t n = 0; n < whole.size(); n += 1 + whole.size() / 200) EXPECT_LE(tags(whole.substr(0, n)), 2u);

@@ -93,7 +93,7 @@ TEST(Registry, RefusesAnIdThatTwoFoldersHold) {
   EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': two folders hold it, " + first +
                                           " and " + second + ": remove one, or name the file by its absolute path");
   EXPECT_STREQ(registry.load(Role::optimizer, second, "here").table->id, "bad");
-  for (const Judgement& each : registry.list()) EXPECT_FALSE(each.accepted);
+  for (const PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
 }
 
 TEST(Registry, TakesAFolderNamedTwiceForOne) {
@@ -117,9 +117,8 @@ TEST(Registry, RefusesAFolderThatOthersMayChange) {
   ::chmod(scratch.folder().c_str(), 0777);
   const std::string folder = std::filesystem::canonical(scratch.folder()).string();
   EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
-            "job.toml:1:13: optimizer plug-in 'bad': " + copy +
-                ": its folder " + folder + " can be changed by other users, who could run code as you: chmod o-w " +
-                folder);
+            "job.toml:1:13: optimizer plug-in 'bad': " + copy + ": its folder " + folder +
+                " can be changed by other users, who could run code as you: chmod o-w " + folder);
 }
 
 TEST(Registry, ListsWhatItFoundAndWhatItRefused) {

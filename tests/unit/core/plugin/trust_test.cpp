@@ -144,7 +144,7 @@ TEST(PluginTrust, AcceptsFilesOfAPrivateGroupAsUmask002MakesThem) {
 TEST(PluginTrust, IsAskedBeforeAPluginIsLoaded) {
   Folders folders;
   folders.mode("outer", 0777);
-  const Judgement judgement = Registry::judge(folders.inner);
+  const PluginValidation judgement = Registry::validate(folders.inner);
   EXPECT_FALSE(judgement.accepted);
   EXPECT_NE(judgement.reason.find("outer can be changed by other users"), std::string::npos) << judgement.reason;
 }
@@ -162,7 +162,7 @@ TEST(PluginTrust, NamesALinkThatLeadsNowhereAndAFileThatCannotBeRead) {
   }
   if (is_root()) GTEST_SKIP() << "root reads every file";
   folders.mode("safe/zr_optimizer_bad.so", 0);
-  EXPECT_EQ(Registry::judge(folders.file).reason,
+  EXPECT_EQ(Registry::validate(folders.file).reason,
             "it cannot be read: Permission denied: chmod +r " + folders.path("safe/zr_optimizer_bad.so"));
 }
 

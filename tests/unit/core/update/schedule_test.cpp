@@ -15,7 +15,7 @@ std::vector<double> rates(const std::string& name, const std::vector<std::string
                           const std::vector<int64_t>& steps) {
   std::vector<std::string> overrides{"optimizer.lr=0.1", "train.steps=100", "schedule.use=" + name};
   for (const auto& key : keys) overrides.push_back("schedule." + name + "." + key);
-  const Config config = sample::check("", overrides);
+  const JobConfig config = sample::check("", overrides);
   std::vector<double> all;
   for (const int64_t step : steps) all.push_back(learning_rate(config, step));
   return all;
@@ -48,7 +48,7 @@ TEST(Schedule, CosineFallsToItsFinalRatio) {
 
 TEST(Schedule, OneCycleClimbsAndFalls) {
   // Peak at step 0.5 * 101 - 1 = 49.5, end at step 100.
-  const Config config =
+  const JobConfig config =
       sample::check("", {"optimizer.lr=0.1", "train.steps=101", "schedule.use=one_cycle", "schedule.one_cycle.rise=0.5",
                          "schedule.one_cycle.start_ratio=0.2", "schedule.one_cycle.final_ratio=0.1"});
   EXPECT_NEAR(learning_rate(config, 0), 0.02, 1e-15);

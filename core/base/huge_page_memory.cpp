@@ -1,0 +1,40 @@
+#include "base/huge_page_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+namespace zr::host {
+
+namespace {
+// Not from the heap, which may hand out again what was touched in small pages. The kernel refuses at once what is more
+// than the machine has (vm.overcommit_memory): no MAP_NORESERVE.
+HugePageMemory map(uint64_t bytes, uint64_t align) {
+  const uint64_t whole = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  void* all = ::mmap(nullptr, whole + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(all);
+  const uint64_t skip = (align - reinterpret_cast<uintptr_t>(start) % align) % align;
+  if (skip) ::munmap(start, skip);
+  ::munmap(start + skip + whole, align - skip);
+  ::madvise(start + skip, whole / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
+  return {start + skip, HugePageDeleter{whole}};
+}
+}  // namespace
+
+void HugePageDeleter::operator()(char* memory) const {
+  if (mapped) {
+    ::munmap(memory, mapped);
+  } else {
+    ::operator delete(memory, align);
+  }
+}
+
+HugePageMemory allocate_huge_pages(int64_t bytes, int64_t align) {
+  if (bytes >= kHugePageBytes)
+    return map(static_cast<uint64_t>(bytes), static_cast<uint64_t>(std::max(align, kHugePageBytes)));
+  const HugePageDeleter free{0, std::align_val_t(static_cast<std::size_t>(std::max(align, kPageBytes)))};
+  return {static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), free.align, std::nothrow)), free};
+}
+
+}  // namespace zr::host

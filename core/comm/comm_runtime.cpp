@@ -1,0 +1,193 @@
+#include "comm/comm_runtime.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/failure.hpp"
+#include "base/huge_page_memory.hpp"
+#include "base/text.hpp"
+#include "comm/submission.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr int64_t kMessageRun = 64;  // bytes of a rank that travel at a time at least
+}
+
+// Memory and messages around the submission of collectives.
+struct CommRuntime::State {
+  struct Memory {
+    int64_t bytes;
+    Tier tier;
+    MemoryKind kind;
+    std::string tag;
+    enum class From { host, plugin, alias } from;
+    HugePageMemory own;  // the host's
+  };
+
+  State(PluginHost& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
+      : host(h), submission(h, std::move(control), instance, options.timeout) {
+    staging_bytes = CommRuntime::staging_bytes(submission.world());
+  }
+
+  // Calls fn(first, count) over [0, total) in runs of which `shares` fit the room.
+  template <class Fn>
+  void in_runs(int64_t total, int64_t shares, Fn&& fn) {
+    const int64_t run = staging_bytes / shares / kMessageRun * kMessageRun;
+    for (int64_t first = 0; first < total; first += run) fn(first, std::min(run, total - first));
+  }
+
+  PluginHost& host;
+  Submission submission;
+  std::map<void*, Memory> memory;
+  char* staging = nullptr;  // the host's own words travel in it
+  int64_t staging_bytes;
+};
+
+CommRuntime::CommRuntime(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
+                         Options options) {
+  Ledger& ledger = host.ledger();
+  const int64_t before = ledger.held(Tier::host, MemoryKind::communicator);
+  state_ = std::make_unique<State>(host, std::move(control), instance, options);
+  // What the plug-in takes when it opens is its plan; more later would show as a peak above it.
+  ledger.plan(Tier::host, MemoryKind::communicator,
+              ledger.held(Tier::host, MemoryKind::communicator) - before + state_->staging_bytes);
+  state_->staging =
+      static_cast<char*>(allocate(state_->staging_bytes, 64, Tier::host, MemoryKind::communicator, "control messages"));
+  state_->submission.set_staging_allocator([this, &ledger] {
+    ledger.plan(Tier::host, MemoryKind::communicator, Submission::kStagingBytes);
+    return static_cast<char*>(
+        allocate(Submission::kStagingBytes, 64, Tier::host, MemoryKind::communicator, "composed collectives"));
+  });
+  host.set_context("communicator", this);
+}
+
+CommRuntime::~CommRuntime() {
+  State& s = *state_;
+  s.host.set_context("communicator", nullptr);
+  s.submission.close();
+  for (auto& [memory, m] : s.memory) s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
+}
+
+int64_t CommRuntime::staging_bytes(int world) { return std::max<int64_t>(64 << 10, kMessageRun * (world + 1)); }
+int CommRuntime::rank() const { return state_->submission.rank(); }
+int CommRuntime::world() const { return state_->submission.world(); }
+zr_comm_ref CommRuntime::ref() const { return state_->submission.ref(); }
+void CommRuntime::run(zr_coll coll) { state_->submission.run(coll, false); }
+void CommRuntime::run_control(zr_coll coll) { state_->submission.run(coll, true); }
+
+void CommRuntime::barrier(const char* label) {
+  zr_coll coll{};
+  coll.op = ZR_BARRIER;
+  coll.label = label;
+  run_control(coll);
+}
+
+std::vector<std::string> CommRuntime::all_gather_bytes(const std::string& mine, const char* label) {
+  const int n = world();
+  const auto length = static_cast<int64_t>(mine.size());
+  std::vector<std::string> all(static_cast<std::size_t>(n), std::string(mine.size(), '\0'));
+  state_->in_runs(length, n + 1, [&](int64_t first, int64_t count) {
+    char* own = state_->staging + n * count;
+    std::memcpy(own, mine.data() + first, static_cast<std::size_t>(count));
+    zr_coll coll{};
+    coll.op = ZR_ALL_GATHER;
+    coll.src = {own, count, ZR_U8, 0, {1, 0}};
+    coll.dst = {state_->staging, n * count, ZR_U8, 0, {1, 0}};
+    coll.label = label;
+    run_control(coll);
+    for (int r = 0; r < n; ++r)
+      std::memcpy(all[static_cast<std::size_t>(r)].data() + first, state_->staging + r * count,
+                  static_cast<std::size_t>(count));
+  });
+  return all;
+}
+
+std::string CommRuntime::broadcast_bytes(const std::string& mine, int root, const char* label) {
+  zr_coll coll{};
+  coll.op = ZR_BROADCAST;
+  coll.root = root;
+  coll.label = label;
+  auto length = static_cast<int64_t>(mine.size());
+  std::memcpy(state_->staging, &length, sizeof length);
+  coll.src = coll.dst = {state_->staging, 1, ZR_I64, 0, {1, 0}};
+  run_control(coll);
+  std::memcpy(&length, state_->staging, sizeof length);
+  std::string bytes = rank() == root ? mine : std::string(static_cast<std::size_t>(length), '\0');
+  state_->in_runs(length, 1, [&](int64_t first, int64_t count) {
+    if (rank() == root) std::memcpy(state_->staging, mine.data() + first, static_cast<std::size_t>(count));
+    coll.src = coll.dst = {state_->staging, count, ZR_U8, 0, {1, 0}};
+    run_control(coll);
+    std::memcpy(bytes.data() + first, state_->staging, static_cast<std::size_t>(count));
+  });
+  return bytes;
+}
+
+void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag) {
+  State& s = *state_;
+  const int64_t staging = std::max<int64_t>(bytes, 64);
+  void* memory =
+      s.submission.mem_alloc(static_cast<uint64_t>(staging), static_cast<uint64_t>(std::max<int64_t>(align, 64)));
+  HugePageMemory own;
+  if (!memory) {
+    own = allocate_huge_pages(staging, align);
+    if (!own)
+      fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
+                       " are needed on each rank; use more ranks or a smaller model");
+    memory = std::memset(own.get(), 0, static_cast<std::size_t>(staging));
+  }
+  const auto from = own ? State::Memory::From::host : State::Memory::From::plugin;
+  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from, std::move(own)});
+  try {
+    s.host.ledger().add(tier, kind, tag, bytes);
+  } catch (...) {  // it is counted then, too
+    free(memory);
+    throw;
+  }
+  return memory;
+}
+
+void CommRuntime::free(void* memory) {
+  State& s = *state_;
+  const auto at = s.memory.find(memory);
+  if (at == s.memory.end()) return;
+  s.host.ledger().add(at->second.tier, at->second.kind, at->second.tag, -at->second.bytes);
+  switch (at->second.from) {
+    case State::Memory::From::plugin: s.submission.mem_free(memory); break;
+    case State::Memory::From::alias: s.submission.shared_free(memory); break;
+    case State::Memory::From::host: break;
+  }
+  s.memory.erase(at);
+  s.submission.counter().forget(memory);
+}
+
+std::pair<void*, const void*> CommRuntime::allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
+                                                           const std::string& tag) {
+  State& s = *state_;
+  const auto views = s.submission.shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
+  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::alias, {}});
+  s.host.ledger().add(tier, kind, tag, share);
+  return views;
+}
+
+void CommRuntime::set_live(LiveRuns live) { state_->submission.counter().set_live(std::move(live)); }
+CommVolume CommRuntime::volume() const { return state_->submission.counter().count(); }
+void CommRuntime::note_step(int64_t step) { state_->submission.note_step(step); }
+int64_t CommRuntime::submitted() const { return state_->submission.submitted(); }
+void CommRuntime::on_end(std::function<void(const zr_coll&, const void*)> ended) {
+  state_->submission.on_end(std::move(ended));
+}
+void CommRuntime::set_collective_staging(CollectiveStaging* staging) {
+  state_->submission.set_collective_staging(staging);
+}
+void CommRuntime::set_trace(Trace* trace) { state_->submission.set_trace(trace); }
+void CommRuntime::set_call(std::string call) { state_->submission.set_call(std::move(call)); }
+const std::string& CommRuntime::call() const { return state_->submission.call(); }
+void CommRuntime::abort() { state_->submission.abort(); }
+std::exception_ptr CommRuntime::take_failure() { return state_->submission.take_failure(); }
+zr_code CommRuntime::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  return state_->submission.wait(done, timeout_ns, error);
+}
+
+}  // namespace zr::host

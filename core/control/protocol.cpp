@@ -1,0 +1,177 @@
+#include "control/protocol.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <iterator>
+
+#include "base/text.hpp"
+
+namespace zr::host::protocol {
+
+Writer& Writer::u8(uint8_t value) {
+  bytes_.push_back(static_cast<char>(value));
+  return *this;
+}
+
+Writer& Writer::u64(uint64_t value) {
+  for (int shift = 0; shift < 64; shift += 8) bytes_.push_back(static_cast<char>(value >> shift));
+  return *this;
+}
+
+Writer& Writer::text(std::string_view value) {
+  u64(value.size());
+  bytes_.append(value);
+  return *this;
+}
+
+std::string Writer::message(Type type) const {
+  std::string whole;
+  whole.reserve(kHeaderBytes + bytes_.size());
+  for (int shift = 0; shift < 32; shift += 8) whole.push_back(static_cast<char>(bytes_.size() >> shift));
+  whole.push_back(static_cast<char>(type));
+  return whole += bytes_;
+}
+
+std::string_view Reader::take(std::size_t n) {
+  if (n > rest_.size()) throw Malformed("the message ends early");
+  const auto part = rest_.substr(0, n);
+  rest_.remove_prefix(n);
+  return part;
+}
+
+uint8_t Reader::u8() { return static_cast<uint8_t>(take(1)[0]); }
+
+uint64_t Reader::u64() {
+  const auto bytes = take(8);
+  uint64_t value = 0;
+  for (std::size_t i = 0; i < 8; ++i) value |= uint64_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
+  return value;
+}
+
+std::string Reader::text() { return std::string(take(u64())); }
+
+std::string Reader::text(std::size_t most) {
+  const uint64_t bytes = u64();
+  if (bytes > most) throw Malformed("a text is too long");
+  return std::string(take(bytes));
+}
+
+void Reader::end() const {
+  if (!rest_.empty()) throw Malformed("the message has bytes too many");
+}
+
+std::string encode(const Hello& hello) {
+  return Writer()
+      .text(kGreeting)
+      .text(hello.job)
+      .text(hello.token)
+      .i64(hello.rank)
+      .i64(hello.world)
+      .i64(hello.peer.pid)
+      .text(hello.peer.host)
+      .text(hello.peer.machine)
+      .message(Type::hello);
+}
+
+Hello decode_hello(std::string_view body) {
+  Reader reader(body);
+  if (reader.text() != kGreeting) throw Malformed("another protocol or version");
+  Hello hello;
+  hello.job = reader.text();
+  hello.token = reader.text();
+  hello.rank = reader.i64();
+  hello.world = reader.i64();
+  hello.peer.pid = reader.i64();
+  hello.peer.host = printable(reader.text());
+  hello.peer.machine = reader.text();
+  reader.end();
+  return hello;
+}
+
+std::string encode(Type type, const Heartbeat& heartbeat) {
+  Writer writer;
+  writer.u64(heartbeat.activity.sequence).u64(heartbeat.activity.fingerprint).text(heartbeat.activity.what);
+  writer.u8(heartbeat.activity.waiting).i64(heartbeat.activity.step).i64(heartbeat.age_ms);
+  writer.u64(heartbeat.leaves)
+      .u64(heartbeat.left_sequence)
+      .i64(heartbeat.left_step)
+      .u8(heartbeat.left)
+      .u8(heartbeat.failed)
+      .u64(heartbeat.recent.size());
+  for (const auto& call : heartbeat.recent) writer.u64(call.sequence).u64(call.fingerprint).text(call.what);
+  return writer.message(type);
+}
+
+Heartbeat decode_heartbeat(std::string_view body) {
+  Reader reader(body);
+  Heartbeat heartbeat;
+  heartbeat.activity.sequence = reader.u64();
+  heartbeat.activity.fingerprint = reader.u64();
+  heartbeat.activity.what = printable(reader.text(kMaxWhatBytes));
+  heartbeat.activity.waiting = reader.u8() != 0;
+  heartbeat.activity.step = reader.i64();
+  heartbeat.age_ms = reader.i64();
+  heartbeat.leaves = reader.u64();
+  heartbeat.left_sequence = reader.u64();
+  heartbeat.left_step = reader.i64();
+  heartbeat.left = reader.u8() != 0;
+  heartbeat.failed = reader.u8() != 0;
+  const uint64_t calls = reader.u64();
+  if (calls > kMaxCalls) throw Malformed("a heartbeat has too many calls");
+  for (uint64_t n = calls; n > 0; --n) {
+    Call call;
+    call.sequence = reader.u64();
+    call.fingerprint = reader.u64();
+    call.what = printable(reader.text(kMaxWhatBytes));
+    heartbeat.recent.push_back(std::move(call));
+  }
+  reader.end();
+  return heartbeat;
+}
+
+std::string encode(const Start& start) {
+  Writer writer;
+  writer.text(start.job).u64(start.peers.size());
+  for (const auto& peer : start.peers) writer.i64(peer.pid).text(peer.host).text(peer.machine);
+  return writer.message(Type::start);
+}
+
+Start decode_start(std::string_view body) {
+  Reader reader(body);
+  Start start;
+  start.job = reader.text();
+  for (uint64_t n = reader.u64(); n > 0; --n) {
+    Peer peer;
+    peer.pid = reader.i64();
+    peer.host = printable(reader.text());
+    peer.machine = reader.text();
+    start.peers.push_back(std::move(peer));
+  }
+  reader.end();
+  return start;
+}
+
+Peer this_peer() {
+  std::array<char, 256> name{}, space{};
+  gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const auto n = readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
+  return {getpid(), name.data(), std::string(name.data()) + "/" + boot + "/" + (n > 0 ? space.data() : "")};
+}
+
+char state_of(int64_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto name_end = text.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? char{0} : text[name_end + 2];
+}
+
+bool is_dead(int64_t pid) {
+  const char state = state_of(pid);
+  return state == 0 || state == 'Z' || state == 'X';
+}
+
+}  // namespace zr::host::protocol

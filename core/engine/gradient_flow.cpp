@@ -1,0 +1,164 @@
+#include "engine/gradient_flow.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "update/norm.hpp"
+
+namespace zr::host {
+
+GradientFlow::GradientFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, const CommRuntime& comm,
+                           bool overlap, std::recursive_mutex& lock, CallCheck check, const DiskBackedBuffers* pages)
+    : model_(model),
+      strategy_(strategy),
+      api_(strategy.api<zr_strategy_api>()),
+      plan_(plan),
+      comm_(comm),
+      disk_buffers_(pages),
+      overlap_(overlap),
+      hold_(plan.input.hold_gradients),
+      last_(static_cast<uint32_t>(plan.input.accumulation) - 1),
+      mutex_(lock),
+      check_(std::move(check)) {
+  const std::size_t n = plan.input.parameters.size();
+  taken_.assign(n, 0);
+  present_.assign(n, 0);
+  touched_.assign(n, 0);
+  model_.on_gradient([this](uint32_t param) { arrived(param); });
+}
+
+void GradientFlow::event(uint32_t kind) {
+  CallError error;
+  check_(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
+}
+
+void GradientFlow::begin(uint32_t micro, bool counts) {
+  const std::lock_guard lock(mutex_);
+  micro_ = micro;
+  active_ = true;
+  counts_ = counts;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  std::fill(present_.begin(), present_.end(), 0);
+  waiting_.clear();
+  submitted_before_ = submitted_at_last_ = comm_.submitted();
+  if (micro == 0) {
+    std::fill(touched_.begin(), touched_.end(), 0);
+    watches_ = watches_next_;
+    first_non_finite_ = -1;
+    if (!step_begun_) event(ZR_STEP_BEGIN);
+    step_begun_ = true;
+  }
+}
+
+bool GradientFlow::cancel() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  if (std::any_of(taken_.begin(), taken_.end(), [](int64_t n) { return n > 0; })) return false;
+  for (uint32_t param = 0; param < taken_.size(); ++param) model_.drop_gradient(param);
+  waiting_.clear();
+  return true;
+}
+
+void GradientFlow::arrived(uint32_t param) {
+  const std::lock_guard lock(mutex_);
+  const std::string& name = plan_.input.parameters[param].name;
+  if (!active_)
+    fail_user("a backward ran outside engine.backward() and gave '" + name +
+              "' a gradient; call engine.backward(loss) instead of loss.backward()");
+  if (taken_[param] > 0)
+    fail_user(
+        "'" + name +
+        "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
+        "set gradients.overlap = false");
+  submitted_at_last_ = comm_.submitted();
+  if (present_[param]++) return;  // the model adds firings up; it waits already
+  if (!overlap_ || !deliver(param)) waiting_.push_back(param);
+  if (overlap_ && !waiting_.empty()) deliver_waiting();
+}
+
+bool GradientFlow::deliver(uint32_t param) {
+  const Parameter& parameter = plan_.input.parameters[param];
+  int64_t& taken = taken_[param];
+  while (taken < parameter.count) {
+    zr_view dst{};
+    CallError error;
+    int64_t first = taken;
+    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, seen_micro(), &dst, &error);
+    if (code == ZR_AGAIN) {
+      if (!hold_) return false;
+      fail_user("strategy '" + std::string(strategy_.component().table->id) +
+                "' has no room to hold the gradient of '" + parameter.name +
+                "' over the micro-steps, as gradients.reduce = \"last_micro_step\" needs; set gradients.reduce = "
+                "\"each_micro_step\", or "
+                "choose another strategy");
+    }
+    check_(code, error, strategy_.who("grad_destination"));
+    if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
+        dst.dtype != plan_.input.grad_dtype)
+      fail_bug(strategy_.who("grad_destination") + " gave '" + parameter.name + "' a place of " +
+               std::to_string(dst.count) + " elements from " + std::to_string(first));
+    if (disk_buffers_ && disk_buffers_->holds(dst.data))
+      fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
+                "' wants gradients placed into its sums, which are on a tier that is no memory; choose a strategy "
+                "whose sums stand apart, or a tier of memory");
+    write(param, first, dst);
+    if (!hold_ || micro_ == last_)
+      check_(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
+             strategy_.who("grad_ready"));
+    taken += dst.count;
+  }
+  model_.drop_gradient(param);
+  return true;
+}
+
+// What was held from earlier micro-steps is added to; a gradient that did not come adds nothing.
+void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
+  const bool adds = hold_ && micro_ > 0;
+  if (!present_[param] || !counts_) {
+    if (!adds) std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
+    return;
+  }
+  adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
+  const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
+  if (watches_ && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
+}
+
+void GradientFlow::deliver_waiting() {
+  for (bool progress = true; progress && !waiting_.empty();) {
+    progress = false;
+    for (std::size_t i = 0; i < waiting_.size();) {
+      const uint32_t param = waiting_[i];
+      const int64_t before = taken_[param];
+      if (deliver(param)) {
+        waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+        progress = true;
+      } else {
+        progress |= taken_[param] != before;
+        ++i;
+      }
+    }
+  }
+}
+
+void GradientFlow::end() {
+  const std::lock_guard lock(mutex_);
+  active_ = step_begun_ = false;
+  for (std::size_t i = 0; i < present_.size(); ++i) touched_[i] |= counts_ && present_[i];
+  // Last parameters first, as backward visits them: strategies fill buckets from the end.
+  waiting_.clear();
+  for (auto param = static_cast<uint32_t>(taken_.size()); param-- > 0;) {
+    const Parameter& parameter = plan_.input.parameters[param];
+    if (!parameter.frozen && (taken_[param] < parameter.count || parameter.count == 0)) waiting_.push_back(param);
+  }
+  deliver_waiting();
+  if (!waiting_.empty())
+    fail_bug(strategy_.who("grad_destination") + " has no room for '" + plan_.input.parameters[waiting_.front()].name +
+             "' although no bucket is filling");
+  if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
+  collectives_ += comm_.submitted() - submitted_before_;
+  collectives_early_ += submitted_at_last_ - submitted_before_;
+}
+
+}  // namespace zr::host

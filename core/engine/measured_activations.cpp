@@ -1,0 +1,68 @@
+// ActivationStore as an earlier run of the same model and micro-batch measured them.
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "engine/planning.hpp"
+#include "engine/run_recorder.hpp"
+
+namespace zr::host {
+
+namespace {
+// The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch;
+// and where they stand, unless offload.activations is auto.
+std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
+  static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
+                                          "schedule", "eval",      "memory",       "checkpoint", "offload"};
+  std::set<std::string> lines;
+  std::string table;
+  for (std::string line; std::getline(toml, line);) {
+    if (line.rfind("# ", 0) == 0) line.erase(0, 2);  // what was derived stands as a comment
+    if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
+    const std::string root = table.substr(0, table.find_first_of(".]"));
+    const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
+    const bool stands_elsewhere = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
+    if (line.find(" = ") == line.npos || (host.count(root) && !stands_elsewhere) || (root == "train" && !decides))
+      continue;
+    lines.insert(table + line.substr(0, line.find(" #")));
+  }
+  return lines;
+}
+
+// What one run measured, if it is comparable.
+std::optional<PlanContext> measured_by_run(const std::string& run, const JobConfig& config) {
+  std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
+  std::istringstream now(config.to_toml());
+  const bool anywhere = config.text("offload.activations") == kAutomatic;
+  if (!then || !summary || relevant_lines(then, anywhere) != relevant_lines(now, anywhere)) return {};
+  const auto json = nlohmann::json::parse(summary, nullptr, false);
+  const auto peak = [](const std::string& tier) {
+    return nlohmann::json::json_pointer("/memory/" + tier + "/activations/peak");
+  };
+  if (!json.contains(peak("device"))) return {};
+  for (const char* tier : {"device", "host", "disk"})
+    if (json.contains(peak(tier)) && !json[peak(tier)].is_number_integer()) return {};
+  PlanContext context;
+  for (const char* tier : {"host", "disk"}) context.offloaded_activations += json.value(peak(tier), int64_t{0});
+  context.activations = json[peak("device")].get<int64_t>();
+  return context;
+}
+
+constexpr std::size_t kRuns = 8;  // looked at, the newest first
+}  // namespace
+
+PlanContext measured_activations(const JobConfig& config, const std::string& engine) {
+  const std::string folder = run_folder(config, engine);
+  const std::vector<std::string> runs = runs_in(folder);
+  for (std::size_t i = 0; i < std::min(runs.size(), kRuns); ++i)
+    if (auto context = measured_by_run(runs[i], config)) {
+      context->measured_by = folder;
+      return *context;
+    }
+  return {};
+}
+
+}  // namespace zr::host

@@ -1,0 +1,212 @@
+#include "engine/norm_blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr const char* kTag = "norm blocks";
+}  // namespace
+
+NormBlocks::NormBlocks(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan,
+                       const std::vector<UpdateSlice>& slices, Ledger& ledger, DiskBackedBuffers* disk_buffers,
+                       int64_t window)
+    : comm_(comm),
+      pool_(pool),
+      plan_(plan),
+      ledger_(ledger),
+      disk_buffers_(disk_buffers),
+      blocks_(plan.norm_blocks),
+      window_(window) {
+  provides_.resize(blocks_.provided.size());
+  int64_t first = 0;
+  std::size_t slice = 0;
+  for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
+    first_block_.push_back(first);
+    const Parameter& parameter = plan.input.parameters[i];
+    if (parameter.frozen) continue;
+    for (const Segment& segment : plan.segments[i]) {
+      const int provider = blocks_.everywhere ? plan.rank : segment.owners.front();
+      provides_[static_cast<std::size_t>(provider)].push_back(
+          {first + segment.first / kNormBlock, norm_blocks_of(segment.count)});
+      if (provider == plan.rank) provide(i, segment, slices, slice);
+    }
+    first += norm_blocks_of(parameter.count);
+  }
+  int64_t mine = 0;
+  for (const NormBlockRun& run : own_) mine += norm_blocks_of(run.values.count);
+  own_sums_ =
+      static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
+  double* out = own_sums_;
+  for (NormBlockRun& run : own_) {
+    run.out = out;
+    out += norm_blocks_of(run.values.count);
+  }
+  for (std::size_t i = 0; i < own_.size(); ++i) run_at_.emplace_back(bytes_of(own_[i].values), i);
+  std::sort(run_at_.begin(), run_at_.end());
+  ready_.assign(static_cast<std::size_t>(mine), 0);
+  if (blocks_.everywhere) return;
+  const int64_t held = std::min(window_, blocks_.total);
+  received_ =
+      static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
+  ordered_.resize(static_cast<std::size_t>(held));
+  ledger_.add(Tier::device, MemoryKind::other, kTag, held * 8);
+}
+
+NormBlocks::~NormBlocks() {
+  comm_.free(own_sums_);
+  comm_.free(received_);
+  ledger_.add(Tier::device, MemoryKind::other, kTag, -static_cast<int64_t>(ordered_.size()) * 8);
+}
+
+// A segment lies within slices of its owner, which ascend as segments do, and meet at a block's edge.
+void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vector<UpdateSlice>& slices,
+                         std::size_t& slice) {
+  const auto holds = [&](int64_t element) {
+    const UpdateSlice& one = slices[slice];
+    return one.param == param && one.first <= element && element < one.first + one.count;
+  };
+  for (int64_t at = segment.first, end = at + segment.count; at < end;) {
+    while (slice < slices.size() && !holds(at)) ++slice;
+    if (slice == slices.size())
+      fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
+               "' where its plan says so");
+    const UpdateSlice& one = slices[slice];
+    const int64_t count = std::min(end, one.first + one.count) - at;
+    own_.push_back({part_of(one.grad, at - one.first, count), nullptr});
+    at += count;
+  }
+}
+
+void NormBlocks::expect() {
+  expects_ = true;
+  std::fill(ready_.begin(), ready_.end(), 0);
+}
+
+void NormBlocks::arrived(const zr_view& sums, const void* values) {
+  if (!expects_ || sums.count == 0 || run_at_.empty() || sums.dtype != own_.front().values.dtype) return;
+  const int64_t size = size_of(sums.dtype);
+  const char *begin = bytes_of(sums), *end = begin + sums.count * size;
+  auto at = std::upper_bound(run_at_.begin(), run_at_.end(), begin,
+                             [](const char* address, const auto& entry) { return address < entry.first; });
+  if (at != run_at_.begin()) --at;
+  for (; at != run_at_.end() && at->first < end; ++at) {
+    const NormBlockRun& run = own_[at->second];
+    const char* from = at->first;
+    // Whole blocks that lie within what arrived.
+    const int64_t first = begin <= from ? 0 : ((begin - from) / size + kNormBlock - 1) / kNormBlock;
+    const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
+    const int64_t last = reach == run.values.count ? norm_blocks_of(reach) : reach / kNormBlock;
+    if (first >= last) continue;
+    zr_view blocks =
+        part_of(run.values, first * kNormBlock, std::min(last * kNormBlock, run.values.count) - first * kNormBlock);
+    blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
+    norm_block_sums(blocks, run.out + first);
+    std::fill(ready_.begin() + (run.out - own_sums_) + first, ready_.begin() + (run.out - own_sums_) + last, 1);
+  }
+}
+
+int64_t NormBlocks::sum() {
+  early_ = std::count(ready_.begin(), ready_.end(), 1);
+  std::vector<NormBlockRun> missing;
+  for (const NormBlockRun& run : own_) {
+    const char* ready = ready_.data() + (run.out - own_sums_);
+    for (int64_t block = 0, all = norm_blocks_of(run.values.count); block < all;) {
+      int64_t next = block;
+      while (next < all && !ready[next]) ++next;
+      if (next > block)
+        missing.push_back({part_of(run.values, block * kNormBlock,
+                                   std::min(next * kNormBlock, run.values.count) - block * kNormBlock),
+                           run.out + block});
+      block = next + 1;
+    }
+  }
+  std::erase_if(missing, [&](const NormBlockRun& run) {
+    if (!disk_buffers_ || !disk_buffers_->holds(run.values.data)) return false;
+    disk_buffers_->visit(
+        run.values, OptimizerStates::Access::read, "gradient sums", [&](void* memory, int64_t first, int64_t count) {
+          norm_block_sums(pool_, {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / kNormBlock}});
+        });
+    return true;
+  });
+  norm_block_sums(pool_, missing);
+  expects_ = false;
+  std::fill(ready_.begin(), ready_.end(), 0);
+  int64_t non_finite = 0;
+  for (const NormBlockRun& run : own_)
+    for (int64_t block = 0; block < norm_blocks_of(run.values.count); ++block)
+      if (!std::isfinite(run.out[block]))
+        non_finite += non_finite_of(
+            part_of(run.values, block * kNormBlock, std::min(kNormBlock, run.values.count - block * kNormBlock)));
+  return non_finite;
+}
+
+int64_t NormBlocks::non_finite_of(const zr_view& block) const {
+  if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return count_non_finite(block);
+  int64_t n = 0;
+  disk_buffers_->visit(block, OptimizerStates::Access::read, "gradient sums",
+                       [&](void* memory, int64_t, int64_t count) {
+                         n += count_non_finite({memory, count, block.dtype, 0, {1, 0}});
+                       });
+  return n;
+}
+
+void NormBlocks::take(const double* blocks, int64_t first, int64_t count, Norm& norm) const {
+  for (int64_t i = 0; i < count; ++i) {
+    norm.sum_of_squares += blocks[i];
+    if (std::isfinite(blocks[i]) || norm.first_non_finite >= 0) continue;
+    const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), first + i) - first_block_.begin();
+    norm.first_non_finite = after - 1;  // frozen and empty parameters stand before the one that begins where they do
+  }
+}
+
+// The blocks [begin, end) of all ranks into ordered_.
+void NormBlocks::gather(int64_t begin, int64_t end) {
+  const auto overlap = [&](const Run& run) {
+    return std::max<int64_t>(0, std::min(end, run.block + run.count) - std::max(begin, run.block));
+  };
+  std::vector<int64_t> counts(provides_.size(), 0);
+  for (std::size_t r = 0; r < provides_.size(); ++r)
+    for (std::size_t i = at_[r]; i < provides_[r].size() && provides_[r][i].block < end; ++i)
+      counts[r] += overlap(provides_[r][i]);
+  const int64_t own = counts[static_cast<std::size_t>(plan_.rank)];
+  zr_coll gather{};
+  gather.op = ZR_ALL_GATHER;
+  gather.src = {own_sums_ + sent_, own, ZR_F64, 0, {1, 0}};
+  gather.dst = {received_, end - begin, ZR_F64, 0, {1, 0}};
+  gather.counts = counts.data();
+  gather.label = kTag;
+  comm_.run_control(gather);
+  sent_ += own;
+  const double* from = received_;
+  for (std::size_t r = 0; r < provides_.size(); ++r)
+    for (std::size_t& i = at_[r]; i < provides_[r].size() && provides_[r][i].block < end; ++i) {
+      const Run& run = provides_[r][i];
+      const int64_t count = overlap(run);
+      std::copy_n(from, count, ordered_.data() + std::max(begin, run.block) - begin);
+      from += count;
+      if (run.block + run.count > end) break;  // the rest of it is in the next window
+    }
+}
+
+NormBlocks::Norm NormBlocks::ordered_sum() {
+  Norm norm;
+  if (blocks_.everywhere) {
+    take(own_sums_, 0, blocks_.total, norm);
+    return norm;
+  }
+  at_.assign(provides_.size(), 0);
+  sent_ = 0;
+  for (int64_t begin = 0; begin < blocks_.total; begin += window_) {
+    const int64_t end = std::min(begin + window_, blocks_.total);
+    gather(begin, end);
+    take(ordered_.data(), begin, end - begin, norm);
+  }
+  return norm;
+}
+
+}  // namespace zr::host

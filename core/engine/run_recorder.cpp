@@ -1,0 +1,222 @@
+#include "engine/run_recorder.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+// JSON by hand, for the shortest text of each number (nlohmann's is not always that).
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// JSON has no infinities: they become text, so that a diverged run still has a row.
+std::string number(double value) { return std::isfinite(value) ? shortest(value) : '"' + shortest(value) + '"'; }
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+// On one line, or with a line for each field.
+std::string object(const Fields& fields, bool lines = false) {
+  std::string text, between = lines ? "\n  " : "";
+  for (const auto& [name, value] : fields) {
+    text += between + '"' + name + "\": " + value;
+    between = lines ? ",\n  " : ", ";
+  }
+  return "{" + text + (lines ? "\n}" : "}");
+}
+
+constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce", "reduce_scatter", "all_gather",
+                                                       "broadcast",  "reduce",     "gather",         "scatter",
+                                                       "all_to_all", "send",       "recv",           "barrier"};
+
+std::optional<RunFolder> locked(const JobConfig& config, const std::string& engine, int rank) {
+  if (rank > 0) return {};
+  return std::optional<RunFolder>(std::in_place, config, engine);
+}
+}  // namespace
+
+RunRecorder::RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank)
+    : folder_(locked(config, engine, rank)),
+      ranks_(ranks),
+      steps_(config.integer("train.steps")),
+      config_(config.to_toml()),
+      resumes_(config.boolean("checkpoint.resume")),
+      start_(std::chrono::steady_clock::now()) {
+  if (!folder_) return;
+  if (const char* progress = std::getenv("ZR_PROGRESS"))
+    progress_ = std::string_view(progress) == "tty" ? Progress::terminal : Progress::plain;
+}
+
+void RunRecorder::accept() {
+  if (first_step_ >= steps_ && folder_->has_summary_of(first_step_)) return;
+  begin();
+}
+
+void RunRecorder::begin() {
+  folder_->begin(config_, resumes_ && first_step_ > 0 ? folder_->rows_up_to(first_step_) : "");
+  begun_ = true;
+}
+
+void RunRecorder::append(const std::string& row) {
+  if (!begun_) begin();
+  folder_->append(row);
+}
+
+void RunRecorder::resume(int64_t step) {
+  first_step_ = last_.step = step;
+  forget_hash();
+}
+
+RunRecorder::~RunRecorder() {
+  if (progress_ == Progress::terminal && last_.step > first_step_) std::fputc('\n', stdout);
+}
+
+void RunRecorder::step(const StepRow& row, int64_t memory_bytes) {
+  last_ = row;
+  tokens_ += row.tokens;
+  milliseconds_ += row.step_ms;
+  skipped_ += row.skipped;
+  recent_rate_ = recent_rate_ == 0 ? row.tokens_per_s : 0.9 * recent_rate_ + 0.1 * row.tokens_per_s;
+  ++made_;
+  hash_.reset();
+  communication_.reset();
+  if (!folder_) return;
+  Fields fields{{"step", number(row.step)},
+                {"loss", number(row.loss)},
+                {"grad_norm", number(row.grad_norm)},
+                {"lr", number(row.lr)},
+                {"tokens", number(row.tokens)},
+                {"step_ms", number(row.step_ms)},
+                {"tokens_per_s", number(row.tokens_per_s)},
+                {"communication_bytes", number(row.communication_bytes)}};
+  if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
+  if (row.skipped) fields.emplace_back("skipped", "true");
+  append(object(fields) + "\n");
+  show(row, memory_bytes);
+}
+
+void RunRecorder::show(const StepRow& row, int64_t memory_bytes) {
+  if (progress_ == Progress::none) return;
+  const auto now = std::chrono::steady_clock::now();
+  const bool last = row.step == steps_;
+  const double pause = progress_ == Progress::terminal ? 0.1 : 5.0;
+  if (row.step > 1 && !last && std::chrono::duration<double>(now - shown_).count() < pause) return;
+  shown_ = now;
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const double left = elapsed / static_cast<double>(row.step - first_step_) * static_cast<double>(steps_ - row.step);
+  std::string skipped = row.skipped ? "  (skipped: gradients not finite" : "";
+  if (row.skipped) skipped += row.loss_scale != 0 ? ", loss scale " + shortest(row.loss_scale) + ")" : ")";
+  std::string waited;
+  if (!tiers_.empty()) {
+    double all = 0;
+    for (const auto& [cause, seconds] : waits()) all += seconds;
+    for (const auto& [cause, seconds] : waits()) {
+      char share[40];
+      std::snprintf(share, sizeof share, "%s%s %.0f %%", waited.empty() ? "  waits: " : ", ",
+                    std::string(cause).c_str(), all > 0 ? 100 * seconds / all : 0);
+      waited += share;
+    }
+    for (const TierRow& tier : tiers_)
+      if (tier.tier == Tier::disk) waited += "  written " + bytes_text(tier.written_bytes);
+  }
+  char line[400];
+  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s%s",
+                static_cast<long long>(row.step), static_cast<long long>(steps_), row.loss, row.lr, recent_rate_,
+                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(), waited.c_str(), skipped.c_str());
+  std::printf(progress_ == Progress::terminal ? "\r\033[K%s" : "%s\n", line);
+  std::fflush(stdout);
+}
+
+void RunRecorder::validation(int64_t step, double loss) {
+  val_loss_ = loss;
+  has_val_ = true;
+  if (!folder_) return;
+  append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
+  if (progress_ == Progress::none) return;
+  std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
+              static_cast<long long>(step), static_cast<long long>(steps_), loss);
+  std::fflush(stdout);
+}
+
+void RunRecorder::add_waits(Phase phase, double read, double write) {
+  if (phase == Phase::checkpoint) return;
+  read_wait_ += read;
+  write_wait_ += write;
+  waited_[static_cast<std::size_t>(phase)] += read + write;
+}
+
+// Seconds by what training waited for: together those of all steps.
+std::vector<std::pair<std::string_view, double>> RunRecorder::waits() const {
+  const auto of = [&](Phase phase) {
+    return std::max(seconds_[static_cast<std::size_t>(phase)] - waited_[static_cast<std::size_t>(phase)], 0.0);
+  };
+  return {{"compute", of(Phase::forward) + of(Phase::backward)},
+          {"link", of(Phase::reduce) + of(Phase::step_sync) + of(Phase::gather)},
+          {"disk_read", read_wait_},
+          {"disk_write", write_wait_},
+          {"optimizer", of(Phase::optimizer)}};
+}
+
+void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
+  if (!folder_ || !begun_) return;
+  std::map<std::string_view, Fields> tiers;
+  for (const Ledger::Row& row : ledger.rows())
+    tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
+        kMemoryKindNames[static_cast<std::size_t>(row.kind)],
+        object({{"planned", row.kind == MemoryKind::activations ? "null" : number(row.planned)},
+                {"peak", number(row.peak)}}));
+  Fields memory, communication, time, moved, waited;
+  for (const TierRow& tier : tiers_)
+    moved.emplace_back(
+        tier.id, object({{"read_bytes", number(tier.read_bytes)}, {"written_bytes", number(tier.written_bytes)}}));
+  for (const auto& [cause, seconds] : waits()) waited.emplace_back(cause, number(seconds * 1e3));
+  for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
+  if (communication_) {
+    for (std::size_t i = 1; i < kOperations.size(); ++i)
+      if (communication_->calls[i]) communication.emplace_back(kOperations[i], number(communication_->bytes[i]));
+    communication.emplace_back("control", number(communication_->control_bytes));
+  }
+  for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time.emplace_back(kPhaseNames[i], number(seconds_[i] * 1e3));
+  const Fields fields{
+      {"steps", number(last_.step)},
+      {"ranks", number(int64_t{ranks_})},
+      {"loss", made_ > 0 ? number(last_.loss) : "null"},
+      {"val_loss", has_val_ ? number(val_loss_) : "null"},
+      {"weights_hash", hash_ ? '"' + *hash_ + '"' : "null"},
+      {"tokens", number(tokens_)},
+      {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
+      {"skipped", number(skipped_)},
+      {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
+      {"stopped_by", signal_ ? '"' + std::string(signal_ == SIGTERM ? "SIGTERM" : "SIGINT") + '"' : "null"},
+      {"checkpoints",
+       object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
+      {"memory", object(memory)},
+      {"communication_bytes", communication_ ? object(communication) : "null"},
+      {"overlap", object({{"collectives", number(overlap.collectives)},
+                          {"early", number(overlap.early)},
+                          {"norm_blocks", number(overlap.norm_blocks)},
+                          {"norm_blocks_early", number(overlap.norm_blocks_early)},
+                          {"paged_reads", number(overlap.paged_reads)},
+                          {"paged_reads_ahead", number(overlap.paged_reads_ahead)}})},
+      {"weight_digest", object({{"bytes", number(digest_.bytes)},
+                                {"optimizer_bytes", number(digest_.optimizer_bytes)},
+                                {"cycles", number(digest_.cycles)}})},
+      {"tiers", object(moved)},
+      {"waits_ms", object(waited)},
+      {"time_ms", object(time)}};
+  folder_->summarise(object(fields, true) + "\n");
+}
+
+}  // namespace zr::host

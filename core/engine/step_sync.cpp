@@ -1,0 +1,75 @@
+#include "engine/step_sync.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace zr::host {
+
+StepSync::StepSync(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
+                   Ledger& ledger, DiskBackedBuffers* pages)
+    : comm_(comm), norm_(comm, pool, plan, slices, ledger, pages) {}
+
+namespace {
+// One rank's words, as bytes: the same length on all ranks.
+struct Header {
+  int64_t non_finite, tokens, first_non_finite;
+  int32_t stop, save_failed;
+  WeightDigest::Digest digest;
+};
+
+std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
+  const Header header{non_finite, local.tokens, local.first_non_finite, local.stop, local.save_failed, local.digest};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  for (const auto* list : {&local.losses, &local.weights})
+    bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
+  bytes.append(local.touched->data(), local.touched->size());
+  return bytes;
+}
+}  // namespace
+
+GlobalStats StepSync::exchange(const LocalStats& local) {
+  const int64_t non_finite = norm_.sum();
+  const auto words = comm_.all_gather_bytes(encode(local, non_finite), "agreement");
+  GlobalStats global;
+  global.touched.assign(local.touched->size(), 0);
+  const std::size_t micros = local.losses.size();
+  double loss = 0;
+  for (std::size_t a = 0; a < micros; ++a)
+    for (std::size_t r = 0; r < words.size(); ++r) {  // m = a N + r, ascending
+      const std::string& word = words[r];
+      double value, weight;
+      std::memcpy(&value, word.data() + sizeof(Header) + a * 8, 8);
+      std::memcpy(&weight, word.data() + sizeof(Header) + (micros + a) * 8, 8);
+      if (weight == 0) continue;  // it counts for nothing, whatever its loss
+      if (!std::isfinite(value) && global.loss_rank < 0) global.loss_rank = static_cast<int>(r);
+      loss += weight == 1 ? value : value * weight;
+      global.weight += weight;
+    }
+  for (std::size_t r = 0; r < words.size(); ++r) {
+    const std::string& word = words[r];
+    Header header;
+    std::memcpy(&header, word.data(), sizeof header);
+    // Ranks that hold the same sums count the same elements.
+    global.non_finite =
+        norm_.everywhere() ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
+    global.tokens += header.tokens;
+    global.stop = std::max(global.stop, header.stop);
+    global.save_failed |= header.save_failed != 0;
+    global.digests.push_back(header.digest);
+    if (header.first_non_finite >= 0 &&
+        (global.non_finite_rank < 0 || header.first_non_finite < global.first_local_param)) {
+      global.non_finite_rank = static_cast<int>(r);
+      global.first_local_param = header.first_non_finite;
+    }
+    const char* touched = word.data() + sizeof(Header) + 2 * micros * 8;
+    for (std::size_t i = 0; i < global.touched.size(); ++i) global.touched[i] |= touched[i];
+  }
+  global.loss = loss / global.weight;
+  const NormBlocks::Norm norm = norm_.ordered_sum();
+  global.first_param = norm.first_non_finite;
+  global.sum_of_squares = norm.sum_of_squares;
+  return global;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,122 @@
+#include "engine/weight_flow.hpp"
+
+#include <algorithm>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "comm/coll.hpp"
+#include "control/call_mismatch.hpp"
+
+namespace zr::host {
+
+WeightFlow::WeightFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, CommRuntime& comm,
+                       std::recursive_mutex& lock, CallCheck check, std::function<void(uint32_t, const void*)> written)
+    : model_(model),
+      strategy_(strategy),
+      api_(strategy.api<zr_strategy_api>()),
+      plan_(plan),
+      comm_(comm),
+      lock_(lock),
+      check_(std::move(check)),
+      written_(std::move(written)) {
+  const auto& parameters = plan.input.parameters;
+  std::vector<char> unsharded(parameters.size(), 0);
+  for (const Piece& piece : plan.mine.weights)
+    unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
+  for (uint32_t i = 0; i < unsharded.size(); ++i)
+    if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
+  users_.assign(unsharded.size(), 0);
+  memory_.assign(unsharded.size(), nullptr);
+  dirty_.assign(unsharded.size(), 0);
+}
+
+void WeightFlow::start() {
+  model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
+                 [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
+                 [this](uint32_t param, const void* full) {
+                   const std::lock_guard lock(lock_);
+                   const CallScope call(comm_, "an in-place write to '" + plan_.input.parameters[param].name + "'");
+                   comm_.barrier("shared weights");  // nobody reads what its owners are about to write
+                   written_(param, full);
+                   comm_.barrier("shared weights");
+                 },
+                 [this](const uint32_t* params, uint32_t n, bool begins) { scope(params, n, begins); }});
+  for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
+}
+
+// Compared between the ranks under every strategy, also where no weight travels.
+void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
+  if (n == 0) return;
+  const std::string name = "zr::gather(\"" + plan_.input.parameters[params[0]].name + "\"" +
+                           (n > 1 ? " and " + std::to_string(n - 1) + " more" : "") + ")";
+  if (std::this_thread::get_id() != thread_)
+    fail_user(name + ": called on another thread than the one that made the engine; use one thread for both");
+  const std::string call = name + (begins ? "" : " at the end of its scope");
+  const std::lock_guard lock(lock_);
+  const CallScope scope(comm_, call);
+  comm_.barrier(call.c_str());
+}
+
+bool WeightFlow::is_sharded(uint32_t param) const {
+  return std::find(sharded_.begin(), sharded_.end(), param) != sharded_.end();
+}
+
+void WeightFlow::with_full(uint32_t param, const std::function<void(const void* memory)>& use) {
+  begin(&param, 1, ZR_EXPORT_PHASE);
+  use(memory_[param]);
+  end(&param, nullptr, 1);
+}
+
+void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
+  const std::lock_guard lock(lock_);
+  std::vector<uint32_t> absent;
+  for (uint32_t i = 0; i < n; ++i)
+    if (users_[params[i]] == 0) absent.push_back(params[i]);
+  if (!absent.empty()) {
+    std::vector<zr_view> gathered(absent.size());
+    CallError error;
+    std::string call = comm_.call();
+    if (call.empty())
+      call = (phase == ZR_EXPORT_PHASE ? "zr::gather of '" : std::string(kOperatorOn) + "'") +
+             plan_.input.parameters[absent[0]].name + "'";
+    const CallScope scope(comm_, std::move(call));
+    if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
+    check_(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase, gathered.data(),
+                         nullptr, &error),
+           error, strategy_.who("acquire"));
+    for (std::size_t i = 0; i < absent.size(); ++i) {
+      const Parameter& parameter = plan_.input.parameters[absent[i]];
+      if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
+        fail_bug(strategy_.who("acquire") + " gave '" + parameter.name + "' " + std::to_string(gathered[i].count) +
+                 " elements of its " + std::to_string(parameter.count));
+      memory_[absent[i]] = gathered[i].data;
+      model_.attach(absent[i], gathered[i].data);
+    }
+  }
+  for (uint32_t i = 0; i < n; ++i) ++users_[params[i]];
+}
+
+void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
+  const std::lock_guard lock(lock_);
+  std::vector<uint32_t> unused;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t param = params[i];
+    if (written && written[i]) dirty_[param] = 1;
+    if (--users_[param] == 0) unused.push_back(param);
+  }
+  if (!unused.empty()) detach(unused);
+}
+
+void WeightFlow::detach(const std::vector<uint32_t>& params) {
+  for (const uint32_t param : params) {
+    if (dirty_[param]) written_(param, memory_[param]);
+    dirty_[param] = 0;
+    memory_[param] = nullptr;
+    model_.attach(param, nullptr);
+  }
+  CallError error;
+  check_(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
+         error, strategy_.who("release"));
+}
+
+}  // namespace zr::host

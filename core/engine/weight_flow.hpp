@@ -1,0 +1,59 @@
+// From the strategy to operators: parameters that are not whole on this rank are made so around each use.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/gradient_flow.hpp"
+#include "model/model.hpp"
+#include "plan/plan.hpp"
+#include "plugin/plugin_host.hpp"
+
+namespace zr::host {
+
+class WeightFlow {
+ public:
+  /// All references outlive the flow. `lock` is held around every [use] call of the strategy. `written(param, whole)`:
+  /// an operator wrote to a parameter in place; called before its memory goes.
+  WeightFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, CommRuntime& comm,
+             std::recursive_mutex& lock, CallCheck check, std::function<void(uint32_t, const void*)> written);
+
+  /// Takes their memory away; from here on they are gathered around each use.
+  void start();
+  /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
+  void set_phase(uint32_t phase) { phase_ = phase; }
+  /// Makes parameters whole, those that are not. Collective; every begin has one end. `phase`: see Model::Uses; within
+  /// a backward or an evaluation ZR_EVAL and ZR_FORWARD are that. [use]
+  void begin(const uint32_t* params, uint32_t n, uint32_t phase);
+  /// `use(memory)` with the full parameter in the weights' dtype. Collective. [use]
+  void with_full(uint32_t param, const std::function<void(const void* memory)>& use);
+  /// Not bound to full memory on this rank.
+  bool is_sharded(uint32_t param) const;
+  /// They may go; written[i]: the caller wrote to params[i], on all ranks alike. written may be null.
+  void end(const uint32_t* params, const bool* written, uint32_t n);
+
+ private:
+  void scope(const uint32_t* params, uint32_t n, bool begins);
+  void detach(const std::vector<uint32_t>& params);
+
+  Model& model_;
+  const Instance& strategy_;
+  const zr_strategy_api* api_;
+  const MemoryPlan& plan_;
+  CommRuntime& comm_;
+  std::recursive_mutex& lock_;
+  CallCheck check_;
+  std::function<void(uint32_t, const void*)> written_;
+  std::vector<uint32_t> sharded_;  // no whole piece on this rank: not bound to memory
+  std::atomic<uint32_t> phase_{ZR_FORWARD};
+  const std::thread::id thread_ = std::this_thread::get_id();  // that trains
+  // By parameter; of use to sharded ones only.
+  std::vector<int> users_;
+  std::vector<void*> memory_;
+  std::vector<char> dirty_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,34 @@
+// Which of this process's tensors some engine trains.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace zr::host {
+
+class TorchModel;
+
+/// One list per process. [any]
+class ParameterRegistry {
+ public:
+  struct ParamRef {
+    TorchModel* model;
+    uint32_t param;
+  };
+  /// False if an engine trains the tensor already.
+  static bool add(const c10::TensorImpl* parameter, ParamRef ref);
+  static void remove(const c10::TensorImpl* parameter);
+  /// The model and number of a parameter; nothing for another tensor.
+  static std::optional<ParamRef> find(const c10::TensorImpl* parameter);
+
+ private:
+  std::mutex mutex_;
+  std::map<const c10::TensorImpl*, ParamRef> params_;
+  static ParameterRegistry& instance();
+};
+
+}  // namespace zr::host

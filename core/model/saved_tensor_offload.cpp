@@ -1,0 +1,234 @@
+#include "model/saved_tensor_offload.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <unordered_map>
+
+#include "base/failure.hpp"
+#include "model/allocator.hpp"
+
+namespace zr::host {
+
+namespace {
+using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using Version = c10::VariableVersion;
+
+constexpr std::size_t kAhead = 32;       // records that are told of before they are asked for
+constexpr std::size_t kRecent = 4;       // storages that stay a while for those who saved the same
+constexpr std::size_t kOutlivers = 256;  // storages to remember, of which dead ones are forgotten
+
+// Tensors on one storage may count their changes apart (Tensor::data). Whose count it is, libtorch keeps to itself; an
+// explicit instantiation may name a private member.
+const void* counter_of(const Version& version);
+template <auto Member>
+struct Named {
+  friend const void* counter_of(const Version& version) { return (version.*Member).get(); }
+};
+template struct Named<&Version::version_counter_>;
+
+int64_t now(const Version& version) { return version.enabled() ? version.current_version() : 0; }
+
+// A storage without memory, for tensors that stand for their sizes and strides alone.
+const c10::Storage& nowhere() {
+  static const c10::Storage storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::Device(at::kCPU)));
+  return storage;
+}
+
+at::Tensor on(const at::Tensor& tensor, const c10::Storage& storage) {
+  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(Version(0), true);
+  impl->set_storage_keep_dtype(storage);
+  return at::Tensor(std::move(impl));
+}
+
+bool alive(const Weak& storage) { return storage.use_count() > 0; }
+}  // namespace
+
+// All but the constants under the mutex. Its holder frees no tensor that may have a graph behind it: hooks of that
+// would come here.
+struct SavedTensorOffload::Shared {
+  std::mutex mutex;
+  Model::OffloadCallbacks callbacks;  // without functions once the engine is gone
+  std::set<const c10::StorageImpl*> buffers;
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Record>> newest;  // of a storage
+  std::unordered_map<const c10::StorageImpl*, Weak> outlivers;                // storages that outlived their records
+  std::map<uint64_t, Record*> saved;                                          // by when it was, until dropped
+  uint64_t times = 0;                                                         // something was saved
+  std::deque<Record*> recent;
+
+  bool is_kept(const torch::Tensor& tensor) const;
+  std::shared_ptr<Record> record_of(const torch::Tensor& tensor, const std::shared_ptr<Shared>& self);
+  c10::Storage storage_of(Record& record, bool others);
+  void announce(uint64_t before);
+};
+
+// One storage's bytes at one time. Its last owner drops it under the mutex.
+struct SavedTensorOffload::Record {
+  Record(uint64_t number_, const c10::Storage& storage, const Version& version_)
+      : number(number_),
+        bytes(static_cast<int64_t>(storage.nbytes())),
+        original(storage.getWeakStorageImpl()),
+        data(storage.data()),
+        version(version_),
+        changes(now(version_)) {}
+  const uint64_t number;
+  const int64_t bytes;
+  const Weak original;  // also so that no other storage has its address meanwhile
+  const void* const data;
+  const Version version;
+  const int64_t changes;
+  std::optional<Weak> restored;
+  c10::Storage held;  // the same, while it is recent
+
+  bool is_as_saved(const c10::StorageImpl& storage) const {
+    return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes && now(version) == changes;
+  }
+  /// The original, or what was restored, if one of them is in memory.
+  c10::Storage present() const {
+    if (restored)
+      if (auto storage = restored->lock()) return storage;
+    if (auto storage = original.lock())
+      if (is_as_saved(*storage)) return storage;
+    return {};
+  }
+};
+
+bool SavedTensorOffload::Shared::is_kept(const torch::Tensor& tensor) const {
+  if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage() || !tensor.device().is_cpu()) return true;
+  const c10::Storage& storage = tensor.storage();
+  if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.least_bytes, 1)) return true;
+  if (!TorchMemory::counts(storage.data_ptr()) || buffers.count(storage.unsafeGetStorageImpl())) return true;
+  const auto outliver = outlivers.find(storage.unsafeGetStorageImpl());
+  return outliver != outlivers.end() && alive(outliver->second);
+}
+
+std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_of(const torch::Tensor& tensor,
+                                                                                  const std::shared_ptr<Shared>& self) {
+  const c10::Storage& storage = tensor.storage();
+  const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  const Version& version = tensor.unsafeGetTensorImpl()->version_counter();
+  if (const auto at = newest.find(impl); at != newest.end())
+    if (auto record = at->second.lock();
+        record && counter_of(record->version) == counter_of(version) && record->is_as_saved(*impl))
+      return record;
+  const uint64_t number = callbacks.put(storage.data(), static_cast<int64_t>(storage.nbytes()));
+  std::shared_ptr<Record> record(new Record(number, storage, version), [self](Record* dropped) {
+    // Its last hooks hold the mutex.
+    const c10::StorageImpl* original = dropped->original._unsafe_get_target();
+    if (const auto at = self->newest.find(original); at != self->newest.end() && at->second.expired())
+      self->newest.erase(at);
+    std::erase(self->recent, dropped);
+    if (alive(dropped->original)) {
+      if (self->outlivers.size() >= kOutlivers)
+        std::erase_if(self->outlivers, [](const auto& one) { return !alive(one.second); });
+      self->outlivers.insert_or_assign(original, dropped->original);
+    }
+    if (self->callbacks.drop) self->callbacks.drop(dropped->number);
+    delete dropped;
+  });
+  newest[impl] = record;
+  return record;
+}
+
+c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool others) {
+  if (c10::Storage present = record.present()) return present;
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(record.bytes),
+                       c10::GetAllocator(c10::kCPU)->allocate(static_cast<std::size_t>(record.bytes)),
+                       c10::GetAllocator(c10::kCPU), true);
+  callbacks.get(record.number, storage.mutable_data());
+  record.restored.emplace(storage.getWeakStorageImpl());
+  if (others) {
+    record.held = storage;
+    recent.push_back(&record);
+    if (recent.size() > kRecent) {
+      recent.front()->held = {};
+      recent.pop_front();
+    }
+  }
+  return storage;
+}
+
+// Backward asks in the reverse order of saving.
+void SavedTensorOffload::Shared::announce(uint64_t before) {
+  std::vector<uint64_t> records;
+  std::size_t looked = 0;
+  for (auto at = saved.lower_bound(before); at != saved.begin() && records.size() < kAhead && looked < 4 * kAhead;) {
+    --at;
+    ++looked;
+    const Record& record = *at->second;
+    if (!record.present() && std::find(records.begin(), records.end(), record.number) == records.end())
+      records.push_back(record.number);
+  }
+  if (!records.empty()) callbacks.prefetch(records);
+}
+
+// One tensor that one operator saves.
+class SavedTensorOffload::Hooks final : public SavedHooks {
+ public:
+  explicit Hooks(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  ~Hooks() override {
+    if (!record_) return;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->saved.erase(time_);
+    record_.reset();
+  }
+
+  void call_pack_hook(const torch::Tensor& tensor) override {
+    if (!tensor.defined()) return;
+    const std::lock_guard lock(shared_->mutex);
+    version_ = tensor.unsafeGetTensorImpl()->version_counter();
+    changes_ = now(version_);
+    if (shared_->is_kept(tensor)) {
+      // Not the tensor itself: an output that its own operator keeps would never be freed.
+      tensor_ = is_free_to_save(tensor) ? tensor : tensor.detach();
+      return;
+    }
+    record_ = shared_->record_of(tensor, shared_);
+    tensor_ = on(tensor, nowhere());
+    time_ = ++shared_->times;
+    shared_->saved[time_] = record_.get();
+  }
+
+  torch::Tensor call_unpack_hook() override {
+    if (!tensor_.defined()) return {};
+    if (now(version_) != changes_) {
+      std::ostringstream sizes;
+      sizes << tensor_.sizes();
+      fail_user("backward needs a tensor " + sizes.str() +
+                " that was changed in place after forward had saved it; change a copy");
+    }
+    if (!record_) return tensor_;
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->callbacks.get)
+      fail_user("backward needs what an engine kept for it (offload.activations), and that engine is gone");
+    const c10::Storage storage = shared_->storage_of(*record_, record_.use_count() > 1);
+    shared_->announce(time_);
+    return on(tensor_, storage);
+  }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+  torch::Tensor tensor_;  // kept; with a record, its sizes and strides
+  std::shared_ptr<Record> record_;
+  Version version_;
+  int64_t changes_ = 0;
+  uint64_t time_ = 0;
+};
+
+SavedTensorOffload::SavedTensorOffload(Model::OffloadCallbacks callbacks, const Buffers& buffers)
+    : shared_(std::make_shared<Shared>()), scope_([shared = shared_] { return std::make_unique<Hooks>(shared); }) {
+  shared_->callbacks = std::move(callbacks);
+  for (const auto& [name, buffer] : buffers)
+    if (buffer.has_storage()) shared_->buffers.insert(buffer.storage().unsafeGetStorageImpl());
+}
+
+SavedTensorOffload::~SavedTensorOffload() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->callbacks = {};
+}
+
+}  // namespace zr::host

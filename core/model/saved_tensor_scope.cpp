@@ -1,0 +1,42 @@
+#include "model/saved_tensor_scope.hpp"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include "model/placeholder.hpp"
+
+namespace zr::host {
+
+namespace {
+thread_local SavedTensorScope* innermost = nullptr;
+
+class SavingEngine final : public torch::autograd::Engine {
+ public:
+  std::unique_ptr<SavedHooks> get_default_saved_variable_hooks() override { return SavedTensorScope::hooks(); }
+  static torch::autograd::Engine& get() {
+    static auto* engine = new SavingEngine;  // never destroyed: its threads may outlive statics
+    return *engine;
+  }
+};
+}  // namespace
+
+bool is_free_to_save(const torch::Tensor& tensor) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || Placeholder::find(tensor) != nullptr;
+}
+
+int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+SavedTensorScope::SavedTensorScope(Make make) : make_(std::move(make)), outer_(innermost) {
+  static const bool installed = (torch::autograd::set_default_engine_stub(&SavingEngine::get), true);
+  (void)installed;
+  innermost = this;
+}
+
+SavedTensorScope::~SavedTensorScope() {
+  SavedTensorScope** at = &innermost;  // or the one inside that began later
+  while (*at && *at != this) at = &(*at)->outer_;
+  if (*at) *at = outer_;
+}
+
+std::unique_ptr<SavedHooks> SavedTensorScope::hooks() { return innermost ? innermost->make_() : nullptr; }
+
+}  // namespace zr::host

@@ -1,0 +1,237 @@
+#include "offload/activation_store.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Sizes in steps of an eighth of their power of two, so that records of nearly one size share their slots.
+int64_t size_class(int64_t bytes, int64_t align) {
+  int64_t step = align;
+  while (step * 16 <= bytes) step *= 2;
+  return up(bytes, step);
+}
+
+double since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+}  // namespace
+
+ActivationStore::ActivationStore(TierStore& tier, Ledger& ledger, int64_t staging)
+    : tier_(tier), part_capacity_(up(std::max<int64_t>(tier.info().io_bytes, 1), tier.info().align)) {
+  if (tier_.info().in_memory()) return;
+  const int64_t parts = std::max<int64_t>(staging / part_capacity_, 2);
+  memory_ = TrackedMemory(parts * part_capacity_, tier.info().align, ledger, Tier::host, MemoryKind::staging,
+                          "activations under way");
+  registered_ = RegisteredMemory(memory_.data(), memory_.bytes(), {&tier_});
+  parts_.resize(static_cast<std::size_t>(parts));
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    parts_[i].memory = memory_.data() + static_cast<int64_t>(i) * part_capacity_;
+}
+
+ActivationStore::~ActivationStore() {
+  parts_.clear();  // waits
+}
+
+std::string ActivationStore::name_of(const Record& record) const {
+  return "an activation of " + bytes_text(record.bytes) + " (offload.activations)";
+}
+
+ActivationStore::Record& ActivationStore::find(uint64_t record) {
+  const auto at = records_.find(record);
+  if (at == records_.end()) fail_bug("activation " + std::to_string(record) + " is asked for, which is none");
+  return at->second;
+}
+
+bool ActivationStore::is_in_flight(uint64_t record) const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [&](const Part& part) { return part.record == record && !part.transfer.is_over(); });
+}
+
+// Its slot is another's from now on, so nothing of it may be under way.
+void ActivationStore::retire(uint64_t number) {
+  for (Part& part : parts_) {
+    if (part.record != number) continue;
+    try {
+      wait(part);
+    } catch (const std::exception& failure) {
+      if (part.writes) failed_ = failure.what();
+    }
+    part.record = 0;
+  }
+  const auto at = records_.find(number);
+  free_[at->second.capacity].push_back(std::move(at->second.allocation));
+  records_.erase(at);
+}
+
+void ActivationStore::take_allocation(Record& record) {
+  std::erase_if(pending_release_, [&](uint64_t number) {
+    const bool over = !is_in_flight(number);
+    if (over) retire(number);
+    return over;
+  });
+  std::vector<TierAllocation>& slots = free_[record.capacity];
+  if (slots.empty()) {
+    const auto same = std::find_if(pending_release_.begin(), pending_release_.end(),
+                                   [&](uint64_t number) { return records_.at(number).capacity == record.capacity; });
+    if (same != pending_release_.end()) {
+      retire(*same);
+      pending_release_.erase(same);
+    }
+  }
+  if (!slots.empty()) {
+    record.allocation = std::move(slots.back());
+    slots.pop_back();
+    return;
+  }
+  try {
+    TierAllocation slot(tier_, record.capacity, {{MemoryKind::activations, "activations", record.capacity}});
+    if (tier_.info().in_memory()) mapped_[slot.id()] = static_cast<char*>(tier_.map(slot.id()));
+    record.allocation = std::move(slot);
+  } catch (const Failure& failure) {
+    throw Failure(failure.exit(), std::string(failure.what()) + "; it was for " + name_of(record));
+  }
+  ++counts_.reserved;
+}
+
+int64_t ActivationStore::part_bytes(const Record& record, int64_t index) const {
+  return std::min(part_capacity_, record.bytes - index * part_capacity_);
+}
+
+ActivationStore::Part* ActivationStore::part_of(uint64_t record, int64_t index) {
+  for (Part& part : parts_)
+    if (part.record == record && part.index == index) return &part;
+  return nullptr;
+}
+
+void ActivationStore::wait(Part& part) {
+  if (!part.transfer.done()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    part.transfer.wait();
+  } catch (...) {
+    part.record = 0;
+    throw;
+  }
+  (part.writes ? counts_.write_wait : counts_.read_wait) += since(begin);
+}
+
+// One that holds nothing, or what stands on the disk already, of the oldest record and only one before `before`: it is
+// wanted after that.
+ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
+  Part* oldest = nullptr;
+  for (Part& part : parts_) {
+    if (part.record == 0) return &part;
+    if (part.writes && part.transfer.is_over() && part.record < before && (!oldest || part.record < oldest->record))
+      oldest = &part;
+  }
+  if (!oldest) return nullptr;
+  wait(*oldest);
+  oldest->record = 0;
+  return oldest;
+}
+
+// The same if it takes waiting, or what was read for another record.
+ActivationStore::Part& ActivationStore::make_free(uint64_t number) {
+  if (Part* part = free_part(number)) return *part;
+  Part* oldest = nullptr;
+  for (Part& part : parts_)
+    if (part.record != number && (!oldest || part.record < oldest->record)) oldest = &part;
+  if (!oldest) oldest = &parts_.front();  // all hold this record
+  wait(*oldest);
+  oldest->record = 0;
+  return *oldest;
+}
+
+uint64_t ActivationStore::put(const void* data, int64_t bytes) {
+  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
+  Record taken{bytes, size_class(bytes, tier_.info().align), {}};
+  take_allocation(taken);
+  const uint64_t number = ++last_;
+  const Record& record = records_.emplace(number, std::move(taken)).first->second;
+  ++counts_.put;
+  if (tier_.info().in_memory()) {
+    std::memcpy(mapped_[record.allocation.id()], data, static_cast<std::size_t>(bytes));
+    return number;
+  }
+  try {
+    for (int64_t i = 0, at = 0; at < bytes; ++i, at += part_capacity_) {
+      Part& part = make_free(std::numeric_limits<uint64_t>::max());
+      const int64_t n = part_bytes(record, i);
+      std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
+      part.transfer = tier_.write(record.allocation.id(), at, part.memory, up(n, tier_.info().align), name_of(record));
+      part.record = number;
+      part.index = i;
+      part.writes = true;
+    }
+  } catch (...) {
+    drop(number);
+    throw;
+  }
+  return number;
+}
+
+void ActivationStore::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
+  part.transfer = tier_.read(record.allocation.id(), index * part_capacity_, part.memory,
+                             up(part_bytes(record, index), tier_.info().align), name_of(record));
+  part.record = number;
+  part.index = index;
+  part.writes = false;
+}
+
+void ActivationStore::get(uint64_t number, void* to) {
+  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
+  const Record& record = find(number);
+  ++counts_.got;
+  if (tier_.info().in_memory()) {
+    std::memcpy(to, mapped_[record.allocation.id()], static_cast<std::size_t>(record.bytes));
+    return;
+  }
+  const int64_t n = (record.bytes + part_capacity_ - 1) / part_capacity_;
+  bool ready = true;
+  for (int64_t i = 0, started = 0; i < n; ++i) {
+    for (; started < n; ++started) {  // as far as there is room, and this one in any case
+      if (part_of(number, started)) continue;
+      Part* part = started == i ? &make_free(number) : free_part(number);
+      if (!part) break;
+      start_read(*part, number, record, started);
+      ready = false;
+    }
+    Part* part = part_of(number, i);
+    ready &= part->writes || part->transfer.is_over();
+    if (!part->writes) wait(*part);  // what is being written is whole in memory
+    std::memcpy(static_cast<char*>(to) + i * part_capacity_, part->memory,
+                static_cast<std::size_t>(part_bytes(record, i)));
+    if (!part->writes) part->record = 0;
+  }
+  counts_.ready += ready;
+}
+
+void ActivationStore::prefetch(const std::vector<uint64_t>& records) {
+  if (tier_.info().in_memory()) return;
+  for (const uint64_t number : records) {
+    const Record& record = find(number);
+    for (int64_t i = 0; i * part_capacity_ < record.bytes; ++i) {
+      if (part_of(number, i)) continue;
+      Part* part = free_part(number);
+      if (!part) return;
+      start_read(*part, number, record, i);
+    }
+  }
+}
+
+void ActivationStore::drop(uint64_t number) noexcept {
+  if (!records_.count(number)) return;
+  is_in_flight(number) ? pending_release_.push_back(number) : retire(number);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,129 @@
+// Sums and shards on disk. The strategy is bound with addresses that have no memory; here they get some for as long as
+// a collective uses them, and the host reads, writes and updates what stands there in parts.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/comm_runtime.hpp"
+#include "offload/disk_backed_buffer.hpp"
+#include "offload/optimizer_states.hpp"
+#include "offload/staging_allocator.hpp"
+#include "plan/disk_staging.hpp"
+#include "plan/plan.hpp"
+#include "update/update.hpp"
+
+namespace zr::host {
+
+/// Calls are [use]; one at a time.
+class DiskBackedBuffers final : public CollectiveStaging {
+ public:
+  /// Takes slots of the plan's tiers and the memory that DiskStaging counts. Refers to all of them.
+  DiskBackedBuffers(const MemoryPlan& plan, Tiers& tiers, CommRuntime& comm, Ledger& ledger);
+  DiskBackedBuffers(const DiskBackedBuffers&) = delete;
+
+  /// Where a buffer of the plan stands; null: it has memory.
+  char* base(std::size_t buffer) const { return buffers_[buffer] ? buffers_[buffer]->base() : nullptr; }
+  /// The address has no memory.
+  bool holds(const void* at) const { return find(at) != nullptr; }
+
+  /// CollectiveStaging: what a collective reads is brought in, unless it was read ahead.
+  uint64_t stage(zr_coll& coll) override;
+  /// What it wrote is written behind.
+  void unstage(uint64_t number, bool well) noexcept override;
+  /// The order of collectives begins anew: what the last step read next is read ahead in the coming one.
+  void step_end();
+
+  /// Calls fn(memory, first, count) over all elements of a view of paged addresses, in parts that begin at leaves if
+  /// they are read only. `what` names them in errors. `write`: fn writes all of them.
+  void visit(const zr_view& view, OptimizerStates::Access use, const std::string& what,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
+  /// Hands touched slices to `work` in parts whose sums and weights are in memory, and writes new weights behind it.
+  void update(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
+              const std::function<void(const std::vector<UpdateSlice>& slices)>& work);
+
+  const TierWaits& waits() const { return waits_; }  // of training
+  /// Ranges that collectives read, and those of them that were read ahead.
+  int64_t reads() const { return reads_; }
+  int64_t reads_ahead() const { return reads_ahead_; }
+
+ private:
+  struct BufferRange {  // of a buffer, and its staging
+    DiskBackedBuffer* buffer = nullptr;
+    int64_t from = 0, to = 0;  // bytes
+    char* staging = nullptr;
+    uint64_t move = 0;  // of the buffer: what is under way with it
+    bool writes = false;
+    std::string what{};
+    int64_t staging_bytes() const { return buffer->block_end(to) - buffer->block_begin(from); }
+    char* data() const { return staging + from - buffer->block_begin(from); }
+    bool overlaps(const BufferRange& other) const {
+      return buffer == other.buffer && buffer->block_begin(from) < buffer->block_end(other.to) &&
+             buffer->block_begin(other.from) < buffer->block_end(to);
+    }
+  };
+  struct Seen {  // of the order of collectives
+    BufferRange range;
+    bool reads;
+  };
+  struct Chunk {
+    std::vector<UpdateSlice> slices;
+    std::vector<BufferRange> reduced_gradients, weights;
+  };
+  struct Free {
+    CommRuntime* comm;
+    void operator()(char* memory) const { comm->free(memory); }
+  };
+  struct PeerBuffer {  // memory that peers can read
+    std::unique_ptr<char, Free> memory;
+    RegisteredMemory registered;
+  };
+  DiskBackedBuffer* find(const void* at) const;
+  BufferRange range_of(const zr_view& view) const;
+  int64_t staging_bytes_of(const BufferRange& range) const {
+    return (range.staging_bytes() + disk_staging_.align - 1) / disk_staging_.align * disk_staging_.align;
+  }
+  void grow(int64_t bytes);
+  bool is_entered_to_write(const BufferRange& range) const;
+  bool take_staging(BufferRange& range);
+  void sweep();
+  void drop_ahead(std::list<BufferRange>::iterator at);
+  void drop_ahead(const BufferRange& overlapping);
+  void read(BufferRange& range);
+  void wait(const BufferRange& range, double& seconds);
+  void follow(const BufferRange& range, bool reads);
+  void read_ahead();
+  bool fill(Chunk& chunk, UpdateSlice& rest) const;
+  void begin(Chunk& chunk, char* staging);
+  std::string name_of(const char* what, const UpdateSlice& slice) const;
+
+  const MemoryPlan& plan_;
+  CommRuntime& comm_;
+  Ledger& ledger_;
+  DiskStaging disk_staging_;
+  std::vector<TierStore*> stores_;  // of the buffers
+  std::vector<PeerBuffer> peer_memory_;
+  TrackedMemory chunks_;         // kChunksInFlight of them
+  RegisteredMemory registered_;  // of chunks_
+  std::vector<std::unique_ptr<DiskBackedBuffer>>
+      buffers_;  // by buffer of the plan; null: it has memory. First to go: waits
+  mutable std::mutex mutex_;
+  StagingAllocator staging_;                                       // of peer_memory_
+  std::unordered_map<uint64_t, std::vector<BufferRange>> staged_;  // by number
+  std::list<BufferRange> ahead_, behind_;                          // read for what comes next; being written
+  std::vector<Seen> last_step_, this_step_;
+  bool follows_ = false;  // this step began as the last one did
+  uint64_t last_ = 0;
+  int64_t reads_ = 0, reads_ahead_ = 0;
+  std::exception_ptr failed_;
+  TierWaits waits_;
+};
+
+}  // namespace zr::host

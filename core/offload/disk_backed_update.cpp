@@ -1,0 +1,155 @@
+// The host's own ways to what stands in pages: parts of it, and the update.
+#include <algorithm>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "offload/disk_backed_buffers.hpp"
+
+namespace zr::host {
+
+std::string DiskBackedBuffers::name_of(const char* what, const UpdateSlice& slice) const {
+  return std::string(what) + " of '" + plan_.input.parameters[slice.param].name + "'";
+}
+
+void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, const std::string& what,
+                              const std::function<void(void*, int64_t, int64_t)>& fn) {
+  if (view.count == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+  const BufferRange whole = range_of(view);
+  const int64_t size = size_of(view.dtype), leaf = kNormBlock * size, block = whole.buffer->block();
+  const int64_t most = (disk_staging_.chunk_bytes() - 2 * block) / leaf * leaf;
+  for (int64_t at = whole.from; at < whole.to;) {
+    BufferRange part = whole;
+    part.from = at;
+    part.to = std::min(whole.to, at + most);
+    if (use != OptimizerStates::Access::read && part.to < whole.to) part.to = part.to / block * block;
+    part.staging = chunks_.data();
+    part.what = what;
+    if (use != OptimizerStates::Access::write) {
+      read(part);
+      wait(part, waits_.read);
+    }
+    fn(part.data(), (at - whole.from) / size, (part.to - at) / size);
+    if (use != OptimizerStates::Access::read) {
+      drop_ahead(part);
+      part.buffer->prepare_write(part.from, part.to, what);
+      part.move = part.buffer->write(part.from, part.to, part.staging, what);
+      wait(part, waits_.write);
+    }
+    at = part.to;
+  }
+}
+
+// Takes as much of `rest` as there is staging for: all of it behind others, else what fits. False: nothing does.
+bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
+  const auto used = [](const std::vector<BufferRange>& ranges) {
+    int64_t bytes = 0;
+    for (const BufferRange& range : ranges) bytes += range.staging_bytes();
+    return bytes;
+  };
+  BufferRange sums = range_of(rest.grad), weights = range_of(rest.weight);
+  const int64_t sum_size = size_of(rest.grad.dtype), weight_size = size_of(rest.weight.dtype);
+  int64_t count = rest.count;
+  const auto limit = [&](const BufferRange& range, int64_t staging, int64_t size) {
+    if (!range.buffer || range.staging_bytes() <= staging) return;
+    const int64_t end = range.buffer->block_begin(range.buffer->block_begin(range.from) + staging);
+    count = std::min(count, (end - range.from) / size);
+  };
+  limit(sums, disk_staging_.chunk_gradients - used(chunk.reduced_gradients), sum_size);
+  limit(weights, disk_staging_.chunk_weights - used(chunk.weights), weight_size);
+  if (count < rest.count) {
+    if (!chunk.slices.empty()) return false;
+    if (weights.buffer)
+      count = (weights.buffer->block_begin(weights.from + count * weight_size) - weights.from) / weight_size;
+    if (count <= 0 || !plan_.input.wanted.elementwise) fail_bug("a chunk of pages is smaller than what it must hold");
+  }
+  UpdateSlice slice = rest;
+  slice.count = count;
+  slice.grad = part_of(rest.grad, 0, count);
+  slice.weight = part_of(rest.weight, 0, count);
+  const auto cut = [&](zr_view& view) {  // what fits of a view, and the rest of it
+    const zr_view whole = view;
+    if (whole.count == 0) return whole;
+    view = part_of(whole, count, whole.count - count);
+    return part_of(whole, 0, count);
+  };
+  slice.master = cut(rest.master);
+  for (std::size_t i = 0; i < rest.slots.size(); ++i) slice.slots[i] = cut(rest.slots[i]);
+  rest.grad = part_of(rest.grad, count, rest.count - count);
+  rest.weight = part_of(rest.weight, count, rest.count - count);
+  rest.first += count;
+  rest.state += count;
+  rest.count -= count;
+  if (sums.buffer) chunk.reduced_gradients.push_back(range_of(slice.grad));
+  if (weights.buffer) chunk.weights.push_back(range_of(slice.weight));
+  chunk.slices.push_back(std::move(slice));
+  return true;
+}
+
+// Begins to read a chunk, and points its slices to where it will be.
+void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
+  char *sums = staging, *weights = staging + disk_staging_.chunk_gradients;
+  std::size_t next_sum = 0, next_weight = 0;
+  for (UpdateSlice& slice : chunk.slices) {
+    if (find(slice.grad.data)) {
+      BufferRange& range = chunk.reduced_gradients[next_sum++];
+      range.staging = sums;
+      sums += range.staging_bytes();
+      range.what = name_of("gradient sums", slice);
+      read(range);
+      slice.grad.data = range.data();
+    }
+    if (find(slice.weight.data)) {
+      BufferRange& range = chunk.weights[next_weight++];
+      range.staging = weights;
+      weights += range.staging_bytes();
+      range.what = name_of("weights", slice);
+      range.buffer->prepare_write(range.from, range.to, range.what);
+      if (!plan_.has_master) read(range);  // they are their own master
+      slice.weight.data = range.data();
+    }
+  }
+}
+
+void DiskBackedBuffers::update(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
+                               const std::function<void(const std::vector<UpdateSlice>&)>& work) {
+  const std::lock_guard lock(mutex_);
+  if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+  while (!ahead_.empty()) drop_ahead(ahead_.begin());
+  std::vector<UpdateSlice> in_memory;
+  std::vector<Chunk> chunks(1);
+  for (const UpdateSlice& slice : slices) {
+    if (!touched[slice.param]) continue;
+    if (!find(slice.grad.data) && !find(slice.weight.data)) {
+      in_memory.push_back(slice);
+      continue;
+    }
+    for (UpdateSlice rest = slice; rest.count > 0;)
+      if (!fill(chunks.back(), rest)) chunks.emplace_back();
+  }
+  if (!in_memory.empty()) work(in_memory);
+  if (chunks.back().slices.empty()) return;
+  const auto wait_all = [&](std::vector<BufferRange>& ranges, double& seconds) {
+    for (const BufferRange& range : ranges)
+      if (range.move) wait(range, seconds);
+  };
+  const int64_t staging = disk_staging_.chunk_gradients + disk_staging_.chunk_weights;
+  const auto start = [&](std::size_t i) {
+    if (i >= kChunksInFlight) wait_all(chunks[i - kChunksInFlight].weights, waits_.write);
+    begin(chunks[i], chunks_.data() + static_cast<int64_t>(i % kChunksInFlight) * staging);
+  };
+  start(0);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    Chunk& chunk = chunks[i];
+    if (i + 1 < chunks.size()) start(i + 1);
+    wait_all(chunk.reduced_gradients, waits_.read);
+    wait_all(chunk.weights, waits_.read);
+    work(chunk.slices);
+    for (BufferRange& range : chunk.weights)
+      range.move = range.buffer->write(range.from, range.to, range.staging, range.what);
+  }
+  for (Chunk& chunk : chunks) wait_all(chunk.weights, waits_.write);
+}
+
+}  // namespace zr::host

@@ -1,0 +1,170 @@
+#include "plugin/library_loader.hpp"
+
+#include <unistd.h>
+
+#include <boost/dll/shared_library.hpp>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "plugin/elf.hpp"
+#include "plugin/probe.hpp"
+
+namespace zr::host {
+
+namespace {
+
+constexpr std::string_view kTag = "zr_tag_";
+
+std::string abi_text(unsigned major, unsigned minor) { return std::to_string(major) + "." + std::to_string(minor); }
+
+// Before anything is read: whose file is it, and may this process read it?
+std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
+  std::error_code error;
+  if (!file.is_absolute()) return "the path is relative: write it in full, from /";
+  if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return "there is no such file";
+  const std::string problem = trust_problem(file, found);
+  if (!problem.empty()) return problem;
+  if (::access(found.path.c_str(), R_OK) != 0)
+    return std::string("it cannot be read: ") + std::strerror(errno) + ": chmod +r " + found.path.string();
+  return "";
+}
+
+bool parse_abi(std::string_view text, unsigned& major, unsigned& minor) {
+  const auto end = text.data() + text.size();
+  auto [at, error] = std::from_chars(text.data(), end, major);
+  if (error != std::errc() || at == end || *at != '_') return false;
+  const auto last = std::from_chars(at + 1, end, minor);
+  return last.ec == std::errc() && last.ptr == end;
+}
+
+std::string abi_problem(unsigned major, unsigned minor) {
+  if (major == ZR_ABI_MAJOR && minor <= ZR_ABI_MINOR) return "";
+  const std::string here = abi_text(ZR_ABI_MAJOR, ZR_ABI_MINOR);
+  const bool newer = major > ZR_ABI_MAJOR || major == ZR_ABI_MAJOR;
+  return "it needs plug-in ABI " + abi_text(major, minor) + ", this zeroth has " + here + ": " +
+         (newer ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ") + here;
+}
+
+// The library objects of this process; never destroyed, so that nothing is ever unloaded.
+struct Loaded {
+  std::mutex mutex;
+  bool probes = false;
+  std::map<std::pair<dev_t, ino_t>, std::string> probed;  // a file, and what is wrong with it or ""
+  std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries;
+};
+Loaded& loaded() {
+  static auto* all = new Loaded;
+  return *all;
+}
+
+const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
+  if (!library.has("zr_module_v1")) {
+    problem = "it does not export zr_module_v1: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
+    return nullptr;
+  }
+  try {
+    const zr_module* module = library.get<const zr_module*(uint32_t)>("zr_module_v1")(ZR_ABI_MINOR);
+    if (!module) problem = "zr_module_v1 returned no module: its author must return static data";
+    return module;
+  } catch (const std::exception& error) {
+    problem = std::string("zr_module_v1 threw: ") + error.what() + "; its author must return static data";
+  } catch (...) {
+    problem = "zr_module_v1 threw; its author must return static data";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Tags read_tags(const std::filesystem::path& file) {
+  Tags tags;
+  tags.rejection = access_problem(file, tags.file);
+  if (!tags.rejection.empty()) return tags;
+  const auto symbols = exported_symbols(tags.file.path, "zrabi");
+  if (!symbols) {
+    tags.rejection =
+        "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
+    return tags;
+  }
+  unsigned major = 0, minor = 0;
+  bool has_abi = false;
+  for (std::string_view name : *symbols) {
+    if (name.substr(0, kTag.size()) != kTag) continue;
+    name.remove_prefix(kTag.size());
+    if (name.substr(0, 4) == "abi_" && parse_abi(name.substr(4), major, minor)) has_abi = true;
+    for (const Role role : kRoles)
+      if (name == "kind_" + std::string(name_of(role))) tags.roles.push_back(role);
+  }
+  if (!has_abi) {
+    tags.rejection =
+        "it is no Zeroth plug-in, for it names no ABI: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
+  } else if (tags.rejection = abi_problem(major, minor); tags.rejection.empty() && tags.roles.empty()) {
+    tags.rejection =
+        "it names no kind that this zeroth knows: strategy, communicator, optimizer or offload; install a newer zeroth";
+  }
+  return tags;
+}
+
+namespace {
+
+// Loads and enters the library, and reads its tables as a loader does.
+std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
+  boost::dll::fs::error_code error;
+  static boost::dll::shared_library library;  // never destroyed: the process ends without it
+  library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+  std::string problem;
+  const zr_module* module = error ? nullptr : enter(library, problem);
+  return module ? module_problem(module, tags) : problem;
+}
+
+const std::string& probe(Loaded& all, const Tags& tags) {
+  const auto [at, fresh] = all.probed.try_emplace({tags.file.device, tags.file.inode});
+  if (fresh && all.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
+  return at->second;
+}
+
+}  // namespace
+
+void probe_before_loading() { loaded().probes = true; }
+
+PluginValidation load_library(const std::filesystem::path& file, const Tags& tags) {
+  PluginValidation validation{file, false, tags.rejection, {}};
+  if (!validation.reason.empty()) return validation;
+  Loaded& all = loaded();
+  const std::lock_guard lock(all.mutex);
+  const auto& key = tags.file.path;
+  auto at = all.libraries.find(key);
+  if (at == all.libraries.end()) {
+    validation.reason = probe(all, tags);
+    if (!validation.reason.empty()) return validation;
+    boost::dll::fs::error_code error;
+    boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+    if (error) {
+      const char* said = ::dlerror();
+      validation.reason = "it cannot be loaded: " + std::string(said ? said : error.message().c_str()) +
+                          "; install what it needs, or build it for this machine";
+      return validation;
+    }
+    const zr_module* module = enter(library, validation.reason);
+    if (!is_unchanged(tags.file)) {
+      validation.reason = "it was replaced while it was being loaded; start again";
+      module = nullptr;
+    }
+    at = all.libraries.emplace(key, std::pair(std::move(library), module)).first;
+  }
+  const zr_module* module = at->second.second;
+  if (!module && validation.reason.empty()) validation.reason = "it has no module";
+  if (validation.reason.empty()) validation.reason = module_problem(module, tags);
+  if (!validation.reason.empty()) return validation;
+  validation.accepted = true;
+  for (uint32_t i = 0; i < module->n_components; ++i)
+    for (const Role role : kRoles)
+      if (kind_of(role) == module->components[i]->kind)
+        validation.components.push_back({module->components[i], module, file});
+  return validation;
+}
+
+}  // namespace zr::host

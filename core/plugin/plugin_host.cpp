@@ -1,0 +1,104 @@
+#include "plugin/plugin_host.hpp"
+
+#include <mutex>
+#include <set>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "plugin/services.hpp"
+
+namespace zr::host {
+
+namespace {
+
+uint32_t width(const zr_host* abi) {
+  return abi->ctx ? static_cast<uint32_t>(PluginHost::from_abi(abi).pool().width()) : 1;
+}
+
+void parallel_for(const zr_host* abi, int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* ctx) {
+  if (!abi->ctx) return fn(ctx, 0, n);
+  PluginHost::from_abi(abi).pool().parallel_for(n, grain, [&](int64_t begin, int64_t end) { fn(ctx, begin, end); });
+}
+
+const zr_task_service kTaskService{sizeof(zr_task_service), 0, width, parallel_for};
+
+void log_for_plugin(const zr_host*, int32_t level, const char* text) { log(level, text); }
+
+// Every zr_host of this process: plug-ins may keep theirs for good.
+zr_host* make_abi() {
+  static std::mutex mutex;
+  static auto* all = new std::vector<std::unique_ptr<zr_host>>;
+  const std::lock_guard lock(mutex);
+  return all->emplace_back(std::make_unique<zr_host>()).get();
+}
+
+}  // namespace
+
+struct PluginHost::State {
+  State(Ledger& l, ThreadPool& p) : ledger(l), pool(p) {}
+  Ledger& ledger;
+  ThreadPool& pool;
+  Memory memory;
+  zr_host* abi = nullptr;
+  mutable std::mutex mutex;
+  std::map<std::string, const void*> services;
+  std::map<std::string, void*> contexts;
+  std::set<std::string> missing_services;
+
+  static const void* service(const zr_host* abi, const char* id) {
+    if (!abi->ctx) return nullptr;
+    State& state = *PluginHost::from_abi(abi).state_;
+    const std::lock_guard lock(state.mutex);
+    const auto at = state.services.find(id);
+    if (at != state.services.end()) return at->second;
+    state.missing_services.insert(id);
+    return nullptr;
+  }
+};
+
+PluginHost::PluginHost(Ledger& ledger, ThreadPool& pool) : state_(std::make_unique<State>(ledger, pool)) {
+  state_->abi = make_abi();
+  *state_->abi = {sizeof(zr_host), ZR_ABI_MINOR, this, State::service, log_for_plugin};
+  offer("zr.host.config/1", &kConfigService);
+  offer("zr.host.memory/1", &kMemoryService);
+  offer("zr.host.tasks/1", &kTaskService);
+}
+
+PluginHost::~PluginHost() {
+  state_->abi->ctx = nullptr;
+  if (const int64_t left = state_->memory.clear(state_->ledger))
+    log(ZR_LOG_WARN, "plug-ins did not give back " + bytes_text(left) + " of host memory; it is freed now");
+}
+
+void PluginHost::offer(const std::string& id, const void* table) {
+  const std::lock_guard lock(state_->mutex);
+  state_->services[id] = table;
+}
+
+const zr_host* PluginHost::abi() const { return state_->abi; }
+PluginHost& PluginHost::from_abi(const zr_host* host) { return *static_cast<PluginHost*>(host->ctx); }
+
+void* PluginHost::context(const std::string& id) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto at = state_->contexts.find(id);
+  return at == state_->contexts.end() ? nullptr : at->second;
+}
+
+void PluginHost::set_context(const std::string& id, void* context) {
+  const std::lock_guard lock(state_->mutex);
+  state_->contexts[id] = context;
+}
+
+Ledger& PluginHost::ledger() { return state_->ledger; }
+ThreadPool& PluginHost::pool() { return state_->pool; }
+PluginHost::Memory& PluginHost::memory() { return state_->memory; }
+
+std::vector<std::string> PluginHost::take_missing_services() {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<std::string> all(state_->missing_services.begin(), state_->missing_services.end());
+  state_->missing_services.clear();
+  return all;
+}
+
+}  // namespace zr::host

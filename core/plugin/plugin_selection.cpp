@@ -1,0 +1,102 @@
+#include "plugin/plugin_selection.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+namespace {
+
+Component load(Role role, const Document& document, const Registry& registry, PluginSelection& selection) {
+  const std::string name(name_of(role));
+  Origin origin;
+  const std::string id = document.chosen(name, &origin);
+  const bool standard = origin.from == Origin::From::key_default;
+  // Where the role's own name is misspelt, a missing default is not what is wrong.
+  if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : "";
+      !misspelt.empty())
+    fail_user(misspelt);
+  Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
+  const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
+  selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
+  std::erase(selection.not_loaded[name], component.table->id);
+  return component;
+}
+
+// Named, or with a table of keys: then it must exist and its keys be right, whether or not it is needed.
+bool is_given(const Document& document, Role role) {
+  const std::string name(name_of(role));
+  Origin origin;
+  const std::string id = document.chosen(name, &origin);
+  return origin.from != Origin::From::key_default || document.holds(name + "." + id);
+}
+
+// The tiers that parts of the training state are to stand on, those of offload.tiers first, in its order.
+void load_tiers(const Document& document, const Registry& registry, PluginSelection& selection) {
+  const auto add = [&](const std::string& id, const Origin& origin) {
+    const bool standard = origin.from == Origin::From::key_default;
+    const Component tier = registry.load(Role::offload, id, standard ? document.file() + " (default)" : origin.text());
+    for (const Component& there : selection.tiers)
+      if (there.table == tier.table) return;
+    const auto keys = keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
+    selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
+    std::erase(selection.not_loaded["offload"], tier.table->id);
+    selection.tiers.push_back(tier);
+  };
+  std::vector<Entry> named;
+  bool automatic = false;
+  for (const char* path : kTierKeys) {
+    named.push_back(document.early(path));
+    automatic |= std::get<std::string>(named.back().value) == kAutomatic;
+  }
+  const auto naming = [&](const std::string& id) -> const Entry* {
+    for (const Entry& entry : named)
+      if (std::get<std::string>(entry.value) == id) return &entry;
+    return nullptr;
+  };
+  const Entry order = document.early("offload.tiers");
+  std::istringstream ids(std::get<std::string>(order.value));
+  bool first = true;
+  for (std::string id; ids >> id; first = false)
+    if (const Entry* entry = naming(id); entry || (automatic && (first || document.holds("offload." + id))))
+      add(id, entry ? entry->origin : order.origin);
+  for (const Entry& entry : named)
+    if (const auto& id = std::get<std::string>(entry.value); id != kOnDevice && id != kAutomatic) add(id, entry.origin);
+}
+
+}  // namespace
+
+PluginSelection select_plugins(const Document& document, const Registry& registry, int64_t ranks) {
+  PluginSelection selection;
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
+    selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
+  selection.strategy = load(Role::strategy, document, registry, selection);
+  selection.optimizer = load(Role::optimizer, document, registry, selection);
+  if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
+    const Component communicator = load(Role::communicator, document, registry, selection);
+    if (needed) selection.communicator = communicator;
+  } else {
+    selection.not_loaded["communicator"].push_back(document.chosen("communicator"));
+  }
+  load_tiers(document, registry, selection);
+  return selection;
+}
+
+ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
+                        int world, bool knows_all_keys) {
+  std::vector<UncheckedValue> unchecked;
+  const int64_t ranks = world > 0 ? world : std::get<int64_t>(document.early("job.ranks").value);
+  PluginSelection selection = select_plugins(document, registry, ranks);
+  selection.keys.insert(selection.keys.end(), own.begin(), own.end());
+  return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked),
+          selection.strategy,
+          selection.optimizer,
+          selection.communicator,
+          registry.ids(Role::strategy),
+          selection.tiers,
+          registry.ids(Role::offload)};
+}
+
+}  // namespace zr::host

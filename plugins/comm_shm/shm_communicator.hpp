@@ -1,0 +1,110 @@
+// One opened communicator: a queue of operations that advance whenever somebody calls in. It has no thread of its own.
+//
+// A collective is announced in this rank's ring of announcements, and executed once all ranks have announced it: this
+// rank's part, straight from the peers' memory. It is complete when whoever reads or writes this rank's memory has done
+// its part too. Calls are [use], one at a time; abort() is [any].
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arena.hpp"
+#include "kernel.hpp"
+#include "operation.hpp"
+#include "zr/communicator.hpp"
+
+namespace shm {
+
+class ShmCommunicator {
+ public:
+  /// Exchanges the ranks' addresses through the host's store and opens every peer's memory. `opened` tells apart the
+  /// communicators that one process opens one after the other.
+  ShmCommunicator(const zr::Host& host, const zr_comm_open& how, int64_t staging_bytes, uint64_t opened);
+  ~ShmCommunicator();
+  ShmCommunicator(const ShmCommunicator&) = delete;
+
+  zr_comm_caps caps() const;
+  void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
+  void progress();
+  void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
+  void mem_free(void* memory) noexcept;
+  void shared_alloc(uint64_t bytes, void** writer, const void** reader);
+  void shared_free(void* writer) noexcept;
+  void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
+
+ private:
+  // wire.cpp: the queue
+  void rendezvous(const zr_comm_open& how, uint64_t opened);
+  void advance();
+  void advance_operations();
+  bool step(Operation& op);
+  bool may_announce(const Operation& op);
+  void announce(Operation& op);
+  bool is_complete(const Operation& op);
+  void resolve_completed();
+  void wait(const Operation& op);
+  void sleep(int peer, uint32_t seen);
+  [[noreturn]] void fail(zr_code code, const std::string& text);
+
+  // execute.cpp: a rank's part of a collective
+  enum class Route { nothing, pull, push, stage };
+  bool execute(Operation& op);  // false: not yet
+  void compare(const Operation& op);
+  Route route(const Operation& op);
+  void pull(const Operation& op);
+  void push(const Operation& op);
+  bool through_staging(Operation& op);
+  uint64_t loads_of(const Operation& op, int64_t run);
+  void fill_staging(const Operation& op, int64_t run);
+  void read_staging(const Operation& op, int64_t run);
+  Extent extent(const Operation& op, int p, int r) const;
+  const char* source(const Operation& op, int p);
+  char* destination(const Operation& op, int r);
+  // sources_ to outs_
+  void reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams);
+  // streams: the whole result would only push other data out of the cache, though these bytes may not.
+  void copy(void* dst, const void* src, int64_t bytes, bool streams = false);
+
+  // messages.cpp
+  bool send(Operation& op);
+  bool receive(Operation& op);
+  bool take_load(Operation& op);
+  bool announce_message(Operation& op);
+  Message* matching(const Operation& op);
+  void set_state(Message& message, Message::State state);
+
+  // True if the counter has reached `value`; else blocked_on_ is a rank whose has not.
+  bool reached(int r, Counter SharedCounters::*counter, uint64_t value);
+  bool all_reached(Counter SharedCounters::*counter, uint64_t value);
+  void publish(Counter SharedCounters::*counter, uint64_t value);
+  void notify_peers();  // tells peers that something of this rank changed
+
+  zr::Host host_;
+  zr::Tasks tasks_;
+  const int rank_, world_;
+  Arena arena_;
+  decltype(ZR_CHOOSE(reduce_ranks)) const reduce_;
+  decltype(ZR_CHOOSE(copy_range)) const copy_;
+  const bool oversubscribed_;  // more ranks than cores
+
+  std::vector<std::unique_ptr<Operation>> queue_, spare_;  // in order of submission
+  const Operation* submitting_ = nullptr;
+  uint64_t announced_ = 0, executed_ = 0;    // collectives
+  uint64_t loads_ = 0;                       // through the staging room
+  std::vector<uint64_t> messages_sent_;      // by peer
+  const Operation* staging_user_ = nullptr;  // the message that uses this rank's staging room
+  int blocked_on_ = -1;
+  std::atomic<bool> aborted_{false};
+  struct Failed {
+    zr_code code;
+    std::string text;
+  };
+  std::optional<Failed> failed_;
+  std::vector<const void*> sources_;  // of a fold, in rank order
+  std::vector<void*> outs_;
+};
+
+}  // namespace shm

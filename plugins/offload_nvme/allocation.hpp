@@ -1,0 +1,75 @@
+// Where a slot's bytes stand in the files, and what they should be.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace nvme {
+
+/// Block i of a slot stands in file i % files; a file's blocks of a slot are one range.
+struct Stripes {
+  uint64_t block_bytes;
+  uint32_t files;
+  /// What a slot of `bytes` takes in a file.
+  uint64_t bytes_in(uint32_t file, uint64_t bytes) const {
+    const uint64_t blocks = (bytes + block_bytes - 1) / block_bytes;
+    if (file >= blocks) return 0;
+    const uint64_t whole = (blocks - file + files - 1) / files * block_bytes;
+    return (blocks - 1) % files == file ? whole - (blocks * block_bytes - bytes) : whole;
+  }
+};
+
+struct Allocation {
+  Allocation(uint64_t size, uint64_t checked) : bytes(size), checksums(checked) {}
+  uint64_t bytes;
+  std::vector<uint64_t> at;                      // its range's begin, by file
+  std::vector<std::atomic<uint32_t>> checksums;  // of every kAlign bytes; 0: not written yet; empty: without checksums
+};
+
+/// The ranges of one file: the first that is large enough is taken.
+class Ranges {
+ public:
+  uint64_t end() const { return end_; }
+  uint64_t take(uint64_t bytes) {
+    for (auto one = free_.begin(); one != free_.end(); ++one) {
+      const auto [at, room] = *one;
+      const bool last = at + room == end_;
+      if (room < bytes && !last) continue;
+      free_.erase(one);
+      if (room > bytes) free_[at + bytes] = room - bytes;
+      if (room < bytes) end_ = at + bytes;
+      return at;
+    }
+    end_ += bytes;
+    return end_ - bytes;
+  }
+  void release(uint64_t at, uint64_t bytes) {
+    if (bytes == 0) return;
+    const auto behind = free_.lower_bound(at);
+    if (behind != free_.end() && behind->first == at + bytes) {
+      bytes += behind->second;
+      free_.erase(behind);
+    }
+    const auto before = free_.lower_bound(at);
+    if (before != free_.begin() && std::prev(before)->first + std::prev(before)->second == at) {
+      std::prev(before)->second += bytes;
+    } else {
+      free_[at] = bytes;
+    }
+  }
+  /// What is behind `end` was not to be had; all there is free.
+  void cut(uint64_t end) {
+    end_ = end;
+    free_.erase(free_.lower_bound(end), free_.end());
+    if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second > end)
+      free_.rbegin()->second = end - free_.rbegin()->first;
+  }
+
+ private:
+  std::map<uint64_t, uint64_t> free_;  // begin, bytes
+  uint64_t end_ = 0;
+};
+
+}  // namespace nvme

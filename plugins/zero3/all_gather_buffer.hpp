@@ -1,0 +1,46 @@
+// Room for gathered groups: one buffer, taken by first fit.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+namespace zero3 {
+
+/// Deterministic. Sizes and places are elements.
+class AllGatherBuffer {
+ public:
+  explicit AllGatherBuffer(int64_t elements) {
+    if (elements > 0) free_[0] = elements;
+  }
+  /// Returns the offset, or -1.
+  int64_t take(int64_t elements) {
+    for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
+      if (hole->second < elements) continue;
+      const auto [offset, size] = *hole;
+      free_.erase(hole);
+      if (size > elements) free_[offset + elements] = size - elements;
+      return offset;
+    }
+    return -1;
+  }
+  void release(int64_t offset, int64_t elements) {
+    auto next = free_.lower_bound(offset);
+    if (next != free_.end() && offset + elements == next->first) {
+      elements += next->second;
+      next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second == offset) {
+        before->second += elements;
+        return;
+      }
+    }
+    free_[offset] = elements;
+  }
+
+ private:
+  std::map<int64_t, int64_t> free_;  // holes by offset
+};
+
+}  // namespace zero3

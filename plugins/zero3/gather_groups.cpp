@@ -1,0 +1,228 @@
+#include "gather_groups.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+namespace zero3 {
+
+namespace {
+constexpr int64_t kSmall = int64_t{64} << 10;  // bytes of a parameter that travels with its neighbour
+
+std::string_view module_of(const zr_param& param) {
+  const std::string_view name(param.name);
+  const auto dot = name.rfind('.');
+  return dot == name.npos ? std::string_view() : name.substr(0, dot);
+}
+bool is_frozen(const zr_param& param) { return (param.flags & ZR_PARAM_FROZEN) != 0; }
+}  // namespace
+
+GatherGroups::GatherGroups(const zr_plan_in& in, int64_t bucket, int64_t persistent)
+    : in_(&in), group_of_(in.n_params), offset_(in.n_params) {
+  make_groups(bucket, persistent);
+  cut_groups();
+  lay_out_groups();
+  make_buckets(bucket);
+}
+
+void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
+  int64_t open[2] = {-1, -1}, since[2] = {0, 0};  // persistent groups that still take in: trainable, frozen
+  int64_t last = -1;                              // the sharded group of the parameter before
+  for (uint32_t p = 0; p < in_->n_params; ++p) {
+    const zr_param& param = *in_->params[p];
+    const bool frozen = is_frozen(param), stays = param.count <= persistent;
+    int64_t c = -1;
+    if (stays && since[frozen] + param.count <= bucket) {
+      c = open[frozen];
+    } else if (!stays && last >= 0) {
+      const GatherGroup& group = groups_[static_cast<size_t>(last)];
+      const bool same = module_of(*in_->params[group.params.back()]) == module_of(param) && group.frozen == frozen;
+      // No gap between the two: what is gathered is what is used.
+      const bool small = param.count * zr::bytes_of(in_->weight_dtype) <= kSmall && group.size % in_->align == 0;
+      if (same && small && group.params.back() + 1 == p) c = last;
+    }
+    if (c < 0) {
+      c = static_cast<int64_t>(groups_.size());
+      groups_.emplace_back();
+      groups_.back().frozen = frozen;
+      groups_.back().persistent = stays;
+      if (stays) since[frozen] = 0;
+    }
+    GatherGroup& group = groups_[static_cast<size_t>(c)];
+    group.size = zr::round_up(group.size, in_->align);
+    group.params.push_back(p);
+    group.start.push_back(group.size);
+    group_of_[p] = static_cast<uint32_t>(c);
+    offset_[p] = group.size;
+    group.size += param.count;
+    if (stays) {
+      open[frozen] = c;
+    } else {
+      last = c;
+    }
+    // A bucket of gradients between two small parameters closes their group: it would otherwise leave with the last.
+    if (!frozen)
+      for (int64_t& elements : since) elements += param.count;
+  }
+}
+
+int64_t GatherGroups::live(const GatherGroup& group) const {
+  int64_t elements = 0;
+  for (const uint32_t p : group.params) elements += in_->params[p]->count;
+  return elements;
+}
+
+// The edge of a leaf nearest to an element.
+int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
+  if (element <= 0) return 0;
+  if (element >= group.size) return group.size;
+  size_t i = group.start.size() - 1;
+  while (group.start[i] > element) --i;
+  const int64_t count = in_->params[group.params[i]]->count;
+  const int64_t next = i + 1 < group.start.size() ? group.start[i + 1] : group.size;
+  const int64_t below = group.start[i] + std::min(element - group.start[i], count) / in_->norm_block * in_->norm_block;
+  const int64_t above = below + in_->norm_block < group.start[i] + count ? below + in_->norm_block : next;
+  return element - below <= above - element ? below : above;
+}
+
+// Cells that are too small for an even cut are dealt out so that the ranks' totals stay even.
+void GatherGroups::cut_groups() {
+  const auto world = static_cast<size_t>(in_->world);
+  std::vector<int64_t> dealt(world, 0);  // elements of ranks 0 to r
+  int64_t total = 0;
+  for (GatherGroup& group : groups_) {
+    total += live(group);
+    group.cut.assign(world + 1, group.size);
+    group.cut[0] = 0;
+    for (size_t r = 0; r + 1 < world; ++r) {
+      const int64_t wanted = total / in_->world * static_cast<int64_t>(r + 1) - dealt[r];
+      group.cut[r + 1] = std::max(group.cut[r], edge(group, wanted));
+    }
+    int64_t before = 0;
+    for (size_t r = 0; r < world; ++r) {
+      pieces(group, {group.cut[r], group.cut[r + 1]},
+             [&](uint32_t, int64_t, int64_t count, int64_t) { before += count; });
+      dealt[r] += before;
+    }
+  }
+}
+
+void GatherGroups::lay_out_groups() {
+  std::vector<int64_t> use;
+  for (size_t c = 0; c < groups_.size(); ++c) {
+    GatherGroup& group = groups_[c];
+    int64_t& total = group.persistent ? persistent_ : shard_;
+    group.own = total;
+    total += zr::round_up(group.persistent ? group.size : group.part(in_->rank).size(), in_->align);
+    if (group.persistent) continue;
+    const int64_t size = zr::round_up(group.size, in_->align);
+    sharded_ += size;
+    const bool same = c > 0 && !groups_[c - 1].persistent && !module_of(*in_->params[group.params[0]]).empty() &&
+                      module_of(*in_->params[group.params[0]]) == module_of(*in_->params[groups_[c - 1].params[0]]);
+    use.push_back(size + (same && !use.empty() ? use.back() : 0));
+    largest_use_ = std::max(largest_use_, use.back());
+  }
+}
+
+ElementRange GatherGroups::range(const Chunk& chunk, int32_t rank) const {
+  const GatherGroup& group = groups_[chunk.group];
+  const ElementRange part = group.part(rank);
+  const auto at = [&](int64_t i) {
+    if (i <= 0) return part.begin;
+    return i >= chunk.n ? part.end
+                        : std::clamp(edge(group, part.begin + part.size() * i / chunk.n), part.begin, part.end);
+  };
+  return {at(chunk.index), at(chunk.index + 1)};
+}
+
+// Parts that begin and end at leaves well inside the first parameter have pieces whose sizes follow from the part's
+// alone. That are nearly all where there are many ranks, and a plan for thousands of ranks must not ask each.
+GatherGroups::Parts GatherGroups::parts_of(const GatherGroup& group) const {
+  Parts parts;
+  std::map<int64_t, int64_t> alike;
+  const int64_t first = in_->params[group.params.front()]->count;
+  for (int32_t r = 0; r < in_->world; ++r) {
+    const ElementRange part = group.part(r);
+    if (part.end + in_->norm_block <= first) {
+      ++alike[part.size()];
+    } else {
+      parts.others.push_back(r);
+    }
+  }
+  parts.alike.assign(alike.begin(), alike.end());
+  return parts;
+}
+
+int64_t GatherGroups::size_of(const Chunk& chunk, const Parts& parts) const {
+  const int64_t block = in_->norm_block;
+  int64_t size = 0;
+  for (const auto& [elements, ranks] : parts.alike) {
+    const auto at = [&, elements = elements](int64_t i) {  // as range() has it: the nearest edge, the lower of two
+      const int64_t x = elements * i / chunk.n, below = x / block * block;
+      return i >= chunk.n ? elements : std::min(elements, x - below <= below + block - x ? below : below + block);
+    };
+    size += ranks * (at(chunk.index + 1) - at(chunk.index));
+  }
+  for (const int32_t r : parts.others) size += zr::round_up(range(chunk, r).size(), in_->align);
+  return size;
+}
+
+void GatherGroups::make_buckets(int64_t bucket) {
+  // From the end; a group stands where its first parameter does, for it is complete when that one is.
+  std::vector<uint32_t> order;
+  for (uint32_t c = 0; c < groups_.size(); ++c)
+    if (!groups_[c].frozen) order.push_back(c);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return groups_[a].params.front() > groups_[b].params.front(); });
+  int64_t room = 0;
+  for (const uint32_t c : order) {
+    const GatherGroup& group = groups_[c];
+    const int64_t n = std::max<int64_t>(1, (group.size + bucket - 1) / bucket);
+    if (n > 1) room = 0;
+    const Parts parts = parts_of(group);
+    for (int64_t i = 0; i < n; ++i) {
+      const Chunk piece{c, i, n};
+      const int64_t size = size_of(piece, parts);
+      if (size == 0) continue;  // parts of a leaf or two have fewer pieces than that
+      if (room < size) {
+        buckets_.emplace_back();
+        size_.push_back(0);
+        room = bucket;
+      }
+      buckets_.back().push_back(piece);
+      size_.back() += size;
+      room -= size;
+    }
+  }
+}
+
+int64_t GatherGroups::part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const {
+  const int64_t begin = offset;
+  for (const Chunk& chunk : buckets_[b]) {
+    const ElementRange range = this->range(chunk, rank);
+    pieces(groups_[chunk.group], range, [&](uint32_t param, int64_t first, int64_t count, int64_t in_group) {
+      runs.push_back({param, first, count, offset + in_group - range.begin});
+    });
+    offset += zr::round_up(range.size(), in_->align);
+  }
+  return offset - begin;
+}
+
+int64_t GatherGroups::before_own(size_t b) const {
+  int64_t elements = 0;
+  for (int32_t r = 0; r < in_->rank; ++r)
+    for (const Chunk& chunk : buckets_[b]) elements += zr::round_up(range(chunk, r).size(), in_->align);
+  return elements;
+}
+
+zr::GradientBucket GatherGroups::bucket(size_t b) const {
+  zr::GradientBucket bucket;
+  int64_t at = 0;
+  for (int32_t r = 0; r < in_->world; ++r) {
+    bucket.counts.push_back(part(b, r, at, bucket.runs));
+    at += bucket.counts.back();
+  }
+  return bucket;
+}
+
+}  // namespace zero3

@@ -1,0 +1,96 @@
+// What zero3 gathers at a time: groups, each cut over all ranks; and the gradient buckets made of them.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "zr/gradient_buckets.hpp"
+
+namespace zero3 {
+
+struct ElementRange {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+/// Consecutive parameters that travel together: one, or a module's with its small ones (a bias), frozen or trainable
+/// alike. Parameters of at most `persistent` elements stay whole; those of a bucket form one group.
+struct GatherGroup {
+  std::vector<uint32_t> params;
+  std::vector<int64_t> start;  // of each parameter in the group; a multiple of the alignment
+  int64_t size = 0;            // elements to the last parameter's end
+  std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is an edge of a leaf
+  bool persistent = false, frozen = false;
+  int64_t own = 0;  // where this rank's part stands among the shards, or a persistent group as a whole
+  ElementRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
+};
+
+/// The index-th of n pieces of a group's part on every rank, of which buckets are made: all of it, or less where the
+/// group is large.
+struct Chunk {
+  uint32_t group;
+  int64_t index, n;
+};
+
+/// Pure; immutable. [any]
+class GatherGroups {
+ public:
+  /// bucket, persistent: elements.
+  GatherGroups(const zr_plan_in& in, int64_t bucket, int64_t persistent);
+
+  const std::vector<GatherGroup>& all() const { return groups_; }
+  uint32_t group_of(uint32_t param) const { return group_of_[param]; }
+  /// Where a parameter begins in its group.
+  int64_t offset(uint32_t param) const { return offset_[param]; }
+  int64_t shard() const { return shard_; }            // elements of this rank's parts of all sharded groups
+  int64_t persistent() const { return persistent_; }  // elements of persistent groups, whole
+  /// Elements of the largest groups an operator is likely to use at once: those of one module.
+  int64_t largest_use() const { return largest_use_; }
+  int64_t sharded() const { return sharded_; }  // elements of all sharded groups, whole
+  /// How many there are. They leave in their order: from the model's end, as backward visits it.
+  size_t buckets() const { return buckets_.size(); }
+  /// Elements of a bucket, alignment included; those of this rank's part, whose runs, with offsets from its begin, are
+  /// appended to `runs`; and those of all lower ranks. The first two cost the same however many ranks there are.
+  int64_t bucket_size(size_t b) const { return size_[b]; }
+  int64_t own(size_t b, std::vector<zr::GradientBucket::Run>& runs) const { return part(b, in_->rank, 0, runs); }
+  int64_t before_own(size_t b) const;
+  /// A bucket as the SDK knows it.
+  zr::GradientBucket bucket(size_t b) const;
+  /// Calls fn(param, first, count, offset in the group) for what lies in a range of a group.
+  template <class F>
+  void pieces(const GatherGroup& group, const ElementRange& range, F&& fn) const {
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const int64_t begin = std::max(range.begin, group.start[i]);
+      const int64_t end = std::min(range.end, group.start[i] + in_->params[group.params[i]]->count);
+      if (end > begin) fn(group.params[i], begin - group.start[i], end - begin, begin);
+    }
+  }
+
+ private:
+  void make_groups(int64_t bucket, int64_t persistent);
+  void cut_groups();
+  void lay_out_groups();
+  void make_buckets(int64_t bucket);
+  int64_t live(const GatherGroup& group) const;
+  int64_t edge(const GatherGroup& group, int64_t element) const;
+  ElementRange range(const Chunk& chunk, int32_t rank) const;
+  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const;
+  /// A group's parts, those together that are cut into pieces of equal sizes.
+  struct Parts {
+    std::vector<std::pair<int64_t, int64_t>> alike;  // elements, and ranks with so many
+    std::vector<int32_t> others;                     // ranks
+  };
+  Parts parts_of(const GatherGroup& group) const;
+  int64_t size_of(const Chunk& chunk, const Parts& parts) const;
+
+  const zr_plan_in* in_;
+  std::vector<GatherGroup> groups_;
+  std::vector<uint32_t> group_of_;
+  std::vector<int64_t> offset_;
+  std::vector<std::vector<Chunk>> buckets_;
+  std::vector<int64_t> size_;  // by bucket
+  int64_t shard_ = 0, persistent_ = 0, largest_use_ = 0, sharded_ = 0;
+};
+
+}  // namespace zero3

@@ -1,0 +1,85 @@
+// Which sharded groups are whole on this rank: gathered on demand and ahead, kept while they are soon used again.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "all_gather_buffer.hpp"
+#include "execution_order.hpp"
+#include "gather_groups.hpp"
+#include "zr/strategy.hpp"
+
+namespace zero3 {
+
+/// Bytes.
+struct Limits {
+  int64_t prefetch;  // gathered ahead of use
+  int64_t live;      // gathered at any time, but for what one operator uses at once
+  int64_t reuse;     // distance to the next use up to which a group stays
+};
+
+/// Elements of the window that `limits` call for.
+int64_t all_gather_buffer_elements(const GatherGroups& groups, const Limits& limits, int64_t bytes_per_element);
+
+/// Every decision follows from the order of uses alone, so that all ranks issue the same gathers. [use]
+class GatherScheduler {
+ public:
+  /// groups outlives it. shard, window: the plan's buffers.
+  GatherScheduler(const zr_plan_in& in, const GatherGroups& groups, const Limits& limits, const zr::Comm& comm,
+                  const zr_view& shard, const zr_view& buffer, const zr::Host& host);
+  ~GatherScheduler();
+
+  /// full[i]: the parameter in the window. Uses in ZR_FORWARD and ZR_BACKWARD are recorded.
+  void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);
+  void release(const uint32_t* params, uint32_t n);
+  /// A training pass, forward and backward, is over: nothing is on its way afterwards.
+  void pass_end();
+  void wait();      // for what is on its way
+  void refresh();   // the shards are new: nothing gathered is valid any more
+  void prefetch();  // starts what the recorded order uses next
+
+ private:
+  enum class State : uint8_t { absent, gathering, gathered };
+  struct GroupState {
+    State state = State::absent;
+    int users = 0;        // parameters acquired and not yet released
+    bool ahead = false;   // gathered before its use, and not yet used
+    int64_t offset = -1;  // in the window; -1: in `overflow`
+    zr_view overflow{};   // the host's memory, where the window had no room
+    bool stays = false;   // `overflow`, for the next that finds none
+    zr::Done done;
+  };
+  zr_view memory(uint32_t group) const;
+  int64_t aligned_size(uint32_t group) const { return zr::round_up(groups_.all()[group].size, align_); }
+  int64_t bytes(uint32_t group) const { return aligned_size(group) * width_; }
+  bool take(uint32_t group);
+  void take_overflow(uint32_t group, uint32_t phase);
+  zr_view alloc_overflow(int64_t bytes, bool stays);
+  void free_overflow(const zr_view& memory);
+  bool drop_farthest(int64_t beyond);
+  void drop(uint32_t group);
+  void start(uint32_t group);
+  void arrive(uint32_t group);
+  void order_changed(uint32_t group);
+
+  const zr_plan_in* in_;
+  const GatherGroups& groups_;
+  const Limits limits_;
+  zr::Comm comm_;
+  zr::Host host_;
+  const zr_view shard_, buffer_view_;
+  const int64_t align_, width_;
+  AllGatherBuffer buffer_;
+  ExecutionOrder order_;
+  std::vector<GroupState> live_;              // by group
+  std::vector<uint32_t> held_;                // groups that are not absent
+  std::multimap<int64_t, zr_view> spare_;     // by bytes: memory apart that no group is in
+  std::vector<std::vector<int64_t>> counts_;  // by group: elements of each rank's part
+  int64_t live_bytes_ = 0, ahead_bytes_ = 0;
+  size_t next_ = 0;  // the place of the recorded order up to which groups were gathered ahead
+  int changes_ = 0;  // of the order
+  bool reported_overflow_ = false;
+};
+
+}  // namespace zero3

@@ -1,0 +1,250 @@
+// For kernels: the reduction of NUMERICS.md 4 over memory that is all at hand, and copies. A flat fold in rank order:
+// (+0 or what dst holds) + src_0 + src_1 + ..., in fp32 for floats of up to 32 bits, rounded to dst once; fp64 in fp64;
+// integers wrap. MIN and MAX let a NaN through. Always inlined, so that no two instruction sets share one copy.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "zr/abi/communicator.h"
+#include "zr/float_cast.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+/// What a fold does, apart from where. dst: src, or ZR_F32 where src is ZR_BF16 or ZR_F16.
+struct ReduceKind {
+  uint32_t reduce;  // ZR_SUM, ZR_MIN, ZR_MAX
+  bool accumulate;  // begins with what outs[0] holds
+  zr_dtype src, dst;
+};
+
+/// How an element is read into the type it is added in (upcast), and written back, rounded once (narrow).
+struct F32Element {
+  using Stored = float;
+  using Accumulated = float;
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+};
+struct F64Element {
+  using Stored = double;
+  using Accumulated = double;
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+};
+struct Bf16Element {
+  using Stored = uint16_t;
+  using Accumulated = float;
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_bf16(w); }
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_bf16(s); }
+};
+struct F16Element {
+  using Stored = uint16_t;
+  using Accumulated = float;
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_f16(w); }
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_f16(s); }
+};
+template <class T>
+struct IntElement {
+  using Stored = T;
+  using Accumulated = T;
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+};
+
+/// Addition without overflow's undefined behaviour: integers wrap.
+ZR_ALWAYS_INLINE float wrapping_add(float a, float b) { return a + b; }
+ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }
+ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) {
+  return static_cast<int8_t>(static_cast<uint8_t>(a) + static_cast<uint8_t>(b));
+}
+ZR_ALWAYS_INLINE uint8_t wrapping_add(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
+ZR_ALWAYS_INLINE int32_t wrapping_add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+
+/// One of the three reductions: `first` begins a fold with an element (a sum with +0: -0 becomes +0), `apply` takes the
+/// next in. A NaN stays.
+struct SumOp {
+  template <class T>
+  ZR_ALWAYS_INLINE static T first(T a) {
+    return wrapping_add(T(0), a);
+  }
+  template <class T>
+  ZR_ALWAYS_INLINE static T apply(T a, T b) {
+    return wrapping_add(a, b);
+  }
+};
+struct MinOp {
+  template <class T>
+  ZR_ALWAYS_INLINE static T first(T a) {
+    return a;
+  }
+  template <class T>
+  ZR_ALWAYS_INLINE static T apply(T a, T b) {
+    return b < a || b != b ? b : a;
+  }
+};
+struct MaxOp {
+  template <class T>
+  ZR_ALWAYS_INLINE static T first(T a) {
+    return a;
+  }
+  template <class T>
+  ZR_ALWAYS_INLINE static T apply(T a, T b) {
+    return b > a || b != b ? b : a;
+  }
+};
+
+#if defined(__SSE2__)
+/// One cache line to `to`, which stands on one, past the cache.
+ZR_ALWAYS_INLINE void stream_line(char* to, const char* from) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif defined(__AVX__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32),
+                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32)));
+#else
+  for (int i = 0; i < 64; i += 16)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+#endif
+}
+#endif
+
+/// Copies; past the cache if `streams` and dst stands on a cache line. stores_done() ends a run of these.
+ZR_ALWAYS_INLINE void put(void* dst, const void* src, int64_t bytes, bool streams) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  int64_t at = 0;
+#if defined(__SSE2__)
+  if (streams && reinterpret_cast<uintptr_t>(dst) % 64 == 0)
+    for (; at + 64 <= bytes; at += 64) stream_line(to + at, from + at);
+#endif
+  (void)streams;
+  for (; at + 64 <= bytes; at += 64) std::memcpy(to + at, from + at, 64);
+  std::memcpy(to + at, from + at, static_cast<size_t>(bytes - at));
+}
+/// What put() sent past the cache is visible to others from here on.
+ZR_ALWAYS_INLINE void stores_done(bool streams) {
+#if defined(__SSE2__)
+  if (streams) _mm_sfence();
+#endif
+  (void)streams;
+}
+
+/// dst and src do not overlap.
+ZR_ALWAYS_INLINE void copy_bytes(void* dst, const void* src, int64_t bytes, bool streams) {
+  if (!streams) {
+    std::memcpy(dst, src, static_cast<size_t>(bytes));
+    return;
+  }
+  int64_t head = static_cast<int64_t>((64 - reinterpret_cast<uintptr_t>(dst) % 64) % 64);
+  if (head > bytes) head = bytes;
+  std::memcpy(dst, src, static_cast<size_t>(head));
+  put(static_cast<char*>(dst) + head, static_cast<const char*>(src) + head, bytes - head, true);
+  stores_done(true);
+}
+
+/// Elements that are summed at a time: they stay in the first-level cache.
+inline constexpr int64_t kReduceBlock = 256;
+
+/// `words`, or their copy at `room`, so that a whole block can be read. What follows the first m is arbitrary.
+template <class Stored>
+ZR_ALWAYS_INLINE const Stored* padded_block(const Stored* words, int64_t m, Stored* buffer) {
+  if (m == kReduceBlock) return words;
+  std::memcpy(buffer, words, static_cast<size_t>(m) * sizeof(Stored));
+  return buffer;
+}
+
+// Loops of constant length: the last block is padded, its surplus is never stored.
+template <class In, class Out, class Reduce>
+ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
+                                 int32_t n_outs, int64_t first, int64_t count, bool streams) {
+  using Source = typename In::Stored;
+  using Stored = typename Out::Stored;
+  alignas(64) typename In::Accumulated sum[kReduceBlock];
+  alignas(64) Stored rounded[kReduceBlock] = {};
+  alignas(64) Source padded[2][kReduceBlock] = {};
+  for (int64_t at = first; at < first + count; at += kReduceBlock) {
+    const int64_t m = first + count - at < kReduceBlock ? first + count - at : kReduceBlock;
+    const auto source = [&](int32_t r, int which) __attribute__((always_inline)) {
+      return padded_block(static_cast<const Source*>(sources[r]) + at, m, padded[which]);
+    };
+    const Source* x = source(0, 0);
+    int32_t next = 1;
+    if (accumulate) {
+      const Stored* held = padded_block(static_cast<const Stored*>(outs[0]) + at, m, rounded);
+      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(Out::upcast(held[i]), In::upcast(x[i]));
+    } else if (n == 1) {
+      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::first(In::upcast(x[i]));
+    } else {
+      const Source* y = source(next++, 1);
+      for (int64_t i = 0; i < kReduceBlock; ++i)
+        sum[i] = Reduce::apply(Reduce::first(In::upcast(x[i])), In::upcast(y[i]));
+    }
+    for (; next < n; ++next) {
+      const Source* y = source(next, 1);
+      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(sum[i], In::upcast(y[i]));
+    }
+    const void* result = sum;
+    if constexpr (!std::is_same_v<typename In::Accumulated, Stored>) {
+      for (int64_t i = 0; i < kReduceBlock; ++i) rounded[i] = Out::downcast(sum[i]);
+      result = rounded;
+    }
+    for (int32_t o = 0; o < n_outs; ++o)
+      put(static_cast<Stored*>(outs[o]) + at, result, m * static_cast<int64_t>(sizeof(Stored)), streams);
+  }
+  stores_done(streams);
+}
+
+/// The same for a reduction known at run time.
+template <class In, class Out>
+ZR_ALWAYS_INLINE void reduce_as(const ReduceKind& kind, const void* const* sources, int32_t n, void* const* outs,
+                                int32_t n_outs, int64_t first, int64_t count, bool streams) {
+  if (kind.reduce == ZR_SUM)
+    reduce_run<In, Out, SumOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+  if (kind.reduce == ZR_MIN)
+    reduce_run<In, Out, MinOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+  if (kind.reduce == ZR_MAX)
+    reduce_run<In, Out, MaxOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+}
+
+/// Elements [first, first + count) of n >= 1 sources, in their order, to each of the outs alike. A source may be an
+/// out.
+ZR_ALWAYS_INLINE void ordered_reduce(const ReduceKind& kind, const void* const* sources, int32_t n, void* const* outs,
+                                     int32_t n_outs, int64_t first, int64_t count, bool streams) {
+  switch (kind.src) {
+    case ZR_F32: return reduce_as<F32Element, F32Element>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_F64: return reduce_as<F64Element, F64Element>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_BF16:
+      if (kind.dst == ZR_F32)
+        return reduce_as<Bf16Element, F32Element>(kind, sources, n, outs, n_outs, first, count, streams);
+      return reduce_as<Bf16Element, Bf16Element>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_F16:
+      if (kind.dst == ZR_F32)
+        return reduce_as<F16Element, F32Element>(kind, sources, n, outs, n_outs, first, count, streams);
+      return reduce_as<F16Element, F16Element>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_I8:
+      return reduce_as<IntElement<int8_t>, IntElement<int8_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_U8:
+      return reduce_as<IntElement<uint8_t>, IntElement<uint8_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_I32:
+      return reduce_as<IntElement<int32_t>, IntElement<int32_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    case ZR_I64:
+      return reduce_as<IntElement<int64_t>, IntElement<int64_t>>(kind, sources, n, outs, n_outs, first, count, streams);
+    default: return;
+  }
+}
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop

@@ -1,0 +1,174 @@
+// The host's wrapped communicator when ranks disagree, dawdle, die or make mistakes: every rank ends, and says why.
+#include <thread>
+
+#include "comm/collective_staging.hpp"
+#include "multirank/comm_seat.hpp"
+
+namespace {
+
+using namespace zr::testing;
+using testing::AllOf;
+using testing::HasSubstr;
+using zr::host::Exit;
+
+TEST(Failures, AMismatchIsReportedByEveryRank) {
+  expect_success(on_ranks(3, {}, [](Seat& seat) {
+    float* x = seat.floats(100);
+    seat.comm.barrier("start");
+    const zr_coll coll =
+        collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
+    const auto act = [&] { seat.comm.run(coll); };
+    expect_failure(
+        act, Exit::peer_lost,
+        AllOf(
+            HasSubstr("rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 2 issued all_reduce 'bucket 4'"),
+            HasSubstr("rank 1: ")));
+    expect_failure(act, Exit::peer_lost, HasSubstr("rank 2 issued all_reduce 'bucket 4'"));
+  }));
+}
+
+TEST(Failures, AWaitBeyondTheLimitIsReported) {
+  for (const bool beside : {false, true}) {
+    expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [&](Seat& seat) {
+      float* x = seat.floats(100);
+      seat.comm.barrier("start");
+      if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+      const auto start = std::chrono::steady_clock::now();
+      const auto says =
+          AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
+                HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
+      if (!beside) {
+        expect_failure([&] { seat.comm.run(coll); }, Exit::peer_lost, says);
+      } else {
+        zr::host::CallError error;
+        zr_done* done = zr::host::done_new(seat.rig.host().abi());
+        ASSERT_EQ(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+        EXPECT_NE(seat.comm.wait(done, -1, &error), ZR_OK);
+        expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, Exit::peer_lost, says);
+        zr::host::done_release(done);
+      }
+      const auto waited = std::chrono::steady_clock::now() - start;
+      EXPECT_GT(waited, std::chrono::milliseconds(290));
+      EXPECT_LT(waited, std::chrono::milliseconds(1400));
+    }));
+  }
+}
+
+// What stands behind addresses without memory: told of collectives that begin and end.
+struct Watched : zr::host::CollectiveStaging {
+  uint64_t stage(zr_coll&) override { return ++entered; }
+  void unstage(uint64_t number, bool well) noexcept override { left.emplace_back(number, well); }
+  uint64_t entered = 0;
+  std::vector<std::pair<uint64_t, bool>> left;
+};
+
+TEST(Failures, OfACollectiveThatCannotBeginReleaseItsPages) {
+  for (const bool beside : {false, true})
+    expect_success(on_ranks(2, {}, [&](Seat& seat) {
+      SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
+      if (seat.rank.rank == 1) return control.put("ready", "");  // nothing that the abort could end
+      control.get("ready", std::chrono::seconds(10));
+      float* x = seat.floats(100);
+      Watched watched;
+      seat.comm.set_collective_staging(&watched);
+      seat.comm.abort();  // the plug-in refuses from now on
+      zr::host::CallError error;
+      zr_done* done = beside ? zr::host::done_new(seat.rig.host().abi()) : nullptr;
+      const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+      EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+      EXPECT_EQ(watched.entered, 1u);
+      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}})) << (beside ? "beside" : "waiting");
+      zr::host::done_release(done);
+      seat.comm.set_collective_staging(nullptr);
+    }));
+}
+
+// A rank says that it waits in its collective of that number.
+bool waits_in(const SharedJob& job, int rank, const std::string& number) {
+  return std::string(job.page().doing[rank]).rfind(number + "waiting", 0) == 0;
+}
+
+TEST(Failures, AKilledPeerEndsTheWait) {
+  for (const bool beside : {false, true}) {
+    const auto ranks = on_ranks(
+        3, {},
+        [&](Seat& seat) {
+          float* x = seat.floats(100);
+          for (int i = 0;; ++i) {
+            const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+            if (seat.rank.rank == 1 && i == 100) std::this_thread::sleep_for(std::chrono::seconds(60));
+            if (!beside) {
+              seat.comm.run(coll);
+              continue;
+            }
+            zr::host::CallError error;
+            zr_done* done = zr::host::done_new(seat.rig.host().abi());
+            zr_code code = seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error);
+            if (code == ZR_OK) code = seat.comm.wait(done, -1, &error);
+            zr::host::done_release(done);
+            if (code != ZR_OK) std::rethrow_exception(seat.comm.take_failure());
+          }
+        },
+        [](const SharedJob& job, const std::vector<pid_t>& pids) {
+          for (int i = 0; i < 4000 && !(waits_in(job, 0, "101 ") && waits_in(job, 2, "101 ")); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          ::kill(pids[1], SIGKILL);
+          job.break_job("rank 1 was killed by signal 9");  // what the control plane finds out
+        });
+    EXPECT_EQ(ranks[1].signal, SIGKILL);
+    for (const int r : {0, 2}) {
+      EXPECT_FALSE(ranks[static_cast<std::size_t>(r)].late);
+      EXPECT_THAT(ranks[static_cast<std::size_t>(r)].threw,
+                  AllOf(HasSubstr("rank 1 was killed by signal 9"),
+                        HasSubstr("rank " + std::to_string(r) + ": 101 waiting in all_reduce 'bucket 7' (fp32, 100)")));
+    }
+  }
+}
+
+TEST(Failures, ABlockingPluginIsEndedByItsAbort) {
+  expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
+    if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    expect_failure([&] { seat.comm.barrier("end of epoch"); }, Exit::peer_lost,
+                   HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
+  }));
+}
+
+TEST(Failures, OfTheCallerAreNamed) {
+  expect_success(on_ranks(2, {}, [](Seat& seat) {
+    float* x = seat.floats(100);
+    const auto fails = [&](zr_coll coll, const std::string& says) {
+      expect_failure([&] { seat.comm.run(coll); }, Exit::user, testing::Eq(says));
+    };
+    fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
+    fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),
+          "reduce_scatter 'w': src has 10 elements, the whole has 8");
+    fails(collective(ZR_ALL_GATHER, view(x, 4), view(x, 9), "w"),
+          "all_gather 'w': dst has 9 elements, the whole has 8");
+    fails(collective(ZR_ALL_REDUCE, view(nullptr, 10), view(x, 10), "w"),
+          "all_reduce 'w': src has 10 elements and no address");
+    fails(collective(ZR_ALL_REDUCE, view(x, 10, ZR_I32), view(x, 10), "w"),
+          "all_reduce 'w': src is int32 and dst is fp32");
+    fails(collective(ZR_ALL_TO_ALL, view(x, 9), view(x + 50, 9), "w"),
+          "all_to_all 'w': src has 9 elements, which 2 ranks cannot share equally");
+    fails(collective(99, view(x, 9), view(x, 9), "w"), "unknown operation 'w': there is no operation 99");
+    zr_coll coll = collective(ZR_BROADCAST, view(x, 9), view(x, 9), "w");
+    coll.root = 2;
+    fails(coll, "broadcast 'w': root 2 is no rank");
+    coll = collective(ZR_SEND, view(x, 9), {}, "w");
+    coll.peer = seat.rank.rank;
+    fails(coll, "send 'w': peer " + std::to_string(seat.rank.rank) + " is no other rank");
+    const int64_t counts[] = {4, -1};
+    coll = collective(ZR_ALL_GATHER, view(x, 4), view(x, 3), "w");
+    coll.counts = counts;
+    fails(coll, "all_gather 'w': rank 1's count is -1");
+    coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
+    coll.reduce = 7;
+    fails(coll, "all_reduce 'w': there is no reduction 7");
+    coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 0, {2, 0}}, view(x, 9), "w");
+    fails(coll, "all_reduce 'w': src is not in the CPU's memory");
+    seat.comm.barrier("and nothing is lost");
+  }));
+}
+
+}  // namespace

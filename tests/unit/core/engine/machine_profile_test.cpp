@@ -1,0 +1,136 @@
+// The machine profile: kept, found again by file system, and never in the way.
+#include "engine/machine_profile.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "base/failure.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using namespace zr::host;
+using zr::test::Scratch;
+
+DiskProfile disk(const std::string& mount, uint64_t device, int64_t block_bytes) {
+  return {{mount, device}, block_bytes, 16, 2.5e9, 1.25e9, 1.5e9, "2026-01-31T12:00:00Z"};
+}
+// What is said on standard error meanwhile.
+template <class F>
+std::string said(F&& fn) {
+  testing::internal::CaptureStderr();
+  fn();
+  return testing::internal::GetCapturedStderr();
+}
+
+class MachineProfileTest : public testing::Test {
+ protected:
+  ~MachineProfileTest() override { ::unsetenv("ZR_MACHINE_PROFILE"); }
+  const Scratch scratch;
+  const std::string file = scratch.path("cache/zeroth/machine.json");
+};
+
+TEST_F(MachineProfileTest, IsTheSameAfterItWasStored) {
+  MachineProfile profile(file);
+  profile.put(disk("/a \"b\"", 7, 4096));
+  profile.put(disk("/", uint64_t{1} << 63, 1 << 20));
+  profile.save();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(scratch.path("cache/zeroth")), {}), 1);
+  const MachineProfile again(file);
+  const DiskProfile* found = again.find({"/", uint64_t{1} << 63});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->block_bytes, 1 << 20);
+  EXPECT_EQ(found->depth, 16);
+  EXPECT_EQ(found->read, 2.5e9);
+  EXPECT_EQ(found->write, 1.25e9);
+  EXPECT_EQ(found->mixed, 1.5e9);
+  EXPECT_EQ(found->date, "2026-01-31T12:00:00Z");
+  EXPECT_TRUE(again.find({"/a \"b\"", 7}));
+}
+
+TEST_F(MachineProfileTest, KnowsAFileSystemByDeviceAndMountPointTogether) {
+  MachineProfile profile(file);
+  profile.put(disk("/scratch", 7, 4096));
+  EXPECT_FALSE(profile.find({"/scratch", 8}));
+  EXPECT_FALSE(profile.find({"/", 7}));
+  profile.put(disk("/scratch", 8, 8192));  // another disk is there now
+  EXPECT_FALSE(profile.find({"/scratch", 7}));
+  EXPECT_EQ(profile.find({"/scratch", 8})->block_bytes, 8192);
+}
+
+TEST_F(MachineProfileTest, FindsTheFileSystemOfAPathAboveIt) {
+  std::filesystem::create_directories(scratch.folder() / "a/b");
+  const FileSystem at = file_system_of(scratch.path("a/b"));
+  EXPECT_EQ(at, file_system_of(scratch.path("a/../a")));
+  EXPECT_EQ(at, file_system_of(at.mount));
+  EXPECT_EQ(scratch.folder().string().rfind(at.mount, 0), 0u);
+  EXPECT_NE(file_system_of("/proc"), at);
+  EXPECT_EQ(file_system_of("/proc/self/task").mount, "/proc");
+  EXPECT_THROW(file_system_of(scratch.path("nowhere")), Failure);
+}
+
+TEST_F(MachineProfileTest, IsIgnoredWhereItIsBrokenAndSaidOnce) {
+  int n = 0;
+  for (const char* text :
+       {"", "{", "[]", "{\"format\": 2, \"disks\": []}", "{\"format\": 1, \"disks\": [{\"mount\": 3}]}",
+        "{\"format\": 1, \"disks\": [{\"mount\": \"/\", \"device\": 7, \"block_bytes\": 0, \"depth\": 8, \"read\": 1, "
+        "\"write\": 1, \"mixed\": 1, \"date\": \"\"}]}"}) {
+    const std::string broken = scratch.write("broken" + std::to_string(n++) + ".json", text);
+    const std::string first = said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})) << text; });
+    EXPECT_EQ(first.rfind("zeroth: warning: " + broken + ": no machine profile as `zeroth tune` writes it (", 0), 0u)
+        << first;
+    EXPECT_EQ(said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})); }), "");
+  }
+  const std::string broken = scratch.path("broken0.json");  // and another measurement replaces it
+  MachineProfile profile(broken);
+  profile.put(disk("/", 7, 4096));
+  profile.save();
+  EXPECT_TRUE(MachineProfile(broken).find({"/", 7}));
+  EXPECT_EQ(said([&] { MachineProfile(scratch.path("none.json")); }), "");
+}
+
+TEST_F(MachineProfileTest, StandsWhereTheEnvironmentSays) {
+  const auto where = [](const char* named, const char* cache, const char* home) {
+    for (const auto& [name, value] :
+         {std::pair{"ZR_MACHINE_PROFILE", named}, {"XDG_CACHE_HOME", cache}, {"HOME", home}})
+      value ? ::setenv(name, value, 1) : ::unsetenv(name);
+    return MachineProfile::default_file();
+  };
+  const char* home = std::getenv("HOME");
+  const std::string before = home ? home : "/";
+  EXPECT_EQ(where("/x/p.json", "/c", "/h"), "/x/p.json");
+  EXPECT_EQ(where("", "/c", "/h"), "/c/zeroth/machine.json");
+  EXPECT_EQ(where(nullptr, "c", "/h"), "/h/.cache/zeroth/machine.json");
+  EXPECT_EQ(where(nullptr, nullptr, nullptr), "");
+  EXPECT_THROW(MachineProfile().save(), Failure);
+  ::setenv("HOME", before.c_str(), 1);
+}
+
+TEST_F(MachineProfileTest, IsToldToPlugIns) {
+  ::setenv("ZR_MACHINE_PROFILE", file.c_str(), 1);
+  Ledger ledger;
+  ThreadPool pool(1);
+  PluginHost host(ledger, pool);
+  offer_machine_profile(host);
+  const auto* service = static_cast<const zr_machine_service*>(host.abi()->service(host.abi(), "zr.host.machine/1"));
+  ASSERT_TRUE(service);
+  uint64_t block_bytes = 1;
+  uint32_t depth = 2;
+  const std::string path = scratch.folder().string();
+  EXPECT_EQ(service->disk(host.abi(), path.c_str(), &block_bytes, &depth), ZR_UNSUPPORTED);
+  EXPECT_EQ(service->disk(host.abi(), scratch.path("nowhere").c_str(), &block_bytes, &depth), ZR_UNSUPPORTED);
+  EXPECT_EQ(block_bytes, 1u);
+  EXPECT_EQ(depth, 2u);
+  MachineProfile profile;
+  DiskProfile one = disk("", 0, 1 << 18);
+  one.at = file_system_of(path);
+  profile.put(one);
+  profile.save();
+  EXPECT_EQ(service->disk(host.abi(), path.c_str(), &block_bytes, &depth), ZR_OK);
+  EXPECT_EQ(block_bytes, 1u << 18);
+  EXPECT_EQ(depth, 16u);
+}
+
+}  // namespace

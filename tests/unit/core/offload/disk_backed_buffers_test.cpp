@@ -1,0 +1,125 @@
+// Sums on a disk: what their maker took is given back, and nothing is read before it is written.
+#include "offload/disk_backed_buffers.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "unit/core/offload/disk_rig.hpp"
+
+namespace zr::test {
+namespace {
+
+using host::CollectiveStaging;
+using host::Tier;
+
+zr_view floats(void* data, int64_t first, int64_t count) {
+  return {static_cast<char*>(data) + first * 4, count, ZR_F32, 0, {1, 0}};
+}
+// One that writes elements of the sums, adding to them or not.
+zr_coll reduce(const zr_view& sums, std::vector<float>& from, bool accumulates = false) {
+  zr_coll coll{};
+  coll.size = sizeof coll;
+  coll.op = ZR_REDUCE_SCATTER;
+  coll.reduce = ZR_SUM;
+  coll.flags = accumulates ? ZR_COLL_ACCUMULATE : 0;
+  from.resize(static_cast<std::size_t>(sums.count));
+  coll.src = {from.data(), sums.count, ZR_F32, 0, {1, 0}};
+  coll.dst = sums;
+  return coll;
+}
+// One that reads them.
+zr_coll gather(const zr_view& sums, std::vector<float>& to) {
+  zr_coll coll = reduce(sums, to);
+  coll.op = ZR_ALL_GATHER;
+  std::swap(coll.src, coll.dst);
+  return coll;
+}
+void fill(const zr_view& view, float value) {
+  std::fill_n(static_cast<float*>(view.data), static_cast<std::size_t>(view.count), value);
+}
+bool all_are(const zr_view& view, float value) {
+  const auto* values = static_cast<const float*>(view.data);
+  return std::all_of(values, values + view.count, [&](float one) { return one == value; });
+}
+
+class PagesOnDisk : public testing::Test {
+ protected:
+  DiskRig rig_;
+  const host::MemoryPlan plan_ = rig_.plan({4096, 4096, 500, 600});
+  std::vector<float> one_, other_;
+};
+
+TEST_F(PagesOnDisk, LeaveNothingWhereTheDiskIsFull) {
+  disk.reserves_left = 0;
+  EXPECT_THROW(host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), host::Failure);
+  rig_.expect_nothing_left();
+}
+
+TEST_F(PagesOnDisk, LeaveNothingWhereMemoryIsShort) {
+  const auto make = [&] { host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger); };
+  EXPECT_GE(rig_.fails_for_memory(Tier::host, make), 3) << "blocks that stay, chunks, rooms of collectives";
+  EXPECT_EQ(rig_.fails_for_memory(Tier::disk, make), 1);
+}
+
+TEST_F(PagesOnDisk, AreWaitedForBeforeTheirRoomsGo) {
+  auto pages = std::make_unique<host::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  zr_coll writes = reduce(floats(pages->base(1), 0, 4096), one_);
+  const uint64_t number = pages->stage(writes);
+  disk.busy = true;
+  pages->unstage(number, true);
+  EXPECT_FALSE(disk.waiting.empty()) << "it is being written";
+  std::thread later([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    disk.finish();
+  });
+  pages.reset();
+  later.join();
+  rig_.expect_nothing_left();
+}
+
+TEST_F(PagesOnDisk, AreReadOnlyOnceTheCollectiveThatWritesThemHasLeft) {
+  host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  for (const bool accumulates : {false, true}) {
+    zr_coll writes = reduce(floats(pages.base(1), 0, 4096), one_);
+    const uint64_t number = pages.stage(writes);
+    fill(writes.dst, accumulates ? 4.0f : 3.0f);
+    const zr_view part = floats(pages.base(1), 1024, 1024);
+    zr_coll reads = accumulates ? reduce(part, other_, true) : gather(part, other_);
+    EXPECT_EQ(pages.stage(reads), CollectiveStaging::kNoCapacity);
+    zr_coll apart = gather(floats(pages.base(1), 4096, 1024), other_);
+    const uint64_t second = pages.stage(apart);
+    EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "there is room for one that reads something else";
+    pages.unstage(second, true);
+    pages.unstage(number, true);
+    const uint64_t third = pages.stage(reads);
+    ASSERT_NE(third, CollectiveStaging::kNoCapacity);
+    EXPECT_TRUE(all_are(accumulates ? reads.dst : reads.src, accumulates ? 4.0f : 3.0f));
+    pages.unstage(third, true);
+  }
+}
+
+// Parameters 2 and 3 stand in one block, which stays in memory.
+TEST_F(PagesOnDisk, ThatMeetInABlockDoNotWaitForOneAnother) {
+  host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  const zr_view first = floats(pages.base(1), 8192, 500), second = floats(pages.base(1), 8192 + 512, 600);
+  zr_coll before = reduce(second, one_), writes = reduce(first, one_), reads = gather(second, other_);
+  const uint64_t a = pages.stage(before);
+  fill(before.dst, 5);
+  pages.unstage(a, true);
+  const uint64_t b = pages.stage(writes);
+  fill(writes.dst, 6);
+  const uint64_t c = pages.stage(reads);
+  ASSERT_NE(c, CollectiveStaging::kNoCapacity);
+  EXPECT_TRUE(all_are(reads.src, 5));
+  pages.unstage(c, true);
+  pages.unstage(b, true);
+  zr_coll again = gather(first, other_);
+  const uint64_t d = pages.stage(again);
+  ASSERT_NE(d, CollectiveStaging::kNoCapacity);
+  EXPECT_TRUE(all_are(again.src, 6));
+  pages.unstage(d, true);
+}
+
+}  // namespace
+}  // namespace zr::test

@@ -1,0 +1,50 @@
+// OptimizerStates on a disk: what their maker took is given back, however it ends.
+#include "offload/optimizer_states.hpp"
+
+#include <gtest/gtest.h>
+
+#include "unit/core/offload/disk_rig.hpp"
+
+namespace zr::test {
+namespace {
+
+using host::OptimizerStates;
+using host::Tier;
+
+TEST(StatesOnDisk, StandWhereThePlanSaysAndGoWithAllTheyTook) {
+  DiskRig rig;
+  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  {
+    const OptimizerStates states(plan, rig.tiers, rig.ledger);
+    EXPECT_EQ(disk.slots.size(), 1u);
+    EXPECT_EQ(disk.announced.size(), 1u);
+    EXPECT_GT(rig.ledger.held(Tier::device), 0);
+    EXPECT_GT(rig.ledger.held(Tier::disk), rig.ledger.held(Tier::device)) << "two fifths stay";
+  }
+  rig.expect_nothing_left();
+}
+
+TEST(StatesOnDisk, LeaveNothingWhereTheDiskIsFull) {
+  DiskRig rig;
+  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  disk.reserves_left = 0;
+  try {
+    const OptimizerStates states(plan, rig.tiers, rig.ledger);
+    FAIL() << "there is no room";
+  } catch (const host::Failure& failure) {
+    EXPECT_STREQ(failure.what(), "offload 'disk' (disk): reserve: the disk is full");
+  }
+  rig.expect_nothing_left();
+}
+
+TEST(StatesOnDisk, LeaveNothingWhereMemoryIsShort) {
+  DiskRig rig;
+  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  const auto make = [&] { const OptimizerStates states(plan, rig.tiers, rig.ledger); };
+  EXPECT_EQ(rig.fails_for_memory(Tier::device, make), 2) << "an array each";
+  EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "tiles under way";
+  EXPECT_EQ(rig.fails_for_memory(Tier::disk, make), 2) << "arrays in one slot";
+}
+
+}  // namespace
+}  // namespace zr::test

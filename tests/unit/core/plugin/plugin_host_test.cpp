@@ -1,0 +1,196 @@
+#include "plugin/plugin_host.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/failure.hpp"
+#include "sample_keys.hpp"
+#include "zr/abi/optimizer.h"
+
+namespace zr::host {
+
+namespace {
+struct HostTest : testing::Test {
+  Ledger ledger;
+  ThreadPool pool{3};
+  PluginHost host{ledger, pool};
+  template <class Service>
+  const Service* service(const char* id) {
+    return static_cast<const Service*>(host.abi()->service(host.abi(), id));
+  }
+  int64_t held() {
+    int64_t sum = 0;
+    for (const auto& row : ledger.rows()) sum += row.now;
+    return sum;
+  }
+};
+
+Component plugin(const std::string& name) {
+  return Registry({ZR_BUILD_DIR "/tests/plugins/" + name}).load(Role::optimizer, "bad", "here");
+}
+JobConfig config_of(const Component& component, const std::string& toml = "") {
+  return Document::parse("optimizer = \"bad\"\n", "job.toml", {"optimizer.bad.rate=" + (toml.empty() ? "0.5" : toml)})
+      .check(keys_of(component.table->keys, component.table->n_keys, "optimizer.bad"), 1);
+}
+}  // namespace
+
+TEST_F(HostTest, LendsZeroedAlignedMemoryAndCountsIt) {
+  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{4095}, uint64_t{5} << 20}) {
+    for (const uint64_t align : {uint64_t{1}, uint64_t{4096}, uint64_t{4} << 20}) {
+      zr_view view{};
+      CallError error;
+      ASSERT_EQ(memory->alloc(host.abi(), bytes, align, "scratch", &view, &error), ZR_OK);
+      EXPECT_EQ(view.count, static_cast<int64_t>(bytes));
+      EXPECT_EQ(view.dtype, ZR_U8);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % std::max<uint64_t>(align, 64), 0u);
+      const auto* byte = static_cast<const unsigned char*>(view.data);
+      EXPECT_TRUE(std::all_of(byte, byte + bytes, [](unsigned char b) { return b == 0; }));
+      std::memset(view.data, 1, bytes);
+      EXPECT_EQ(held(), static_cast<int64_t>(bytes));
+      memory->free(host.abi(), &view);
+      EXPECT_EQ(held(), 0);
+    }
+  }
+}
+
+TEST_F(HostTest, CountsUnderTheKindATagNames) {
+  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
+  zr_view view{};
+  CallError error;
+  ASSERT_EQ(memory->alloc(host.abi(), 100, 64, "window: double buffer", &view, &error), ZR_OK);
+  memory->account(host.abi(), "arena", 1000);
+  const auto rows = ledger.rows();
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].kind, MemoryKind::gather_buffer);
+  EXPECT_EQ(rows[0].now, 100);
+  EXPECT_EQ(rows[1].kind, MemoryKind::communicator);
+  EXPECT_EQ(rows[1].now, 1000);
+  memory->free(host.abi(), &view);
+}
+
+TEST_F(HostTest, RefusesMemoryThatIsNotToBeHad) {
+  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
+  zr_view view{};
+  CallError error;
+  EXPECT_EQ(memory->alloc(host.abi(), uint64_t{1} << 60, 64, "the world", &view, &error), ZR_NOMEM);
+  EXPECT_STREQ(error.msg, "1152921504606846976 bytes for 'the world' are not to be had");
+  EXPECT_EQ(memory->alloc(host.abi(), 10, 48, "odd", &view, &error), ZR_INVALID);
+  EXPECT_STREQ(error.msg, "alignment 48 is no power of two");
+  EXPECT_EQ(memory->alloc(host.abi(), uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
+  EXPECT_STREQ(error.msg, "no memory for 'scratch' is at a multiple of 9223372036854775808");
+  EXPECT_EQ(view.data, nullptr);
+}
+
+TEST_F(HostTest, LendsNothingForNoBytes) {
+  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
+  zr_view view{&view, 7, 0, 0, {0, 0}};
+  CallError error;
+  ASSERT_EQ(memory->alloc(host.abi(), 0, 64, "empty", &view, &error), ZR_OK);
+  EXPECT_EQ(view.data, nullptr);
+  EXPECT_EQ(view.count, 0);
+  memory->free(host.abi(), &view);
+}
+
+TEST_F(HostTest, RunsTasksOnItsPool) {
+  const auto* tasks = service<zr_task_service>("zr.host.tasks/1");
+  EXPECT_EQ(tasks->width(host.abi()), 3u);
+  std::atomic<int64_t> sum{0};
+  tasks->parallel_for(
+      host.abi(), 1000, 10,
+      [](void* ctx, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) *static_cast<std::atomic<int64_t>*>(ctx) += i;
+      },
+      &sum);
+  EXPECT_EQ(sum, 999 * 1000 / 2);
+}
+
+TEST_F(HostTest, GivesTypedValuesOfATable) {
+  const auto* values = service<zr_config_service>("zr.host.config/1");
+  const JobConfig config = sample::check("", {"strategy.flat.bucket_bytes=1MiB", "optimizer.adam.fused=false"});
+  const ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")),
+      model(config.table("model"));
+  int64_t whole = 0;
+  EXPECT_EQ(values->get_int(strategy.abi(), "bucket_bytes", &whole), ZR_OK);
+  EXPECT_EQ(whole, 1 << 20);
+  double real = 0;
+  EXPECT_EQ(values->get_float(optimizer.abi(), "weight_decay", &real), ZR_OK);
+  EXPECT_EQ(real, 0.01);
+  int32_t flag = 1;
+  EXPECT_EQ(values->get_bool(optimizer.abi(), "fused", &flag), ZR_OK);
+  EXPECT_EQ(flag, 0);
+  const char* text = nullptr;
+  EXPECT_EQ(values->get_string(model.abi(), "kind", &text), ZR_OK);
+  EXPECT_STREQ(text, "gpt");
+  const double* list = nullptr;
+  uint32_t n = 0;
+  EXPECT_EQ(values->get_floats(optimizer.abi(), "betas", &list, &n), ZR_OK);
+  ASSERT_EQ(n, 2u);
+  EXPECT_EQ(list[1], 0.999);
+  EXPECT_EQ(values->get_int(optimizer.abi(), "betas", &whole), ZR_INVALID);
+  EXPECT_EQ(values->get_int(optimizer.abi(), "nothing", &whole), ZR_INVALID);
+}
+
+TEST_F(HostTest, OffersWhatRoomsAddAndRemembersWhatWasMissed) {
+  const int table = 3;
+  EXPECT_EQ(service<int>("zr.host.mine/1"), nullptr);
+  host.offer("zr.host.mine/1", &table);
+  EXPECT_EQ(service<int>("zr.host.mine/1"), &table);
+  EXPECT_EQ(host.take_missing_services(), std::vector<std::string>{"zr.host.mine/1"});
+  EXPECT_TRUE(host.take_missing_services().empty());
+  int mine = 0;
+  EXPECT_EQ(host.context("mine"), nullptr);
+  host.set_context("mine", &mine);
+  EXPECT_EQ(host.context("mine"), &mine);
+  EXPECT_EQ(&PluginHost::from_abi(host.abi()), &host);
+}
+
+TEST(PluginHost, IsStillThereForPluginsWhenItIsGone) {
+  const zr_host* kept = nullptr;
+  const zr_memory_service* memory = nullptr;
+  {
+    Ledger ledger;
+    ThreadPool pool(1);
+    const PluginHost host(ledger, pool);
+    kept = host.abi();
+    memory = static_cast<const zr_memory_service*>(kept->service(kept, "zr.host.memory/1"));
+  }
+  EXPECT_EQ(kept->service(kept, "zr.host.memory/1"), nullptr);
+  zr_view view{};
+  CallError error;
+  EXPECT_EQ(memory->alloc(kept, 10, 64, "late", &view, &error), ZR_STATE);
+}
+
+TEST(PluginHost, FreesWhatAPluginForgotAndSaysSo) {
+  Ledger ledger;
+  ThreadPool pool(1);
+  testing::internal::CaptureStderr();
+  {
+    PluginHost host(ledger, pool);
+    const Component leak = plugin("leak");
+    const Instance instance(host, leak, config_of(leak), "optimizer.bad");
+    EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "what it calls a window stands with the weights";
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "zeroth: warning: plug-ins did not give back 3.00 MiB of host memory; it is freed now\n");
+  EXPECT_TRUE(ledger.holders().empty());
+}
+
+TEST_F(HostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
+  const Component good = plugin("good");
+  {
+    const Instance one(host, good, config_of(good, "0.25"), "optimizer.bad");
+    EXPECT_EQ(*static_cast<double*>(one.self()), 0.25);
+    EXPECT_EQ(one.who("step"), "optimizer 'bad' (" ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so): step");
+    const Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup is not called again
+    EXPECT_EQ(*static_cast<double*>(two.self()), 0.75);
+    EXPECT_NE(one.api<zr_optimizer_api>(), nullptr);
+  }
+  const Instance again(host, good, config_of(good), "optimizer.bad");  // shut down, started again
+  EXPECT_EQ(*static_cast<double*>(again.self()), 0.5);
+}
+
+}  // namespace zr::host
