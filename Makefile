@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
 
-.PHONY: help setup build train test test-all matrix bench peers fuzz format lint clean
+.PHONY: help setup build train test test-all matrix bench peers fuzz format lint docs clean
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is'
@@ -69,6 +69,10 @@ lint: build  ## layout, names and mistakes, as errors (.clang-format, .clang-tid
 	  { grep -E '(error|warning): ' build/lint/log | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2; \
 	    echo 'lint: remedy: mend these; the whole of it is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
+
+docs:  ## the documentation as a site, with the reference of the public headers: build/site/index.html
+	@.ci/setup docs
+	@.ci/docs
 
 clean:  ## removes what was built; downloads (build/deps, build/data, build/peers) stay
 	@find build -mindepth 1 -maxdepth 1 ! -name deps ! -name data ! -name peers -exec rm -rf {} + 2>/dev/null || true

@@ -215,7 +215,7 @@ Found broken_scripts(const fs::path& root) {
 }
 
 Found strange_folders(const fs::path& root) {
-  static const std::set<std::string> allowed{"core",  "plugins", "sdk",  "tests", "examples",
+  static const std::set<std::string> allowed{"core", "plugins", "sdk", "tests", "examples", "docs", ".github",
                                              "build", "runs",    ".git", ".ci",   ".cache"};
   Found found;
   for (const fs::path& folder : Tree(root).folders("."))

@@ -257,7 +257,7 @@ TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, kElements * size, memory.data()});
       image.tensors.push_back({role, "w" + std::to_string(i), dtype, {kElements}, {}});
     }
-  host::save(scratch_.path("large"), image, host::alone(), {});
+  host::save(scratch_.path("large"), image, host::single_rank_comm(), {});
   const std::string limit = "prlimit --as=" + std::to_string(64 << 20) + " ";
   EXPECT_NE(shell(limit + "python3 -c 'bytearray(100 << 20)'").code, 0) << "the limit holds";
   const Outcome done = shell(limit + zeroth_bin() + "export large whole.safetensors --dtype fp32");

@@ -1,0 +1,58 @@
+#include "arch/words.hpp"
+
+#include <algorithm>
+#include <regex>
+#include <set>
+
+#include "arch/rules.hpp"
+
+namespace zr::arch {
+
+namespace {
+
+// The alternatives of a pattern for one of the two kinds of words; "" if there are none.
+std::string pattern_of(const std::vector<std::string>& lines, bool exact) {
+  std::string pattern;
+  for (const std::string& line : lines) {
+    if (line.empty() || line[0] == '#' || (line[0] == '=') != exact) continue;
+    pattern += (pattern.empty() ? "" : "|") + line.substr(exact ? 1 : 0);
+  }
+  return pattern.empty() ? "" : "(^|[^A-Za-z])(" + pattern + ")([^A-Za-z]|$)";
+}
+
+bool is_text(const fs::path& file) {
+  static const std::set<std::string> endings{".c",  ".h",   ".cpp", ".hpp",  ".cu",  ".cuh", ".cmake", ".in",
+                                             ".py", ".sh",  ".md",  ".toml", ".txt", ".yml", ".svg",   ""};
+  return endings.count(file.extension().string()) > 0;
+}
+
+}  // namespace
+
+std::vector<std::string> private_words(const fs::path& root, const fs::path& list) {
+  const auto words = lines_of(list);
+  std::vector<std::regex> wrong;
+  if (const std::string any = pattern_of(words, false); !any.empty()) wrong.emplace_back(any, std::regex::icase);
+  if (const std::string exact = pattern_of(words, true); !exact.empty()) wrong.emplace_back(exact);
+
+  std::vector<fs::path> files;
+  for (const char* folder : {"core", "plugins", "sdk", "tests", "examples", "docs", ".ci", ".github"}) {
+    if (!fs::exists(root / folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder))
+      if (entry.is_regular_file() && is_text(entry.path()) && entry.path().filename() != "words.txt")
+        files.push_back(entry.path());
+  }
+  for (const auto& entry : fs::directory_iterator(root))
+    if (entry.is_regular_file() && is_text(entry.path())) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+
+  std::vector<std::string> found;
+  for (const fs::path& file : files) {
+    const auto lines = lines_of(file);
+    for (std::size_t i = 0; i < lines.size(); ++i)
+      if (std::any_of(wrong.begin(), wrong.end(), [&](const auto& one) { return std::regex_search(lines[i], one); }))
+        found.push_back(fs::relative(file, root).string() + ":" + std::to_string(i + 1) + ": " + lines[i]);
+  }
+  return found;
+}
+
+}  // namespace zr::arch

@@ -1,0 +1,78 @@
+// docs/configuration.md is generated from the schema: the host's keys and those of the plug-ins in plugins/.
+// ZR_UPDATE_GOLDEN=1 rewrites it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "golden/cases.hpp"
+#include "plugin/plugin.hpp"
+
+namespace zr::host {
+namespace {
+
+const std::string kFile = ZR_SOURCE_DIR "/docs/configuration.md";
+
+std::string escaped(const std::string& text) {
+  std::string all;
+  for (const char c : text) all += c == '|' ? std::string("\\|") : std::string(1, c);
+  return all;
+}
+
+std::string default_text(const ConfigKey& key) {
+  if (key.def.empty()) return "required";
+  if (key.def[0] == '@') return "the value of `" + key.def.substr(1) + "`";
+  return "`" + key.def + "`";
+}
+
+std::string table_of(const std::vector<ConfigKey>& keys) {
+  std::string text = "| key | type | default | values | meaning |\n|---|---|---|---|---|\n";
+  for (const ConfigKey& key : keys)
+    text += "| `" + key.name + "` | " + std::string(type_text(key.type)) + (key.per_group ? ", per group" : "") + " | " +
+            escaped(default_text(key)) + " | " + escaped(range_text(key)) + " | " + escaped(key.meaning) + " |\n";
+  return text;
+}
+
+std::string generated() {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<ConfigKey>> tables;
+  const auto add = [&](const ConfigKey& key) {
+    if (!tables.count(key.table)) order.push_back(key.table);
+    tables[key.table].push_back(key);
+  };
+  for (const ConfigKey& key : host_keys()) add(key);
+  for (const PluginValidation& plugin : Registry({ZR_BUILD_DIR "/plugins"}).list())
+    for (const Component& component : plugin.components)
+      for (const ConfigKey& key :
+           keys_of(component.table->keys, component.table->n_keys,
+                   std::string(role_of(component)) + "." + component.table->id))
+        add(key);
+  std::string text =
+      "# Configuration reference\n\n"
+      "A job is one TOML file. This page lists every key of the host and of the plug-ins that Zeroth ships. It is generated "
+      "from the\nschema by a test, so it is complete. `zeroth explain FILE` shows the values of a job and where each one "
+      "comes from.\n\n"
+      "- Sizes are `\"32MiB\"`, `\"1.5GiB\"`, `\"100MB\"` or a number of bytes. Durations are `\"250ms\"`, `\"30s\"`, "
+      "`\"5min\"`, `\"2h\"`, `\"1d\"`.\n"
+      "- `key=value` on the command line overrides the file: `zeroth train job.toml train.steps=10`.\n"
+      "- A plug-in is chosen by `strategy = \"zero1\"`; its own keys are in `[strategy.zero1]`.\n"
+      "- `[[optimizer.groups]]` overrides keys for parameters whose names match: `match` (a pattern or several, `*` matches "
+      "any\n  characters), `lr_scale`, and the optimizer's keys of type \"per group\".\n"
+      "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` stands for the same characters in "
+      "both.\n";
+  for (const std::string& table : order)
+    text += "\n## " + (table.empty() ? std::string("Top level") : "`[" + table + "]`") + "\n\n" + table_of(tables[table]);
+  return text;
+}
+
+TEST(ConfigurationReference, MatchesTheSchema) {
+  const std::string text = generated();
+  if (golden::updates()) std::ofstream(kFile) << text;
+  std::ostringstream now;
+  now << std::ifstream(kFile).rdbuf();
+  EXPECT_EQ(now.str(), text) << kFile << " differs from the schema; ZR_UPDATE_GOLDEN=1 rewrites it";
+}
+
+}  // namespace
+}  // namespace zr::host
