@@ -217,7 +217,7 @@ void Engine::refresh() {
         if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
       return list;
     };
-    if (!before.session->agree_on_change(look, change)) return;
+    if (!before.session->refresh().agree_on_change(look, change)) return;
     *handed = before.session->hand_over(std::move(change));
     before.torch_model->hand_over();
   }
@@ -244,7 +244,7 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must be one number");
   state_->torch_model->check_trained(state_->module.parameters());
-  if (!session.checkpoint_dir().empty())  // a checkpoint may be due in step()
+  if (!session.checkpointer().dir().empty())  // a checkpoint may be due in step()
     state_->torch_model->check_buffers(state_->module.buffers());
   if (!loss.requires_grad())
     host::fail_user(
@@ -254,7 +254,7 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   session.begin_backward(loss.item<double>(), weight);
   try {
     // What weighs nothing is not scaled: its gradients are dropped as they arrive, even if they are not numbers.
-    const double factor = weight == 0 ? 1 : weight * session.loss_scale();
+    const double factor = weight == 0 ? 1 : weight * session.progress().loss_scale().value();
     // The scale is beyond fp16: a loss in it is widened first.
     const torch::Tensor wide = factor != 1 && loss.scalar_type() == torch::kHalf ? loss.to(torch::kFloat) : loss;
     torch::autograd::backward({factor == 1 ? wide : wide * factor}, {});
@@ -268,25 +268,23 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
 bool Engine::step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
-  if (state_->session->at_boundary()) {
-    if (state_->session->checkpoint_dir().empty())
+  if (state_->session->progress().at_boundary()) {
+    if (state_->session->checkpointer().dir().empty())
       state_->adopt_buffers();
     else
       state_->torch_model->check_buffers(state_->module.buffers());
   }
   return host::guard_host_call(call.text(), [&] { return state_->session->step(); });
 }
-bool Engine::done() const {
-  const host::Session& session = state_->live("done");
-  return session.step_index() >= steps() || session.stopped();
-}
+bool Engine::done() const { return state_->live("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
   return state_->collective("save", "", [&](host::Session& session, const State::Call&) {
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder's name is empty; name a folder for checkpoints");
-    return session.save(dir, session.config().integer("checkpoint.keep"), session.config().boolean("checkpoint.async"));
+    return session.checkpointer().save(dir, session.config().integer("checkpoint.keep"),
+                                       session.config().boolean("checkpoint.async"));
   });
 }
 
@@ -294,7 +292,8 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
   return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> LoadReport {
     if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
     state_->adopt_buffers();
-    host::LoadReport report = session.load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
+    host::LoadReport report =
+        session.checkpointer().load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),
@@ -323,26 +322,26 @@ void Engine::release(torch::ScalarType dtype) {
 void Engine::add_tokens(int64_t tokens) {
   host::Session& session = state_->live("add_tokens");
   if (tokens < 0) host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): a count is at least 0");
-  session.add_tokens(tokens);
+  session.progress().add_tokens(tokens);
 }
 int Engine::rank() const { return state_->live("rank").rank(); }
 int Engine::world() const { return state_->live("world").world(); }
-int Engine::accumulation() const { return state_->live("accumulation").accumulation(); }
+int Engine::accumulation() const { return state_->live("accumulation").progress().accumulation(); }
 int64_t Engine::micro_batch() const { return state_->live("micro_batch").config().integer("train.micro_batch"); }
 int64_t Engine::steps() const { return state_->live("steps").config().integer("train.steps"); }
-int64_t Engine::step_index() const { return state_->live("step_index").step_index(); }
+int64_t Engine::step_index() const { return state_->live("step_index").progress().step(); }
 int64_t Engine::micro_index() const { return state_->live("micro_index").micro_index(); }
 int64_t Engine::seed() const { return state_->live("seed").config().integer("train.seed"); }
-double Engine::last_loss() const { return state_->live("last_loss").last_loss(); }
-double Engine::loss_scale() const { return state_->live("loss_scale").loss_scale(); }
-double Engine::last_grad_norm() const { return state_->live("last_grad_norm").last_grad_norm(); }
+double Engine::last_loss() const { return state_->live("last_loss").progress().loss(); }
+double Engine::loss_scale() const { return state_->live("loss_scale").progress().loss_scale().value(); }
+double Engine::last_grad_norm() const { return state_->live("last_grad_norm").progress().grad_norm(); }
 torch::ScalarType Engine::dtype() const {
   state_->live("dtype");
   return torch_type(state_->dtype);
 }
 std::string Engine::weights_hash() {
-  return state_->collective("weights_hash", "",
-                            [](host::Session& session, const State::Call&) { return session.weights_hash(); });
+  return state_->collective(
+      "weights_hash", "", [](host::Session& session, const State::Call&) { return session.tensors().weights_hash(); });
 }
 void Engine::finish() {
   state_->collective("finish", "", [](host::Session& session, const State::Call&) { session.finish(); });
@@ -384,7 +383,7 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
-        session.read(index, role_of(kind), slot, tensor.data_ptr<float>());
+        session.tensors().read(index, role_of(kind), slot, tensor.data_ptr<float>());
         return tensor;
       });
 }
@@ -407,7 +406,7 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
       host::fail_user(text.str());
     }
     const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
-    session.write(index, role_of(kind), slot, values.data_ptr<float>());
+    session.tensors().write(index, role_of(kind), slot, values.data_ptr<float>());
   });
 }
 
@@ -417,7 +416,7 @@ torch::Tensor Engine::buffer(const std::string& name) {
                               const torch::Tensor own = state_->buffer(name);
                               torch::Tensor value = torch::empty(own.sizes(), own.options());
                               if (value.numel() == 0) return value;
-                              const std::string bytes = session.buffer(name);
+                              const std::string bytes = session.tensors().buffer(name);
                               if (bytes.size() != value.nbytes())
                                 host::fail_bug("buffer '" + name + "' has " + std::to_string(bytes.size()) +
                                                " bytes, not " + std::to_string(value.nbytes()));
@@ -436,7 +435,7 @@ void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
                           ", the buffer's is " + c10::str(own.sizes()));
         const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
         if (value.numel() > 0)
-          session.set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
+          session.tensors().set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
       });
 }
 

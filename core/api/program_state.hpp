@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "engine/session.hpp"
+#include "engine/setup.hpp"
 #include "zr/program.hpp"
 
 namespace zr {

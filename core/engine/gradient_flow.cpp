@@ -9,33 +9,33 @@
 
 namespace zr::host {
 
-GradientFlow::GradientFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, const CommRuntime& comm,
-                           bool overlap, std::recursive_mutex& lock, CallCheck check, const DiskBackedBuffers* pages)
-    : model_(model),
-      strategy_(strategy),
-      api_(strategy.api<zr_strategy_api>()),
-      plan_(plan),
-      comm_(comm),
+GradientFlow::GradientFlow(const StepContext& context, const DiskBackedBuffers* pages)
+    : context_(context),
+      model_(context.model),
+      strategy_(context.strategy),
+      api_(&context.strategy_api()),
+      plan_(context.plan),
+      comm_(context.comm),
       disk_buffers_(pages),
-      overlap_(overlap),
-      hold_(plan.input.hold_gradients),
-      last_(static_cast<uint32_t>(plan.input.accumulation) - 1),
-      mutex_(lock),
-      check_(std::move(check)) {
-  const std::size_t n = plan.input.parameters.size();
+      overlap_(context.config().boolean("gradients.overlap")),
+      hold_(context.plan.input.hold_gradients),
+      last_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
+  const std::size_t n = plan_.input.parameters.size();
   taken_.assign(n, 0);
   present_.assign(n, 0);
   touched_.assign(n, 0);
   model_.on_gradient([this](uint32_t param) { arrived(param); });
 }
 
+GradientFlow::~GradientFlow() { model_.on_gradient({}); }
+
 void GradientFlow::event(uint32_t kind) {
   CallError error;
-  check_(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
+  context_.check(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
 }
 
 void GradientFlow::begin(uint32_t micro, bool counts) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(context_.use);
   micro_ = micro;
   active_ = true;
   counts_ = counts;
@@ -53,7 +53,7 @@ void GradientFlow::begin(uint32_t micro, bool counts) {
 }
 
 bool GradientFlow::cancel() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(context_.use);
   active_ = false;
   if (std::any_of(taken_.begin(), taken_.end(), [](int64_t n) { return n > 0; })) return false;
   for (uint32_t param = 0; param < taken_.size(); ++param) model_.drop_gradient(param);
@@ -62,7 +62,7 @@ bool GradientFlow::cancel() {
 }
 
 void GradientFlow::arrived(uint32_t param) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(context_.use);
   const std::string& name = plan_.input.parameters[param].name;
   if (!active_)
     fail_user("a backward ran outside engine.backward() and gave '" + name +
@@ -94,7 +94,7 @@ bool GradientFlow::deliver(uint32_t param) {
                 "\"each_micro_step\", or "
                 "choose another strategy");
     }
-    check_(code, error, strategy_.who("grad_destination"));
+    context_.check(code, error, strategy_.who("grad_destination"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
         dst.dtype != plan_.input.grad_dtype)
       fail_bug(strategy_.who("grad_destination") + " gave '" + parameter.name + "' a place of " +
@@ -105,8 +105,8 @@ bool GradientFlow::deliver(uint32_t param) {
                 "whose sums stand apart, or a tier of memory");
     write(param, first, dst);
     if (!hold_ || micro_ == last_)
-      check_(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
-             strategy_.who("grad_ready"));
+      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
+                     strategy_.who("grad_ready"));
     taken += dst.count;
   }
   model_.drop_gradient(param);
@@ -143,7 +143,7 @@ void GradientFlow::deliver_waiting() {
 }
 
 void GradientFlow::end() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(context_.use);
   active_ = step_begun_ = false;
   for (std::size_t i = 0; i < present_.size(); ++i) touched_[i] |= counts_ && present_[i];
   // Last parameters first, as backward visits them: strategies fill buckets from the end.

@@ -1,27 +1,21 @@
 // From autograd to the strategy: each gradient is placed into a bucket as it appears, missing ones as zeros at the end.
 #pragma once
 
-#include <functional>
-#include <mutex>
 #include <vector>
 
-#include "comm/comm_runtime.hpp"
-#include "model/model.hpp"
+#include "engine/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
-#include "plan/plan.hpp"
-#include "plugin/plugin_host.hpp"
 
 namespace zr::host {
 
-/// Throws if a plug-in's call failed, with what the communicator knows if it was the cause.
-using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
-
+/// Training thread, except arrived(). Receives the model's gradients from its construction to its end.
 class GradientFlow {
  public:
-  /// All references outlive the flow. `overlap` false: nothing leaves before the backward has ended. `lock` is held
-  /// around every [use] call of the strategy. pages: where no gradient can be placed; or null.
-  GradientFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, const CommRuntime& comm, bool overlap,
-               std::recursive_mutex& lock, CallCheck check, const DiskBackedBuffers* pages);
+  /// All references outlive the flow. With gradients.overlap = false nothing leaves before the backward has ended.
+  /// pages: where no gradient can be placed; or null.
+  GradientFlow(const StepContext& context, const DiskBackedBuffers* pages);
+  ~GradientFlow();
+  GradientFlow(const GradientFlow&) = delete;
 
   /// A micro-step begins; 0 is the first of a step. `counts` false: its gradients are received, but zeros take their
   /// place.
@@ -52,6 +46,7 @@ class GradientFlow {
   void event(uint32_t kind);
   uint32_t seen_micro() const { return hold_ ? 0 : micro_; }  // by the strategy
 
+  const StepContext& context_;
   Model& model_;
   const Instance& strategy_;
   const zr_strategy_api* api_;
@@ -61,8 +56,6 @@ class GradientFlow {
   bool overlap_;
   bool hold_;      // gradients stay in their places until the last micro-step of a step
   uint32_t last_;  // that micro-step
-  std::recursive_mutex& mutex_;
-  CallCheck check_;
   uint32_t micro_ = 0;
   bool active_ = false, counts_ = true;
   bool step_begun_ = false;  // the strategy was told so, and no micro-step has ended since

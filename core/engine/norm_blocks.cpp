@@ -12,28 +12,27 @@ namespace {
 constexpr const char* kTag = "norm blocks";
 }  // namespace
 
-NormBlocks::NormBlocks(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan,
-                       const std::vector<UpdateSlice>& slices, Ledger& ledger, DiskBackedBuffers* disk_buffers,
-                       int64_t window)
-    : comm_(comm),
-      pool_(pool),
-      plan_(plan),
-      ledger_(ledger),
+NormBlocks::NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices,
+                       DiskBackedBuffers* disk_buffers, int64_t window)
+    : comm_(context.comm),
+      pool_(context.pool),
+      plan_(context.plan),
+      ledger_(context.ledger),
       disk_buffers_(disk_buffers),
-      blocks_(plan.norm_blocks),
+      blocks_(context.plan.norm_blocks),
       window_(window) {
   provides_.resize(blocks_.provided.size());
   int64_t first = 0;
   std::size_t slice = 0;
-  for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
+  for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
     first_block_.push_back(first);
-    const Parameter& parameter = plan.input.parameters[i];
+    const Parameter& parameter = plan_.input.parameters[i];
     if (parameter.frozen) continue;
-    for (const Segment& segment : plan.segments[i]) {
-      const int provider = blocks_.everywhere ? plan.rank : segment.owners.front();
+    for (const Segment& segment : plan_.segments[i]) {
+      const int provider = blocks_.everywhere ? plan_.rank : segment.owners.front();
       provides_[static_cast<std::size_t>(provider)].push_back(
           {first + segment.first / kNormBlock, norm_blocks_of(segment.count)});
-      if (provider == plan.rank) provide(i, segment, slices, slice);
+      if (provider == plan_.rank) provide(i, segment, slices, slice);
     }
     first += norm_blocks_of(parameter.count);
   }

@@ -5,11 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/ledger.hpp"
-#include "base/thread_pool.hpp"
-#include "comm/comm_runtime.hpp"
+#include "engine/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
-#include "plan/plan.hpp"
 #include "update/norm.hpp"
 #include "update/update.hpp"
 
@@ -17,10 +14,10 @@ namespace zr::host {
 
 class NormBlocks {
  public:
-  /// References outlive it; `slices` are this rank's. pages: where sums stand that are in no memory; null: there are
-  /// none. window: blocks that travel at a time.
-  NormBlocks(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-             Ledger& ledger, DiskBackedBuffers* pages = nullptr, int64_t window = kNormBlockWindow);
+  /// What it refers to outlives it; `slices` are this rank's. pages: where sums stand that are in no memory; null:
+  /// there are none. window: blocks that travel at a time.
+  NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages = nullptr,
+             int64_t window = kNormBlockWindow);
   ~NormBlocks();
   NormBlocks(const NormBlocks&) = delete;
 

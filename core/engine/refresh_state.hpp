@@ -12,6 +12,7 @@
 #include "config/config.hpp"
 #include "engine/run_recorder.hpp"
 #include "engine/stop_signal.hpp"
+#include "engine/training_progress.hpp"
 
 namespace zr::host {
 
@@ -27,14 +28,12 @@ struct ParameterChange {
 struct RefreshState {
   ParameterChange change;
   std::string folder;  // checkpoint of the old session; deleted by the new one
-  std::unique_ptr<RunRecorder> recorder;
-  std::unique_ptr<Trace> trace;
-  std::unique_ptr<StopSignal> stop_signal;
-  CommVolume communication;  // of this rank
+  std::shared_ptr<RunRecorder> recorder;
+  std::shared_ptr<Trace> trace;             // null: none
+  std::shared_ptr<StopSignal> stop_signal;  // null: none
+  CommVolume communication;                 // of this rank
   Overlap overlap{};
-  int64_t begun = 0, updates_before = 0;
-  bool stopped = false;
-  double loss = 0, grad_norm = 0;
+  TrainingProgress::Run run;
 };
 
 }  // namespace zr::host

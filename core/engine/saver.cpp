@@ -49,25 +49,28 @@ int64_t snapshot_bytes(const CheckpointContents& image) {
 
 Saver::Saver(std::shared_ptr<Control> control, Ledger& ledger) : control_(std::move(control)), ledger_(ledger) {}
 
-Saver::~Saver() {
+Saver::~Saver() { close(); }
+
+void Saver::close() {
   try {
     wait();
   } catch (const std::exception& failure) {
     log(ZR_LOG_ERROR, failure.what());
   }
   reserve(0);
+  locks_.clear();
 }
 
-CheckpointComm Saver::peers() {
-  if (control_->world() == 1) return single_rank_comm();
+CheckpointComm peers_of(const std::shared_ptr<Control>& of) {
+  if (of->world() == 1) return single_rank_comm();
   static std::atomic<uint64_t> talks{0};  // of all Engines of this process, which all ranks make in one order
   const std::string begin = "checkpoint." + std::to_string(++talks) + ".";
   const auto words = std::make_shared<int>(0);
   const auto key = [begin, words](int of) { return begin + std::to_string(*words) + "." + std::to_string(of); };
   CheckpointComm comm;
-  comm.rank = control_->rank();
-  comm.world = control_->world();
-  comm.gather = [control = control_, words, key](const std::string& mine) {
+  comm.rank = of->rank();
+  comm.world = of->world();
+  comm.gather = [control = of, words, key](const std::string& mine) {
     ++*words;
     std::vector<std::string> all;
     if (control->rank() != 0) {
@@ -78,7 +81,7 @@ CheckpointComm Saver::peers() {
     for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
     return all;
   };
-  comm.broadcast = [control = control_, words, key](const std::string& word) {
+  comm.broadcast = [control = of, words, key](const std::string& word) {
     ++*words;
     if (control->rank() != 0) return get_long(*control, key(control->rank()));
     for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), word);

@@ -16,6 +16,10 @@
 
 namespace zr::host {
 
+/// How the ranks of a job talk, by the control plane's store: once per save, load, or other decision. All ranks make
+/// them in the same order.
+CheckpointComm peers_of(const std::shared_ptr<Control>& control);
+
 /// Training thread only; all ranks call the same methods in the same order.
 class Saver {
  public:
@@ -23,8 +27,8 @@ class Saver {
   ~Saver();  // waits for what is being written
   Saver(const Saver&) = delete;
 
-  /// How the ranks talk, by the control plane's store: once per save or load.
-  CheckpointComm peers();
+  /// See peers_of().
+  CheckpointComm peers() { return peers_of(control_); }
   /// Takes `root` for this job, to its end. Throws Failure(user) on all ranks, naming the owner.
   void lock_folder(const std::string& root);
   /// Host memory for copies of such images, counted in the ledger. Throws Failure(environment).
@@ -39,6 +43,8 @@ class Saver {
   /// Returns when nothing is being written: true if a save ended well since the last call. Throws, once, what went
   /// wrong.
   bool wait();
+  /// Waits, logs what went wrong, and gives folders and memory back. Nothing can be saved any more.
+  void close();
 
  private:
   std::string write(const std::string& root, const CheckpointContents& image, int64_t keep, const CheckpointComm& comm);

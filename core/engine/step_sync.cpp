@@ -6,9 +6,12 @@
 
 namespace zr::host {
 
-StepSync::StepSync(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-                   Ledger& ledger, DiskBackedBuffers* pages)
-    : comm_(comm), norm_(comm, pool, plan, slices, ledger, pages) {}
+StepSync::StepSync(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages)
+    : comm_(context.comm), norm_(context, slices, pages) {
+  comm_.on_end([this](const zr_coll& coll, const void* dst) { norm_.arrived(coll.dst, dst); });
+}
+
+StepSync::~StepSync() { comm_.on_end({}); }
 
 namespace {
 // One rank's words, as bytes: the same length on all ranks.

@@ -5,12 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/ledger.hpp"
-#include "base/thread_pool.hpp"
-#include "comm/comm_runtime.hpp"
 #include "engine/norm_blocks.hpp"
+#include "engine/step_context.hpp"
 #include "engine/weight_digest.hpp"
-#include "plan/plan.hpp"
 #include "update/update.hpp"
 
 namespace zr::host {
@@ -31,11 +28,12 @@ struct GlobalStats {
   std::vector<WeightDigest::Digest> digests;  // by rank
 };
 
+/// Training thread. While it lives, the communicator's collectives report to norm() what they have summed.
 class StepSync {
  public:
-  /// References outlive the agreement; `slices` are this rank's; pages: see NormBlocks.
-  StepSync(CommRuntime& comm, ThreadPool& pool, const MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-           Ledger& ledger, DiskBackedBuffers* pages);
+  /// What it refers to outlives it; `slices` are this rank's; pages: see NormBlocks.
+  StepSync(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages);
+  ~StepSync();
   StepSync(const StepSync&) = delete;
 
   struct LocalStats {
@@ -48,6 +46,7 @@ class StepSync {
     WeightDigest::Digest digest{};
   };
   NormBlocks& norm() { return norm_; }
+  const NormBlocks& norm() const { return norm_; }
   /// Collective. Reads the slices' sums, which must be complete.
   GlobalStats exchange(const LocalStats& local);
 

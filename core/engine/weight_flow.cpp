@@ -9,35 +9,41 @@
 
 namespace zr::host {
 
-WeightFlow::WeightFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, CommRuntime& comm,
-                       std::recursive_mutex& lock, CallCheck check, std::function<void(uint32_t, const void*)> written)
-    : model_(model),
-      strategy_(strategy),
-      api_(strategy.api<zr_strategy_api>()),
-      plan_(plan),
-      comm_(comm),
-      lock_(lock),
-      check_(std::move(check)),
-      written_(std::move(written)) {
-  const auto& parameters = plan.input.parameters;
+WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
+    : context_(context),
+      state_(state),
+      model_(context.model),
+      strategy_(context.strategy),
+      api_(&context.strategy_api()),
+      plan_(context.plan),
+      comm_(context.comm) {
+  const auto& parameters = plan_.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const Piece& piece : plan.mine.weights)
+  for (const Piece& piece : plan_.mine.weights)
     unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
   for (uint32_t i = 0; i < unsharded.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
   users_.assign(unsharded.size(), 0);
   memory_.assign(unsharded.size(), nullptr);
   dirty_.assign(unsharded.size(), 0);
+  start();
+}
+
+WeightFlow::~WeightFlow() { model_.on_use({}); }
+
+void WeightFlow::updated() {
+  CallError error;
+  context_.check(api_->updated(strategy_.self(), &error), error, strategy_.who("updated"));
 }
 
 void WeightFlow::start() {
   model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
                  [this](uint32_t param, const void* full) {
-                   const std::lock_guard lock(lock_);
+                   const std::lock_guard lock(context_.use);
                    const CallScope call(comm_, "an in-place write to '" + plan_.input.parameters[param].name + "'");
                    comm_.barrier("shared weights");  // nobody reads what its owners are about to write
-                   written_(param, full);
+                   state_.store_full(param, full);
                    comm_.barrier("shared weights");
                  },
                  [this](const uint32_t* params, uint32_t n, bool begins) { scope(params, n, begins); }});
@@ -52,7 +58,7 @@ void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
   if (std::this_thread::get_id() != thread_)
     fail_user(name + ": called on another thread than the one that made the engine; use one thread for both");
   const std::string call = name + (begins ? "" : " at the end of its scope");
-  const std::lock_guard lock(lock_);
+  const std::lock_guard lock(context_.use);
   const CallScope scope(comm_, call);
   comm_.barrier(call.c_str());
 }
@@ -68,7 +74,7 @@ void WeightFlow::with_full(uint32_t param, const std::function<void(const void* 
 }
 
 void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
-  const std::lock_guard lock(lock_);
+  const std::lock_guard lock(context_.use);
   std::vector<uint32_t> absent;
   for (uint32_t i = 0; i < n; ++i)
     if (users_[params[i]] == 0) absent.push_back(params[i]);
@@ -81,9 +87,9 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
              plan_.input.parameters[absent[0]].name + "'";
     const CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
-    check_(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase, gathered.data(),
-                         nullptr, &error),
-           error, strategy_.who("acquire"));
+    context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase,
+                                 gathered.data(), nullptr, &error),
+                   error, strategy_.who("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
@@ -97,7 +103,7 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
 }
 
 void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
-  const std::lock_guard lock(lock_);
+  const std::lock_guard lock(context_.use);
   std::vector<uint32_t> unused;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t param = params[i];
@@ -109,14 +115,15 @@ void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
 
 void WeightFlow::detach(const std::vector<uint32_t>& params) {
   for (const uint32_t param : params) {
-    if (dirty_[param]) written_(param, memory_[param]);
+    if (dirty_[param]) state_.store_full(param, memory_[param]);
     dirty_[param] = 0;
     memory_[param] = nullptr;
     model_.attach(param, nullptr);
   }
   CallError error;
-  check_(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
-         error, strategy_.who("release"));
+  context_.check(
+      api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
+      error, strategy_.who("release"));
 }
 
 }  // namespace zr::host

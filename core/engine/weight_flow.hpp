@@ -1,28 +1,27 @@
 // From the strategy to operators: parameters that are not whole on this rank are made so around each use.
 #pragma once
 
+#include <atomic>
 #include <functional>
-#include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "engine/gradient_flow.hpp"
-#include "model/model.hpp"
-#include "plan/plan.hpp"
-#include "plugin/plugin_host.hpp"
+#include "engine/sharded_state.hpp"
+#include "engine/step_context.hpp"
 
 namespace zr::host {
 
+/// Any thread; calls of the strategy are serialised.
 class WeightFlow {
  public:
-  /// All references outlive the flow. `lock` is held around every [use] call of the strategy. `written(param, whole)`:
-  /// an operator wrote to a parameter in place; called before its memory goes.
-  WeightFlow(Model& model, const Instance& strategy, const MemoryPlan& plan, CommRuntime& comm,
-             std::recursive_mutex& lock, CallCheck check, std::function<void(uint32_t, const void*)> written);
+  /// Takes the memory of sharded parameters away; from here on they are gathered around each use, and what operators
+  /// wrote to them in place is stored in `state` before their memory goes. Both outlive the flow.
+  WeightFlow(const StepContext& context, ShardedState& state);
+  ~WeightFlow();
+  WeightFlow(const WeightFlow&) = delete;
 
-  /// Takes their memory away; from here on they are gathered around each use.
-  void start();
+  /// The optimizer, or a load, wrote new weights: the strategy sends them where they are needed. Collective.
+  void updated();
   /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
   void set_phase(uint32_t phase) { phase_ = phase; }
   /// Makes parameters whole, those that are not. Collective; every begin has one end. `phase`: see Model::Uses; within
@@ -39,14 +38,15 @@ class WeightFlow {
   void scope(const uint32_t* params, uint32_t n, bool begins);
   void detach(const std::vector<uint32_t>& params);
 
+  void start();
+
+  const StepContext& context_;
+  ShardedState& state_;
   Model& model_;
   const Instance& strategy_;
   const zr_strategy_api* api_;
   const MemoryPlan& plan_;
   CommRuntime& comm_;
-  std::recursive_mutex& lock_;
-  CallCheck check_;
-  std::function<void(uint32_t, const void*)> written_;
   std::vector<uint32_t> sharded_;  // no whole piece on this rank: not bound to memory
   std::atomic<uint32_t> phase_{ZR_FORWARD};
   const std::thread::id thread_ = std::this_thread::get_id();  // that trains

@@ -89,18 +89,18 @@ std::vector<Row> saves_and_loads(const std::string& toml, const std::string& fol
     std::string saved;
     for (const bool ours : {round % 2 == 0, round % 2 != 0}) {  // a disk is not the same to the second
       if (ours)
-        save = job.timed([&] { saved = job.session.save(folder + "/c", 0, false); });
+        save = job.timed([&] { saved = job.session.checkpointer().save(folder + "/c", 0, false); });
       else
         write = job.timed([&] { plain.write(); });
     }
-    const double load = job.timed([&] { job.session.load(saved, {}); });
+    const double load = job.timed([&] { job.session.checkpointer().load(saved, {}); });
     const double read = job.timed([&] { plain.read(); });
     job.timed([&] {
       forget(plain.path());
       if (comm.rank() == 0)
         for (const auto& file : fs::directory_iterator(saved)) forget(file.path());
     });
-    const double cold_load = job.timed([&] { job.session.load(saved, {}); });
+    const double cold_load = job.timed([&] { job.session.checkpointer().load(saved, {}); });
     const double cold_read = job.timed([&] { plain.read(); });
     if (round < 0) continue;
     writes.push_back(scene.gigabytes(write));
@@ -129,9 +129,9 @@ Row stall(const std::string& toml, const std::string& folder) {
   for (int round = -1; round < 5; ++round) {
     step();
     job.session.finish();  // what is being written is not this save's
-    const double save = job.timed([&] { job.session.save(folder + "/c", 1, false); });
+    const double save = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, false); });
     step();
-    const double aside = job.timed([&] { job.session.save(folder + "/c", 1, true); });
+    const double aside = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, true); });
     if (round < 0) continue;
     stalls.push_back(aside);
     whole.push_back(save);

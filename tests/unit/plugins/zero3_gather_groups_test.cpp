@@ -30,7 +30,7 @@ TEST(Zero3Cells, KnowABucketsSizeAndTheirOwnPartWithoutTheOtherRanks) {
       for (const int64_t persistent : {int64_t{0}, int64_t{6000}}) {
         const PlanInput in = input_of(random, world, bucket == 100000);
         for (const int rank : {0, world / 2, world - 1}) {
-          const PlanView view(in, rank);
+          const PlanInputView view(in, rank);
           const GatherGroups groups(view.in(), bucket, persistent);
           int64_t trainable = 0, covered = 0;
           for (const Parameter& p : in.parameters) trainable += p.frozen ? 0 : p.count;

@@ -151,7 +151,7 @@ class Zero3Gathers : public testing::Test {
 
   std::optional<Outside> out_;
   zr::host::PlanInput input_;
-  std::optional<zr::host::PlanView> view_;
+  std::optional<zr::host::PlanInputView> view_;
   std::optional<zero3::GatherGroups> groups_;
   std::optional<zero3::GatherScheduler> scheduler_;
 

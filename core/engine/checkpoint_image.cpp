@@ -1,0 +1,90 @@
+#include "engine/checkpoint_image.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "base/failure.hpp"
+#include "engine/safetensors_dtype.hpp"
+
+namespace zr::host {
+
+void each_tensor(const MemoryPlan& plan, const std::function<void(uint32_t param, TensorInfo tensor)>& fn) {
+  const auto of = [&](const Parameter& p, const std::string& role, zr_dtype dtype) {
+    return TensorInfo{role, p.name, safetensors_name(dtype), p.shape,
+                      role == "weight" ? p.aliases : std::vector<std::string>{}};
+  };
+  const auto& parameters = plan.input.parameters;
+  for (uint32_t i = 0; i < parameters.size(); ++i) {
+    fn(i, of(parameters[i], "weight", plan.input.weight_dtype));
+    if (parameters[i].frozen) continue;
+    if (plan.has_master) fn(i, of(parameters[i], "master", ZR_F32));
+    for (const zr_slot& slot : plan.input.slots)
+      fn(i, of(parameters[i], std::string("state.") + slot.name, slot.dtype));
+  }
+}
+
+namespace {
+Slab slab_of(ShardedState& state, uint32_t param, const TensorInfo& tensor, uint32_t index, int64_t first,
+             int64_t count) {
+  const int64_t size = stored_size(tensor.dtype);
+  Slab slab{index, first * size, count * size, state.memory_of(param, tensor.role, first, count), {}};
+  if (!slab.data)
+    slab.read = [&state, param, role = tensor.role, size, start = first](int64_t from, int64_t bytes, void* to) {
+      state.each_memory(param, role, start + from / size, bytes / size, OptimizerStates::Access::read,
+                        [&](const void* memory, int64_t at, int64_t n) {
+                          std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
+                                      static_cast<std::size_t>(n * size));
+                        });
+    };
+  return slab;
+}
+
+// Each buffer once, with the values that train.buffers declares; where ranks differ, each rank's own too.
+void add_buffers(const StepContext& context, CheckpointContents& image, ModelBuffers& buffers,
+                 const BufferValues& values) {
+  const auto aligned = [](int64_t bytes) {
+    return (bytes + CheckpointContents::kAlignment - 1) / CheckpointContents::kAlignment *
+           CheckpointContents::kAlignment;
+  };
+  const int rank = context.rank(), world = context.world();
+  const std::vector<ModelBuffer> own = buffers.own();
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const ModelBuffer& buffer = own[i];
+    if (stored_size(buffer.dtype) == 0)
+      fail_user("buffer '" + buffer.name + "' has the type " + buffer.dtype +
+                ", which safetensors files do not have; convert it, or keep it out of the module's buffers");
+    const bool declared = i < values.declared.size() && !values.declared[i].empty();
+    if (rank == 0 && buffer.bytes > 0)
+      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()),
+                             0,
+                             buffer.bytes,
+                             declared ? values.declared[i].data() : buffer.data,
+                             {}});
+    image.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+    if (!values.differing[i]) {
+      image.later_bytes += world > 1 ? aligned(buffer.bytes) : 0;
+      continue;
+    }
+    std::vector<int64_t> shape{world};
+    shape.insert(shape.end(), buffer.shape.begin(), buffer.shape.end());
+    image.slabs.push_back(
+        {static_cast<uint32_t>(image.tensors.size()), rank * buffer.bytes, buffer.bytes, buffer.data, {}});
+    image.tensors.push_back({kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
+  }
+}
+}  // namespace
+
+CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
+                            const BufferValues& values) {
+  CheckpointContents image;
+  each_tensor(context.plan, [&](uint32_t param, TensorInfo tensor) {
+    const auto index = static_cast<uint32_t>(image.tensors.size());
+    for (const auto& [first, count] : context.plan.saved_runs(param))
+      image.slabs.push_back(slab_of(state, param, tensor, index, first, count));
+    image.tensors.push_back(std::move(tensor));
+  });
+  add_buffers(context, image, buffers, values);
+  return image;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,206 @@
+#include "engine/checkpoint_loader.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "engine/checkpoint_image.hpp"
+#include "engine/safetensors_dtype.hpp"
+#include "update/cast.hpp"
+
+namespace zr::host {
+
+namespace {
+std::string who(const TensorInfo& tensor) { return tensor.role + " '" + tensor.name + "'"; }
+
+bool is_weight(const TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
+
+// What the file calls a weight of this model.
+std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames)
+    if (const auto theirs = rewrite_glob(name, rename.ours, rename.theirs)) return *theirs;
+  return name;
+}
+}  // namespace
+
+std::string list_of(const std::string& what, const std::vector<std::string>& names) {
+  if (names.empty()) return "";
+  std::string text = "; " + what + ": ";
+  for (std::size_t i = 0; i < names.size() && i < 5; ++i) text += (i ? ", " : "") + printable(names[i]);
+  return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
+}
+
+void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
+                   const std::vector<ModelBuffer>& buffers) {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters) {
+    names.push_back(parameter.name);
+    names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+  }
+  for (const ModelBuffer& buffer : buffers) names.push_back(buffer.name);
+  for (const Rename& rename : renames) {
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return matches_glob(name, rename.ours); }))
+      continue;
+    const std::string near = nearest(rename.ours, names);
+    fail_user(rename.origin.text() + ": checkpoint.rename: '" + rename.ours + "' matches no weight of the model" +
+              (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` stands for any run of characters");
+  }
+}
+
+CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const Checkpoint& from,
+                                   const LoadOptions& how, const ParameterChange* change)
+    : context_(context),
+      parts_of_(parts),
+      from_(from),
+      how_(how),
+      change_(change),
+      same_optimizer_(!how.weights_only && from.manifest().metadata.optimizer == context.setup.optimizer.table->id) {
+  report_.folder = from.folder();
+  match();
+}
+
+// The tensor of `from` for one of this model's, by any of its names; null: it has none.
+const SavedTensor* CheckpointLoader::saved_for(uint32_t param, const TensorInfo& tensor) const {
+  std::vector<std::string> names{tensor.name};
+  if (param != kNoParam) {
+    const auto& aliases = context_.plan.input.parameters[param].aliases;
+    names.insert(names.end(), aliases.begin(), aliases.end());
+  }
+  std::vector<std::string> roles{tensor.role};
+  if (tensor.role == "master" || (tensor.role == "buffer" && from_.foreign())) roles.emplace_back("weight");
+  for (const std::string& role : roles)  // fp32 is its own master
+    for (const std::string& name : names)
+      if (const SavedTensor* saved = from_.find(role, renamed(name, how_.renames))) return saved;
+  return nullptr;
+}
+
+void CheckpointLoader::match() {
+  std::set<const SavedTensor*> known;
+  const auto take = [&](uint32_t param, const TensorInfo& tensor) {
+    const bool state = tensor.role.starts_with("state.");
+    const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
+    const SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
+    known.insert(saved);
+    if (!saved && state) fresh_params_.insert(param);
+    if (!saved)
+      (state ? report_.fresh : report_.missing).push_back(who(tensor));
+    else if (saved->shape != tensor.shape)
+      report_.other_shape.push_back(who(tensor));
+    else
+      parts_.push_back({param, tensor, saved});
+  };
+  each_tensor(context_.plan, [&](uint32_t param, const TensorInfo& tensor) {
+    if (!how_.weights_only || is_weight(tensor)) take(param, tensor);
+  });
+  if (!change_)  // buffers stay in memory
+    for (const ModelBuffer& buffer : context_.model.buffers())
+      take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+  for (const SavedTensor& saved : from_.manifest().tensors) {
+    if (known.count(&saved) || saved.role == "master" || saved.role == kRankBuffer) continue;
+    if (saved.role.starts_with("state."))
+      report_.dropped.push_back(who(saved));
+    else
+      report_.unexpected.push_back(who(saved));
+  }
+}
+
+void CheckpointLoader::check() const {
+  const std::string& folder = from_.folder();
+  if (how_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
+    fail_user(folder + ": does not fit the model" + list_of("missing", report_.missing) +
+              list_of("of another shape", report_.other_shape) + list_of("unexpected", report_.unexpected) +
+              "; load with strict = false to take what fits");
+  if (how_.strict && same_optimizer_ && !(report_.fresh.empty() && report_.dropped.empty()))
+    fail_user(folder + ": does not fit the optimizer" + list_of("missing", report_.fresh) +
+              list_of("unexpected", report_.dropped) + "; load with strict = false, or the weights only");
+  for (const Part& part : parts_) {
+    if (part.saved->dtype == part.tensor.dtype) continue;
+    if (safetensors_float(part.saved->dtype) == ZR_NONE || safetensors_float(part.tensor.dtype) == ZR_NONE)
+      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype + ", the model has it in " +
+                part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
+    if (!how_.convert && part.tensor.role != "master")
+      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
+                (part.tensor.role == "weight" ? ", train.dtype wants " : ", this job wants ") + part.tensor.dtype +
+                "; set train.dtype to what it is, or load with convert = true, which rounds from the fp32 master");
+  }
+}
+
+// Elements [first, first + count) of this rank, in the type it is to have.
+void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count, void* to) const {
+  const SavedTensor* saved = part.saved;
+  const int64_t size = stored_size(part.tensor.dtype);
+  if (saved->dtype == part.tensor.dtype) return from_.read(*saved, first * size, count * size, to);
+  const SavedTensor* master = from_.find("master", saved->name);
+  const SavedTensor& source = master ? *master : *saved;
+  constexpr int64_t kRun = 256 * kNormBlock;
+  std::vector<char> staging(static_cast<std::size_t>(std::min(count, kRun)) * 4);
+  std::vector<float> wide(static_cast<std::size_t>(std::min(count, kRun)));
+  const zr_dtype has = safetensors_float(source.dtype), wants = safetensors_float(part.tensor.dtype);
+  for (int64_t at = 0; at < count; at += kRun) {
+    const int64_t n = std::min(kRun, count - at);
+    from_.read(source, (first + at) * size_of(has), n * size_of(has), staging.data());
+    upcast(staging.data(), has, n, wide.data());
+    downcast(wide.data(), n, wants, static_cast<char*>(to) + at * size);
+  }
+}
+
+// This rank's own values where the same number of ranks goes on with training; else those that train.buffers declares
+// of the ranks that saved it.
+void CheckpointLoader::read_buffer(const Part& part, const ModelBuffer& buffer) {
+  const int64_t count = buffer.bytes / stored_size(buffer.dtype);
+  const SavedTensor* ranks = from_.find(kRankBuffer, part.saved->name);
+  read_part(part, 0, count, buffer.data);
+  if (!ranks) return;  // else it was read only to be checked
+  Part of_rank = part;
+  of_rank.saved = ranks;
+  const auto read = [&](int r, void* to) { read_part(of_rank, r * count, count, to); };
+  const int saved = static_cast<int>(ranks->shape[0]);
+  const BufferRule rule = parts_of_.buffers.rule();
+  if ((saved == context_.world() && !how_.weights_only) || rule == BufferRule::per_rank)
+    read(context_.rank() % saved, buffer.data);
+  else if (rule == BufferRule::rank0)
+    read(0, buffer.data);
+  else
+    std::memcpy(buffer.data, mean_of_ranks(buffer.dtype, buffer.bytes, saved, read).data(),
+                static_cast<std::size_t>(buffer.bytes));
+}
+
+void CheckpointLoader::read() {
+  ShardedState& state = parts_of_.state;
+  const std::vector<ModelBuffer> own = parts_of_.buffers.own();
+  std::unordered_map<std::string, const ModelBuffer*> buffers;
+  for (const ModelBuffer& buffer : own) buffers.emplace(buffer.name, &buffer);
+  for (const Part& part : parts_) {
+    if (part.param == kNoParam) {
+      read_buffer(part, *buffers.at(part.tensor.name));
+    } else if (context_.plan.input.parameters[part.param].frozen) {
+      state.own_weights(part.param,
+                        [&](int64_t first, int64_t count, void* memory) { read_part(part, first, count, memory); });
+    } else {
+      for (const uint32_t u : state.units_of(part.param))
+        state.each_memory(part.param, part.tensor.role, state.slices()[u].first, state.slices()[u].count,
+                          OptimizerStates::Access::write,
+                          [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
+    }
+  }
+}
+
+void CheckpointLoader::each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {
+  for (const Part& part : parts_)
+    if (part.tensor.role == "weight") fn(part.param, part.saved->name);
+}
+
+LoadReport CheckpointLoader::report() const {
+  LoadReport report = report_;
+  if (how_.weights_only) {
+    report.fresh.clear();
+    report.dropped.clear();
+  }
+  return report;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,351 @@
+#include "engine/checkpointer.hpp"
+
+#include <cstring>
+#include <optional>
+
+#include "base/failure.hpp"
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "checkpoint/folder.hpp"
+#include "engine/checkpoint_choice.hpp"
+#include "engine/model_seed.hpp"
+#include "engine/planning.hpp"
+#include "engine/run_folder.hpp"
+
+namespace zr::host {
+
+Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& parts)
+    : context_(context), parts_(parts), saver_(context.setup.control, context.ledger) {}
+
+std::string Checkpointer::dir() const {
+  const std::string& dir = context_.config().text("checkpoint.dir");
+  return dir.empty() || context_.setup.engine.empty() ? dir : dir + "/" + context_.setup.engine;
+}
+
+void Checkpointer::prepare(bool first, bool on_signal) {
+  const std::string dir = this->dir();
+  if (dir.empty()) return;
+  const JobConfig& config = context_.config();
+  const int rank = context_.rank();
+  const bool periodic = config.integer("checkpoint.every") > 0;
+  if (first && periodic && config.integer("checkpoint.keep") == 1 && !parts_.name.others().empty() && rank == 0)
+    log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config.origin("checkpoint.keep").text() +
+                         ") with several engines: a job that ends between their saves leaves no checkpoints of one "
+                         "moment to resume from; set it to 2 or more");
+  if (periodic || on_signal) saver_.lock_folder(dir);
+  if (!snapshots(config)) return;
+  int64_t bytes = context_.plan.snapshot_bytes();
+  const std::vector<ModelBuffer> buffers = context_.model.buffers();
+  for (const ModelBuffer& buffer : buffers)
+    bytes += buffer.bytes * ((rank == 0 ? 1 : 0) + (context_.world() > 1 ? 1 : 0));
+  context_.ledger.plan(Tier::host, MemoryKind::snapshot, bytes);
+  CheckpointContents image =
+      image_of(context_, parts_.state, parts_.buffers, {std::vector<char>(buffers.size(), 0), {}});
+  saver_.reserve_for(image);
+}
+
+std::string Checkpointer::facts() {
+  CheckpointMetadata facts;
+  const auto& optimizer = context_.optimizer_api();
+  if (optimizer.save_globals) {
+    CallError error;
+    const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
+      static_cast<CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
+    };
+    context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &facts, &error), error,
+                   context_.optimizer.who("save_globals"));
+  }
+  const TrainingProgress& progress = parts_.progress;
+  for (const zr_slot& slot : context_.plan.input.slots) facts.slots.emplace_back(slot.name);
+  for (std::size_t i = 0; i < progress.param_steps().size(); ++i)
+    facts.parameter_steps[context_.plan.input.parameters[i].name] = progress.param_steps()[i];
+  const LossScale::State scale = progress.loss_scale().state();
+  facts.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
+  facts.last_step_applied = progress.last_step_applied();
+  facts.optimizer = context_.setup.optimizer.table->id;
+  facts.updates = progress.updates();
+  facts.samples = progress.samples();
+  facts.engines = parts_.name.others();
+  facts.seed = context_.config().integer("train.seed");
+  facts.world = context_.world();
+  facts.strategy = context_.setup.strategy.table->id;
+  facts.config = context_.config().to_toml();
+  return to_text(facts);
+}
+
+// The state now, with facts; until the save ends buffers_ keeps what it refers to.
+CheckpointContents Checkpointer::present() {
+  parts_.step_recorder.exclude([&] {
+    buffers_.differing = parts_.buffers.differing(context_.comm);
+    buffers_.declared = parts_.buffers.declared(context_.comm, buffers_.differing);
+  });
+  CheckpointContents now = image_of(context_, parts_.state, parts_.buffers, buffers_);
+  now.step = parts_.progress.step();
+  now.run = context_.setup.control->job_id();
+  now.metadata_json = facts();
+  now.last_step_applied = parts_.progress.last_step_applied();
+  return now;
+}
+
+std::string Checkpointer::save(const std::string& root, int64_t keep, bool async) {
+  const TrainingProgress& progress = parts_.progress;
+  if (progress.within_step())
+    fail_user(
+        "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
+        "saved; call it after a step");
+  progress.check_complete();
+  context_.model.check_scopes("engine.save()");
+  context_.comm.barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
+  settle();
+  by_config_ = false;
+  parts_.weights.forget_saved();
+  parts_.weights.compare();
+  CheckpointContents now = present();
+  std::string folder = root + "/" + checkpoint_name(progress.step());
+  saving_ = progress.step();
+  if (async && !progress.done()) {
+    saver_.save_async(root, std::move(now), keep);
+  } else {
+    folder = saver_.save(root, now, keep);
+    parts_.recorder.saved(progress.step());
+  }
+  buffers_ = {};
+  parts_.step_recorder.lap_checkpoint();
+  return folder;
+}
+
+std::string Checkpointer::save_for_refresh() {
+  settle();
+  parts_.weights.take_written();
+  const CheckpointContents now = present();
+  std::string folder = peers().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
+  if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
+  return saver_.save(folder + "/refresh", now, 0);
+}
+
+// What the save in the background came to, which is over now.
+void Checkpointer::settle() {
+  try {
+    if (saver_.wait()) parts_.recorder.saved(saving_);
+  } catch (const Failure& failure) {
+    if (!by_config_) throw;
+    not_saved(failure);
+  }
+}
+
+void Checkpointer::close() {
+  try {
+    settle();
+  } catch (const std::exception& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+  }
+  saver_.close();
+}
+
+// A checkpoint that nobody's code asked for was not written: said, counted, and training goes on. But no rank goes on
+// without its comm, nor with a tier that failed, on whichever rank: what stands there is not whole.
+void Checkpointer::not_saved(const Failure& failure) {
+  if (failure.exit() == Exit::peer_lost) throw failure;
+  const Tiers& tiers = parts_.state.tiers();
+  char failed = 0;
+  for (const auto& tier : tiers) failed |= tier && tier->failed();
+  const bool together = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;  // not at this rank's own end
+  for (const std::string& one :
+       together ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
+    if (one[0]) throw failure;
+  parts_.recorder.not_saved();
+  if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training goes on");
+}
+
+void Checkpointer::save_if_due(const GlobalStats& global) {
+  TrainingProgress& progress = parts_.progress;
+  const JobConfig& config = context_.config();
+  const std::string dir = this->dir();
+  const int64_t every = config.integer("checkpoint.every"), keep = config.integer("checkpoint.keep");
+  const bool ends = progress.step() == progress.steps() || global.stop;
+  if (global.stop && !progress.stopped()) {
+    progress.stop();
+    if (context_.rank() == 0)
+      log(ZR_LOG_INFO, std::string(::strsignal(global.stop)) + ": step " + std::to_string(progress.step()) +
+                           " is saved in " + dir + ", then the job ends; `zeroth train --resume` goes on");
+    parts_.recorder.stopped(global.stop);
+  }
+  const bool due = !dir.empty() && (progress.stopped() || (every > 0 && (progress.step() % every == 0 || ends)));
+  std::exception_ptr untold;
+  if (due || global.save_failed) try {
+      settle();
+    } catch (const Failure&) {
+      untold = std::current_exception();
+    }
+  if (due) try {
+      save(dir, keep, config.boolean("checkpoint.async"));
+      by_config_ = true;
+      parts_.weights.remember_saved();
+    } catch (const Failure& failure) {
+      if (ends) {  // what the run came to is lost: its exit code says so
+        parts_.recorder.not_saved();
+        throw;
+      }
+      not_saved(failure);
+    }
+  if (untold) std::rethrow_exception(untold);
+}
+
+// Opened, and looked through before a byte of it is used where something is lost otherwise.
+Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
+  const std::vector<std::string> all = checkpoints_to_try(path, how.fallback, peers());
+  for (std::size_t i = 0;; ++i) try {
+      std::optional<Checkpoint> from;
+      run_on_all_ranks(peers(), [&] {
+        from.emplace(all[i]);
+        if (parts_.progress.step() > 0 || how.fallback) from->verify([](int64_t) {}, context_.rank(), context_.world());
+      });
+      return std::move(*from);
+    } catch (const Failure& failure) {
+      const bool damaged = failure.exit() == Exit::user || failure.exit() == Exit::environment;
+      if (!damaged || i + 1 == all.size()) throw;
+      if (context_.rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; going back to " + all[i + 1]);
+    }
+}
+
+void Checkpointer::clear_states(uint32_t param) {
+  parts_.state.clear_states(param);
+  parts_.progress.set_param_steps(param, 0);
+}
+
+// Step, schedule, scale and what the optimizer keeps besides its states.
+void Checkpointer::take_facts(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change) {
+  const CheckpointMetadata& facts = from.manifest().metadata;
+  TrainingProgress& progress = parts_.progress;
+  progress.restore(from.manifest().step, facts.updates, facts.samples, facts.last_step_applied);
+  change ? parts_.name.at_step(progress.step()) : parts_.name.loaded(progress.step(), facts.engines);
+  found.each_weight([&](uint32_t param, const std::string& saved) {
+    const auto steps = facts.parameter_steps.find(saved);
+    const bool known = steps != facts.parameter_steps.end() && found.has_same_optimizer();
+    progress.set_param_steps(param, known ? steps->second : 0);
+  });
+  // A state that begins anew begins at its parameter's first step; the others of that parameter with it.
+  for (const uint32_t param : found.fresh_params()) clear_states(param);
+  const auto& scale = facts.loss_scale;
+  progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
+  parts_.gradients.watch(progress.loss_scale().watches());
+  const auto& optimizer = context_.optimizer_api();
+  if (found.has_same_optimizer() && optimizer.load_global)
+    for (const auto& [key, bytes] : facts.globals) {
+      CallError error;
+      context_.check(optimizer.load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
+                     error, context_.optimizer.who("load_global"));
+    }
+  if (!change) {
+    report_facts(from);
+    parts_.recorder.resume(progress.step());
+  }
+  seed_model(context_, progress);
+}
+
+void Checkpointer::report_facts(const Checkpoint& from) const {
+  if (context_.rank() != 0) return;
+  const CheckpointMetadata& facts = from.manifest().metadata;
+  const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
+  if (const int64_t own = context_.config().integer("train.seed"); facts.seed != own)
+    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(facts.seed) +
+                         ", from here on it is " + std::to_string(own) + ": another run than the one that goes on");
+  if (const int64_t own = step * context_.config().integer("train.global_batch"); samples != own)
+    log(ZR_LOG_WARN, from.folder() + ": has read " + std::to_string(samples) + " samples, " + std::to_string(step) +
+                         " steps of train.global_batch would be " + std::to_string(own) +
+                         ": a program that reads by step goes on at another sample");
+}
+
+LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked, const ParameterChange* change) {
+  TrainingProgress& progress = parts_.progress;
+  if (progress.within_step())
+    fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
+  context_.model.check_scopes("engine.load()");
+  context_.comm.barrier("before a checkpoint is loaded");  // nor does a peer read still what is written here
+  settle();
+  by_config_ = false;
+  parts_.weights.forget_saved();
+  parts_.weights.take_written();
+  check_renames(asked.renames, context_.plan.input.parameters, context_.model.buffers());
+  const Checkpoint from = open(path, asked);
+  LoadOptions how = asked;
+  how.weights_only |= from.foreign();
+  CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, how, change);
+  loader.check();
+  progress.begin_load();
+  parts_.recorder.forget_hash();
+  const int64_t chunk_bytes = from.largest_chunk();
+  context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", chunk_bytes);
+  try {
+    run_on_all_ranks(peers(), [&] { loader.read(); });
+  } catch (...) {
+    context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
+    throw;
+  }
+  context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
+  parts_.buffers.refresh(context_.comm);
+  parts_.step_recorder.exclude([&] { parts_.weights.publish(); });
+  if (how.weights_only)
+    for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
+  else
+    take_facts(from, loader, change);
+  progress.end_load();
+  LoadReport report = loader.report();
+  if (!change) report_load(report, how.weights_only ? -1 : from.manifest().step);
+  parts_.step_recorder.lap_checkpoint();
+  return report;
+}
+
+// What was not taken is never a secret.
+void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
+  if (context_.rank() != 0) return;
+  std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
+  text += list_of("missing", report.missing) + list_of("of another shape", report.other_shape) +
+          list_of("unexpected", report.unexpected);
+  log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN,
+      text);
+  const std::string optimizer = report.folder + ": optimizer '" + context_.setup.optimizer.table->id + "' ";
+  if (!report.fresh.empty()) log(ZR_LOG_WARN, optimizer + "starts fresh" + list_of("with", report.fresh));
+  if (!report.dropped.empty()) log(ZR_LOG_WARN, optimizer + "leaves" + list_of("unused", report.dropped));
+}
+
+void Checkpointer::begin() {
+  const JobConfig& config = context_.config();
+  LoadOptions how;
+  how.strict = config.boolean("checkpoint.strict");
+  how.convert = config.boolean("checkpoint.convert");
+  how.fallback = config.boolean("checkpoint.fallback");
+  const std::string dir = this->dir();
+  if (config.boolean("checkpoint.resume") && !dir.empty()) {
+    const CheckpointComm comm = peers();
+    std::string there;
+    run_on_all_ranks(comm, [&] {
+      if (comm.rank != 0) return;
+      if (path_exists(dir + "/" + kManifest))
+        fail_user(dir +
+                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to the folder above "
+                  "it");
+      if (!checkpoints_in(dir).empty()) there = "yes";
+    });
+    const bool found = comm.broadcast(there) == "yes";
+    if (found)
+      load(dir, how);
+    else if (comm.rank == 0)
+      report_no_checkpoint(dir);
+    if (comm.rank == 0)
+      for (const std::string& line : parts_.name.different_moments()) log(ZR_LOG_WARN, line);
+    if (found) return;
+  }
+  if (const std::string& init = config.text("checkpoint.init"); !init.empty()) {
+    how.weights_only = true;
+    how.renames = config.renames();
+    // A folder that engines of these names saved to has one folder for each.
+    const CheckpointComm comm = peers();
+    std::string own;
+    if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))
+      own = "/" + context_.setup.engine;
+    load(init + comm.broadcast(own), how);
+  }
+}
+
+}  // namespace zr::host

@@ -1,0 +1,72 @@
+#include "engine/initial_weights.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/dtype.hpp"
+
+namespace zr::host {
+
+namespace {
+constexpr const char* kTag = "start of training";
+
+void take_parameters(const StepContext& context, ShardedState& state, float* values) {
+  Model& model = context.model;
+  const std::vector<Parameter>& parameters = context.plan.input.parameters;
+  // `own` is rank 0's; to every rank, by way of memory that comm can read.
+  const auto take = [&](uint32_t param, const float* own) {
+    const int64_t count = parameters[param].count;
+    if (context.rank() == 0 && own != values) std::memcpy(values, own, static_cast<std::size_t>(count) * 4);
+    zr_coll broadcast{};
+    broadcast.op = ZR_BROADCAST;
+    broadcast.src = broadcast.dst = {values, count, ZR_F32, 0, {1, 0}};
+    broadcast.label = "rank 0's parameters";
+    context.comm.run_control(broadcast);
+    state.store(param, values);
+  };
+  if (model.deferred() > 0) {
+    const auto load = [&](uint32_t param, float* out) {
+      model.check_scope(param, "engine.get('" + parameters[param].name + "')");
+      state.read(param, LogicalRole::value, "", 0, parameters[param].count, out);
+    };
+    const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kTag, bytes); };
+    model.construct({values, take, load, account}, context.rank() == 0);
+    return;
+  }
+  for (uint32_t param = 0; param < parameters.size(); ++param) {
+    if (context.rank() == 0) model.read(param, values);
+    take(param, values);
+  }
+}
+
+void bind(const StepContext& context, const PlannedBuffers& buffers) {
+  const zr_dtype dtype = context.plan.input.weight_dtype;
+  for (const Piece& piece : context.plan.mine.weights) {
+    if (piece.shard || piece.count != context.plan.input.parameters[piece.param].count) continue;
+    const int64_t offset = piece.offset * size_of(dtype);
+    if (const void* reader = buffers.readers()[piece.buffer])
+      context.model.bind_shared(piece.param, static_cast<const char*>(reader) + offset, dtype);
+    else
+      context.model.bind(piece.param, static_cast<char*>(buffers.memory()[piece.buffer]) + offset, dtype);
+  }
+}
+}  // namespace
+
+void take_rank_zero(const StepContext& context, ShardedState& state) {
+  CommRuntime& comm = context.comm;
+  int64_t largest = 0;
+  for (const Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);
+  auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kTag));
+  take_parameters(context, state, values);
+  comm.free(values);
+  for (const ModelBuffer& buffer : context.model.buffers()) {
+    const std::string bytes =
+        comm.broadcast_bytes(std::string(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)),
+                             0, "rank 0's buffers");
+    std::memcpy(buffer.data, bytes.data(), bytes.size());
+  }
+  comm.barrier(kTag);  // shared weights are written by their owners
+  bind(context, state.buffers());
+}
+
+}  // namespace zr::host

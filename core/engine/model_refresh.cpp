@@ -1,0 +1,108 @@
+#include "engine/model_refresh.hpp"
+
+#include <filesystem>
+
+#include "base/failure.hpp"
+#include "base/log.hpp"
+#include "checkpoint/manifest.hpp"
+#include "engine/planning.hpp"
+
+namespace zr::host {
+
+namespace {
+// Equal on ranks whose models changed alike.
+std::string digest_of(const std::vector<Parameter>& parameters, const ParameterChange& change) {
+  std::string text;
+  for (const Parameter& p : parameters) {
+    text += p.name + (p.frozen ? " frozen" : "") + (change.fresh.count(p.name) ? " fresh" : "");
+    for (const int64_t size : p.shape) text += " " + std::to_string(size);
+    text += "\n";
+  }
+  for (const std::string& line : change.log) text += line + "\n";
+  for (const Rename& rename : change.renames) text += rename.theirs + " > " + rename.ours + "\n";
+  return hex(hash_of(text.data(), static_cast<int64_t>(text.size())));
+}
+}  // namespace
+
+void ModelRefresh::prepare_change(const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    work();
+  } catch (const std::exception& thrown) {
+    error = std::current_exception();
+    text = std::string("engine.refresh() failed on rank ") + std::to_string(context_.rank()) + ": " + thrown.what();
+  }
+  const CheckpointComm comm = peers_of(context_.setup.control);
+  std::string first;
+  for (const std::string& other : comm.gather(text))
+    if (first.empty()) first = other;
+  first = comm.broadcast(first);
+  if (error) std::rethrow_exception(error);
+  if (!first.empty()) fail_user(first);
+}
+
+bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(ParameterChange&)>& look,
+                                   ParameterChange& change) {
+  if (parts_.progress.within_step())
+    fail_user(
+        "engine.refresh() between engine.backward() and the engine.step() that ends its step; call it after a step");
+  if (parts_.buffers.in_evaluation())
+    fail_user("engine.refresh() within an Engine::Evaluation; end the evaluation first");
+  parts_.progress.check_complete();
+  std::vector<Parameter> parameters;
+  prepare_change([&] {
+    context_.model.verify();
+    context_.model.check_scopes("engine.refresh()");
+    parameters = look(change);
+  });
+  bool any = false;
+  std::string first;
+  const std::string mine = digest_of(parameters, change) + (change.any ? "!" : ".");
+  for (const std::string& one : context_.comm.all_gather_bytes(mine, "engine.refresh()")) {
+    if (first.empty()) first = one;
+    any |= one.back() == '!';
+    if (one.compare(0, one.size() - 1, first, 0, first.size() - 1) != 0)
+      fail_user(
+          "engine.refresh(): the model changed differently on the ranks (names, shapes, requires_grad or order of "
+          "its parameters, or its buffers); make the same changes on all ranks before the call");
+  }
+  if (!any) return false;
+  // What the new list makes impossible is an error before anything changes.
+  prepare_change([&] {
+    const int world = context_.world();
+    const Planner planner(context_.setup, parameters, world, context_.setup.control->local_world() == world);
+    const MemoryPlan plan = planner.plan(context_.rank());
+    const int64_t budget = context_.config().integer("memory.device_budget");
+    if (budget > 0 && plan.bytes() > budget)
+      fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.bytes(), ""));
+  });
+  return true;
+}
+
+RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& norm) {
+  context_.comm.barrier("engine.refresh()");
+  RefreshState all;
+  all.folder = checkpointer_.save_for_refresh();
+  if (context_.rank() == 0)
+    for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
+  all.change = std::move(change);
+  all.communication = parts_.step_recorder.volume();
+  all.overlap = parts_.step_recorder.overlap(parts_.gradients, norm);
+  all.run = parts_.progress.run();
+  return all;
+}
+
+void ModelRefresh::continue_from(const RefreshState& before) {
+  LoadOptions how;
+  how.strict = false;
+  how.renames = before.change.renames;
+  checkpointer_.load(before.folder, how, &before.change);
+  parts_.progress.continue_run(before.run);
+  context_.comm.barrier("engine.refresh()");  // all ranks have read
+  parts_.step_recorder.continue_from(before.communication, before.overlap);
+  std::error_code ignored;
+  if (context_.rank() == 0) std::filesystem::remove_all(std::filesystem::path(before.folder).parent_path(), ignored);
+}
+
+}  // namespace zr::host

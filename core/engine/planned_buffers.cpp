@@ -1,0 +1,78 @@
+#include "engine/planned_buffers.hpp"
+
+#include <algorithm>
+
+#include "base/dtype.hpp"
+#include "plan/disk_staging.hpp"
+
+namespace zr::host {
+
+namespace {
+MemoryKind kind_of(uint32_t role) {
+  return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD ? MemoryKind::weights
+         : role == ZR_ROLE_BUCKET                               ? MemoryKind::buckets
+         : role == ZR_ROLE_ALL_GATHER                           ? MemoryKind::gather_buffer
+                                                                : MemoryKind::gradients;
+}
+
+bool holds_weights(uint32_t role) {
+  return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD || role == ZR_ROLE_ALL_GATHER;
+}
+
+std::vector<LiveRuns> live_runs(const MemoryPlan& plan, const std::vector<void*>& buffers) {
+  std::vector<LiveRuns> live;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& buffer = plan.mine.buffers[i];
+    LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
+    for (const auto* pieces : {&plan.mine.weights, &plan.mine.reduced_gradients})
+      for (const Piece& piece : *pieces)
+        if (piece.buffer == i) runs.runs.emplace_back(piece.offset, piece.offset + piece.count);
+    std::sort(runs.runs.begin(), runs.runs.end());
+    if (!runs.runs.empty()) live.push_back(std::move(runs));
+  }
+  return live;
+}
+}  // namespace
+
+PlannedBuffers::PlannedBuffers(const RankContext& context, Tiers& tiers)
+    : context_(context), disk_buffers_(nullptr, HugePageDeleter{&context.comm}) {
+  const MemoryPlan& plan = context.plan;
+  if (plan_disk_staging(plan).any) {
+    disk_buffers_.reset(new DiskBackedBuffers(plan, tiers, context.comm, context.ledger));
+    context.comm.set_collective_staging(disk_buffers_.get());
+  }
+  for (const Buffer& buffer : plan.mine.buffers) {
+    allocate(buffer, plan.input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].tier);
+    views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, {1, 0}});
+  }
+  for (LiveRuns& live : live_runs(plan, memory_)) context.comm.set_live(std::move(live));
+}
+
+void PlannedBuffers::allocate(const Buffer& b, Tier tier) {
+  CommRuntime& comm = context_.comm;
+  const int64_t bytes = b.elements * size_of(b.dtype);
+  if (void* paged = disk_buffers_ ? disk_buffers_->base(memory_.size()) : nullptr) {
+    owned_.emplace_back(nullptr, Free{&comm});
+    memory_.push_back(paged);
+    readers_.push_back(nullptr);
+    return;
+  }
+  const void* reader = nullptr;
+  void* writer = nullptr;
+  if (b.alias)
+    std::tie(writer, reader) =
+        comm.allocate_shared(bytes, b.bytes(comm.rank(), comm.world()), Tier::device, kind_of(b.role), b.tag);
+  else
+    writer = comm.allocate(bytes, 64, tier, kind_of(b.role), b.tag);
+  owned_.emplace_back(writer, Free{&comm});
+  memory_.push_back(writer);
+  readers_.push_back(reader);
+}
+
+void PlannedBuffers::free_all_but_weights() {
+  disk_buffers_.reset();
+  for (std::size_t i = 0; i < owned_.size(); ++i)
+    if (!holds_weights(context_.plan.mine.buffers[i].role)) owned_[i].reset();
+}
+
+}  // namespace zr::host

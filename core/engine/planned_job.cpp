@@ -1,0 +1,130 @@
+#include "engine/planned_job.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/failure.hpp"
+#include "base/text.hpp"
+#include "engine/job_checks.hpp"
+#include "engine/machine_profile.hpp"
+#include "engine/memory_budget.hpp"
+#include "engine/planning.hpp"
+#include "engine/run_folder.hpp"
+
+namespace zr::host {
+
+namespace {
+// job.threads, else what `zeroth launch` gave this rank, else its share of the cores this process may use.
+int threads_of(const JobConfig& config, const Control& control) {
+  if (const int64_t set = config.integer("job.threads"); set > 0) return static_cast<int>(set);
+  if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
+  cpu_set_t set;
+  const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return std::max(1, cores / control.local_world());
+}
+
+std::chrono::milliseconds timeout_of(const JobConfig& config) {
+  return std::chrono::milliseconds(static_cast<int64_t>(config.number("communicator.timeout") * 1e3));
+}
+
+std::unique_ptr<const Instance> make_communicator(PluginHost& host, const Setup& setup) {
+  if (!setup.communicator) return nullptr;
+  return std::make_unique<Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
+}
+
+// Tiers are offered what the host knows of communication and of the machine.
+std::vector<std::unique_ptr<Instance>> make_tiers(PluginHost& host, const Setup& setup) {
+  offer_async(host);
+  offer_machine_profile(host);
+  std::vector<std::unique_ptr<Instance>> tiers;
+  for (const Component& tier : setup.tiers)
+    tiers.push_back(std::make_unique<Instance>(host, tier, setup.config, table_of(tier)));
+  return tiers;
+}
+
+MemoryPlan plan_of(const PlannedJob& job, const Model& model) {
+  const Setup& setup = job.setup;
+  const Control& control = *setup.control;
+  PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
+  add_tiers(input, setup, job.tiers, control.local_world(),
+            communicator_bytes(job.communicator_instance(), control.world()).value_or(0),
+            granularity_of(job.optimizer) == ZR_ELEMENTWISE);
+  input.alias =
+      control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
+  return make_plan(input, control.rank(), strategy_plan(job.strategy));
+}
+
+std::unordered_map<std::string, uint32_t> index_of(const std::vector<Parameter>& parameters) {
+  std::unordered_map<std::string, uint32_t> index;
+  for (uint32_t i = 0; i < parameters.size(); ++i) {
+    index.emplace(parameters[i].name, i);
+    for (const std::string& alias : parameters[i].aliases) index.emplace(alias, i);
+  }
+  return index;
+}
+
+// Before a communicator is opened.
+CommRuntime::Options checked(PlannedJob& job, const Model& model) {
+  check_strategy(job);
+  check_optimizer(job);
+  check_offload(job.config(), job.plan, job.setup.strategy.table->id);
+  check_budget(job.setup, job.plan, model.parameters(), job.communicator_instance());
+  job.plan.add_to(job.ledger);
+  if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
+    const PlanContext context = plan_context_of(job.setup, job.communicator_instance(), job.world());
+    const std::string title =
+        "plan: " + std::string(job.setup.strategy.table->id) + " + " + job.setup.optimizer.table->id;
+    std::fputs(job.plan.text(title, context).c_str(), stdout);
+    std::fflush(stdout);
+  }
+  CommRuntime::Options options;
+  options.timeout = timeout_of(job.config());
+  return options;
+}
+
+// Throws what the host failed with below a plug-in's call, else what the plug-in says.
+CallCheck check_of(CommRuntime& comm, PluginHost& host) {
+  return [&comm, &host](zr_code code, const zr_error& error, const std::string& who) {
+    if (code == ZR_OK) return;
+    if (const auto failure = comm.take_failure()) std::rethrow_exception(failure);
+    if (const auto failure = host.take_failure()) std::rethrow_exception(failure);
+    check(code, error, who);
+  };
+}
+}  // namespace
+
+PlannedJob::PlannedJob(Setup of, Model& model, std::shared_ptr<Trace> spans)
+    : setup(std::move(of)),
+      name(setup.engine, run_folder(config(), setup.engine), config().text("checkpoint.dir")),
+      pool(threads_of(config(), *setup.control)),
+      host(ledger, pool),
+      trace(spans                           ? std::move(spans)
+            : config().boolean("job.trace") ? std::make_shared<Trace>(rank())
+                                            : nullptr),
+      services(host, *setup.control, run_folder(config(), setup.engine), timeout_of(config())),
+      strategy(host, setup.strategy, config(), table_of(setup.strategy)),
+      optimizer(host, setup.optimizer, config(), table_of(setup.optimizer)),
+      communicator(make_communicator(host, setup)),
+      tiers(make_tiers(host, setup)),
+      plan(plan_of(*this, model)),
+      index(index_of(plan.input.parameters)),
+      comm(host, setup.control, communicator_instance(), checked(*this, model)),
+      context{{comm, pool, plan, ledger}, setup, model, strategy, optimizer, check_of(comm, host), use} {
+  compare_ranks(*this, model);
+  comm.set_trace(trace.get());
+}
+
+uint32_t PlannedJob::find(const std::string& parameter) const {
+  if (const auto found = index.find(parameter); found != index.end()) return found->second;
+  std::vector<std::string> names;
+  for (const Parameter& p : plan.input.parameters) names.push_back(p.name);
+  const std::string near = nearest(parameter, names);
+  fail_user("the model has no parameter '" + printable(parameter) + "'" +
+            (near.empty() ? "" : "; did you mean '" + near + "'?"));
+}
+
+}  // namespace zr::host

@@ -1,0 +1,342 @@
+#include "engine/sharded_state.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/dtype.hpp"
+#include "base/failure.hpp"
+#include "checkpoint/manifest.hpp"
+#include "engine/initial_weights.hpp"
+#include "update/cast.hpp"
+
+namespace zr::host {
+
+namespace {
+Tiers open_tiers(PluginHost& host, std::vector<std::unique_ptr<Instance>> instances, Trace* trace) {
+  Tiers tiers(1);  // the device
+  for (auto& instance : instances) {
+    tiers.push_back(std::make_unique<TierStore>(host, std::move(instance), static_cast<int>(tiers.size())));
+    tiers.back()->set_trace(trace);
+  }
+  return tiers;
+}
+
+// Where the elements [first, first + count) and [from, from + n) are both.
+std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, int64_t n) {
+  const int64_t begin = std::max(first, from);
+  return {begin, std::max<int64_t>(0, std::min(first + count, from + n) - begin)};
+}
+}  // namespace
+
+ShardedState::ShardedState(const StepContext& context, PluginHost& host, std::vector<std::unique_ptr<Instance>> tiers,
+                           Trace* trace)
+    : context_(context),
+      plan_view_(context.plan.input, context.rank()),
+      tiers_(open_tiers(host, std::move(tiers), trace)),
+      buffers_(context, tiers_),
+      release_{context.model, buffers_},
+      states_(context.plan, tiers_, context.ledger) {
+  if (trace)
+    states_.on_wait([trace](const char* what, Trace::Time begin) {
+      trace->span("training", what, begin, Trace::Time::clock::now());
+    });
+  make_slices();
+  bind_strategy();
+  take_rank_zero(context_, *this);
+}
+
+// The model takes memory of its own for its weights: what they did not stand in goes before.
+ShardedState::ModelRelease::~ModelRelease() {
+  buffers.free_all_but_weights();
+  model.limit_temporaries(0, {});  // that memory is not part of the job's budget
+  model.release();
+}
+
+// One for each piece of sums, or each part of it whose states stand on one place.
+void ShardedState::make_slices() {
+  const MemoryPlan& plan = context_.plan;
+  const RankPlan& mine = plan.mine;
+  const std::vector<zr_view>& views = buffers_.views();
+  const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
+  weights_of_ = ByParam(mine.weights, params);
+  for (std::size_t i = 0; i < mine.reduced_gradients.size(); ++i) {
+    const Piece& sum = mine.reduced_gradients[i];
+    const Piece* weight = nullptr;
+    for (const uint32_t w : weights_of_[sum.param]) {
+      const Piece& one = mine.weights[w];
+      if (!weight && one.first <= sum.first && sum.first + sum.count <= one.first + one.count) weight = &one;
+    }
+    if (!weight)
+      fail_bug(context_.strategy.who("plan") + " updates '" + plan.input.parameters[sum.param].name +
+               "' where it has no weights");
+    for (const StateRun& run : states_.runs(mine.state_offset[i], sum.count)) {
+      const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
+      UpdateSlice slice{sum.param, first,
+                        run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                        {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
+                        {},        run.first,
+                        run.tier};
+      for (std::size_t a = 0; a < arrays; ++a) {
+        const zr_view view = states_.view(a, run.first, run.count);
+        if (plan.has_master && a == 0)
+          slice.master = view;
+        else
+          slice.slots.push_back(view);
+      }
+      if (states_.in_memory(run.tier)) (run.tier == 0 ? direct_ : staged_).push_back(slice);
+      slices_.push_back(std::move(slice));
+    }
+  }
+  slices_of_ = ByParam(slices_, params);
+}
+
+void ShardedState::bind_strategy() {
+  const std::vector<zr_view>& views = buffers_.views();
+  const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), context_.comm.ref()};
+  CallError error;
+  context_.check(context_.strategy_api().bind(context_.strategy.self(), &plan_view_.in(), &bind, &error), error,
+                 context_.strategy.who("bind"));
+}
+
+std::vector<const UpdateSlice*> ShardedState::bound_units() const {
+  std::vector<const UpdateSlice*> bound;
+  for (const UpdateSlice& slice : slices_)
+    for (const uint32_t w : weights_of_[slice.param])
+      if (const Piece& piece = context_.plan.mine.weights[w];
+          !piece.shard && piece.count == context_.plan.input.parameters[slice.param].count &&
+          !buffers_.readers()[piece.buffer])
+        bound.push_back(&slice);
+  return bound;
+}
+
+TierWaits ShardedState::waits() const {
+  TierWaits all = states_.waits();
+  if (const DiskBackedBuffers* pages = buffers_.pages()) {
+    all.read += pages->waits().read;
+    all.write += pages->waits().write;
+  }
+  return all;
+}
+
+// What a role is of a slice: an array of its states, or memory that stands by itself.
+std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::string& slot) const {
+  if (role == LogicalRole::value && context_.plan.has_master) return master_array();
+  if (role != LogicalRole::state) return {};
+  const std::vector<zr_slot>& slots = context_.plan.input.slots;
+  std::string list;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slot == slots[i].name) {
+      if (slots[i].shape != ZR_SLOT_LIKE_PARAM || slots[i].dtype != ZR_F32)
+        fail_user("optimizer state '" + slot + "' is not an fp32 tensor like its parameter");
+      return slot_array(i);
+    }
+    list += (list.empty() ? "" : ", ") + std::string(slots[i].name);
+  }
+  fail_user("optimizer '" + std::string(context_.setup.optimizer.table->id) + "' has no state '" + slot +
+            "'; it has: " + (list.empty() ? "none" : list));
+}
+
+void ShardedState::visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+                         OptimizerStates::Access use, const Visit& fn) {
+  const int64_t skip = slice.state - slice.first;
+  states_.visit(array, first + skip, count, use, "states of '" + context_.plan.input.parameters[slice.param].name + "'",
+                [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
+}
+
+void ShardedState::reach(const zr_view& view, OptimizerStates::Access use, uint32_t param, const Visit& fn) {
+  if (!pages() || !pages()->holds(view.data)) return fn(view.data, 0, view.count);
+  pages()->visit(view, use, "weights or sums of '" + context_.plan.input.parameters[param].name + "'", fn);
+}
+
+zr_view ShardedState::weights_at(const Piece& piece, int64_t first, int64_t count) const {
+  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  char* const memory = static_cast<char*>(buffers_.memory()[piece.buffer]);
+  return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, {1, 0}};
+}
+
+void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
+                        float* out) {
+  const MemoryPlan& plan = context_.plan;
+  const Parameter& parameter = plan.input.parameters[param];
+  const auto array = array_of(role, slot);
+  for (const uint32_t u : slices_of_[param]) {
+    const UpdateSlice& slice = slices_[u];
+    const auto [from, n] = common(first, count, slice.first, slice.count);
+    if (n == 0) continue;
+    if (array) {
+      visit(slice, *array, from, n, OptimizerStates::Access::read, [&](void* memory, int64_t at, int64_t some) {
+        std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
+      });
+      continue;
+    }
+    const zr_view view = part_of(role == LogicalRole::value ? slice.weight : slice.grad, from - slice.first, n);
+    reach(view, OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
+      upcast(memory, view.dtype, some, out + (from - first) + at);
+    });
+  }
+  if (parameter.frozen)
+    for (const uint32_t w : weights_of_[param]) {
+      const Piece& piece = plan.mine.weights[w];
+      const auto [from, n] = common(first, count, piece.first, piece.count);
+      if (n == 0) continue;
+      reach(weights_at(piece, from, n), OptimizerStates::Access::read, param,
+            [&](const void* values, int64_t at, int64_t some) {
+              upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
+            });
+    }
+  for (const Segment& segment : plan.segments[param]) {
+    const auto [from, n] = common(first, count, segment.first, segment.count);
+    if (n == 0 || segment.owners.size() == static_cast<std::size_t>(context_.world())) continue;
+    zr_coll broadcast{};
+    broadcast.op = ZR_BROADCAST;
+    broadcast.root = segment.owners.front();
+    broadcast.src = broadcast.dst = {out + (from - first), n, ZR_F32, 0, {1, 0}};
+    broadcast.label = parameter.name.c_str();
+    context_.comm.run_control(broadcast);
+  }
+}
+
+void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
+  const auto array = array_of(LogicalRole::state, slot);
+  for (const uint32_t u : slices_of_[param])
+    visit(slices_[u], *array, slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+          [&](void* memory, int64_t from, int64_t count) {
+            std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
+          });
+}
+
+void ShardedState::own_weights(uint32_t param,
+                               const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
+  for (const uint32_t w : weights_of_[param]) {
+    const Piece& piece = context_.plan.mine.weights[w];
+    if (!buffers_.readers()[piece.buffer]) {
+      reach(weights_at(piece, piece.first, piece.count), OptimizerStates::Access::write, param,
+            [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
+    } else if (context_.plan.input.parameters[param].frozen) {
+      if (context_.rank() == 0) fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
+    } else {
+      for (const uint32_t u : slices_of_[param])
+        fn(slices_[u].first, slices_[u].count, weights_at(piece, slices_[u].first, slices_[u].count).data);
+    }
+  }
+}
+
+void ShardedState::store(uint32_t param, const float* values) {
+  for (const uint32_t u : slices_of_[param])
+    if (context_.plan.has_master)
+      visit(slices_[u], master_array(), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+            [&](void* memory, int64_t first, int64_t count) {
+              std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+            });
+  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+    downcast(values + first, count, context_.plan.input.weight_dtype, memory);
+  });
+}
+
+void ShardedState::store_full(uint32_t param, const void* full) {
+  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  const auto at = [&](int64_t first) { return static_cast<const char*>(full) + first * size_of(dtype); };
+  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+    const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
+    if (std::memcmp(memory, at(first), bytes) == 0) return;  // a scope that only read
+    std::memcpy(memory, at(first), bytes);
+    stored_.insert(param);
+  });
+}
+
+std::set<uint32_t> ShardedState::take_stored() { return std::exchange(stored_, {}); }
+
+uint64_t ShardedState::hash_of_weights(const UpdateSlice& slice) {
+  Hash hash;
+  reach(slice.weight, OptimizerStates::Access::read, slice.param,
+        [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(slice.weight.dtype)); });
+  return hash.value();
+}
+
+bool ShardedState::adopt_master(const UpdateSlice& slice) {
+  if (!context_.plan.has_master) return false;
+  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  bool changed = false;
+  reach(slice.weight, OptimizerStates::Access::read, slice.param, [&](const void* weights, int64_t at, int64_t some) {
+    const int64_t begin = slice.first + at;
+    visit(slice, master_array(), begin, some, OptimizerStates::Access::modify,
+          [&](void* memory, int64_t first, int64_t count) {
+            changed |= sync_master_from_weights(static_cast<const char*>(weights) + (first - begin) * size_of(dtype),
+                                                dtype, count, static_cast<float*>(memory));
+          });
+  });
+  return changed;
+}
+
+void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
+                               OptimizerStates::Access use, const Visit& fn) {
+  const MemoryPlan& plan = context_.plan;
+  int64_t at = first;
+  const int64_t end = first + count;
+  for (const uint32_t u : slices_of_[param]) {
+    const UpdateSlice& slice = slices_[u];
+    if (at >= end || at < slice.first || at >= slice.first + slice.count) continue;
+    const int64_t n = std::min(end, slice.first + slice.count) - at;
+    if (role == "weight") {
+      reach(part_of(slice.weight, at - slice.first, n), use, param,
+            [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
+    } else {
+      std::size_t array = master_array();
+      for (std::size_t i = 0; i < plan.input.slots.size(); ++i)
+        if (role == std::string("state.") + plan.input.slots[i].name) array = slot_array(i);
+      visit(slice, array, at, n, use, fn);
+    }
+    at += n;
+  }
+  for (const uint32_t w : weights_of_[param]) {
+    const Piece& piece = plan.mine.weights[w];
+    if (at >= end || at < piece.first || at >= piece.first + piece.count) continue;
+    const int64_t n = std::min(end, piece.first + piece.count) - at;
+    reach(weights_at(piece, at, n), use, param,
+          [&](void* values, int64_t first_of, int64_t some) { fn(values, at + first_of, some); });
+    at += n;
+  }
+  if (at < end)
+    fail_bug("rank " + std::to_string(context_.rank()) + " has no memory of '" + plan.input.parameters[param].name +
+             "' where its plan says so");
+}
+
+const char* ShardedState::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
+  const char* all = nullptr;
+  bool one = true;
+  for (const uint32_t u : slices_of_[param]) one &= states_.in_memory(slices_[u].tier) || role == "weight";
+  if (pages() && role == "weight")
+    for (const uint32_t w : weights_of_[param])
+      one &= !pages()->holds(buffers_.memory()[context_.plan.mine.weights[w].buffer]);
+  if (!one) return nullptr;
+  each_memory(param, role, first, count, OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
+    one = n == count;
+    all = static_cast<const char*>(memory);
+  });
+  return one ? all : nullptr;
+}
+
+void ShardedState::clear_states(uint32_t param) {
+  const std::vector<zr_slot>& slots = context_.plan.input.slots;
+  for (const uint32_t u : slices_of_[param])
+    for (std::size_t i = 0; i < slots.size(); ++i)
+      visit(slices_[u], slot_array(i), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+            [&](void* memory, int64_t, int64_t n) {
+              std::memset(memory, 0, static_cast<std::size_t>(n * size_of(slots[i].dtype)));
+            });
+}
+
+// OptimizerStates on disk are on their way while those in memory are worked on.
+void ShardedState::update(const std::vector<char>& touched,
+                          const std::function<void(const std::vector<UpdateSlice>& slices, bool staged)>& work) {
+  const auto in_memory = [&](const std::vector<UpdateSlice>& all, bool staged) {
+    const auto part = [&](const std::vector<UpdateSlice>& slices) { work(slices, staged); };
+    pages() ? pages()->update(all, touched, part) : part(all);
+  };
+  in_memory(direct_, false);
+  in_memory(staged_, true);
+  states_.pass(slices_, touched, [&](const std::vector<UpdateSlice>& slices) { in_memory(slices, true); });
+}
+
+}  // namespace zr::host

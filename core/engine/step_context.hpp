@@ -1,0 +1,53 @@
+// What the parts of a training step share.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "base/failure.hpp"
+#include "base/ledger.hpp"
+#include "base/thread_pool.hpp"
+#include "comm/comm_runtime.hpp"
+#include "engine/setup.hpp"
+#include "model/model.hpp"
+#include "plan/plan.hpp"
+#include "plugin/plugin_host.hpp"
+
+namespace zr::host {
+
+/// Throws if a plug-in's call failed, with what the communicator knows if it was the cause.
+using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
+
+/// A rank's plan, and what it communicates, computes and counts memory with. Whoever is given it must not outlive it.
+struct RankContext {
+  CommRuntime& comm;
+  ThreadPool& pool;
+  const MemoryPlan& plan;
+  Ledger& ledger;
+};
+
+/// And the job's configuration, model and plug-ins. Immutable; the objects it refers to have their own thread rules.
+struct StepContext : RankContext {
+  const Setup& setup;
+  Model& model;
+  const Instance& strategy;
+  const Instance& optimizer;
+  CallCheck check;
+  std::recursive_mutex& use;  // held around [use] calls of the strategy
+
+  const JobConfig& config() const { return setup.config; }
+  int rank() const { return setup.control->rank(); }
+  int world() const { return setup.control->world(); }
+  /// The strategy's function table.
+  const zr_strategy_api& strategy_api() const { return *strategy.api<zr_strategy_api>(); }
+  /// The optimizer's function table.
+  const zr_optimizer_api& optimizer_api() const { return *optimizer.api<zr_optimizer_api>(); }
+  /// Reports an event (ZR_STEP_END) of no particular micro-step to the strategy. Training thread.
+  void report_event(uint32_t kind) const {
+    CallError error;
+    check(strategy_api().event(strategy.self(), kind, 0, &error), error, strategy.who("event"));
+  }
+};
+
+}  // namespace zr::host

@@ -1,0 +1,108 @@
+#include "engine/step_recorder.hpp"
+
+#include <string>
+
+#include "engine/all_gather.hpp"
+
+namespace zr::host {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+}  // namespace
+
+StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace)
+    : context_(context), state_(state), recorder_(recorder), trace_(trace) {
+  restart_clock();
+}
+
+// Since the start, by this thread.
+TierWaits StepRecorder::waits() const {
+  TierWaits all = state_.waits();
+  if (activations_) {
+    all.read += activations_->counts().read_wait;
+    all.write += activations_->counts().write_wait;
+  }
+  return all;
+}
+
+void StepRecorder::lap(Phase phase) {
+  const auto now = Clock::now();
+  recorder_.add(phase, std::chrono::duration<double>(now - mark_).count());
+  const TierWaits waits = this->waits();
+  recorder_.add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
+  waited_ = waits;
+  if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
+  mark_ = now;
+}
+
+void StepRecorder::restart_clock() {
+  mark_ = step_start_ = Clock::now();
+  waited_ = waits();
+}
+
+void StepRecorder::lap_checkpoint() {
+  lap(Phase::checkpoint);
+  step_start_ = mark_;
+}
+
+void StepRecorder::exclude(const std::function<void()>& work) {
+  const int64_t before = context_.comm.volume().total();
+  work();
+  excluded_bytes_ += context_.comm.volume().total() - before;
+}
+
+void StepRecorder::step(const GlobalStats& global, double rate, const TrainingProgress& progress) {
+  // What tiers moved.
+  std::vector<TierRow> rows;
+  for (const auto& tier : state_.tiers())
+    if (tier) rows.push_back({tier->info().id, tier->info().tier, tier->read_bytes(), tier->written_bytes()});
+  recorder_.set_tiers(std::move(rows));
+  int64_t bytes = 0;
+  for (const int64_t of_rank :
+       all_gather(context_.comm, context_.comm.volume().total() - excluded_bytes_, "communication volume"))
+    bytes += of_rank;
+  const int64_t bytes_before = std::exchange(recorded_bytes_, bytes);
+  const Model::Temporaries temporaries = context_.model.temporaries();
+  context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
+                          temporaries.peak);
+  lap(Phase::step_sync);
+  const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
+  step_start_ = mark_;
+  recorder_.step({progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
+                  static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
+                  context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0},
+                 context_.ledger.peak(Tier::device));
+}
+
+void StepRecorder::record_totals(const std::string& hash) {
+  CommVolume all;
+  for (const CommVolume& other : all_gather(context_.comm, volume(), "communication volume")) all += other;
+  recorder_.set_totals(hash, all);
+  restart_clock();
+}
+
+Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& norm) const {
+  Overlap all = overlap_before_;
+  all.collectives += gradients.collectives();
+  all.early += gradients.collectives_early();
+  all.norm_blocks += norm.own();
+  all.norm_blocks_early += norm.early();
+  const DiskBackedBuffers* pages = state_.pages();
+  all.paged_reads += pages ? pages->reads() : 0;
+  all.paged_reads_ahead += pages ? pages->reads_ahead() : 0;
+  return all;
+}
+
+CommVolume StepRecorder::volume() const {
+  CommVolume all = context_.comm.volume();
+  all += earlier_communication_;
+  return all;
+}
+
+void StepRecorder::continue_from(const CommVolume& communication, const Overlap& overlap) {
+  earlier_communication_ = communication;
+  overlap_before_ = overlap;
+  excluded_bytes_ = context_.comm.volume().total();
+}
+
+}  // namespace zr::host

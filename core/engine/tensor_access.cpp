@@ -1,0 +1,125 @@
+#include "engine/tensor_access.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "checkpoint/manifest.hpp"
+
+namespace zr::host {
+
+std::size_t TensorAccess::find_buffer(const std::string& name) {
+  const std::vector<ModelBuffer> buffers = context_.model.buffers();
+  const auto found = std::find_if(buffers.begin(), buffers.end(), [&](const ModelBuffer& b) { return b.name == name; });
+  if (found == buffers.end()) fail_bug("the model has no buffer '" + name + "'");
+  return static_cast<std::size_t>(found - buffers.begin());
+}
+
+std::string TensorAccess::buffer(const std::string& name) {
+  const std::size_t index = find_buffer(name);
+  std::string declared;
+  parts_.step_recorder.exclude(
+      [&] { declared = parts_.buffers.declared(context_.comm, parts_.buffers.differing(context_.comm))[index]; });
+  parts_.step_recorder.restart_clock();
+  if (!declared.empty()) return declared;
+  const ModelBuffer own = parts_.buffers.own()[index];
+  return {static_cast<const char*>(own.data), static_cast<std::size_t>(own.bytes)};
+}
+
+void TensorAccess::set_buffer(const std::string& name, const std::string& bytes) {
+  const std::size_t index = find_buffer(name);
+  if (parts_.buffers.in_evaluation())
+    fail_user("engine.set_buffer('" + name +
+              "') while a zr::Engine::Evaluation exists, whose end gives the buffer its earlier value back; call it "
+              "before or after the evaluation");
+  const uint64_t hash = hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
+  std::vector<std::string> hashes;
+  parts_.step_recorder.exclude([&] {
+    hashes = context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash),
+                                            "engine.set_buffer()");
+  });
+  for (std::size_t r = 1; r < hashes.size(); ++r)
+    if (hashes[r] != hashes[0])
+      fail_user("engine.set_buffer('" + name + "'): rank " + std::to_string(r) +
+                " passes other values than rank 0; pass equal tensors on all ranks");
+  std::memcpy(parts_.buffers.own()[index].data, bytes.data(), bytes.size());
+  parts_.step_recorder.restart_clock();
+}
+
+void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
+  const Parameter& parameter = context_.plan.input.parameters[param];
+  if (role == LogicalRole::value) {
+    // What was written inside a scope is visible here under some strategies only, until the scope ends.
+    context_.model.check_scope(param, "engine.get('" + parameter.name + "')");
+    parts_.weights.take_written();
+  }
+  const TrainingProgress& progress = parts_.progress;
+  progress.check_complete();
+  if (role == LogicalRole::gradient) progress.check_gradients(parameter.name);
+  if (parameter.frozen && role != LogicalRole::value)
+    fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+  parts_.state.read(param, role, slot, 0, parameter.count, out);
+  if (role == LogicalRole::gradient)
+    for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
+}
+
+void TensorAccess::check_same_values(const Parameter& parameter, const float* values) {
+  const uint64_t mine = XXH3_64bits(values, static_cast<std::size_t>(parameter.count) * 4);
+  const auto all =
+      context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "engine.set");
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      fail_user("engine.set('" + parameter.name + "'): rank " + std::to_string(r) +
+                " gives other values than rank 0; give the same tensor on all ranks");
+}
+
+void TensorAccess::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
+  const Parameter& parameter = context_.plan.input.parameters[param];
+  if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
+  if (role == LogicalRole::state && parameter.frozen)
+    fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+  check_same_values(parameter, values);
+  if (role == LogicalRole::state) return parts_.state.write_state(param, slot, values);
+  context_.model.check_scopes("engine.set('" + parameter.name + "')");
+  if (context_.plan.input.alias)
+    context_.comm.barrier("before a value is set");  // a peer may still read what is written here
+  parts_.weights.take_written();
+  parts_.state.store(param, values);
+  parts_.weights.replaced(param);
+  parts_.step_recorder.exclude([&] { parts_.weights.publish(); });
+}
+
+std::string TensorAccess::weights_hash() {
+  context_.model.check_scopes("engine.weights_hash()");
+  parts_.weights.compare();
+  parts_.weights.take_written();
+  parts_.progress.check_complete();
+  constexpr int64_t kPart = 64 * kNormBlock;  // elements at a time, whatever the model
+  const std::vector<Parameter>& parameters = context_.plan.input.parameters;
+  std::vector<uint32_t> order(parameters.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return parameters[a].name < parameters[b].name; });
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  std::vector<float> values(kPart);
+  for (const uint32_t param : order) {
+    const Parameter& parameter = parameters[param];
+    XXH3_64bits_update(state.get(), parameter.name.c_str(), parameter.name.size() + 1);
+    for (int64_t first = 0; first < parameter.count; first += kPart) {
+      const int64_t count = std::min(kPart, parameter.count - first);
+      parts_.state.read(param, LogicalRole::value, "", first, count, values.data());
+      XXH3_64bits_update(state.get(), values.data(), static_cast<std::size_t>(count) * 4);
+    }
+  }
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));
+  return text;
+}
+
+}  // namespace zr::host

@@ -1,0 +1,103 @@
+#include "engine/training_progress.hpp"
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+
+TrainingProgress::TrainingProgress(const LossScaleKeys& keys, int accumulation, std::size_t parameters, int64_t steps)
+    : accumulation_(accumulation), steps_(steps), loss_scale_(keys), param_steps_(parameters, 0) {}
+
+TrainingProgress::TrainingProgress(const JobConfig& config, std::size_t parameters)
+    : TrainingProgress(LossScaleKeys::of(config), static_cast<int>(config.integer("train.gradient_accumulation")),
+                       parameters, config.integer("train.steps")) {}
+
+void TrainingProgress::begin_micro(double loss, double weight) {
+  in_backward_ = true;
+  gradients_summed_ = false;
+  losses_.push_back(loss);
+  weights_.push_back(weight);
+}
+
+void TrainingProgress::cancel_micro() {
+  losses_.pop_back();
+  weights_.pop_back();
+  in_backward_ = false;
+}
+
+void TrainingProgress::end_micro() {
+  in_backward_ = false;
+  ++micro_;
+}
+
+void TrainingProgress::drop_micro_steps() {
+  micro_ = 0;
+  losses_.clear();
+  weights_.clear();
+  tokens_ = 0;
+}
+
+void TrainingProgress::begin_update(const std::vector<char>& touched) {
+  for (std::size_t i = 0; i < touched.size(); ++i) param_steps_[i] += touched[i] ? 1 : 0;
+}
+
+void TrainingProgress::made(double loss, double grad_norm, bool applied) {
+  ++step_;
+  micro_ = 0;
+  gradients_summed_ = true;
+  applied_ = applied;
+  loss_ = loss;
+  grad_norm_ = grad_norm;
+}
+
+void TrainingProgress::end_step(int64_t samples) {
+  losses_.clear();
+  weights_.clear();
+  tokens_ = 0;
+  samples_ += samples;
+}
+
+void TrainingProgress::restore(int64_t step, int64_t updates, int64_t samples, bool applied) {
+  step_ = begun_ = step;
+  updates_ = updates_before_ = updates;
+  samples_ = samples;
+  applied_ = applied;
+}
+
+void TrainingProgress::continue_run(const Run& run) {
+  begun_ = run.begun;
+  updates_before_ = run.updates_before;
+  stopped_ = run.stopped;
+  loss_ = run.loss;
+  grad_norm_ = run.grad_norm;
+}
+
+void TrainingProgress::begin_load() {
+  incomplete_ = true;
+  gradients_summed_ = false;
+}
+
+void TrainingProgress::check_complete() const {
+  if (incomplete_)
+    fail_user("the checkpoint that was loaded last was not whole, so the weights are none: load another one");
+}
+
+// Gradients of half a backward are in the buckets, and nobody knows which.
+void TrainingProgress::check_backward() const {
+  check_complete();
+  if (in_backward_)
+    fail_user(
+        "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "
+        "make a new engine");
+}
+
+// Before the boundary the sums differ by strategy: of one rank, of a shard, or not begun.
+void TrainingProgress::check_gradients(const std::string& parameter) const {
+  if (gradients_summed_) return;
+  const std::string call = "engine.get('" + parameter + "', zr::TensorKind::gradient): ";
+  if (within_step())
+    fail_user(call + "the gradient is not summed over ranks and micro-batches before engine.step() ends the step; " +
+              "call it after engine.step(), which keeps the sum until the next engine.backward()");
+  fail_user(call + "this engine has no gradient yet; call it after engine.backward() and engine.step()");
+}
+
+}  // namespace zr::host
