@@ -381,7 +381,7 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
       "get", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
         check_slot(call.text(), kind, slot);
         state_->torch_model->check_trained(state_->module.parameter(parameter));
-        const uint32_t index = session.find(parameter);
+        const uint32_t index = session.tensors().find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
         session.tensors().read(index, role_of(kind), slot, tensor.data_ptr<float>());
         return tensor;
@@ -392,7 +392,7 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
   state_->collective("set", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
     check_slot(call.text(), kind, slot);
     state_->torch_model->check_trained(state_->module.parameter(parameter));
-    const uint32_t index = session.find(parameter);
+    const uint32_t index = session.tensors().find(parameter);
     const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
     if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");
     if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() || tensor.is_quantized())

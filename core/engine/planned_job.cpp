@@ -8,7 +8,6 @@
 #include <cstdlib>
 
 #include "base/failure.hpp"
-#include "base/text.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/memory_budget.hpp"
@@ -51,20 +50,11 @@ MemoryPlan plan_of(const PlannedJob& job, const Model& model) {
   const Control& control = *setup.control;
   PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
   add_tiers(input, setup, job.tiers, control.local_world(),
-            communicator_bytes(job.communicator_instance(), control.world()).value_or(0),
+            communicator_bytes(job.communicator.get(), control.world()).value_or(0),
             granularity_of(job.optimizer) == ZR_ELEMENTWISE);
   input.alias =
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
   return make_plan(input, control.rank(), strategy_plan(job.strategy));
-}
-
-std::unordered_map<std::string, uint32_t> index_of(const std::vector<Parameter>& parameters) {
-  std::unordered_map<std::string, uint32_t> index;
-  for (uint32_t i = 0; i < parameters.size(); ++i) {
-    index.emplace(parameters[i].name, i);
-    for (const std::string& alias : parameters[i].aliases) index.emplace(alias, i);
-  }
-  return index;
 }
 
 // Before a communicator is opened.
@@ -72,10 +62,10 @@ CommRuntime::Options checked(PlannedJob& job, const Model& model) {
   check_strategy(job);
   check_optimizer(job);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
-  check_budget(job.setup, job.plan, model.parameters(), job.communicator_instance());
+  check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
-    const PlanContext context = plan_context_of(job.setup, job.communicator_instance(), job.world());
+    const PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
     const std::string title =
         "plan: " + std::string(job.setup.strategy.table->id) + " + " + job.setup.optimizer.table->id;
     std::fputs(job.plan.text(title, context).c_str(), stdout);
@@ -111,20 +101,10 @@ PlannedJob::PlannedJob(Setup of, Model& model, std::shared_ptr<Trace> spans)
       communicator(make_communicator(host, setup)),
       tiers(make_tiers(host, setup)),
       plan(plan_of(*this, model)),
-      index(index_of(plan.input.parameters)),
-      comm(host, setup.control, communicator_instance(), checked(*this, model)),
+      comm(host, setup.control, communicator.get(), checked(*this, model)),
       context{{comm, pool, plan, ledger}, setup, model, strategy, optimizer, check_of(comm, host), use} {
   compare_ranks(*this, model);
   comm.set_trace(trace.get());
-}
-
-uint32_t PlannedJob::find(const std::string& parameter) const {
-  if (const auto found = index.find(parameter); found != index.end()) return found->second;
-  std::vector<std::string> names;
-  for (const Parameter& p : plan.input.parameters) names.push_back(p.name);
-  const std::string near = nearest(parameter, names);
-  fail_user("the model has no parameter '" + printable(parameter) + "'" +
-            (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
 }  // namespace zr::host

@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <mutex>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -32,10 +30,6 @@ struct PlannedJob {
   const JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
   int world() const { return setup.control->world(); }
-  /// Null for one rank.
-  const Instance* communicator_instance() const { return communicator.get(); }
-  /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
-  uint32_t find(const std::string& parameter) const;
 
   const Setup setup;
   EngineName name;
@@ -48,7 +42,6 @@ struct PlannedJob {
   const std::unique_ptr<const Instance> communicator;  // null for one rank
   std::vector<std::unique_ptr<Instance>> tiers;        // not open; until ShardedState has them
   const MemoryPlan plan;
-  const std::unordered_map<std::string, uint32_t> index;  // of parameters, by name and alias
   CommRuntime comm;
   std::recursive_mutex use;
   const StepContext context;

@@ -74,18 +74,14 @@ class Session {
   int64_t micro_index() const;
   const JobConfig& config() const { return job_.config(); }
   const MemoryPlan& plan() const { return job_.plan; }
-  /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
-  uint32_t find(const std::string& parameter) const { return job_.find(parameter); }
 
   TrainingProgress& progress() { return progress_; }
-  const TrainingProgress& progress() const { return progress_; }
   Checkpointer& checkpointer() { return checkpointer_; }
   TensorAccess& tensors() { return tensors_; }
   ModelRefresh& refresh() { return refresh_; }
   WeightFlow& weights() { return weights_; }
   CommRuntime& communicator() { return job_.comm; }
   const Tiers& tiers() const { return state_.tiers(); }
-  const Ledger& ledger() const { return job_.ledger; }
 
  private:
   TrainingParts parts();

@@ -9,9 +9,27 @@
 #include <vector>
 
 #include "base/failure.hpp"
+#include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 
 namespace zr::host {
+
+TensorAccess::TensorAccess(const StepContext& context, const TrainingParts& parts) : context_(context), parts_(parts) {
+  const std::vector<Parameter>& parameters = context.plan.input.parameters;
+  for (uint32_t i = 0; i < parameters.size(); ++i) {
+    index_.emplace(parameters[i].name, i);
+    for (const std::string& alias : parameters[i].aliases) index_.emplace(alias, i);
+  }
+}
+
+uint32_t TensorAccess::find(const std::string& parameter) const {
+  if (const auto found = index_.find(parameter); found != index_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const Parameter& p : context_.plan.input.parameters) names.push_back(p.name);
+  const std::string near = nearest(parameter, names);
+  fail_user("the model has no parameter '" + printable(parameter) + "'" +
+            (near.empty() ? "" : "; did you mean '" + near + "'?"));
+}
 
 std::size_t TensorAccess::find_buffer(const std::string& name) {
   const std::vector<ModelBuffer> buffers = context_.model.buffers();

@@ -3,19 +3,22 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 
 #include "engine/step_context.hpp"
 #include "engine/training_parts.hpp"
 
 namespace zr::host {
 
-/// Training thread only; all methods are collective.
+/// Training thread only; all methods but find() are collective.
 class TensorAccess {
  public:
   /// Refers to all of it.
-  TensorAccess(const StepContext& context, const TrainingParts& parts) : context_(context), parts_(parts) {}
+  TensorAccess(const StepContext& context, const TrainingParts& parts);
   TensorAccess(const TensorAccess&) = delete;
 
+  /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
+  uint32_t find(const std::string& parameter) const;
   /// Writes the full tensor, fp32, to out[count]. `slot` names an optimizer state.
   void read(uint32_t param, LogicalRole role, const std::string& slot, float* out);
   /// Sets the full tensor, on all ranks to the same values.
@@ -34,6 +37,7 @@ class TensorAccess {
 
   const StepContext& context_;
   const TrainingParts parts_;
+  std::unordered_map<std::string, uint32_t> index_;  // of parameters, by name and alias
 };
 
 }  // namespace zr::host

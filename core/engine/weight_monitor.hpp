@@ -24,6 +24,7 @@ class WeightMonitor {
     RunRecorder& recorder;
     const TrainingProgress& progress;
   };
+  /// Samples the weights as they are. Refers to all of it.
   WeightMonitor(const StepContext& context, const Parts& parts);
   WeightMonitor(const WeightMonitor&) = delete;
 

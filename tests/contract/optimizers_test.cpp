@@ -215,11 +215,11 @@ TEST_P(Optimizers, CarryNonFiniteGradientsThrough) {
 TEST_P(Optimizers, TouchNothingIfOneUnitIsWrong) {
   Problem good = problem(100), bad = problem(100);
   Problem before = good;
-  auto good_unit = good.unit(0, good.count), bad_unit = bad.unit(0, bad.count);
-  bad_unit->unit.grad.dtype = ZR_BF16;
+  auto good_slice = good.slice(0, good.count), bad_slice = bad.slice(0, bad.count);
+  bad_slice->slice.grad.dtype = ZR_BF16;
   zr_done_s done;
   try {
-    optimizer_.step(good.job(), {good_unit->get(), bad_unit->get()}, &done);
+    optimizer_.step(good.job(), {good_slice->get(), bad_slice->get()}, &done);
     FAIL();
   } catch (const Refusal& refusal) {
     EXPECT_EQ(refusal.code, ZR_INVALID);
@@ -232,8 +232,8 @@ TEST_P(Optimizers, TouchNothingIfOneUnitIsWrong) {
 TEST_P(Optimizers, ResolveACompletionOnce) {
   Problem p = problem(10);
   zr_done_s done;
-  const auto unit = p.unit(0, p.count);
-  optimizer_.step(p.job(), {unit->get()}, &done);
+  const auto slice = p.slice(0, p.count);
+  optimizer_.step(p.job(), {slice->get()}, &done);
   EXPECT_EQ(done.resolved, 1);
   EXPECT_EQ(done.code, ZR_OK);
   EXPECT_EQ(done.references, 1);

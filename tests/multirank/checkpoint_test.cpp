@@ -75,7 +75,7 @@ TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
   }
 }
 
-// Their result depends on the split into ranks (NUMERICS.md 5), not on a stop.
+// Their result depends on the split into ranks (docs/numerics.md 5), not on a stop.
 TEST_F(Checkpoints, GoOnExactlyWhereGradientsAreReducedLast) {
   const std::string how = "parity.model=everything strategy=zero2 train.dtype=bf16 gradients.reduce=last_micro_step ";
   run(2, "job.name=whole\njob.name=stopped checkpoint.dir=c checkpoint.every=3 train.steps=3\n", how + "train.steps=6");

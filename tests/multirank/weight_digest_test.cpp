@@ -12,7 +12,7 @@ using testing::HasSubstr;
 class WeightDigestTest : public engine_tests::EngineTest {
  protected:
   void SetUp() override {
-    Engine::SetUp();
+    EngineTest::SetUp();
     binary_ = "engine_use_case";
   }
   // The case ends with exit code 2 and a message that begins so.

@@ -11,7 +11,7 @@ struct Recipe {
   std::string model = "everything", optimizer = "adamw", dtype = "fp32";
   int micro_batches = 1;               // M of a step
   int ranks = 1;                       // N: counts where `last`, and where sums are narrow
-  bool last = false;                   // gradients.reduce = "last_micro_step" (NUMERICS.md 5)
+  bool last = false;                   // gradients.reduce = "last_micro_step" (docs/numerics.md 5)
   std::string sums = "fp32", travels;  // gradients.dtype, and what gradients are rounded to before; empty: as they are
   int scale_power = 16, window = 1000, hysteresis = 2;  // of the loss scale, with fp16
   int steps = 3;

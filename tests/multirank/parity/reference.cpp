@@ -16,12 +16,12 @@ struct State {
   std::string name;
   torch::Tensor tensor;  // weight, in the training dtype
   std::vector<float> master, sum, m, v;
-  std::vector<std::vector<float>> held;  // NUMERICS.md 5, "last": by rank, its sum over a step's micro-steps
+  std::vector<std::vector<float>> held;  // docs/numerics.md 5, "last": by rank, its sum over a step's micro-steps
   int64_t steps = 0;
   bool touched = false;
 };
 
-// NUMERICS.md 1: the generator is reseeded from (seed, step, m); the mixing is SplitMix64's (core/engine/README.md).
+// docs/numerics.md 1: the generator is reseeded from (seed, step, m); the mixing is SplitMix64's (core/engine/README.md).
 uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
   uint64_t x = seed;
   for (const uint64_t y : {step, m}) {
@@ -33,7 +33,7 @@ uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
   return x;
 }
 
-// NUMERICS.md 7: leaves of 1024, 16 lanes, folded in logical order.
+// docs/numerics.md 7: leaves of 1024, 16 lanes, folded in logical order.
 double sum_of_squares(const std::vector<State>& states) {
   double total = 0;
   for (const State& s : states)

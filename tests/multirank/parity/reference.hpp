@@ -1,4 +1,4 @@
-// The reference: one process, plain libtorch, a scalar optimizer. Written from NUMERICS.md alone; shares no code with
+// The reference: one process, plain libtorch, a scalar optimizer. Written from docs/numerics.md alone; shares no code with
 // the host.
 #pragma once
 

@@ -105,7 +105,7 @@ TEST_P(ActivationsOn, ComeBackTheSameInAnyOrderAsOftenAsAsked) {
     const std::size_t one = random() % data.size();
     std::vector<uint64_t> next;
     for (int k = 0; k < 3; ++k) next.push_back(records[random() % records.size()]);
-    rig.all->ahead(next);
+    rig.all->prefetch(next);
     ASSERT_TRUE(rig.get(records[one], data[one].size()) == data[one]) << one << " at " << i;
   }
 }

@@ -1,0 +1,156 @@
+// Gradients on their way from autograd to what the strategy sums, on one rank.
+#include "engine/gradient_flow.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/sharded_state.hpp"
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+using ::testing::HasSubstr;
+
+struct Fixture {
+  explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
+  // One backward in which the parameters get gradients of these values, in this order.
+  void backward(const std::vector<std::pair<uint32_t, float>>& gradients, uint32_t micro = 0, bool counts = true) {
+    flow.begin(micro, counts);
+    for (const auto& [param, value] : gradients) rig.model.give_gradient(param, value);
+    flow.end();
+  }
+  void finish() {
+    CallError error;
+    rig.context().check(rig.context().strategy_api().grads_finish(rig.context().strategy.self(), &error), error,
+                        "grads_finish");
+    rig.context().report_event(ZR_STEP_END);
+  }
+  // The reduced gradient.
+  std::vector<float> sum(uint32_t param) {
+    const int64_t count = rig.model.parameters()[param].count;
+    std::vector<float> values(static_cast<std::size_t>(count));
+    state.read(param, LogicalRole::gradient, "", 0, count, values.data());
+    return values;
+  }
+  OneRankJob rig;
+  ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  GradientFlow flow{rig.context(), state.pages()};
+};
+
+class GradientFlowOf : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::vector<std::string> strategy() const { return {std::string("strategy=") + GetParam()}; }
+};
+
+TEST_P(GradientFlowOf, HandsEveryGradientToTheStrategy) {
+  Fixture f(strategy());
+  f.backward({{1, 0.5f}, {0, 2}});
+  f.finish();
+  EXPECT_EQ(f.sum(0), std::vector<float>(1500, 2));
+  EXPECT_EQ(f.sum(1), std::vector<float>(40, 0.5f));
+  EXPECT_EQ(f.flow.touched(), (std::vector<char>{1, 1}));
+}
+
+TEST_P(GradientFlowOf, TakesZerosForAMissingGradient) {
+  Fixture f(strategy());
+  f.backward({{1, 0.5f}, {0, 2}});
+  f.finish();
+  f.backward({{1, 0.25f}});
+  f.finish();
+  EXPECT_EQ(f.sum(0), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.sum(1), std::vector<float>(40, 0.25f));
+  EXPECT_EQ(f.flow.touched(), (std::vector<char>{0, 1}));
+}
+
+TEST_P(GradientFlowOf, AddsUpMicroSteps) {
+  std::vector<std::string> overrides = strategy();
+  overrides.push_back("train.gradient_accumulation=2");
+  Fixture f(overrides);
+  f.backward({{1, 1}, {0, 2}}, 0);
+  f.backward({{1, 3}}, 1);
+  f.finish();
+  EXPECT_EQ(f.sum(0), std::vector<float>(1500, 2));
+  EXPECT_EQ(f.sum(1), std::vector<float>(40, 4));
+  EXPECT_EQ(f.flow.touched(), (std::vector<char>{1, 1}));
+}
+
+TEST_P(GradientFlowOf, TakesZerosForAMicroBatchOfWeightZero) {
+  Fixture f(strategy());
+  f.backward({{1, NAN}, {0, 2}}, 0, false);
+  f.finish();
+  EXPECT_EQ(f.sum(0), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.sum(1), std::vector<float>(40, 0));
+  EXPECT_EQ(f.flow.touched(), (std::vector<char>{0, 0}));
+}
+
+TEST(GradientFlow, DropsGradientsOnceTheyAreCopied) {
+  Fixture f;
+  f.flow.begin(0, true);
+  f.rig.model.give_gradient(1, 1);
+  EXPECT_EQ(f.rig.model.dropped, (std::vector<uint32_t>{1}));
+}
+
+TEST(GradientFlow, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
+  Fixture f({"gradients.overlap=false"});
+  f.flow.begin(0, true);
+  f.rig.model.give_gradient(1, 1);
+  EXPECT_TRUE(f.rig.model.dropped.empty());
+  f.flow.end();
+  EXPECT_EQ(f.rig.model.dropped.size(), 2u);
+}
+
+TEST(GradientFlow, RejectsAGradientOutsideBackward) {
+  Fixture f;
+  EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(0, 1); }),
+              HasSubstr("a backward ran outside engine.backward() and gave 'a' a gradient"));
+}
+
+TEST(GradientFlow, RejectsASecondGradientOfOneBackward) {
+  Fixture f;
+  f.flow.begin(0, true);
+  f.rig.model.give_gradient(1, 1);
+  EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(1, 1); }), HasSubstr("'b' got a second gradient"));
+}
+
+TEST(GradientFlow, CancelsAMicroStepBeforeItsFirstGradientOnly) {
+  Fixture f;
+  f.flow.begin(0, true);
+  EXPECT_TRUE(f.flow.cancel());
+  f.flow.begin(0, true);
+  f.rig.model.give_gradient(1, 1);
+  EXPECT_FALSE(f.flow.cancel());
+}
+
+TEST(GradientFlow, FindsTheFirstNonFiniteParameterOnceItWatches) {
+  Fixture f;
+  f.backward({{1, INFINITY}, {0, 1}});
+  f.finish();
+  EXPECT_EQ(f.flow.first_non_finite(), -1);
+  f.flow.watch(true);
+  f.backward({{1, INFINITY}, {0, 1}});
+  f.finish();
+  EXPECT_EQ(f.flow.first_non_finite(), 1);
+  f.backward({{1, INFINITY}, {0, NAN}});
+  f.finish();
+  EXPECT_EQ(f.flow.first_non_finite(), 0);
+}
+
+TEST(GradientFlow, ReceivesNoGradientsAfterItsEnd) {
+  OneRankJob rig;
+  ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  {
+    const GradientFlow flow(rig.context(), nullptr);
+    EXPECT_TRUE(rig.model.arrived);
+  }
+  EXPECT_FALSE(rig.model.arrived);
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, GradientFlowOf, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,87 @@
+// Memory over a budget: rejected where it is planned, and where it is asked for.
+#include "engine/memory_budget.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = 1 << 20;
+
+struct Fixture {
+  explicit Fixture(const std::vector<std::string>& overrides) : rig(overrides) {}
+  void add(int64_t bytes) { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", bytes); }
+  void add_host(int64_t bytes) { rig.job.ledger.add(Tier::host, MemoryKind::other, "test", bytes); }
+  OneRankJob rig;
+  TrainingProgress progress{rig.job.config(), 2};
+  MemoryBudget budget{rig.context(), nullptr, progress};
+};
+
+TEST(MemoryBudget, RejectsAPlanThatIsOverIt) {
+  EXPECT_THAT(failure_of([] { OneRankJob rig({"memory.device_budget=4KiB"}); }), HasSubstr("memory.device_budget"));
+  EXPECT_EQ(failure_of([] { OneRankJob rig({"memory.device_budget=64MiB"}); }), "");
+}
+
+TEST(MemoryBudget, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
+  Fixture f({"memory.device_budget=64MiB"});
+  const int64_t held = f.rig.job.ledger.held(Tier::device);
+  EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
+  f.add(10 * kMiB);
+  EXPECT_EQ(f.rig.model.limit, 54 * kMiB - held);
+  f.add(-10 * kMiB);
+  EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
+}
+
+TEST(MemoryBudget, RejectsWhatTheLedgerTakesOverIt) {
+  Fixture f({"memory.device_budget=64MiB"});
+  f.rig.model.held = {30 * kMiB, 30 * kMiB};
+  EXPECT_EQ(failure_of([&] { f.add(20 * kMiB); }), "");
+  EXPECT_THAT(failure_of([&] { f.add(20 * kMiB); }),
+              AllOf(HasSubstr("memory.device_budget is 64"), HasSubstr("rank 0 holds 70"),
+                    HasSubstr("in the first step"), HasSubstr("largest: test")));
+}
+
+TEST(MemoryBudget, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
+  Fixture f({"memory.device_budget=64MiB"});
+  f.progress.restore(4, 4, 4, true);
+  ASSERT_TRUE(f.rig.model.over_limit);
+  EXPECT_THAT(failure_of([&] { f.rig.model.over_limit(70 * kMiB); }),
+              AllOf(HasSubstr("libtorch asks for 70"), HasSubstr("in step 5")));
+}
+
+TEST(MemoryBudget, NeverRejectsWhatIsFreed) {
+  Fixture f({"memory.device_budget=64MiB"});
+  f.add(20 * kMiB);
+  f.rig.model.held = {60 * kMiB, 60 * kMiB};
+  EXPECT_EQ(failure_of([&] { f.add(-kMiB); }), "");
+  EXPECT_NE(failure_of([&] { f.add(kMiB); }), "");
+  EXPECT_EQ(failure_of([&] { f.add(-20 * kMiB); }), "");
+}
+
+TEST(MemoryBudget, RejectsHostMemoryOverTheShareOfARank) {
+  Fixture f({"memory.host_budget=8MiB"});
+  EXPECT_EQ(failure_of([&] { f.add_host(7 * kMiB); }), "");
+  EXPECT_THAT(failure_of([&] { f.add_host(2 * kMiB); }),
+              AllOf(HasSubstr("memory.host_budget is 8"), HasSubstr("rank 0 holds 9")));
+}
+
+TEST(MemoryBudget, WatchesNothingWithoutABudgetAndAfterItsEnd) {
+  Fixture none({});
+  EXPECT_EQ(none.rig.model.limit, -1);
+  EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");
+  OneRankJob rig({"memory.device_budget=64MiB"});
+  const TrainingProgress progress(rig.job.config(), 2);
+  { const MemoryBudget budget(rig.context(), nullptr, progress); }
+  EXPECT_EQ(rig.model.limit, -1);
+  EXPECT_EQ(failure_of([&] { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", 100 * kMiB); }), "");
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,149 @@
+// The order of a step, on one rank without a process: what updates weights, what is rejected, and what is left at the
+// end.
+#include "engine/session.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Fixture {
+  explicit Fixture(const std::vector<std::string>& overrides = {}) {
+    session = std::make_unique<Session>(one_rank_setup(scratch.folder().string(), overrides, control), model);
+  }
+  void backward(float gradient, double weight = 1) {
+    session->begin_backward(0.5, weight);
+    for (const uint32_t param : {1u, 0u}) model.give_gradient(param, gradient);
+    session->end_backward();
+  }
+  bool step(float gradient) {
+    backward(gradient);
+    return session->step();
+  }
+  std::vector<float> read(uint32_t param, LogicalRole role = LogicalRole::value) {
+    std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
+    session->tensors().read(param, role, "", values.data());
+    return values;
+  }
+  const test::Scratch scratch;
+  const std::shared_ptr<OneRankControl> control = std::make_shared<OneRankControl>();
+  FakeModel model{{{"a", 1500}, {"b", 40}}};
+  std::unique_ptr<Session> session;
+};
+
+TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
+  Fixture f({"train.gradient_accumulation=2", "optimizer.lr=0.5"});
+  EXPECT_FALSE(f.step(1));
+  EXPECT_EQ(f.read(1), FakeModel::initial(40));
+  EXPECT_TRUE(f.step(3));
+  EXPECT_NE(f.read(1), FakeModel::initial(40));
+  EXPECT_EQ(f.read(1, LogicalRole::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
+  EXPECT_EQ(f.session->progress().loss(), 0.5);
+  EXPECT_NEAR(f.session->progress().grad_norm(), 2 * std::sqrt(1540.0), 1e-9);
+}
+
+TEST(Session, ClipsTheGradientToItsNorm) {
+  Fixture f({"train.gradient_clipping=1.0"});
+  f.step(3);
+  const double norm = 3 * std::sqrt(1540.0);
+  EXPECT_NEAR(f.session->progress().grad_norm(), norm, 1e-9);
+  EXPECT_FLOAT_EQ(f.read(1, LogicalRole::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
+}
+
+TEST(Session, SkipsAStepWhoseGradientsAreNotFinite) {
+  Fixture f;
+  EXPECT_TRUE(f.step(INFINITY));
+  EXPECT_EQ(f.read(0), FakeModel::initial(1500));
+  EXPECT_EQ(f.session->progress().step(), 1);
+  EXPECT_EQ(f.session->progress().updates(), 0);
+  EXPECT_FALSE(f.session->progress().last_step_applied());
+}
+
+TEST(Session, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
+  Fixture f({"train.max_skipped_steps=2"});
+  f.step(NAN);
+  EXPECT_THAT(failure_of([&] { f.step(NAN); }),
+              AllOf(HasSubstr("gradients were not finite in 2 steps in a row"),
+                    HasSubstr("'a' was the first parameter that overflowed, on rank 0")));
+}
+
+TEST(Session, RejectsAStepInWhichNoParameterHasAGradient) {
+  Fixture f;
+  f.session->begin_backward(1, 1);
+  f.session->end_backward();
+  EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("step 1 gave no parameter of this engine's model"));
+  EXPECT_EQ(f.session->progress().step(), 0);
+  EXPECT_TRUE(f.step(1)) << "the next backward begins the same step again";
+  EXPECT_EQ(f.session->progress().step(), 1);
+}
+
+TEST(Session, RejectsAStepOfWeightZeroAndBeginsItAgain) {
+  Fixture f;
+  f.backward(1, 0);
+  EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("add up to 0"));
+  EXPECT_EQ(f.read(0), FakeModel::initial(1500));
+  EXPECT_TRUE(f.step(1));
+}
+
+TEST(Session, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
+  Fixture f;
+  f.session->begin_backward(1, 1);
+  f.session->fail_backward();
+  EXPECT_FALSE(f.session->progress().within_step());
+  EXPECT_TRUE(f.step(1));
+}
+
+TEST(Session, RejectsBackwardAfterOneThatFailedHalfway) {
+  Fixture f;
+  f.session->begin_backward(1, 1);
+  f.model.give_gradient(1, 1);
+  f.session->fail_backward();
+  EXPECT_THAT(failure_of([&] { f.session->begin_backward(1, 1); }), HasSubstr("its gradients are incomplete"));
+}
+
+TEST(Session, SetsAndHashesWeightsByName) {
+  Fixture f;
+  const std::string before = f.session->tensors().weights_hash();
+  EXPECT_EQ(before.size(), 16u);
+  const std::vector<float> values(40, 3);
+  const uint32_t param = f.session->tensors().find("b");
+  f.session->tensors().write(param, LogicalRole::value, "", values.data());
+  EXPECT_EQ(f.read(param), values);
+  EXPECT_NE(f.session->tensors().weights_hash(), before);
+  EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));
+}
+
+TEST(Session, EndReleasesTheModelAndLeavesTheJob) {
+  Fixture f;
+  f.step(1);
+  f.session.reset();
+  EXPECT_EQ(f.model.released, 1);
+  EXPECT_FALSE(f.model.arrived);
+  EXPECT_FALSE(f.model.uses.begin);
+  EXPECT_EQ(f.control->left, (std::pair<int64_t, bool>{1, false}));
+}
+
+TEST(Session, FailedStartReleasesTheModelAndTheRunFolder) {
+  Fixture f({"job.name=other"});
+  FakeModel model({{"a", 1500}, {"b", 40}});
+  const auto start = [&](const std::vector<std::string>& overrides) {
+    const Session session(one_rank_setup(f.scratch.folder().string(), overrides, f.control), model);
+  };
+  EXPECT_NE(failure_of([&] { start({"checkpoint.init=" + f.scratch.path("nothing")}); }), "");
+  EXPECT_EQ(model.released, 1);
+  EXPECT_FALSE(model.arrived);
+  EXPECT_EQ(f.control->left.first, -1) << "a job that did not start is not left";
+  EXPECT_EQ(failure_of([&] { start({}); }), "");
+}
+
+}  // namespace
+}  // namespace zr::testing

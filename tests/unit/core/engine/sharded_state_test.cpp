@@ -1,0 +1,181 @@
+// A rank's training state, on the device and on disk: the same tensors by name.
+#include "engine/sharded_state.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "one_rank.hpp"
+#include "update/cast.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+// The state of a planned job. `disk`: optimizer states are there.
+class Fixture {
+ public:
+  explicit Fixture(std::vector<std::string> overrides = {}, bool disk = false)
+      : rig(with_disk(std::move(overrides), disk, disk_)),
+        state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr) {}
+  std::vector<float> read(uint32_t param, LogicalRole role, const std::string& slot = "") {
+    const int64_t count = rig.model.parameters()[param].count;
+    std::vector<float> values(static_cast<std::size_t>(count));
+    state.read(param, role, slot, 0, count, values.data());
+    return values;
+  }
+
+ private:
+  static std::vector<std::string> with_disk(std::vector<std::string> overrides, bool disk, const test::Scratch& at) {
+    if (disk) {
+      overrides.push_back("offload.optimizer=nvme");
+      overrides.push_back("offload.nvme.path=\"" + at.folder().string() + "\"");
+    }
+    return overrides;
+  }
+  const test::Scratch disk_;
+
+ public:
+  OneRankJob rig;
+  ShardedState state;
+};
+
+std::vector<float> ramp(std::size_t count, float from) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), from);
+  return values;
+}
+
+class ShardedStateOn : public ::testing::TestWithParam<bool> {};
+
+TEST(ShardedState, HasTheModelsValuesAndBindsTheModelToThem) {
+  Fixture f;
+  EXPECT_EQ(f.read(0, LogicalRole::value), FakeModel::initial(1500));
+  EXPECT_EQ(f.read(1, LogicalRole::value), FakeModel::initial(40));
+  ASSERT_NE(f.rig.model.values(1), nullptr);
+  f.rig.model.values(1)[3] = 77;
+  EXPECT_EQ(f.read(1, LogicalRole::value)[3], 77) << "the model's memory is the state's";
+}
+
+TEST(ShardedState, ReadsAnyRangeOfATensor) {
+  Fixture f;
+  float out[5];
+  f.state.read(0, LogicalRole::value, "", 1022, 5, out);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], static_cast<float>(1022 + i + 1) * 0.5f);
+}
+
+TEST_P(ShardedStateOn, WritesAndReadsOptimizerStates) {
+  Fixture f({}, GetParam());
+  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  const std::vector<float> values = ramp(1500, 3);
+  f.state.write_state(0, "exp_avg", values.data());
+  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), values);
+  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg_sq"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(1, LogicalRole::state, "exp_avg"), std::vector<float>(40, 0));
+  f.state.clear_states(0);
+  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+}
+
+TEST(ShardedState, NamesTheStatesThatTheOptimizerHas) {
+  Fixture f;
+  EXPECT_EQ(failure_of([&] { f.read(0, LogicalRole::state, "momentum"); }),
+            "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq");
+}
+
+TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
+  Fixture f({"train.dtype=bf16"}, GetParam());
+  std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two numbers of bf16
+  f.state.store(1, values.data());
+  EXPECT_EQ(f.read(1, LogicalRole::value), values) << "the fp32 master";
+  std::vector<float> weights(40);
+  widen(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
+  EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
+}
+
+TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
+  Fixture f({"train.dtype=bf16"}, GetParam());
+  const std::vector<float> values(40, 1.0f + 1.0f / 1024);
+  f.state.store(1, values.data());
+  const auto adopt_all = [&] {
+    bool changed = false;
+    for (const uint32_t u : f.state.units_of(1)) changed |= f.state.adopt_master(f.state.units()[u]);
+    return changed;
+  };
+  EXPECT_FALSE(adopt_all()) << "every weight is what its master rounds to";
+  const float two = 2;
+  narrow(&two, 1, ZR_BF16, static_cast<uint16_t*>(f.rig.model.memory[1]) + 5);
+  EXPECT_TRUE(adopt_all());
+  std::vector<float> expected = values;
+  expected[5] = 2;
+  EXPECT_EQ(f.read(1, LogicalRole::value), expected);
+}
+
+TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
+  Fixture f;
+  std::vector<float> values = FakeModel::initial(40);
+  f.state.store_full(1, values.data());
+  EXPECT_FALSE(f.state.has_stored()) << "nothing differs";
+  values[39] = -1;
+  f.state.store_full(1, values.data());
+  EXPECT_TRUE(f.state.has_stored());
+  EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
+  EXPECT_FALSE(f.state.has_stored());
+  EXPECT_EQ(f.read(1, LogicalRole::value), values);
+}
+
+TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {
+  Fixture f;
+  const Unit& unit = f.state.units()[f.state.units_of(1).front()];
+  const uint64_t before = f.state.hash_of_weights(unit);
+  f.rig.model.values(1)[0] += 1;
+  EXPECT_NE(f.state.hash_of_weights(unit), before);
+  f.rig.model.values(1)[0] -= 1;
+  EXPECT_EQ(f.state.hash_of_weights(unit), before);
+}
+
+TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
+  Fixture f({}, GetParam());
+  const std::vector<float> values = ramp(1500, 0);
+  f.state.write_state(0, "exp_avg_sq", values.data());
+  std::vector<float> seen(1500, -1);
+  f.state.each_memory(0, "state.exp_avg_sq", 100, 1300, OptimizerStates::Access::read,
+                      [&](const void* memory, int64_t first, int64_t count) {
+                        std::memcpy(seen.data() + first, memory, static_cast<std::size_t>(count) * 4);
+                      });
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    EXPECT_EQ(seen[i], i >= 100 && i < 1400 ? static_cast<float>(i) : -1) << i;
+  EXPECT_EQ(f.state.memory_of(0, "state.exp_avg_sq", 0, 1500) == nullptr, GetParam()) << "on disk it has none";
+  EXPECT_EQ(f.state.memory_of(0, "weight", 0, 1500), f.rig.model.memory[0]);
+}
+
+TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {
+  Fixture f;
+  std::vector<std::pair<uint32_t, int64_t>> seen;
+  f.state.update({1, 1}, [&](const std::vector<Unit>& units, bool staged) {
+    for (const Unit& unit : units) {
+      EXPECT_FALSE(staged);
+      EXPECT_EQ(unit.slots.size(), 2u);
+      seen.emplace_back(unit.param, unit.count);
+    }
+  });
+  EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, int64_t>>{{0, 1500}, {1, 40}}));
+}
+
+TEST(ShardedState, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
+  OneRankJob rig({"train.dtype=bf16"});
+  const int64_t before = rig.job.ledger.held(Tier::device);
+  {
+    const ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+    EXPECT_GT(rig.job.ledger.held(Tier::device), before);
+    EXPECT_EQ(rig.model.released, 0);
+  }
+  EXPECT_EQ(rig.model.released, 1);
+  EXPECT_EQ(rig.job.ledger.held(Tier::device), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, ShardedStateOn, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Disk" : "Device"; });
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,146 @@
+// What training has come to, counted without a model.
+#include "engine/training_progress.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/failure.hpp"
+
+namespace zr::host {
+namespace {
+
+TrainingProgress two_micro_steps() { return {LossScaleKeys{}, 2, 3, 5}; }
+
+void make_step(TrainingProgress& progress, const std::vector<char>& touched) {
+  for (int micro = 0; micro < progress.accumulation(); ++micro) {
+    progress.begin_micro(0.5, 1);
+    progress.end_micro();
+  }
+  progress.begin_update(touched);
+  progress.updated();
+  progress.made(0.25, 2, true);
+  progress.end_step(8);
+}
+
+TEST(TrainingProgress, BeginsBeforeTheFirstStep) {
+  const TrainingProgress progress = two_micro_steps();
+  EXPECT_EQ(progress.step(), 0);
+  EXPECT_EQ(progress.updates(), 0);
+  EXPECT_EQ(progress.param_steps(), (std::vector<int64_t>{0, 0, 0}));
+  EXPECT_TRUE(progress.last_step_applied());
+  EXPECT_FALSE(progress.within_step());
+  EXPECT_FALSE(progress.done());
+}
+
+TEST(TrainingProgress, ReachesTheBoundaryAfterAllMicroSteps) {
+  TrainingProgress progress = two_micro_steps();
+  progress.begin_micro(1.5, 2);
+  EXPECT_TRUE(progress.in_backward());
+  EXPECT_TRUE(progress.within_step());
+  progress.end_micro();
+  EXPECT_FALSE(progress.in_backward());
+  EXPECT_TRUE(progress.within_step());
+  EXPECT_FALSE(progress.at_boundary());
+  progress.begin_micro(2.5, 0);
+  progress.end_micro();
+  EXPECT_TRUE(progress.at_boundary());
+  EXPECT_EQ(progress.losses(), (std::vector<double>{1.5, 2.5}));
+  EXPECT_EQ(progress.weights(), (std::vector<double>{2, 0}));
+}
+
+TEST(TrainingProgress, CancelledMicroStepIsAsIfItHadNotBegun) {
+  TrainingProgress progress = two_micro_steps();
+  progress.begin_micro(1.5, 1);
+  progress.cancel_micro();
+  EXPECT_FALSE(progress.within_step());
+  EXPECT_TRUE(progress.losses().empty());
+  EXPECT_NO_THROW(progress.check_backward());
+}
+
+TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
+  TrainingProgress progress = two_micro_steps();
+  make_step(progress, {1, 0, 1});
+  make_step(progress, {1, 0, 0});
+  EXPECT_EQ(progress.step(), 2);
+  EXPECT_EQ(progress.updates(), 2);
+  EXPECT_EQ(progress.samples(), 16);
+  EXPECT_EQ(progress.param_steps(), (std::vector<int64_t>{2, 0, 1}));
+  EXPECT_EQ(progress.loss(), 0.25);
+  EXPECT_EQ(progress.grad_norm(), 2);
+  EXPECT_EQ(progress.micro(), 0);
+  EXPECT_TRUE(progress.losses().empty());
+}
+
+TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
+  TrainingProgress progress = two_micro_steps();
+  progress.add_tokens(7);
+  progress.made(1, 2, false);
+  EXPECT_EQ(progress.tokens(), 7);
+  progress.end_step(8);
+  EXPECT_EQ(progress.tokens(), 0);
+  EXPECT_EQ(progress.step(), 1);
+  EXPECT_EQ(progress.updates(), 0);
+  EXPECT_FALSE(progress.last_step_applied());
+  EXPECT_FALSE(progress.updated_in_run());
+  EXPECT_EQ(progress.steps_of_run(), 1);
+}
+
+TEST(TrainingProgress, IsDoneAfterTheLastStepOrASignal) {
+  TrainingProgress progress = two_micro_steps();
+  progress.restore(4, 4, 32, true);
+  EXPECT_FALSE(progress.done());
+  make_step(progress, {1, 1, 1});
+  EXPECT_TRUE(progress.done());
+  TrainingProgress other = two_micro_steps();
+  other.stop();
+  EXPECT_TRUE(other.done());
+}
+
+TEST(TrainingProgress, RestoredRunBeginsBehindTheCheckpoint) {
+  TrainingProgress progress = two_micro_steps();
+  progress.restore(3, 2, 24, false);
+  EXPECT_EQ(progress.step(), 3);
+  EXPECT_EQ(progress.updates(), 2);
+  EXPECT_EQ(progress.samples(), 24);
+  EXPECT_FALSE(progress.last_step_applied());
+  EXPECT_EQ(progress.steps_of_run(), 0);
+  EXPECT_FALSE(progress.updated_in_run());
+}
+
+TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
+  TrainingProgress before = two_micro_steps();
+  make_step(before, {1, 1, 1});
+  TrainingProgress progress = two_micro_steps();
+  progress.restore(1, 1, 8, true);
+  progress.continue_run(before.run());
+  EXPECT_EQ(progress.steps_of_run(), 1);
+  EXPECT_TRUE(progress.updated_in_run());
+  EXPECT_EQ(progress.loss(), 0.25);
+}
+
+TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
+  TrainingProgress progress = two_micro_steps();
+  EXPECT_THROW(progress.check_gradients("w"), Failure);
+  make_step(progress, {1, 1, 1});
+  EXPECT_NO_THROW(progress.check_gradients("w"));
+  progress.begin_micro(1, 1);
+  EXPECT_THROW(progress.check_gradients("w"), Failure);
+  progress.cancel_micro();
+  make_step(progress, {1, 1, 1});
+  progress.begin_load();
+  EXPECT_THROW(progress.check_gradients("w"), Failure);
+}
+
+TEST(TrainingProgress, RejectsBackwardAfterFailedBackwardOrLoad) {
+  TrainingProgress progress = two_micro_steps();
+  progress.begin_load();
+  EXPECT_THROW(progress.check_complete(), Failure);
+  EXPECT_THROW(progress.check_backward(), Failure);
+  progress.end_load();
+  EXPECT_NO_THROW(progress.check_backward());
+  progress.begin_micro(1, 1);
+  EXPECT_THROW(progress.check_backward(), Failure);
+  EXPECT_NO_THROW(progress.check_complete());
+}
+
+}  // namespace
+}  // namespace zr::host

@@ -1,0 +1,159 @@
+// Sharded parameters around their uses, on one rank, whose strategy gathers into memory of its own.
+#include "engine/weight_flow.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "one_rank.hpp"
+#include "zr/strategy.hpp"
+
+namespace {
+
+// Every parameter is one shard: unusable until it is acquired, in a copy that this object keeps until its release.
+class Gathering : public zr::Strategy<Gathering> {
+ public:
+  void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
+    int64_t elements = 0;
+    for (uint32_t p = 0; p < in.n_params; ++p) elements += zr::round_up(in.params[p]->count, in.align);
+    const uint32_t shards = plan.buffer(ZR_ROLE_WEIGHT_SHARD, "shards", elements, in.weight_dtype);
+    const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "sums", elements, in.reduced_grad_dtype);
+    int64_t at = 0;
+    for (uint32_t p = 0; p < in.n_params; at += zr::round_up(in.params[p++]->count, in.align)) {
+      plan.piece(ZR_ROLE_WEIGHT_SHARD, p, shards, 0, in.params[p]->count, at);
+      plan.piece(ZR_ROLE_REDUCED_GRAD, p, sums, 0, in.params[p]->count, at);
+    }
+  }
+  void bind(const zr_plan_in& in, const zr::Binding& bound) {
+    int64_t at = 0;
+    for (uint32_t p = 0; p < in.n_params; at += zr::round_up(in.params[p++]->count, in.align))
+      shards_.push_back(zr::part(bound.buffers[0], at, in.params[p]->count));
+    full_.resize(shards_.size());
+  }
+  zr_view grad_destination(uint32_t, int64_t, uint32_t) { return {}; }
+  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
+  void event(uint32_t, uint32_t) {}
+  void grads_finish() {}
+  void updated() {}
+  void acquire(const uint32_t* params, uint32_t n, uint32_t, zr_view* full) {
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto* shard = static_cast<const float*>(shards_[params[i]].data);
+      full_[params[i]].assign(shard, shard + shards_[params[i]].count);
+      whole[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
+    }
+  }
+  void release(const uint32_t* params, uint32_t n, uint32_t) {
+    for (uint32_t i = 0; i < n; ++i) full_[params[i]].clear();
+  }
+
+ private:
+  std::vector<zr_view> shards_;
+  std::vector<std::vector<float>> full_;
+};
+
+constexpr zr_component kGathering = zr::component<Gathering>("zero3", "1");
+
+}  // namespace
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+struct Fixture {
+  explicit Fixture(const std::string& strategy = "zero3")
+      : rig({"strategy=" + strategy}, strategy == "zero3" ? &kGathering : nullptr) {}
+  std::vector<float> lent(uint32_t param) const {
+    const auto* values = static_cast<const float*>(rig.model.lent[param]);
+    return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
+  }
+  std::vector<float> read(uint32_t param) {
+    const int64_t count = rig.model.parameters()[param].count;
+    std::vector<float> values(static_cast<std::size_t>(count));
+    state.read(param, LogicalRole::value, "", 0, count, values.data());
+    return values;
+  }
+  OneRankJob rig;
+  ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  WeightFlow flow{rig.context(), state};
+};
+
+TEST(WeightFlow, TakesTheMemoryOfShardedParameters) {
+  Fixture f;
+  EXPECT_TRUE(f.flow.is_sharded(0));
+  EXPECT_TRUE(f.flow.is_sharded(1));
+  EXPECT_EQ(f.rig.model.memory, (std::vector<void*>{nullptr, nullptr}));
+  EXPECT_TRUE(f.lent(0).empty());
+}
+
+TEST(WeightFlow, LeavesParametersThatAreBound) {
+  Fixture f("zero1");
+  EXPECT_FALSE(f.flow.is_sharded(0));
+  EXPECT_NE(f.rig.model.memory[0], nullptr);
+}
+
+TEST(WeightFlow, LendsFullValuesBetweenBeginAndEnd) {
+  Fixture f;
+  const uint32_t params[] = {0, 1};
+  f.rig.model.uses.begin(params, 2, ZR_FORWARD);
+  EXPECT_EQ(f.lent(0), FakeModel::initial(1500));
+  EXPECT_EQ(f.lent(1), FakeModel::initial(40));
+  const bool written[] = {false, false};
+  f.rig.model.uses.end(params, written, 2);
+  EXPECT_TRUE(f.lent(0).empty());
+  EXPECT_TRUE(f.lent(1).empty());
+  EXPECT_FALSE(f.state.has_stored());
+}
+
+TEST(WeightFlow, KeepsMemoryUntilTheLastUseEnds) {
+  Fixture f;
+  const uint32_t param = 1;
+  f.flow.begin(&param, 1, ZR_FORWARD);
+  f.flow.begin(&param, 1, ZR_FORWARD);
+  f.flow.end(&param, nullptr, 1);
+  EXPECT_EQ(f.lent(1), FakeModel::initial(40));
+  f.flow.end(&param, nullptr, 1);
+  EXPECT_TRUE(f.lent(1).empty());
+}
+
+TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
+  Fixture f;
+  const uint32_t param = 1;
+  f.flow.begin(&param, 1, ZR_FORWARD);
+  static_cast<float*>(f.rig.model.lent[1])[7] = -3;
+  const bool written = true;
+  f.flow.end(&param, &written, 1);
+  EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
+  std::vector<float> expected = FakeModel::initial(40);
+  expected[7] = -3;
+  EXPECT_EQ(f.read(1), expected);
+  f.flow.begin(&param, 1, ZR_FORWARD);
+  EXPECT_EQ(f.lent(1), expected);
+  f.flow.end(&param, nullptr, 1);
+}
+
+TEST(WeightFlow, GathersAfterAnUpdate) {
+  Fixture f;
+  const std::vector<float> values(40, 9);
+  f.state.store(1, values.data());
+  f.flow.updated();
+  std::vector<float> seen;
+  f.flow.with_full(1, [&](const void* memory) {
+    seen.assign(static_cast<const float*>(memory), static_cast<const float*>(memory) + 40);
+  });
+  EXPECT_EQ(seen, values);
+  EXPECT_TRUE(f.lent(1).empty());
+}
+
+TEST(WeightFlow, NoUseReachesItAfterItsEnd) {
+  OneRankJob rig({"strategy=zero3"}, &kGathering);
+  ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  {
+    const WeightFlow flow(rig.context(), state);
+    EXPECT_TRUE(rig.model.uses.begin);
+  }
+  EXPECT_FALSE(rig.model.uses.begin);
+}
+
+}  // namespace
+}  // namespace zr::testing
