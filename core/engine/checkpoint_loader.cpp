@@ -181,7 +181,7 @@ void CheckpointLoader::read() {
       state.own_weights(part.param,
                         [&](int64_t first, int64_t count, void* memory) { read_part(part, first, count, memory); });
     } else {
-      for (const uint32_t u : state.units_of(part.param))
+      for (const uint32_t u : state.slices_of(part.param))
         state.each_memory(part.param, part.tensor.role, state.slices()[u].first, state.slices()[u].count,
                           OptimizerStates::Access::write,
                           [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });

@@ -99,7 +99,7 @@ void ShardedState::bind_strategy() {
                  context_.strategy.who("bind"));
 }
 
-std::vector<const UpdateSlice*> ShardedState::bound_units() const {
+std::vector<const UpdateSlice*> ShardedState::bound_slices() const {
   std::vector<const UpdateSlice*> bound;
   for (const UpdateSlice& slice : slices_)
     for (const uint32_t w : weights_of_[slice.param])

@@ -44,9 +44,9 @@ class ShardedState {
   OptimizerStates& states() { return states_; }
   /// What this rank updates; and those of one parameter, as indices.
   const std::vector<UpdateSlice>& slices() const { return slices_; }
-  std::span<const uint32_t> units_of(uint32_t param) const { return slices_of_[param]; }  // see above
+  std::span<const uint32_t> slices_of(uint32_t param) const { return slices_of_[param]; }  // see above
   /// Units whose weights the program can reach in memory of its own: all elements of a parameter, not shared.
-  std::vector<const UpdateSlice*> bound_units() const;
+  std::vector<const UpdateSlice*> bound_slices() const;
   /// Seconds that training stood still for tiers so far.
   TierWaits waits() const;
 

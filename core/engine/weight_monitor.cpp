@@ -11,7 +11,7 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
       parts_(parts),
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world()),
-      samples_(context.plan.has_master ? WeightSamples(parts.state.bound_units()) : WeightSamples()) {}
+      samples_(context.plan.has_master ? WeightSamples(parts.state.bound_slices()) : WeightSamples()) {}
 
 void WeightMonitor::report(uint32_t param) {
   digest_.written(param);
@@ -23,7 +23,7 @@ void WeightMonitor::report_unsaved(uint32_t param) {
   if (saved_.empty()) return;
   ShardedState& state = parts_.state;
   bool differs = false;  // else the write was undone, or only read
-  for (const uint32_t u : state.units_of(param)) differs |= state.hash_of_weights(state.slices()[u]) != saved_[u];
+  for (const uint32_t u : state.slices_of(param)) differs |= state.hash_of_weights(state.slices()[u]) != saved_[u];
   if (!differs) return;
   saved_.clear();
   unsaved_write_ = true;
@@ -37,7 +37,7 @@ void WeightMonitor::take_written() {
   ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
-    for (const uint32_t u : state.units_of(param)) changed |= state.adopt_master(state.slices()[u]);
+    for (const uint32_t u : state.slices_of(param)) changed |= state.adopt_master(state.slices()[u]);
     return changed;
   };
   for (const uint32_t param : context_.model.written()) {

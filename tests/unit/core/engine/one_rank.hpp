@@ -62,7 +62,7 @@ class FakeModel final : public host::Model {
       parameters_.push_back(parameter);
     }
     memory.resize(parameters_.size());
-    lent.resize(parameters_.size());
+    attached.resize(parameters_.size());
     gradients.resize(parameters_.size());
   }
   static std::vector<float> initial(int64_t count) {
@@ -85,7 +85,7 @@ class FakeModel final : public host::Model {
   void on_use(Uses use) override { uses = std::move(use); }
   void bind_shared(uint32_t, const void*, zr_dtype) override { throw std::logic_error("one rank shares nothing"); }
   void unbind(uint32_t param, zr_dtype) override { memory[param] = nullptr; }
-  void lend(uint32_t param, void* at) override { lent[param] = at; }
+  void attach(uint32_t param, void* at) override { attached[param] = at; }
   std::vector<uint32_t> written() override { return std::exchange(written_to, {}); }
   void verify() override {}
   void check_scopes(const std::string&) override {}
@@ -116,7 +116,7 @@ class FakeModel final : public host::Model {
   float* values(uint32_t param) const { return static_cast<float*>(memory[param]); }
 
   std::vector<float> statistics{1, 2, 3};
-  std::vector<void*> memory, lent;  // by parameter: bound; lent
+  std::vector<void*> memory, attached;  // by parameter: bound; attached
   std::vector<std::vector<float>> gradients;
   std::vector<uint32_t> dropped, written_to;
   std::vector<uint64_t> seeds;
@@ -135,18 +135,18 @@ class FakeModel final : public host::Model {
 /// The set-up of a one-rank job with adamw, whose runs are below `folder`; overrides as on the command line.
 inline host::Setup one_rank_setup(const std::string& folder, const std::vector<std::string>& overrides,
                                   const std::shared_ptr<host::Control>& control) {
-  const auto judged = [=](const std::vector<std::string>& more, int world) {
+  const auto resolved = [=](const std::vector<std::string>& more, int world) {
     std::vector<std::string> all{"strategy=zero1", "optimizer=adamw", "train.micro_batch=1", "train.steps=3",
                                  "job.threads=1",  "job.name=unit",   "job.runs=" + folder};
     all.insert(all.end(), overrides.begin(), overrides.end());
     all.insert(all.end(), more.begin(), more.end());
     const host::Registry registry({ZR_BUILD_DIR "/plugins"});
-    return host::judge(host::Document::parse("", "job.toml", all), registry, {}, world);
+    return host::resolve_job(host::Document::parse("", "job.toml", all), registry, {}, world);
   };
   host::Setup setup;
-  static_cast<host::ResolvedJob&>(setup) = judged({}, 1);
+  static_cast<host::ResolvedJob&>(setup) = resolved({}, 1);
   setup.control = control;
-  setup.revalidate = judged;
+  setup.revalidate = resolved;
   return setup;
 }
 

@@ -89,7 +89,7 @@ TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
   f.state.store(1, values.data());
   EXPECT_EQ(f.read(1, LogicalRole::value), values) << "the fp32 master";
   std::vector<float> weights(40);
-  widen(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
+  upcast(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
 }
 
@@ -99,12 +99,12 @@ TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
   f.state.store(1, values.data());
   const auto adopt_all = [&] {
     bool changed = false;
-    for (const uint32_t u : f.state.units_of(1)) changed |= f.state.adopt_master(f.state.units()[u]);
+    for (const uint32_t u : f.state.slices_of(1)) changed |= f.state.adopt_master(f.state.slices()[u]);
     return changed;
   };
   EXPECT_FALSE(adopt_all()) << "every weight is what its master rounds to";
   const float two = 2;
-  narrow(&two, 1, ZR_BF16, static_cast<uint16_t*>(f.rig.model.memory[1]) + 5);
+  downcast(&two, 1, ZR_BF16, static_cast<uint16_t*>(f.rig.model.memory[1]) + 5);
   EXPECT_TRUE(adopt_all());
   std::vector<float> expected = values;
   expected[5] = 2;
@@ -126,12 +126,12 @@ TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
 
 TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {
   Fixture f;
-  const Unit& unit = f.state.units()[f.state.units_of(1).front()];
-  const uint64_t before = f.state.hash_of_weights(unit);
+  const UpdateSlice& slice = f.state.slices()[f.state.slices_of(1).front()];
+  const uint64_t before = f.state.hash_of_weights(slice);
   f.rig.model.values(1)[0] += 1;
-  EXPECT_NE(f.state.hash_of_weights(unit), before);
+  EXPECT_NE(f.state.hash_of_weights(slice), before);
   f.rig.model.values(1)[0] -= 1;
-  EXPECT_EQ(f.state.hash_of_weights(unit), before);
+  EXPECT_EQ(f.state.hash_of_weights(slice), before);
 }
 
 TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
@@ -152,11 +152,11 @@ TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
 TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {
   Fixture f;
   std::vector<std::pair<uint32_t, int64_t>> seen;
-  f.state.update({1, 1}, [&](const std::vector<Unit>& units, bool staged) {
-    for (const Unit& unit : units) {
+  f.state.update({1, 1}, [&](const std::vector<UpdateSlice>& slices, bool staged) {
+    for (const UpdateSlice& slice : slices) {
       EXPECT_FALSE(staged);
-      EXPECT_EQ(unit.slots.size(), 2u);
-      seen.emplace_back(unit.param, unit.count);
+      EXPECT_EQ(slice.slots.size(), 2u);
+      seen.emplace_back(slice.param, slice.count);
     }
   });
   EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, int64_t>>{{0, 1500}, {1, 40}}));

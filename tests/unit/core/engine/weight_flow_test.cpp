@@ -39,7 +39,7 @@ class Gathering : public zr::Strategy<Gathering> {
     for (uint32_t i = 0; i < n; ++i) {
       const auto* shard = static_cast<const float*>(shards_[params[i]].data);
       full_[params[i]].assign(shard, shard + shards_[params[i]].count);
-      whole[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
+      full[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
     }
   }
   void release(const uint32_t* params, uint32_t n, uint32_t) {
@@ -63,8 +63,8 @@ using namespace host;
 struct Fixture {
   explicit Fixture(const std::string& strategy = "zero3")
       : rig({"strategy=" + strategy}, strategy == "zero3" ? &kGathering : nullptr) {}
-  std::vector<float> lent(uint32_t param) const {
-    const auto* values = static_cast<const float*>(rig.model.lent[param]);
+  std::vector<float> attached(uint32_t param) const {
+    const auto* values = static_cast<const float*>(rig.model.attached[param]);
     return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
   }
   std::vector<float> read(uint32_t param) {
@@ -83,7 +83,7 @@ TEST(WeightFlow, TakesTheMemoryOfShardedParameters) {
   EXPECT_TRUE(f.flow.is_sharded(0));
   EXPECT_TRUE(f.flow.is_sharded(1));
   EXPECT_EQ(f.rig.model.memory, (std::vector<void*>{nullptr, nullptr}));
-  EXPECT_TRUE(f.lent(0).empty());
+  EXPECT_TRUE(f.attached(0).empty());
 }
 
 TEST(WeightFlow, LeavesParametersThatAreBound) {
@@ -96,12 +96,12 @@ TEST(WeightFlow, LendsFullValuesBetweenBeginAndEnd) {
   Fixture f;
   const uint32_t params[] = {0, 1};
   f.rig.model.uses.begin(params, 2, ZR_FORWARD);
-  EXPECT_EQ(f.lent(0), FakeModel::initial(1500));
-  EXPECT_EQ(f.lent(1), FakeModel::initial(40));
+  EXPECT_EQ(f.attached(0), FakeModel::initial(1500));
+  EXPECT_EQ(f.attached(1), FakeModel::initial(40));
   const bool written[] = {false, false};
   f.rig.model.uses.end(params, written, 2);
-  EXPECT_TRUE(f.lent(0).empty());
-  EXPECT_TRUE(f.lent(1).empty());
+  EXPECT_TRUE(f.attached(0).empty());
+  EXPECT_TRUE(f.attached(1).empty());
   EXPECT_FALSE(f.state.has_stored());
 }
 
@@ -111,16 +111,16 @@ TEST(WeightFlow, KeepsMemoryUntilTheLastUseEnds) {
   f.flow.begin(&param, 1, ZR_FORWARD);
   f.flow.begin(&param, 1, ZR_FORWARD);
   f.flow.end(&param, nullptr, 1);
-  EXPECT_EQ(f.lent(1), FakeModel::initial(40));
+  EXPECT_EQ(f.attached(1), FakeModel::initial(40));
   f.flow.end(&param, nullptr, 1);
-  EXPECT_TRUE(f.lent(1).empty());
+  EXPECT_TRUE(f.attached(1).empty());
 }
 
 TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
   Fixture f;
   const uint32_t param = 1;
   f.flow.begin(&param, 1, ZR_FORWARD);
-  static_cast<float*>(f.rig.model.lent[1])[7] = -3;
+  static_cast<float*>(f.rig.model.attached[1])[7] = -3;
   const bool written = true;
   f.flow.end(&param, &written, 1);
   EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
@@ -128,7 +128,7 @@ TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
   expected[7] = -3;
   EXPECT_EQ(f.read(1), expected);
   f.flow.begin(&param, 1, ZR_FORWARD);
-  EXPECT_EQ(f.lent(1), expected);
+  EXPECT_EQ(f.attached(1), expected);
   f.flow.end(&param, nullptr, 1);
 }
 
@@ -142,7 +142,7 @@ TEST(WeightFlow, GathersAfterAnUpdate) {
     seen.assign(static_cast<const float*>(memory), static_cast<const float*>(memory) + 40);
   });
   EXPECT_EQ(seen, values);
-  EXPECT_TRUE(f.lent(1).empty());
+  EXPECT_TRUE(f.attached(1).empty());
 }
 
 TEST(WeightFlow, NoUseReachesItAfterItsEnd) {
