@@ -1,4 +1,4 @@
-# The commands of a working day. `make` lists them; each may be repeated, and is quick when there is nothing to do.
+# Commands for development. `make` lists them. Every target can be repeated and is fast if there is nothing to do.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,42 +12,42 @@ SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c
 
 .PHONY: help setup build train test test-all matrix bench peers fuzz format lint docs clean
 
-help:  ## this list
-	@echo 'make TARGET, where TARGET is'
+help:  ## prints this list
+	@echo 'make TARGET, where TARGET is one of'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
-	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> takes a libtorch of your own instead of the wheel.'
+	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> uses your own libtorch instead of the pinned wheel.'
 
-setup:  ## Debian packages, libtorch and the default text; installs what is missing (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
+setup:  ## installs missing packages, libtorch and the default text (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
 	@.ci/setup
 
-build: setup  ## the host, plug-ins, examples and tests, into build/
+build: setup  ## builds zeroth, the plug-ins, the examples and the tests into build/
 	@$(call configure,)
 	@$(call compile)
 
-train: setup  ## builds what training needs and trains; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
+train: setup  ## builds what training needs, and trains; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
 	@$(call configure,)
 	@$(call compile,--target zr_training)
 	@build/bin/zeroth train $(CONFIG) $(ARGS)
 
-test: build  ## the tests of every change
+test: build  ## runs the tests that every change must pass
 	@.ci/test
 
-test-all: build  ## test, and those that take long (ctest label *slow): before a release, before an issue is resolved
+test-all: build  ## runs all tests, also the slow ones (ctest label *slow); use it before a release
 	@.ci/test all
 
-matrix: build  ## the parity matrix in full, one table; CELLS="zero3 fp16": cells whose names hold one of the words
+matrix: build  ## runs the parity matrix; CELLS="zero3 fp16": test cases whose names contain one of the words
 	@build/tests/parity_matrix $(CELLS)
 
-bench:  ## the benchmarks: a table, and build/bench.json; ARGS="checkpoint step": programs whose names hold one of the words
+bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step": programs with one of the words
 	@.ci/setup bench
 	@$(call configure,-DZR_BENCHMARKS=ON)
 	@$(call compile)
 	@.ci/bench $(ARGS)
 
-peers: build  ## beside PyTorch's DDP and FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
+peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
 	@.ci/peers $(ARGS)
 
-fuzz:  ## the parsers of checkpoints under libFuzzer, SECONDS=60; a text that breaks them is kept in build/fuzz
+fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz
 	@.ci/setup lint
 	@mkdir -p build/fuzz/corpus
 	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Isdk/include \
@@ -56,34 +56,34 @@ fuzz:  ## the parsers of checkpoints under libFuzzer, SECONDS=60; a text that br
 	  core/checkpoint/safetensors.cpp core/base/failure.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
-format:  ## lays the sources out anew (.clang-format)
+format:  ## formats the sources (.clang-format)
 	@.ci/setup lint
 	@clang-format -i $(SOURCES)
 
-lint: build  ## layout, names and mistakes, as errors (.clang-format, .clang-tidy)
+lint: build  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
 	@.ci/setup lint
 	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
 	@mkdir -p build/lint && sed -E 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//; s/ -c / -D_Float16=__fp16 -c /' \
-	  build/compile_commands.json > build/lint/compile_commands.json  # what clang 14 does not take from gcc
+	  build/compile_commands.json > build/lint/compile_commands.json  # removes what clang 14 does not accept from gcc
 	@run-clang-tidy -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || \
 	  { grep -E '(error|warning): ' build/lint/log | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2; \
-	    echo 'lint: remedy: mend these; the whole of it is in build/lint/log' >&2; exit 1; }
+	    echo 'lint: remedy: fix these; the full output is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
 
 docs:  ## the documentation as a site, with the reference of the public headers: build/site/index.html
 	@.ci/setup docs
 	@.ci/docs
 
-clean:  ## removes what was built; downloads (build/deps, build/data, build/peers) stay
+clean:  ## removes build outputs; keeps downloads (build/deps, build/data, build/peers)
 	@find build -mindepth 1 -maxdepth 1 ! -name deps ! -name data ! -name peers -exec rm -rf {} + 2>/dev/null || true
-	@echo 'clean: build/ holds downloads only'
+	@echo 'clean: build/ has only downloads now'
 
-# Quiet unless it fails.
+# Prints the output of CMake only if it fails.
 define configure
 cmake --preset dev $(TORCH_CACHE) $(1) > build/configure.log 2>&1 || \
-  { cat build/configure.log >&2; echo 'build: configuring failed; remedy: see above; if packages are missing, make setup' >&2; exit 3; }
+  { cat build/configure.log >&2; echo 'build: cmake failed, see its output above; remedy: if packages are missing, make setup' >&2; exit 3; }
 endef
 define compile
 cmake --build build -j $(JOBS) $(1) || \
-  { echo 'build: compiling failed, see the first error above; killed by the kernel: try JOBS=1' >&2; exit 3; }
+  { echo 'build: compilation failed, see the first error above; remedy: if the kernel killed the compiler, try JOBS=1' >&2; exit 3; }
 endef

@@ -1,4 +1,4 @@
-// What a call throws, for tests of messages.
+// The message that a call throws.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace zr::test {
 
-/// The message of the Failure that `call` throws, which must have this exit code; "nothing" if it throws none.
+/// The message of the Failure that `call` throws; "nothing" if it does not throw. Expects the exit code `exit`.
 template <class Call>
 std::string said_by(Call&& call, host::Exit exit = host::Exit::user) {
   try {

@@ -1,4 +1,4 @@
-// A small world of keys for tests: a strategy, an optimizer, a communicator and a program, none of which is loaded.
+// Sample keys for tests: those of a strategy, an optimizer, a communicator and a program. No plug-in is loaded.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ inline std::vector<host::ConfigKey> keys() {
   return keys;
 }
 
-/// The plug-ins that exist beside the chosen ones.
+/// Plug-ins that exist but are not chosen.
 inline host::PluginIds others() { return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}}; }
 
 inline host::JobConfig check(const std::string& toml, const std::vector<std::string>& overrides = {}, int world = 0) {

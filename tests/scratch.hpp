@@ -1,4 +1,4 @@
-// A private folder for a test, removed afterwards.
+// A private temporary folder for a test; the destructor removes it.
 #pragma once
 
 #include <sys/stat.h>
@@ -16,8 +16,8 @@ class Scratch {
  public:
   Scratch() {
     std::string path = (std::filesystem::temp_directory_path() / "zeroth-test-XXXXXX").string();
-    ::umask(022);  // the host refuses plug-ins that a group may write
-    if (!::mkdtemp(path.data())) throw std::runtime_error("no folder " + path);
+    ::umask(022);  // the host rejects plug-ins that a group can write
+    if (!::mkdtemp(path.data())) throw std::runtime_error("cannot create the folder " + path);
     folder_ = path;
   }
   ~Scratch() {

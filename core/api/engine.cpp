@@ -41,7 +41,7 @@ torch::ScalarType torch_type(zr_dtype dtype) {
   return dtype == ZR_BF16 ? torch::kBFloat16 : dtype == ZR_F16 ? torch::kHalf : torch::kFloat;
 }
 
-// The type of the parameters of the engine made last, for advice about errors of libtorch.
+// The parameter dtype of the most recently created engine, for advice about errors that libtorch throws.
 std::atomic<const char*> last_dtype{nullptr};
 
 std::string advice(const std::string& type, const std::string& text) {
@@ -56,7 +56,7 @@ std::string advice(const std::string& type, const std::string& text) {
 }  // namespace
 
 struct Engine::State {
-  /// `before`: what a session with another list of parameters handed over.
+  /// `before`: the state that refresh() took over from the previous session.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
         std::unique_ptr<host::RefreshState> before = nullptr)
       : program(p),
@@ -66,7 +66,7 @@ struct Engine::State {
         torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
         session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
     at::set_num_threads(session->threads());
-    last_dtype = host::name_of(dtype).data();  // of a literal
+    last_dtype = host::name_of(dtype).data();  // points to a string literal
     host::set_advice(&advice);
   }
   static host::Setup setup_of(const Program& program, const std::string& name) {
@@ -74,7 +74,7 @@ struct Engine::State {
     setup.engine = name;
     return setup;
   }
-  /// A program that was only asked what it trains says so, and ends here.
+  /// Creates the state. If the process was started only to query its parameters, prints them and exits.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name) {
     if (program.state()->prints_parameters()) {
       const host::TorchModel queried(module.parameters(), {}, host::float_dtype_named(program.text("train.dtype")));
@@ -90,7 +90,7 @@ struct Engine::State {
       return std::make_unique<State>(program, module, name);
     });
   }
-  /// The model's own tensor of that name. Throws Failure(user) with the nearest name.
+  /// The model's buffer of that name. Throws Failure(user), which suggests the nearest name.
   torch::Tensor buffer(const std::string& name) {
     torch_model->check_buffers(module.buffers());
     std::vector<std::string> names;
@@ -102,28 +102,30 @@ struct Engine::State {
     host::fail_user("the model has no buffer '" + host::printable(name) + "'" +
                     (near.empty() ? "" : "; did you mean '" + near + "'?"));
   }
-  /// The engine's buffers become those that the model has now.
+  /// Makes the engine use the buffers that the model has now.
   void adopt_buffers() {
     if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
   }
-  /// For the method of that name ("step"): the session, which release() ends.
+  /// The session. Throws after release(); `name` is the engine method that needs it ("step").
   host::Session& live(const char* name) {
     if (!session)
       host::fail_user(std::string("engine.") + name +
-                      "() was called after engine.release(); make a new engine for the model");
+                      "() was called after engine.release(); create a new engine for the model");
     return *session;
   }
-  /// One public call from its start to its end: on the training thread, not inside another, named in reports.
+  /// The scope of one public call: checks that it is on the training thread and not inside another call, and names the
+  /// call in error reports.
   class Call {
    public:
     Call(State& state, const char* name, const std::string& arguments = "")
         : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
       host::Session& session = state.live(name);
       if (std::this_thread::get_id() != state.thread)
-        host::fail_user(text_ + " was called on another thread than the one that made the engine; use one thread");
+        host::fail_user(text_ +
+                        " was called on another thread than the one that created the engine; use one thread for both");
       if (!state.call.empty())
         host::fail_user(text_ + " was called inside " + state.call +
-                        ", from a hook or an autograd function; call it after that returns");
+                        ", from a hook or an autograd function; call it after " + state.call + " returns");
       state.call = text_;
       scope_.emplace(session.communicator(), text_);
     }
@@ -143,7 +145,7 @@ struct Engine::State {
     std::string text_;
     std::optional<host::CallScope> scope_;
   };
-  /// The same around fn(session, call), compared between the ranks first: collective.
+  /// Runs fn(session, call) in the scope of a Call, after it has checked that all ranks make the same call. Collective.
   template <class Fn>
   auto collective(const char* name, const std::string& arguments, Fn&& fn) {
     const Call call(*this, name, arguments);
@@ -155,12 +157,12 @@ struct Engine::State {
   ProgramModule module;
   std::string name;
   const zr_dtype dtype;
-  std::optional<host::TorchModel> torch_model;  // nothing after release()
+  std::optional<host::TorchModel> torch_model;  // empty after release(), like session
   std::optional<host::Session> session;
   const std::thread::id thread = std::this_thread::get_id();
-  std::string call;      // under way
-  int evaluations = 0;   // scopes that live
-  torch::Tensor random;  // to be restored when they end, after a load() inside; else undefined
+  std::string call;      // the call in progress, or ""
+  int evaluations = 0;   // number of open Evaluation scopes
+  torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
   const std::shared_ptr<const void> life = std::make_shared<char>();
 };
 
@@ -172,8 +174,8 @@ std::unique_ptr<Engine::State> Engine::Handle::take() { return std::move(state_)
 Engine::State* Engine::Handle::operator->() const {
   if (!state_)
     host::fail_user(
-        "engine.refresh() failed, and this engine cannot be used any more; make a new engine, and load the "
-        "checkpoint that the error of engine.refresh() names");
+        "an earlier engine.refresh() failed, so this engine is unusable; create a new engine and load the checkpoint "
+        "that the error of engine.refresh() names");
   return state_.get();
 }
 
@@ -184,8 +186,8 @@ Engine::Engine(const Program& program, torch::nn::Module& model, const std::stri
 
 Engine::Engine(const Program& program, torch::jit::Module& model, const std::string& name) {
   torch::jit::setTensorExprFuserEnabled(false);
-  // A graph that is optimised after its first runs gives other bits then, and how many runs that are depends on the
-  // number of ranks.
+  // The profiling executor optimizes a graph after its first runs, which changes results, and the number of runs per
+  // rank depends on the number of ranks.
   torch::jit::getProfilingMode() = false;
   state_ = State::make(program, ProgramModule(model), name);
 }
@@ -200,7 +202,7 @@ void Engine::refresh() {
   const std::string name = state_->name;
   auto handed = std::make_unique<host::RefreshState>();
   std::string folder;
-  // The new session takes rank 0's buffers, as every one; those that were there are this rank's own.
+  // A new session broadcasts rank 0's buffers, so this rank's own values of existing buffers are saved and restored.
   std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
   {
     State& before = *state_;
@@ -230,7 +232,7 @@ void Engine::refresh() {
     state_ = std::move(next);
   } catch (const std::exception&) {
     if (program.rank() == 0)
-      host::log(ZR_LOG_ERROR, "engine.refresh() failed; the state before it is the checkpoint " + folder);
+      host::log(ZR_LOG_ERROR, "engine.refresh() failed; the checkpoint " + folder + " has the state before the call");
     throw;
   }
 }
@@ -239,25 +241,27 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   const State::Call call(*state_, "backward");
   host::Session& session = *state_->session;
   call.not_in_evaluation();
-  if (!loss.defined()) host::fail_user("engine.backward(loss): the loss is an undefined tensor");
+  if (!loss.defined())
+    host::fail_user("engine.backward(loss): the loss is an undefined tensor; pass the result of the forward pass");
   if (loss.numel() != 1)
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
-                    " elements, but must be one number");
+                    " elements, but must have exactly one; reduce it, for example with loss.mean()");
   state_->torch_model->check_trained(state_->module.parameters());
   if (!session.checkpointer().dir().empty())  // a checkpoint may be due in step()
     state_->torch_model->check_buffers(state_->module.buffers());
   if (!loss.requires_grad())
     host::fail_user(
-        "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so that no parameter gets a "
+        "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
         "gradient; compute it from the model's parameters, without detach(), torch::NoGradGuard or "
         "zr::Engine::Evaluation around the forward pass");
   session.begin_backward(loss.item<double>(), weight);
   try {
-    // What weighs nothing is not scaled: its gradients are dropped as they arrive, even if they are not numbers.
+    // A loss of weight 0 is not scaled: its gradients are dropped on arrival, even if they are NaN.
     const double factor = weight == 0 ? 1 : weight * session.progress().loss_scale().value();
-    // The scale is beyond fp16: a loss in it is widened first.
-    const torch::Tensor wide = factor != 1 && loss.scalar_type() == torch::kHalf ? loss.to(torch::kFloat) : loss;
-    torch::autograd::backward({factor == 1 ? wide : wide * factor}, {});
+    // The loss scale exceeds the range of fp16, so an fp16 loss is upcast first.
+    const bool upcasts = factor != 1 && loss.scalar_type() == torch::kHalf;
+    const torch::Tensor root = upcasts ? loss.to(torch::kFloat) : loss;
+    torch::autograd::backward({factor == 1 ? root : root * factor}, {});
   } catch (...) {
     session.fail_backward();
     throw;
@@ -282,7 +286,7 @@ std::string Engine::save(const std::string& dir) {
   return state_->collective("save", "", [&](host::Session& session, const State::Call&) {
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
-    if (dir.empty()) host::fail_user("engine.save(dir): the folder's name is empty; name a folder for checkpoints");
+    if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
     return session.checkpointer().save(dir, session.config().integer("checkpoint.keep"),
                                        session.config().boolean("checkpoint.async"));
   });
@@ -290,7 +294,8 @@ std::string Engine::save(const std::string& dir) {
 
 LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
   return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> LoadReport {
-    if (dir.empty()) host::fail_user("engine.load(dir): the folder's name is empty; name a checkpoint or its folder");
+    if (dir.empty())
+      host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
     host::LoadReport report =
         session.checkpointer().load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
@@ -309,9 +314,9 @@ void Engine::release(torch::ScalarType dtype) {
   state_->collective("release", "", [&](host::Session& session, const State::Call& call) {
     call.not_in_evaluation();
     if (dtype != torch::kFloat && dtype != torch_type(state_->dtype))
-      host::fail_user("engine.release(dtype): the weights can be returned in " +
-                      std::string(state_->dtype == ZR_F32 ? "" : "torch::kFloat or in ") + "engine.dtype(), " +
-                      c10::toString(torch_type(state_->dtype)) + ", not in " + c10::toString(dtype));
+      host::fail_user("engine.release(dtype): dtype is " + std::string(c10::toString(dtype)) + ", but must be " +
+                      (state_->dtype == ZR_F32 ? "" : "torch::kFloat or ") + "engine.dtype(), which is " +
+                      c10::toString(torch_type(state_->dtype)));
     state_->adopt_buffers();
     session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
   });
@@ -321,7 +326,8 @@ void Engine::release(torch::ScalarType dtype) {
 
 void Engine::add_tokens(int64_t tokens) {
   host::Session& session = state_->live("add_tokens");
-  if (tokens < 0) host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): a count is at least 0");
+  if (tokens < 0)
+    host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): the number of tokens must not be negative");
   session.progress().add_tokens(tokens);
 }
 int Engine::rank() const { return state_->live("rank").rank(); }
@@ -361,7 +367,7 @@ bool Engine::validation_due() const {
 }
 
 namespace {
-// "\"b.weight\", state, \"exp_avg\"": a tensor of the engine, as reports name it.
+// The arguments of engine.get() or engine.set() in error reports: "\"b.weight\", state, \"exp_avg\"".
 std::string arguments_of(const std::string& parameter, TensorKind kind, const std::string& slot) {
   std::string text = "\"" + host::printable(parameter) + "\"";
   if (kind == TensorKind::gradient) text += ", gradient";
@@ -372,7 +378,7 @@ std::string arguments_of(const std::string& parameter, TensorKind kind, const st
 void check_slot(const std::string& call, TensorKind kind, const std::string& slot) {
   if (kind != TensorKind::state && !slot.empty())
     host::fail_user(call + ": '" + host::printable(slot) +
-                    "' names an optimizer state; pass zr::TensorKind::state with it, or no slot");
+                    "' names an optimizer state; pass it with zr::TensorKind::state, or leave it empty");
 }
 }  // namespace
 
@@ -394,14 +400,14 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
     state_->torch_model->check_trained(state_->module.parameter(parameter));
     const uint32_t index = session.tensors().find(parameter);
     const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
-    if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");
+    if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
     if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() || tensor.is_quantized())
       host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
                       tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
                       ", but must be a dense, real tensor in CPU memory");
     if (tensor.sizes() != shape) {
       std::ostringstream text;
-      text << call.text() << ": the tensor has shape " << tensor.sizes() << ", the parameter "
+      text << call.text() << ": the tensor has shape " << tensor.sizes() << ", but the parameter has shape "
            << c10::IntArrayRef(shape);
       host::fail_user(text.str());
     }
@@ -429,10 +435,10 @@ void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
   state_->collective(
       "set_buffer", "\"" + host::printable(name) + "\"", [&](host::Session& session, const State::Call& call) {
         const torch::Tensor own = state_->buffer(name);
-        if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined");
+        if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
         if (tensor.sizes() != own.sizes())
-          host::fail_user("engine.set_buffer('" + name + "'): the tensor's shape is " + c10::str(tensor.sizes()) +
-                          ", the buffer's is " + c10::str(own.sizes()));
+          host::fail_user("engine.set_buffer('" + name + "'): the tensor has shape " + c10::str(tensor.sizes()) +
+                          ", but the buffer has shape " + c10::str(own.sizes()));
         const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
         if (value.numel() > 0)
           session.tensors().set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
@@ -450,7 +456,7 @@ struct Engine::Evaluation::State {
   }
   void end() {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    const bool alive = !life.expired();  // the engine
+    const bool alive = !life.expired();  // the engine still exists
     generator.set_state(alive && engine->random.defined() ? engine->random : random);
     if (!alive) return;
     if (--engine->evaluations == 0) engine->random = torch::Tensor();

@@ -40,7 +40,7 @@ Tensors ProgramModule::parameter(const std::string& name) const {
   if (module_) {
     const torch::nn::Module* at = module_;
     while (std::getline(path, part, '.')) {
-      const auto children = at->named_children();  // what they point to lives in `at`
+      const auto children = at->named_children();  // the children themselves are owned by `at`
       const auto* child = children.find(part);
       if (!child) return found;
       at = child->get();
@@ -61,7 +61,7 @@ Tensors ProgramModule::parameter(const std::string& name) const {
 
 host::ParameterChange parameter_change(const host::TorchModel& model, const Tensors& now, const Tensors& buffers) {
   host::ParameterChange change;
-  std::map<uint32_t, std::vector<std::string>> names;  // now, by parameter
+  std::map<uint32_t, std::vector<std::string>> names;  // the current names of each known parameter
   std::set<const void*> added;
   const auto& known = model.parameters();
   for (const auto& [name, tensor] : now) {
@@ -72,9 +72,9 @@ host::ParameterChange parameter_change(const host::TorchModel& model, const Tens
       if (all.size() > 1) continue;
       const host::Parameter& before = known[ref->param];
       if (before.name != name) change.renames.push_back({name, before.name, {}});
-      if (before.frozen && tensor.requires_grad()) change.log.push_back("'" + name + "' is trained from now on");
+      if (before.frozen && tensor.requires_grad()) change.log.push_back("'" + name + "' is now trained");
       if (!before.frozen && !tensor.requires_grad())
-        change.log.push_back("'" + name + "' is frozen from now on; its optimizer state is dropped");
+        change.log.push_back("'" + name + "' is now frozen; its optimizer state is dropped");
     } else if (added.insert(tensor.unsafeGetTensorImpl()).second) {
       change.fresh.insert(name);
       change.log.push_back("'" + name + "' is new");
@@ -85,9 +85,9 @@ host::ParameterChange parameter_change(const host::TorchModel& model, const Tens
     before.insert(before.end(), known[i].aliases.begin(), known[i].aliases.end());
     const auto at = names.find(i);
     if (at == names.end())
-      change.log.push_back("the former '" + known[i].name + "' is no longer in the model; its state is dropped");
+      change.log.push_back("'" + known[i].name + "' was removed from the model; its state is dropped");
     else if (at->second != before)
-      change.log.push_back("'" + at->second.front() + "' has other names than before");
+      change.log.push_back("the names of '" + at->second.front() + "' have changed");
   }
   for (const std::string& text : model.changed_buffers(buffers)) change.log.push_back("buffer " + text);
   change.any = !change.log.empty();

@@ -1,4 +1,4 @@
-// The program's model: what zr::Engine trains, as the program may change it later.
+// The program's model as zr::Engine sees it: its current parameters and buffers, which the program may change later.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,15 +20,15 @@ namespace zr {
 
 using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// A module of libtorch, which outlives this, or a TorchScript module, which is shared. Training thread.
+/// A torch::nn::Module, which must outlive this object, or a TorchScript module, which it shares. Training thread only.
 class ProgramModule {
  public:
   explicit ProgramModule(torch::nn::Module& module);
   explicit ProgramModule(const torch::jit::Module& module);
-  /// Of now, in the module's order; a tied one under each of its names.
+  /// The current parameters and buffers, in the module's order; a tied parameter appears under each of its names.
   Tensors parameters() const;
   Tensors buffers() const;
-  /// The parameter of that name, which is found without listing those of other modules; empty if there is none.
+  /// The parameter of that name, or an empty list. Does not list the parameters of other submodules.
   Tensors parameter(const std::string& name) const;
 
  private:
@@ -36,7 +36,7 @@ class ProgramModule {
   std::shared_ptr<const torch::jit::Module> script_;
 };
 
-/// How `now` differs from the list of parameters that `model` trains, and `buffers` from its buffers.
+/// The differences between `now` and the parameters that `model` trains, and between `buffers` and its buffers.
 host::ParameterChange parameter_change(const host::TorchModel& model, const Tensors& now, const Tensors& buffers);
 
 }  // namespace zr

@@ -13,10 +13,10 @@ namespace zr {
 struct Gathered::State {
   struct Held {
     host::TorchModel* model;
-    std::vector<uint32_t> params;  // each once, in the model's order
+    std::vector<uint32_t> params;  // in the model's order, without duplicates
     std::weak_ptr<const void> life;
   };
-  std::vector<Held> held;  // in the order in which their engines were made, which is the same on all ranks
+  std::vector<Held> held;  // in the order in which their engines were created, which is the same on all ranks
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -32,7 +32,7 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
             [](const auto& one, const auto& other) { return one.model->number() < other.model->number(); });
   for (auto& [model, params, life] : state_->held) {
     std::sort(params.begin(), params.end());
-    params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights come twice
+    params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights appear twice
     model->begin_gather(params);
   }
 }
@@ -40,7 +40,7 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
 Gathered::~Gathered() noexcept(false) {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
   for (const auto& [model, params, life] : state_->held)
-    if (!life.expired()) model->end_gather(params, !unwinding);  // else it ended with its engine
+    if (!life.expired()) model->end_gather(params, !unwinding);  // the end of the engine has ended it otherwise
 }
 
 namespace detail {
@@ -49,7 +49,7 @@ struct DeferredScope::State {
 };
 namespace {
 [[maybe_unused]] const bool registered = [] {
-  build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // to the process's end
+  build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // never destroyed
   return true;
 }();
 }  // namespace

@@ -35,35 +35,36 @@ std::vector<host::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
   return all;
 }
 
-// A program started by hand, or by another launcher, may have other ranks than its file asks `zeroth train` for.
+// A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
 void report_ranks(const host::Entry& ranks, int world) {
   if (ranks.origin.from == host::Origin::From::key_default || std::get<int64_t>(ranks.value) == world) return;
   host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
                              (world == 1 ? " rank was" : " ranks were") +
-                             " started; `zeroth train` starts what the file asks for");
+                             " started; `zeroth train` starts job.ranks ranks");
 }
 
 }  // namespace
 
 namespace {
-// A program's declarations are its author's to correct.
+// Errors in the declarations are for the author of the program.
 void check_keys(const std::vector<host::ConfigKey>& keys) {
   std::set<std::string> seen;
   for (const host::ConfigKey& key : keys) {
     const std::string path = key.path(), who = "zr::Key(\"" + path + "\"): ";
-    if (key.table.empty()) host::fail_user(who + "a key belongs to a table; name it like \"model.layers\"");
+    if (key.table.empty()) host::fail_user(who + "the key has no table; give it a name like \"model.layers\"");
     if (const std::string problem = host::declaration_problem(key); !problem.empty())
       host::fail_user(who + problem + "; correct the declaration in the program");
-    if (!seen.insert(path).second) host::fail_user(who + "is declared twice; remove one of the declarations");
+    if (!seen.insert(path).second) host::fail_user(who + "the key is declared twice; remove one of the declarations");
     for (const host::ConfigKey& own : host::host_keys())
       if (own.path() == path)
-        host::fail_user(who + "is a key of Zeroth; choose another name, or read the value without declaring the key");
+        host::fail_user(who +
+                        "Zeroth has a key of this name; choose another name, or read the value without declaring it");
   }
 }
 
 std::string usage_of(const std::string& program) { return "usage: " + program + " FILE.toml [table.key=value ...]"; }
 
-// Answers --help: the program's keys, with type, default, range and meaning.
+// Prints the usage and the program's keys, with default, range and meaning, and exits.
 [[noreturn]] void help(const std::string& program, const std::vector<host::ConfigKey>& keys) {
   std::string text = usage_of(program) + "\n       " + program + " --help\n";
   if (!keys.empty()) text += "\nkeys of this program:\n";
@@ -73,12 +74,12 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
     const std::string range = host::range_text(key);
     text += line + "  # " + key.meaning + (range.empty() ? "" : " (" + range + ")") + "\n";
   }
-  text += "\nAll keys with their values, those of Zeroth and of the plug-ins too: zeroth explain FILE.toml\n";
+  text += "\nTo list all keys and their values, with those of Zeroth and of the plug-ins: zeroth explain FILE.toml\n";
   std::fputs(text.c_str(), stdout);
   std::exit(std::fflush(stdout) == 0 ? 0 : static_cast<int>(host::Exit::environment));
 }
 
-// A key of the configuration of that type, or an error for the author of the program.
+// The configuration, after a check that it has the key with one of these types; `call` names the method in the error.
 const host::JobConfig& with_key(const Program::State& state, const char* call, const std::string& path,
                                 std::initializer_list<uint32_t> types) {
   const host::JobConfig& config = state.setup().config;
@@ -87,8 +88,8 @@ const host::JobConfig& with_key(const Program::State& state, const char* call, c
     std::vector<std::string> paths;
     for (const host::Entry& entry : config.entries()) paths.push_back(entry.key.path());
     const std::string near = host::nearest(path, paths);
-    host::fail_user(who + "the job has no such key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
-                    " `zeroth explain FILE` prints all keys; declare the program's own with zr::Key");
+    host::fail_user(who + "unknown key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+                    "; `zeroth explain FILE` prints all keys; declare keys of the program with zr::Key");
   }
   const host::Entry& entry = config.entry(path);
   const auto holds = [&](uint32_t type) {
@@ -100,8 +101,8 @@ const host::JobConfig& with_key(const Program::State& state, const char* call, c
     }
   };
   if (types.size() > 0 && std::none_of(types.begin(), types.end(), holds))
-    host::fail_user(who + "the key is a " + std::string(host::type_text(entry.key.type)) +
-                    "; read it with the method of that type");
+    host::fail_user(who + "the key has type " + std::string(host::type_text(entry.key.type)) +
+                    "; read it with the method for that type");
   return config;
 }
 }  // namespace
@@ -150,7 +151,7 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
     const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
     const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
     if (std::any_of(words.begin(), words.end(), is_help)) help(name, host_keys_of(keys));
-    if (words.empty() && !is_query("schema")) host::fail_user("which file? " + usage_of(name));
+    if (words.empty() && !is_query("schema")) host::fail_user("no TOML file is given; " + usage_of(name));
     for (const std::string& word : words)
       if (word.size() > 1 && word[0] == '-')
         host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");

@@ -1,4 +1,4 @@
-// What a Program holds for the Engine.
+// The state that zr::Program shares with zr::Engine.
 #pragma once
 
 #include <filesystem>
@@ -8,15 +8,17 @@
 
 namespace zr {
 
-/// Set by the part of the library that sees libtorch: from the call on, this thread's models are built without memory.
+/// Makes this thread build all further models without allocating parameters. Null in programs without libtorch: the
+/// part of the library that includes libtorch sets it.
 extern void (*build_without_memory)();
 
 struct Program::State {
-  /// Loads, joins, checks. Throws host::Failure; exits if ZR_ASK=schema asks for nothing but `keys`.
+  /// Loads the file, joins the job, validates the configuration. Throws host::Failure. With ZR_ASK=schema it prints
+  /// `keys` and exits the process.
   State(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys);
 
   const host::Setup& setup() const { return setup_; }
-  /// ZR_ASK=parameters: print what would be trained, and stop.
+  /// ZR_ASK=parameters: the Engine prints the parameters of the model and exits.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 

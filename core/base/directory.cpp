@@ -93,14 +93,14 @@ std::optional<std::string> Directory::read(const std::string& name) const {
 }
 
 void Directory::write(const std::string& name, const std::string& text) const {
-  const std::string aside = temporary(name);
-  remove(aside);
+  const std::string temporary_name = temporary(name);
+  remove(temporary_name);
   {
-    File file = create(aside);
+    File file = create(temporary_name);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
-  rename(aside, name);
+  rename(temporary_name, name);
 }
 
 void Directory::rename(const std::string& from, const std::string& to) const {
@@ -114,9 +114,10 @@ bool Directory::exchange(const std::string& a, const std::string& b) const {
 }
 
 void Directory::link(const std::string& target, const std::string& name) const {
-  const std::string aside = temporary(name);
-  remove(aside);
-  if (::symlinkat(target.c_str(), fd_, aside.c_str()) != 0 || ::renameat(fd_, aside.c_str(), fd_, name.c_str()) != 0)
+  const std::string temporary_name = temporary(name);
+  remove(temporary_name);
+  if (::symlinkat(target.c_str(), fd_, temporary_name.c_str()) != 0 ||
+      ::renameat(fd_, temporary_name.c_str(), fd_, name.c_str()) != 0)
     fail_file(in(name), "cannot be made a symbolic link", errno);
 }
 
@@ -158,7 +159,7 @@ bool Directory::has_file(const std::string& name) const {
 }
 
 std::vector<std::string> Directory::list() const {
-  // A descriptor of its own: fdopendir() takes it over, and its offset is not that of fd_.
+  // A separate descriptor: fdopendir() takes ownership of it, and it has its own offset.
   const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(fd < 0 ? nullptr : ::fdopendir(fd), &::closedir);
   if (!entries) fail_file(path_, "cannot be listed", errno);
@@ -179,9 +180,9 @@ void Directory::sync() const {
     int result = 0;
     do result = ::fsync(fd_);
     while (result != 0 && errno == EINTR);
-    if (result != 0 && errno != EINVAL) error = errno;  // EINVAL: has no such thing
+    if (result != 0 && errno != EINVAL) error = errno;  // EINVAL: the file system does not support fsync on directories
   }
-  if (error) fail_file(path_, "its entries may not be on the disk", error);
+  if (error) fail_file(path_, "changes to its entries may not be on the disk", error);
 }
 
 uint32_t Directory::owner() const {

@@ -38,7 +38,7 @@ constexpr std::string_view name_of(zr_dtype dtype) {
   }
 }
 
-/// The type of that name among fp32, bf16 and fp16, the types of weights and gradients; ZR_NONE for another.
+/// The dtype with that name among fp32, bf16 and fp16, the dtypes of weights and gradients; else ZR_NONE.
 constexpr zr_dtype float_dtype_named(std::string_view name) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16})
     if (name == name_of(dtype)) return dtype;

@@ -1,4 +1,4 @@
-// Compiled into tests only.
+// Failpoints, compiled into tests only.
 #include <signal.h>
 
 #include <cerrno>
@@ -15,7 +15,7 @@
 namespace zr::host {
 
 namespace {
-// The action asked for at `name`, if this is the time.
+// The action that ZR_FAILPOINT requests at `name`, if this is the n-th call; else "".
 std::string action(const std::string& name) {
   static std::map<std::string, int> times;
   const char* all = std::getenv("ZR_FAILPOINT");
@@ -33,7 +33,7 @@ void failpoint(const char* name) {
 }
 
 namespace {
-bool g_short = false;  // what injected_error() saw is for the shortened_write() behind it
+bool g_short = false;  // injected_error() saw SHORT; the next shortened_write() applies it
 }
 
 int64_t shortened_write(const char*, int64_t bytes) {

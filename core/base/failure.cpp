@@ -56,7 +56,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  constexpr std::size_t kLongest = 200;  // no name is longer, and the distance takes the product of two lengths
+  constexpr std::size_t kLongest = 200;  // no name is longer; the cost is the product of both lengths
   if (word.size() > kLongest) return {};
   std::vector<std::string> best;
   std::size_t least = std::max<std::size_t>(2, word.size() / 3);

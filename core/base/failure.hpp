@@ -1,4 +1,4 @@
-// A failure a user can read: what went wrong, where, and what to do. Its class decides the process's exit code.
+// A failure whose message tells the user what failed, where, and what to do. Its class decides the exit code.
 #pragma once
 
 #include <stdexcept>
@@ -22,17 +22,17 @@ class Failure : public std::runtime_error {
   Exit exit_;
 };
 
-/// Throws Failure(Exit::user): the user's input is wrong; `text` names thing, place and remedy.
+/// Throws Failure(Exit::user): the user's input is wrong; `text` says what, where, and how to correct it.
 [[noreturn]] void fail_user(const std::string& text);
-/// Throws Failure(Exit::environment): the machine lacks something.
+/// Throws Failure(Exit::environment): the machine lacks a resource or a file.
 [[noreturn]] void fail_environment(const std::string& text);
 /// Throws Failure(Exit::bug): an invariant of the host or of a plug-in is broken.
 [[noreturn]] void fail_bug(const std::string& text);
 
-/// Inside a catch block: rethrows as guard_host_call() says.
+/// Inside a catch block: rethrows the exception as guard_host_call() describes.
 [[noreturn]] void rethrow_from_host(const std::string& call);
-/// Around code of the host that a program calls: a std::exception that is neither a Failure nor libtorch's becomes
-/// Failure(Exit::bug) that names `call`, so that it does not count as an exception of the program's own.
+/// Runs host code that a program calls: a std::exception that is neither a Failure nor libtorch's becomes a
+/// Failure(Exit::bug) that names `call`, so that it does not count as an exception of the program.
 template <class Fn>
 decltype(auto) guard_host_call(const std::string& call, Fn&& fn) {
   try {
@@ -41,20 +41,20 @@ decltype(auto) guard_host_call(const std::string& call, Fn&& fn) {
     rethrow_from_host(call);
   }
 }
-/// "std::runtime_error", "c10::Error": the exception's type as C++ source names it.
+/// The exception's type as C++ source names it: "std::runtime_error", "c10::Error".
 std::string type_of(const std::exception& error);
 
-/// The candidate nearest to `word` by edit distance, or "" if none is near enough to be meant.
+/// The candidate nearest to `word` by edit distance, or "" if none is close enough.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-/// All candidates that are equally near, in their order.
+/// All candidates with the smallest edit distance, in their order.
 std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// A caller-owned error for a plug-in call, and the failure it becomes: "plug-in `who`: message".
+/// A caller-owned zr_error for a plug-in call; check() turns it into a Failure.
 struct CallError : zr_error {
   CallError() : zr_error{} { size = sizeof(zr_error); }
 };
 /// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
-/// -> peer_lost, else bug. `who` names plug-in and call.
+/// -> peer_lost, else bug. `who` names plug-in and call; the message is "who: text".
 void check(zr_code code, const zr_error& error, std::string_view who);
 
 }  // namespace zr::host

@@ -19,9 +19,9 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-// A signal interrupts nothing.
+// Repeats a call that a signal interrupted.
 template <class F>
-int again(F&& call) {
+int retry(F&& call) {
   int result;
   do result = call();
   while (result != 0 && errno == EINTR);
@@ -40,9 +40,9 @@ constexpr int64_t kLargestText = int64_t{1} << 30;
 }  // namespace
 
 void fail_file(const std::string& path, const std::string& what, int error) {
-  std::string remedy = "see that the folder exists, is on a disk that works, and may be written by this user";
-  if (error == ENOSPC || error == EDQUOT) remedy = "free space there, or name another folder";
-  if (error == EIO) remedy = "the disk fails; use a folder on another one";
+  std::string remedy = "check that the folder exists, that its disk works, and that this user may write to it";
+  if (error == ENOSPC || error == EDQUOT) remedy = "free space on this disk, or use another folder";
+  if (error == EIO) remedy = "the disk reports errors; use a folder on another disk";
   if (error == ELOOP)
     fail_environment(path + ": " + what + ": it is a symbolic link, which is not followed here; replace the link " +
                      "with what it points to, or remove it");
@@ -53,19 +53,19 @@ File::File(const std::string& path, Mode use) : path_(path) {
   const bool reads = use == Mode::read || use == Mode::read_following_links;
   const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Mode::create ? O_CREAT | O_EXCL : 0) |
                     (use == Mode::read_following_links ? 0 : O_NOFOLLOW) | O_CLOEXEC |
-                    O_NONBLOCK;  // a FIFO's open waits
+                    O_NONBLOCK;  // opening a FIFO would block
   const int error = injected_error("open");
   fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
   if (fd_ < 0 && !error && reads && (errno == ENOENT || errno == EACCES || errno == ENOTDIR))
     fail_environment(printable(path) + ": cannot be opened: " + std::strerror(errno) +
-                     "; see that it exists and that this user may read it");
+                     "; check that it exists and that this user may read it");
   if (fd_ < 0) fail_file(path, use == Mode::create ? "cannot be created" : "cannot be opened", error ? error : errno);
   struct stat about {};
   std::string kind;
   if (::fstat(fd_, &about) == 0 && !S_ISREG(about.st_mode)) kind = kind_of(about.st_mode);
   if (kind.empty()) return;
   ::close(std::exchange(fd_, -1));
-  fail_user(printable(path) + ": is " + kind + ", not a regular file; put the file itself in its place");
+  fail_user(printable(path) + ": is " + kind + ", not a regular file; replace it with the file itself");
 }
 
 File::~File() {
@@ -76,16 +76,16 @@ File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(std::exch
 
 void File::resize(int64_t bytes) {
   int error = injected_error("resize");
-  if (error == 0 && again([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
-  if (error) fail_file(path_, bytes_text(bytes) + " cannot be had", error);
+  if (error == 0 && retry([&] { return ::ftruncate(fd_, bytes); }) != 0) error = errno;
+  if (error) fail_file(path_, "cannot allocate " + bytes_text(bytes), error);
 }
 
 void File::reserve(int64_t at, int64_t bytes) {
   int error = injected_error("reserve");
-  if (error == 0 && again([&] { return ::fallocate(fd_, 0, at, bytes); }) != 0 && errno != EOPNOTSUPP &&
+  if (error == 0 && retry([&] { return ::fallocate(fd_, 0, at, bytes); }) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS)
     error = errno;
-  if (error) fail_file(path_, bytes_text(bytes) + " cannot be had", error);
+  if (error) fail_file(path_, "cannot allocate " + bytes_text(bytes), error);
 }
 
 void File::write(int64_t at, const void* data, int64_t bytes) {
@@ -110,7 +110,8 @@ void File::read(int64_t at, void* data, int64_t bytes) const {
     const ssize_t n = error ? -1 : ::pread(fd_, to, static_cast<std::size_t>(bytes), at);
     if (n < 0 && !error && errno == EINTR) continue;
     if (n < 0) fail_file(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
-    if (n == 0) fail_user(path_ + ": ends at byte " + std::to_string(at) + ", before its contents do: it was cut off");
+    if (n == 0)
+      fail_user(path_ + ": ends at byte " + std::to_string(at) + ", but more data is expected: it is truncated");
     to += n;
     at += n;
     bytes -= n;
@@ -130,31 +131,32 @@ uint32_t File::owner() const {
 }
 
 void File::begin_sync(int64_t at, int64_t bytes) {
-  // Where there is no such call, sync() does all of it.
+  // Where the call is not supported, sync() does all the work.
   static_cast<void>(::sync_file_range(fd_, at, bytes, SYNC_FILE_RANGE_WRITE));
 }
 
 void File::sync() {
   int error = injected_error("sync");
-  if (error == 0 && again([&] { return ::fdatasync(fd_); }) != 0) error = errno;
-  if (error) fail_file(path_, "what was written to it may not be on the disk", error);
+  if (error == 0 && retry([&] { return ::fdatasync(fd_); }) != 0) error = errno;
+  if (error) fail_file(path_, "written data may not be on the disk", error);
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string aside = path + ".aside";
-  remove_path(aside);
+  const std::string temporary = path + ".aside";
+  remove_path(temporary);
   {
-    File file(aside, File::Mode::create);
+    File file(temporary, File::Mode::create);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
-  rename_path(aside, path);
+  rename_path(temporary, path);
 }
 
 std::string read_file(const std::string& path) {
   const File file(path, File::Mode::read);
   if (file.size() > kLargestText)
-    fail_user(path + ": has " + bytes_text(file.size()) + ", which no such file has; load another checkpoint");
+    fail_user(path + ": is " + bytes_text(file.size()) + " large, more than the limit of " + bytes_text(kLargestText) +
+              " for such a file; load another checkpoint");
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   return text;
@@ -163,10 +165,10 @@ std::string read_file(const std::string& path) {
 void sync_folder(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   int error = fd < 0 ? errno : injected_error("sync");
-  if (fd >= 0 && error == 0 && again([&] { return ::fsync(fd); }) != 0 && errno != EINVAL)
-    error = errno;  // EINVAL: has no such thing
+  if (fd >= 0 && error == 0 && retry([&] { return ::fsync(fd); }) != 0 && errno != EINVAL)
+    error = errno;  // EINVAL: the file system does not support fsync on folders
   if (fd >= 0) ::close(fd);
-  if (error) fail_file(path, "its entries may not be on the disk", error);
+  if (error) fail_file(path, "changes to its entries may not be on the disk", error);
 }
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -177,11 +179,11 @@ void rename_path(const std::string& from, const std::string& to) {
 
 void make_folder(const std::string& path) {
   std::error_code error;
-  std::vector<fs::path> above;  // of those that are made, the nearest first
+  std::vector<fs::path> above;  // parents of created folders, the innermost first
   for (fs::path one = fs::absolute(path); !fs::exists(one, error) && one.has_relative_path(); one = one.parent_path())
     above.push_back(one.parent_path());
   fs::create_directories(path, error);
-  if (error) fail_file(path, "cannot be made", error.value());
+  if (error) fail_file(path, "cannot be created", error.value());
   for (const fs::path& one : above) sync_folder(one.string());
 }
 

@@ -1,4 +1,4 @@
-// Files by their descriptors; every failure names the file and says what to do.
+// Files by descriptor; every failure names the file and says what to do.
 #pragma once
 
 #include <cstdint>
@@ -8,36 +8,33 @@
 
 namespace zr::host {
 
-/// One open file. Methods throw Failure(environment), at most one thread at a time.
+/// One open file. Methods throw Failure(environment). One thread at a time.
 class File {
  public:
-  enum class Mode {
-    create,
-    write,
-    read,
-    read_following_links
-  };  // create: there is none yet; read_following_links: through links
-  /// Opens it; relative paths are from where the process is. A path that names something other than a regular file (a
-  /// FIFO, a folder, a device) is rejected at once, without waiting for it: Failure(user).
+  enum class Mode { create, write, read, read_following_links };  // all but the last reject symbolic links
+  /// Opens the file; Mode::create requires that it does not exist. Relative paths start at the working directory.
+  /// Throws Failure(user), without blocking, if the path names something other than a regular file (a FIFO, a folder, a
+  /// device).
   File(const std::string& path, Mode use);
   /// Takes over an open descriptor; `path` is for messages.
   File(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   ~File();
-  File(File&& other) noexcept;  // the other has no file then
+  File(File&& other) noexcept;  // leaves `other` without a file
   File& operator=(File&&) = delete;
 
-  /// Gives it that many bytes, which take no room yet.
+  /// Sets the size in bytes, without allocating disk space.
   void resize(int64_t bytes);
-  /// The disk keeps room for these bytes, where the file system can promise it.
+  /// Allocates disk space for these bytes, if the file system supports it.
   void reserve(int64_t at, int64_t bytes);
-  /// All of data[bytes] to byte `at` and behind it.
+  /// Writes data[bytes] at byte offset `at`.
   void write(int64_t at, const void* data, int64_t bytes);
-  void read(int64_t at, void* data, int64_t bytes) const;  // its end before them is a failure
+  /// Reads exactly `bytes` at byte offset `at`. Throws Failure(user) if the file ends earlier.
+  void read(int64_t at, void* data, int64_t bytes) const;
   int64_t size() const;
-  uint32_t owner() const;  // the user, as the file system reports it
-  /// The disk may take these bytes already; a hint.
+  uint32_t owner() const;  // the uid that the file system reports
+  /// Hint: starts writing these bytes back to the disk.
   void begin_sync(int64_t at, int64_t bytes);
-  /// Returns when what was written survives a loss of power.
+  /// Returns when written data would survive a power loss.
   void sync();
   const std::string& path() const { return path_; }
 
@@ -46,27 +43,26 @@ class File {
   int fd_ = -1;
 };
 
-/// Throws Failure(environment): "path: what: the error's text; what to do". `error` is an errno.
+/// Throws Failure(environment) with the text "path: what: text of the error; remedy". `error` is an errno.
 [[noreturn]] void fail_file(const std::string& path, const std::string& what, int error);
-/// Writes a small file aside, syncs and renames it.
+/// Replaces a small file atomically: writes a temporary file, syncs and renames it.
 void write_file(const std::string& path, const std::string& text);
 std::string read_file(const std::string& path);
-/// What was created, renamed or removed in it survives a loss of power.
+/// Returns when created, renamed and removed entries of a folder would survive a power loss.
 void sync_folder(const std::string& path);
-void rename_path(const std::string& from, const std::string& to);  // in one step, over what was there
-void make_folder(const std::string& path);                         // and those above it
-void remove_path(const std::string& path);                         // whole, if it is there
-bool path_exists(const std::string& path);                         // and can be seen
-/// Names in a folder, sorted; none if there is no folder.
+void rename_path(const std::string& from, const std::string& to);  // atomic; replaces `to`
+void make_folder(const std::string& path);                         // and its parents
+void remove_path(const std::string& path);                         // recursively; no effect if it does not exist
+bool path_exists(const std::string& path);                         // false also if it cannot be accessed
+/// Names in a folder, sorted; empty if there is no such folder.
 std::vector<std::string> list_folder(const std::string& path);
 
-/// A place where tests end the process, or make the next call of a kind fail (ZR_FAILPOINT="name=kill",
-/// "write=ENOSPC", "write=SHORT", "sync=EIO", each with "@n" for the n-th time). Compiled in where ZR_FAILPOINTS is
-/// defined.
+/// Failpoints: tests end the process at a named point, or make the next call of a kind fail (ZR_FAILPOINT="name=kill",
+/// "write=ENOSPC", "write=SHORT", "sync=EIO"; "@n" selects the n-th time). Compiled in if ZR_FAILPOINTS is defined.
 #ifdef ZR_FAILPOINTS
-void failpoint(const char* name);                          // a place where the process may end
+void failpoint(const char* name);                          // the process may end here
 int injected_error(const char* call);                      // an errno, or 0
-int64_t shortened_write(const char* call, int64_t bytes);  // "write=SHORT": half of them
+int64_t shortened_write(const char* call, int64_t bytes);  // half of `bytes` for "write=SHORT"
 int failpoints_fired();                                    // errors and short writes so far
 #else
 inline void failpoint(const char*) {}

@@ -7,18 +7,18 @@
 namespace zr::host {
 
 namespace {
-// Not from the heap, which may hand out again what was touched in small pages. The kernel refuses at once what is more
-// than the machine has (vm.overcommit_memory): no MAP_NORESERVE.
+// Maps memory instead of using the heap, which may return memory that was touched in small pages before. Without
+// MAP_NORESERVE the kernel fails at once if the machine does not have that much memory (vm.overcommit_memory).
 HugePageMemory map(uint64_t bytes, uint64_t align) {
-  const uint64_t whole = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  void* all = ::mmap(nullptr, whole + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const uint64_t rounded = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  void* all = ::mmap(nullptr, rounded + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) return nullptr;
   char* start = static_cast<char*>(all);
   const uint64_t skip = (align - reinterpret_cast<uintptr_t>(start) % align) % align;
   if (skip) ::munmap(start, skip);
-  ::munmap(start + skip + whole, align - skip);
-  ::madvise(start + skip, whole / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
-  return {start + skip, HugePageDeleter{whole}};
+  ::munmap(start + skip + rounded, align - skip);
+  ::madvise(start + skip, rounded / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
+  return {start + skip, HugePageDeleter{rounded}};
 }
 }  // namespace
 

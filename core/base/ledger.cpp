@@ -11,10 +11,10 @@ void Ledger::plan(Tier tier, MemoryKind kind, int64_t bytes) {
 }
 
 void Ledger::add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak) {
-  for (Entry* cell : {&entries_[{tier, kind}], &totals_[tier]}) {
-    const int64_t before = cell->now;
-    cell->now += bytes;
-    cell->peak = std::max({cell->peak, cell->now, before + peak});
+  for (Entry* entry : {&entries_[{tier, kind}], &totals_[tier]}) {
+    const int64_t before = entry->now;
+    entry->now += bytes;
+    entry->peak = std::max({entry->peak, entry->now, before + peak});
   }
   auto at = tags_.find(tag);
   if (at == tags_.end()) at = tags_.emplace(std::string(tag), 0).first;
@@ -47,8 +47,8 @@ void Ledger::on_change(Tier tier, std::function<void(int64_t now)> changed) {
 std::vector<Ledger::Row> Ledger::rows() const {
   const std::lock_guard lock(mutex_);
   std::vector<Row> rows;
-  for (const auto& [key, cell] : entries_)
-    if (cell.planned || cell.peak) rows.push_back({key.first, key.second, cell.planned, cell.now, cell.peak});
+  for (const auto& [key, entry] : entries_)
+    if (entry.planned || entry.peak) rows.push_back({key.first, key.second, entry.planned, entry.now, entry.peak});
   return rows;
 }
 

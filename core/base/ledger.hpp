@@ -1,4 +1,4 @@
-// The ledger: every long-lived byte of this rank, by tier and kind, planned and allocated. One per Engine.
+// The ledger: all long-lived bytes of this rank, by tier and kind, planned and allocated. One per Engine.
 #pragma once
 
 #include <array>
@@ -39,20 +39,20 @@ class Ledger {
     MemoryKind kind;
     int64_t planned, now, peak;  // bytes
   };
-  /// Notes what the plan foresees.
+  /// Adds planned bytes.
   void plan(Tier tier, MemoryKind kind, int64_t bytes);
-  /// Notes an allocation (bytes > 0) or a release (bytes < 0) under `tag`.
+  /// Records an allocation (bytes > 0) or a release (bytes < 0) under `tag`.
   void add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes);
-  /// Notes what someone else counts under a kind: what it holds now, and held at most.
+  /// Records bytes that another allocator counts for a kind: held now, and its peak.
   void observe(Tier tier, MemoryKind kind, std::string_view tag, int64_t now, int64_t peak);
-  /// Called after every add() to a tier, on the same thread, with what the tier then holds; replaces the one before,
-  /// empty: none. May throw.
+  /// Sets the callback that add() calls after every change of a tier, on the same thread, with the bytes that the tier
+  /// then holds. Replaces the previous callback; an empty function removes it. The callback may throw.
   void on_change(Tier tier, std::function<void(int64_t now)> changed);
-  /// Rows that hold or planned anything, in tier and kind order.
+  /// Rows with held or planned bytes, ordered by tier and kind.
   std::vector<Row> rows() const;
   /// Bytes held now by tag, largest first.
   std::vector<std::pair<std::string, int64_t>> holders() const;
-  /// Bytes held now; without a kind, as planned() and peak(), the sum over kinds.
+  /// Bytes held now. Without a kind, this and planned() and peak() are sums over all kinds.
   int64_t held(Tier tier, MemoryKind kind) const;
   int64_t held(Tier tier) const;
   int64_t planned(Tier tier) const;
@@ -62,7 +62,7 @@ class Ledger {
   struct Entry {
     int64_t planned = 0, now = 0, peak = 0;
   };
-  void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak);  // locked
+  void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak);  // needs mutex_
   mutable std::mutex mutex_;
   std::map<std::pair<Tier, MemoryKind>, Entry> entries_;
   std::map<std::string, int64_t, std::less<>> tags_;

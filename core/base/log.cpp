@@ -28,7 +28,7 @@ std::atomic<int>& threshold() {
 void log(int level, const std::string& text) {
   if (level < threshold()) return;
   const char* prefix = level >= ZR_LOG_ERROR ? "error: " : level == ZR_LOG_WARN ? "warning: " : "";
-  constexpr std::size_t kLongest = 64 << 10;  // a text from a file may be in it, however long
+  constexpr std::size_t kLongest = 64 << 10;  // the text may quote a file, of any length
   const bool cut = text.size() > kLongest;
   const std::string line = std::string("zeroth: ") + prefix + printable(cut ? text.substr(0, kLongest) : text, "\n\t") +
                            (cut ? "... (cut; " + std::to_string(text.size()) + " bytes)\n" : "\n");
@@ -42,22 +42,23 @@ void log_as_rank(int rank) {
 namespace {
 std::atomic<std::string (*)(const std::string&, const std::string&)> advice_of{nullptr};
 
-// Without libtorch's list of stack addresses.
+// The exception's text without libtorch's C++ stack.
 std::string text_of(const std::exception& error) {
   const std::string text = error.what();
-  const char* whole = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
-  return whole && std::string_view(whole) == "1" ? text : text.substr(0, text.find("\nException raised from "));
+  const char* stack_traces = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  return stack_traces && std::string_view(stack_traces) == "1" ? text
+                                                               : text.substr(0, text.find("\nException raised from "));
 }
 
 int report_of_host(const std::exception& error) {
   if (const auto* path = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    log(ZR_LOG_ERROR, std::string(path->what()) + ": see that the path exists and may be used");
+    log(ZR_LOG_ERROR, std::string(path->what()) + ": check that the path exists and that this user may access it");
     return static_cast<int>(Exit::environment);
   }
-  if (const auto* refused =
-          dynamic_cast<const std::system_error*>(&error)) {  // of a thread that cannot be started, say
-    const bool limit = refused->code() == std::errc::resource_unavailable_try_again;
-    log(ZR_LOG_ERROR, std::string("the system refused a request: ") + refused->what() +
+  if (const auto* failed_call =
+          dynamic_cast<const std::system_error*>(&error)) {  // for example, a thread that cannot start
+    const bool limit = failed_call->code() == std::errc::resource_unavailable_try_again;
+    log(ZR_LOG_ERROR, std::string("a system call failed: ") + failed_call->what() +
                           (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : ""));
     return static_cast<int>(Exit::environment);
   }
@@ -80,17 +81,17 @@ int report(bool program) {
   } catch (const Failure& failure) {
     log(ZR_LOG_ERROR, failure.what());
     return failure.code();
-  } catch (const std::invalid_argument& error) {  // a program's own word for what its user wrote
+  } catch (const std::invalid_argument& error) {  // by convention, the program rejects its user's input
     log(ZR_LOG_ERROR, text_of(error));
     return static_cast<int>(Exit::user);
   } catch (const std::bad_alloc&) {
-    log(ZR_LOG_ERROR, "out of memory: lower the sizes of the job, or run it on a machine with more");
+    log(ZR_LOG_ERROR, "out of memory; reduce the sizes of the job, or run it on a machine with more memory");
     return static_cast<int>(Exit::environment);
   } catch (const std::exception& error) {
     return program ? report_of_program(error) : report_of_host(error);
   } catch (...) {
     log(ZR_LOG_ERROR, program ? "the program threw an object that is not a std::exception"
-                              : "an exception that is no std::exception ended the program");
+                              : "an exception that is not a std::exception ended the program");
     return static_cast<int>(program ? Exit::program : Exit::bug);
   }
 }

@@ -28,13 +28,13 @@ std::string bytes_text(int64_t bytes) {
 
 std::string duration_text(double seconds) {
   std::array<char, 40> text{};
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const auto rounded = static_cast<int64_t>(seconds + 0.5);
   if (seconds < 60) {
     std::snprintf(text.data(), text.size(), "%.1fs", seconds);
-  } else if (whole < 3600) {
-    std::snprintf(text.data(), text.size(), "%dm %02ds", int(whole / 60), int(whole % 60));
+  } else if (rounded < 3600) {
+    std::snprintf(text.data(), text.size(), "%dm %02ds", int(rounded / 60), int(rounded % 60));
   } else {
-    std::snprintf(text.data(), text.size(), "%dh %02dm", int(whole / 3600), int(whole % 3600 / 60));
+    std::snprintf(text.data(), text.size(), "%dh %02dm", int(rounded / 3600), int(rounded % 3600 / 60));
   }
   return text.data();
 }
@@ -109,12 +109,12 @@ std::string printable(std::string_view text, std::string_view keep) {
   for (std::size_t at = 0; at < text.size();) {
     uint32_t code = 0;
     const std::size_t length = utf8_character(text.substr(at), code);
-    const std::string_view whole = text.substr(at, std::max<std::size_t>(length, 1));
-    at += whole.size();
-    if (length == 0) code = static_cast<unsigned char>(whole[0]);
+    const std::string_view character = text.substr(at, std::max<std::size_t>(length, 1));
+    at += character.size();
+    if (length == 0) code = static_cast<unsigned char>(character[0]);
     const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
-    if (length > 0 && ((!control && !is_layout_mark(code)) || (length == 1 && keep.find(whole[0]) != keep.npos))) {
-      out += whole;
+    if (length > 0 && ((!control && !is_layout_mark(code)) || (length == 1 && keep.find(character[0]) != keep.npos))) {
+      out += character;
       continue;
     }
     if (code == '\n' || code == '\r' || code == '\t') {
@@ -148,14 +148,14 @@ bool matches_glob(std::string_view text, std::string_view pattern) {
 }
 
 std::optional<std::string> rewrite_glob(std::string_view text, std::string_view from, std::string_view to) {
-  std::vector<std::string_view> stood;  // for each `*`
+  std::vector<std::string_view> matched;  // by each `*`
   const std::function<bool(std::string_view, std::string_view)> fits = [&](std::string_view t, std::string_view f) {
     if (f.empty()) return t.empty();
     if (f[0] != '*') return !t.empty() && t[0] == f[0] && fits(t.substr(1), f.substr(1));
     for (std::size_t n = 0; n <= t.size(); ++n) {
-      stood.push_back(t.substr(0, n));
+      matched.push_back(t.substr(0, n));
       if (fits(t.substr(n), f.substr(1))) return true;
-      stood.pop_back();
+      matched.pop_back();
     }
     return false;
   };
@@ -163,8 +163,8 @@ std::optional<std::string> rewrite_glob(std::string_view text, std::string_view 
   std::string out;
   std::size_t next = 0;
   for (const char c : to) {
-    if (c == '*' && next < stood.size())
-      out += stood[next++];
+    if (c == '*' && next < matched.size())
+      out += matched[next++];
     else
       out += c;
   }

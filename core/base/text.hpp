@@ -1,4 +1,4 @@
-// Numbers and foreign text as people and machines read them.
+// Numbers, sizes, durations and untrusted text as text; parsing of sizes and durations; glob patterns.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ std::string shortest(double value);
 std::string bytes_text(int64_t bytes);
 /// "1m 05s", "2h 03m", "4.2s".
 std::string duration_text(double seconds);
-/// "64KiB", "1.5 GiB", "100MB", "4096" -> bytes; nothing if it is not a size.
+/// "64KiB", "1.5 GiB", "100MB", "4096" -> bytes; nullopt if it is not a size.
 std::optional<int64_t> parse_bytes(std::string_view text);
-/// "250ms", "30s", "5min", "2h" -> seconds; nothing if it is not a duration.
+/// "250ms", "30s", "5min", "2h" -> seconds; nullopt if it is not a duration.
 std::optional<double> parse_duration(std::string_view text);
 /// `text` for a terminal or a log: control characters, Unicode line separators and direction marks, and bytes that are
 /// not UTF-8 become escapes (\n, \x1b, \u202e), so that text from a file, a key or a peer can neither move the cursor
@@ -24,8 +24,8 @@ std::optional<double> parse_duration(std::string_view text);
 std::string printable(std::string_view text, std::string_view keep = "");
 /// `text` matches `pattern`, in which `*` stands for any run of characters.
 bool matches_glob(std::string_view text, std::string_view pattern);
-/// `text`, which matches `from`, in the form of `to`: each `*` of it is what the same of `from` stands for, the
-/// shortest that fits. Nothing if it does not match.
+/// Rewrites `text`, which matches the pattern `from`, to the pattern `to`: the n-th `*` of `to` becomes the characters
+/// that the n-th `*` of `from` matches, the shortest possible match. nullopt if `text` does not match.
 std::optional<std::string> rewrite_glob(std::string_view text, std::string_view from, std::string_view to);
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// The rank's own threads, for the tile pipeline and for plug-ins. Autograd has libtorch's.
+// The rank's thread pool, for optimizer tiles and for plug-ins. Autograd uses libtorch's threads.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace zr::host {
 
 class ThreadPool {
  public:
-  /// `width` threads in all: the caller of parallel_for is one of them.
+  /// `width` threads in total, the caller of parallel_for included.
   explicit ThreadPool(int width);
   ~ThreadPool();
   int width() const { return width_; }
-  /// Runs fn(begin, end) over [0, n), cut into at most width() runs of at least `grain`; returns when all ran and
+  /// Runs fn(begin, end) over [0, n), cut into at most width() runs of at least `grain`; returns when all have run, and
   /// rethrows the first exception. One caller at a time.
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 

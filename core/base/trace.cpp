@@ -66,8 +66,8 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
   if (!file_ || text_.size() <= kBuffer) return;
   try {
     flush();
-  } catch (const Failure& failure) {  // training does not end for its trace
-    log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace ends here");
+  } catch (const Failure& failure) {  // training continues without a trace
+    log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace is incomplete from here on");
     file_.reset();
     text_.clear();
     failed_ = true;

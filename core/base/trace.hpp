@@ -1,4 +1,4 @@
-// What a rank did when, as a file that Perfetto opens (Chrome's trace events).
+// The timeline of a rank, as a file that Perfetto opens (Chrome's trace events).
 #pragma once
 
 #include <chrono>
@@ -17,11 +17,11 @@ class Trace {
   using Time = std::chrono::steady_clock::time_point;
   /// Keeps spans in memory until open().
   explicit Trace(int rank);
-  ~Trace();  // closes the list; a file that cannot be written then is logged
+  ~Trace();  // completes the file; logs a write error
   Trace(const Trace&) = delete;
-  /// Writes the spans so far, and later ones, to `file`, which is empty. Once. Throws Failure(environment).
+  /// Writes all spans so far, and later ones, to the empty `file`. Call it once. Throws Failure(environment).
   void open(File file);
-  /// From begin to end; the track is made at its first span. A file that cannot be written is logged, and closed.
+  /// Records a span from begin to end; the first span of a track creates it. Logs a write error and closes the file.
   void span(const std::string& track, const std::string& name, Time begin, Time end);
 
  private:
@@ -29,8 +29,8 @@ class Trace {
   std::mutex mutex_;
   std::optional<File> file_;
   bool failed_ = false;  // the file could not be written: spans are dropped
-  std::string text_;     // not yet in the file
-  int64_t at_ = 0;       // bytes in the file
+  std::string text_;     // not written yet
+  int64_t at_ = 0;       // bytes written
   int rank_;
   std::map<std::string, int> tracks_;
 };

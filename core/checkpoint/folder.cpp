@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 namespace {
 const std::string kPrefix = "step-", kPartial = ".partial", kRemoved = ".removed", kSuperseded = ".superseded";
 
-std::string place(const std::string& root, const std::string& name) { return (fs::path(root) / name).string(); }
+std::string join_path(const std::string& root, const std::string& name) { return (fs::path(root) / name).string(); }
 
-// Out of sight at once, then bit by bit.
+// Renames the folder, which removes the checkpoint atomically, then deletes its files.
 void discard(const Directory& root, const std::string& name) {
   const std::string removed = name + kRemoved;
   root.rename(name, removed);
@@ -31,7 +31,7 @@ void discard(const Directory& root, const std::string& name) {
   root.remove_all(removed);
 }
 
-// Those of `names` that are checkpoints, by step.
+// The names of checkpoints in `names`, in order of their steps.
 std::vector<std::string> by_step(const std::vector<std::string>& names) {
   std::vector<std::string> checkpoints;
   for (const std::string& name : names)
@@ -64,13 +64,12 @@ std::optional<int64_t> step_of_name(const std::string& name) {
 std::vector<std::string> checkpoints_in(const std::string& root) { return by_step(list_folder(root)); }
 
 std::string find_checkpoint(const std::string& path) {
-  if (path_exists(place(path, kManifest))) return path;
+  if (path_exists(join_path(path, kManifest))) return path;
   const std::vector<std::string> names = checkpoints_in(path);
   if (names.empty())
-    fail_user(
-        path +
-        ": holds no checkpoint that was committed; name a folder that engine.save() or [checkpoint] dir wrote to");
-  return place(path, names.back());
+    fail_user(path +
+              ": contains no committed checkpoint; name the folder that was given to engine.save() or checkpoint.dir");
+  return join_path(path, names.back());
 }
 
 namespace {
@@ -79,10 +78,11 @@ FileLock take_lock(const std::string& root) {
   auto lock = FileLock::try_take(Directory::open(root, true), kLockName, holder);
   if (!lock && holder.starts_with("process " + std::to_string(::getpid()) + " on "))
     fail_user(root +
-              ": this job holds the folder already, as its run folder or for another engine's checkpoints; save "
-              "to a folder of its own, inside it for example");
+              ": this job has already locked the folder, as its run folder or for the checkpoints of another engine; "
+              "save to a separate folder, for example inside this one");
   if (!lock)
-    fail_user(root + ": another job saves there (" + holder + "); give each job a folder of its own (checkpoint.dir)");
+    fail_user(root + ": another job is saving to this folder (" + holder +
+              "); give each job its own folder (checkpoint.dir)");
   return std::move(*lock);
 }
 }  // namespace
@@ -106,10 +106,10 @@ void commit_checkpoint(const Directory& root, const std::string& name, const Dir
   failpoint("save.before_commit");
   if (!root.has(final_name)) {
     root.rename(name, final_name);
-  } else if (!root.exchange(name, final_name)) {  // at no instant is there none of that step
-    fail_environment(place(root.path(), final_name) +
-                     ": is there already and cannot be replaced in one step on this file system: " +
-                     std::strerror(errno) + "; remove it, or save in another folder");
+  } else if (!root.exchange(name, final_name)) {  // atomic: a checkpoint of that step exists at every moment
+    fail_environment(join_path(root.path(), final_name) +
+                     ": already exists and cannot be replaced atomically on this file system: " + std::strerror(errno) +
+                     "; remove it, or save to another folder");
   }
   failpoint("save.committed");
 }
@@ -130,7 +130,7 @@ std::vector<std::string> finish_commit(const Directory& root, const std::string&
 }
 
 bool last_step_applied(const std::string& folder) try {
-  const std::string path = place(folder, kManifest);
+  const std::string path = join_path(folder, kManifest);
   return parse_manifest(path, read_json(path)).metadata.last_step_applied;
 } catch (const Failure&) {
   return false;
@@ -143,7 +143,7 @@ void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_app
   if (newest_applied) {
     --applied;
   } else {
-    while (applied > 0 && !last_step_applied(place(root.path(), names[applied - 1]))) --applied;
+    while (applied > 0 && !last_step_applied(join_path(root.path(), names[applied - 1]))) --applied;
     applied = applied > 0 ? applied - 1 : names.size();
   }
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < names.size(); ++i)

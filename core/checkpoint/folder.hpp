@@ -1,4 +1,5 @@
-// The folder of a job's checkpoints: which are whole, who may write, what is left of a save that did not end.
+// The folder of a job's checkpoints: finding committed checkpoints, locking, commit, retention, and removal of
+// interrupted saves.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +11,22 @@
 
 namespace zr::host {
 
-/// The file of FolderLock.
+/// The file that FolderLock locks.
 inline constexpr const char* kLockName = "lock";
 
-/// "step-00000012": a checkpoint that was committed. Others in the folder are not.
+/// "step-00000012": the folder name of a committed checkpoint. Folders with other names are not committed.
 std::string checkpoint_name(int64_t step);
-/// It has that form, though its number may be too large for a step.
+/// Whether `name` has that form; its number may be too large for a step.
 bool is_checkpoint_name(const std::string& name);
-/// The step that such a name gives; nothing: it is another name, or gives none.
+/// The step in such a name; nothing if the name has another form or its number is too large.
 std::optional<int64_t> step_of_name(const std::string& name);
-/// Names of the committed checkpoints in `root`, by step.
+/// Names of the committed checkpoints in `root`, in order of their steps.
 std::vector<std::string> checkpoints_in(const std::string& root);
 /// `path` itself if it is a checkpoint, else the newest committed one in it. Throws Failure(user) if there is none.
 std::string find_checkpoint(const std::string& path);
 
-/// Holds a folder for one job's saves until it is destroyed, or the process ends, however. Throws Failure(user) naming
-/// the owner's host and process where another has it.
+/// Locks a folder for the saves of one job until this object is destroyed or the process ends in any way. Throws
+/// Failure(user) naming the owner's host and process if another process holds the lock.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& root);
@@ -35,25 +36,27 @@ class FolderLock {
   FileLock lock_;
 };
 
-/// A name for a checkpoint's folder until it is committed: "step-00000012.9f3a5c0e.partial", another at each call, so
-/// that no rank takes the folder of an earlier save for it.
+/// A name for a checkpoint's folder until it is committed: "step-00000012.9f3a5c0e.partial". The name differs at each
+/// call, so that no rank confuses the folder with that of an earlier save.
 std::string new_partial_name(int64_t step);
 
-// By the owner of the lock alone. They use the directory's descriptor: its path is not resolved again.
+// Only the owner of the lock may call these functions. They use the directory's descriptor and do not resolve its path
+// again.
 
-/// Removes what earlier saves left that were not committed.
+/// Removes the folders that interrupted saves left uncommitted.
 void remove_uncommitted(const Directory& root);
-/// The folder `name`, which `partial` is, becomes checkpoint_name(step); one of that step that was there before changes
-/// places with it.
+/// Renames the folder `name`, open as `partial`, to checkpoint_name(step). If a checkpoint of that step exists, the two
+/// folders are exchanged atomically.
 void commit_checkpoint(const Directory& root, const std::string& name, const Directory& partial, int64_t step);
-/// What follows a commit: the disk has it, the one it replaced, which is `name` now, goes, and those of later steps,
-/// which an earlier run left, are set aside as NAME.superseded, so that the newest is the one just saved. Returns their
-/// new names.
+/// Completes a commit: syncs the folder to disk, removes the replaced checkpoint, which is now called `name`, and
+/// renames checkpoints of later steps, which an earlier run left, to NAME.superseded, so that the newest checkpoint is
+/// the one just saved. Returns the new names.
 std::vector<std::string> finish_commit(const Directory& root, const std::string& name, int64_t step);
-/// Removes all but the newest `keep` (0: none) and the newest whose last step was applied, so that a run whose steps
-/// are skipped never loses its last good checkpoint. `newest_applied`: the newest is known to be one.
+/// Removes all checkpoints except the newest `keep` (0: removes none) and the newest whose last step was applied, so
+/// that a run whose steps are skipped never loses its last good checkpoint. `newest_applied`: the last step of the
+/// newest checkpoint is known to be applied.
 void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied);
-/// The last step of a checkpoint was applied; false: it was skipped, or the manifest cannot be read.
+/// Whether the last step of a checkpoint was applied; false if it was skipped, or the manifest cannot be read.
 bool last_step_applied(const std::string& folder);
 
 }  // namespace zr::host

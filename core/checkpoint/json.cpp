@@ -6,7 +6,7 @@
 namespace zr::host {
 
 namespace {
-// Remembers the keys of the objects that are open.
+// Records the keys of all open objects.
 class RepeatedKeys final : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::optional<std::string> found;
@@ -71,14 +71,14 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
-  /// Two members may have one name. To be called once, at the end.
+  /// Whether two members may have the same name (their hashes are equal). Call it once, at the end.
   bool may_repeat() {
     std::sort(names_.begin(), names_.end());
     return std::adjacent_find(names_.begin(), names_.end()) != names_.end();
   }
 
  private:
-  nlohmann::json* place(nlohmann::json value) {
+  nlohmann::json* insert(nlohmann::json value) {
     if (open_.empty()) {
       name_ = key_;
       value_ = std::move(value);
@@ -91,24 +91,24 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool add(nlohmann::json value) {
     if (!is_object) return false;
-    place(std::move(value));
+    insert(std::move(value));
     if (open_.empty()) fn_(name_, value_);
     return true;
   }
   bool open(nlohmann::json value) {
     if (!is_object) return false;
-    open_.push_back(place(std::move(value)));  // stays where it is: the parent grows only when this is complete
+    open_.push_back(insert(std::move(value)));  // valid until close(): the parent does not grow before
     return true;
   }
   bool close() {
-    if (open_.empty()) return true;  // of the outermost object
+    if (open_.empty()) return true;  // the outermost object ends
     open_.pop_back();
     if (open_.empty()) fn_(name_, value_);
     return true;
   }
 
   const Fn& fn_;
-  std::vector<std::size_t> names_;  // hashes: strings in a set would cost more than the reading
+  std::vector<std::size_t> names_;  // hashes, because a set of strings would cost more time than parsing
   std::string key_, name_;
   nlohmann::json value_;
   std::vector<nlohmann::json*> open_;
@@ -118,10 +118,10 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
 bool each_member(const std::string& text, std::optional<std::string>& twice, const Members::Fn& fn) {
   if (!is_shallow(text)) return false;
   Members members(fn);
-  const bool whole = nlohmann::json::sax_parse(text, &members);
+  const bool complete = nlohmann::json::sax_parse(text, &members);
   twice = std::move(members.twice);
   if (!twice && members.may_repeat()) twice = repeated_key(text);
-  return members.is_object && (whole || twice);
+  return members.is_object && (complete || twice);
 }
 
 std::optional<std::string> repeated_key(const std::string& text) {

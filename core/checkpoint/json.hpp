@@ -1,4 +1,4 @@
-// JSON that strangers wrote: bounded depth, numbers that are what they seem.
+// JSON from untrusted files: bounded depth, strictly checked numbers.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace zr::host {
 
-/// Brackets in brackets, at most so many: what walks a value calls itself.
+/// Maximal nesting depth. It is bounded because the functions that visit a value are recursive.
 inline constexpr int kMaxJsonDepth = 64;
 
-/// No deeper than that.
+/// Whether the nesting depth of `text` is at most kMaxJsonDepth.
 inline bool is_shallow(const std::string& text) {
   int depth = 0;
   bool quoted = false;
@@ -34,18 +34,19 @@ inline bool is_shallow(const std::string& text) {
   return true;
 }
 
-/// The first key that an object of the text has twice, at any depth; nothing: none has. Of text that is not JSON only
-/// the part before the error counts. Linear, which nlohmann's parser with a callback is not.
+/// The first key that occurs twice in one object of the text, at any depth; nothing if there is none. If the text is
+/// not valid JSON, only the part before the error is checked. Takes linear time, unlike nlohmann's parser with a
+/// callback.
 std::optional<std::string> repeated_key(const std::string& text);
 
-/// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the whole object in
-/// memory: headers have 100,000 members and more. False: the text is not a JSON object, or deeper than kMaxJsonDepth;
-/// fn may have been called for members before the error. `twice` is a key that an object has twice, at any depth;
-/// nothing if none has.
+/// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the full object in
+/// memory, because headers may have 100,000 members and more. Returns false if the text is not a JSON object, or is
+/// nested deeper than kMaxJsonDepth; fn may have been called for members before the error. Sets `twice` to a key that
+/// occurs twice in one object, at any depth; to nothing if there is none.
 bool each_member(const std::string& text, std::optional<std::string>& twice,
                  const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 
-/// A whole number of 64 bits from `least` on; nothing: it is none.
+/// The value as a 64-bit integer; nothing if it is not an integer, out of range, or less than `least`.
 inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least = 0) {
   if (value.is_number_unsigned()) {
     const auto n = value.get<uint64_t>();
@@ -56,7 +57,7 @@ inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t 
   return value.get<int64_t>();
 }
 
-/// Sizes of dimensions; nothing: one of them is no size.
+/// The value as sizes of dimensions; nothing if it is not an array of non-negative integers.
 inline std::optional<std::vector<int64_t>> shape_of(const nlohmann::json& value) {
   std::vector<int64_t> shape;
   if (!value.is_array()) return {};

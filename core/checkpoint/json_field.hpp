@@ -8,11 +8,12 @@
 
 namespace zr::host {
 
-/// Refers to file name and value, which outlive it. Every accessor throws Failure(user) if the value is of another type
-/// or out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any thread.
+/// Refers to the file name, remedy and value, which must outlive it. Every accessor throws Failure(user) if the value
+/// has a wrong type or is out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any
+/// thread.
 class JsonField {
  public:
-  /// `remedy` ends the messages; `key`: the value's path in the file, empty for the whole of it.
+  /// `remedy` is appended to messages; `key`: the path of the value in the file, empty for the top-level value.
   JsonField(const std::string& file, const std::string& remedy, const nlohmann::json& value, std::string key = "")
       : file_(file), remedy_(remedy), value_(value), key_(std::move(key)) {}
 
@@ -22,11 +23,11 @@ class JsonField {
   std::size_t size() const;                            // of an array
   std::vector<std::string> keys() const;               // of an object
   int64_t integer(int64_t least, int64_t most) const;  // within these bounds
-  double number() const;                               // not a string of digits
+  double number() const;                               // a string of digits is rejected
   bool boolean() const;
   const std::string& text() const;
   std::vector<std::string> texts() const;  // an array of strings
-  /// Two hexadecimal digits per byte -> the bytes.
+  /// Decodes a string with two hexadecimal digits per byte.
   std::string bytes_of_hex() const;
   const nlohmann::json& value() const { return value_; }
   [[noreturn]] void fail(const std::string& expected) const;

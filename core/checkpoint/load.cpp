@@ -18,8 +18,8 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
-const char* kWhole = "model.safetensors";
+const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
+const char* kSingleFile = "model.safetensors";
 
 uint64_t index_key(const std::string& role, const std::string& name) {
   return hash_of(name.data(), static_cast<int64_t>(name.size())) +
@@ -28,11 +28,11 @@ uint64_t index_key(const std::string& role, const std::string& name) {
 }  // namespace
 
 bool is_foreign(const std::string& path) {
-  const fs::path place(path);
+  const fs::path root(path);
   std::error_code error;
-  if (!fs::is_directory(place, error)) return path.ends_with(".safetensors");
-  return !path_exists(place / kManifest) && checkpoints_in(path).empty() &&
-         (path_exists(place / kIndex) || path_exists(place / kWhole));
+  if (!fs::is_directory(root, error)) return path.ends_with(".safetensors");
+  return !path_exists(root / kManifest) && checkpoints_in(path).empty() &&
+         (path_exists(root / kIndex) || path_exists(root / kSingleFile));
 }
 
 Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress)
@@ -42,7 +42,8 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   } else {
     const std::string path = (fs::path(folder) / kManifest).string();
     if (!path_exists(path))
-      fail_user(folder + ": has no " + kManifest + ": no checkpoint was committed there; name one that was");
+      fail_user(folder + ": has no " + kManifest +
+                ", so no checkpoint was committed there; name a committed checkpoint");
     manifest_ = parse_manifest(path, read_json(path));
     check_step();
     check_index();
@@ -57,7 +58,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   std::sort(index_.begin(), index_.end());
 }
 
-// A folder under another name than the one it was committed with says nothing of its step.
+// Checked only if the folder name has the form of a checkpoint name; a renamed folder does not give a step.
 void Checkpoint::check_step() const {
   std::error_code error;
   const fs::path given = fs::absolute(folder_, error).lexically_normal();
@@ -65,12 +66,12 @@ void Checkpoint::check_step() const {
        {given.has_filename() ? given : given.parent_path(), fs::weakly_canonical(folder_, error)})
     if (const std::string name = path.filename().string();
         is_checkpoint_name(name) && step_of_name(name) != manifest_.step)
-      fail_user(printable(folder_) + ": is named for step " +
+      fail_user(printable(folder_) + ": the folder name gives step " +
                 (step_of_name(name) ? std::to_string(*step_of_name(name)) : name.substr(name.find('-') + 1)) +
-                ", its manifest is of step " + std::to_string(manifest_.step) + kRemedy);
+                ", but its manifest gives step " + std::to_string(manifest_.step) + kRemedy);
 }
 
-// Nothing here reads it, but others do.
+// Zeroth does not read the index, but other programs do.
 void Checkpoint::check_index() const {
   const std::string path = (fs::path(folder_) / kIndex).string();
   if (!path_exists(path)) fail_user(path + ": is missing" + kRemedy);
@@ -81,29 +82,29 @@ void Checkpoint::check_index() const {
 }
 
 void Checkpoint::open_foreign() {
-  const fs::path place(folder_);
+  const fs::path root(folder_);
   std::error_code error;
-  std::map<std::string, std::string> index;  // tensor -> file; of one file: none
+  std::map<std::string, std::string> index;  // tensor -> file; empty for a single file
   std::vector<std::string> names;
-  const bool several = fs::is_directory(place, error) && path_exists(place / kIndex);
+  const bool several = fs::is_directory(root, error) && path_exists(root / kIndex);
   if (several) {
-    index = parse_index((place / kIndex).string(), read_json((place / kIndex).string()));
+    index = parse_index((root / kIndex).string(), read_json((root / kIndex).string()));
     std::set<std::string> seen;
     for (const auto& [tensor, file] : index)
       if (seen.insert(file).second) names.push_back(file);
   } else {
-    names.push_back(fs::is_directory(place, error) ? kWhole : "");
+    names.push_back(fs::is_directory(root, error) ? kSingleFile : "");
   }
   manifest_.metadata_json = "{}";
   for (const std::string& name : names) {
-    const std::string path = name.empty() ? folder_ : (place / name).string();
+    const std::string path = name.empty() ? folder_ : (root / name).string();
     if (!path_exists(path)) read_header(path);  // throws
     files_.emplace_back(path, File::Mode::read_following_links);
     TensorHeader header = read_header(files_.back());
     if (!name.empty() && header.metadata.count("zeroth_run"))
       fail_user(folder_ + ": has no " + kManifest +
-                ": no checkpoint was committed there, or it lost it; name another, or one of its .safetensors files "
-                "for weights that nobody checked");
+                ": the checkpoint was not committed, or its manifest was deleted; name another checkpoint, or one of "
+                "the .safetensors files to load weights without verification");
     manifest_.files.push_back({name, files_.back().size(), 0, header.data});
     manifest_.tensors.reserve(manifest_.tensors.size() + header.tensors.size());
     for (StoredTensor& stored : header.tensors) {
@@ -118,9 +119,9 @@ void Checkpoint::open_foreign() {
     }
   }
   if (!index.empty())
-    fail_user(printable((place / index.begin()->second).string() + ": has no '" + index.begin()->first + "', which " +
-                        kIndex + " says is there") +
-              "; fetch the files again");
+    fail_user(printable((root / index.begin()->second).string() + ": has no tensor '" + index.begin()->first +
+                        "', although " + kIndex + " lists it there") +
+              "; download the files again");
 }
 
 void Checkpoint::check_file(uint32_t index) {
@@ -130,25 +131,26 @@ void Checkpoint::check_file(uint32_t index) {
   files_.emplace_back(path, File::Mode::read);
   const File& file = files_.back();
   if (file.size() != about.bytes)
-    fail_user(path + ": has " + std::to_string(file.size()) + " bytes, the manifest says " +
+    fail_user(path + ": has " + std::to_string(file.size()) + " bytes, but the manifest says " +
               std::to_string(about.bytes) + kRemedy);
   std::string header(static_cast<std::size_t>(about.data), '\0');
   file.read(0, header.data(), about.data);
   if (hash_of(header.data(), about.data) == about.header) return check_tensors(index, read_header(file));
-  std::string whose;
+  std::string difference;
   try {
     const TensorHeader other = read_header(file);
     const auto step = other.metadata.find("zeroth_step"), run = other.metadata.find("zeroth_run");
     if (step != other.metadata.end() && run != other.metadata.end() &&
         (step->second != std::to_string(manifest_.step) || run->second != manifest_.run))
-      whose = printable("is of step " + step->second + " of run " + run->second + ", its checkpoint of step " +
-                        std::to_string(manifest_.step) + " of run " + manifest_.run);
+      difference =
+          printable("belongs to step " + step->second + " of run " + run->second + ", but the checkpoint is step " +
+                    std::to_string(manifest_.step) + " of run " + manifest_.run);
   } catch (const Failure&) {
   }
-  fail_user(path + ": " + (whose.empty() ? "its header was changed since it was written" : whose) + kRemedy);
+  fail_user(path + ": " + (difference.empty() ? "its header was changed since it was written" : difference) + kRemedy);
 }
 
-// Other programs read the header, this one the manifest: both must describe the same tensors.
+// Other programs read the header, Zeroth reads the manifest: both must describe the same tensors.
 void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const {
   const SavedFile& about = manifest_.files[index];
   std::unordered_map<std::string_view, const StoredTensor*> stored;
@@ -165,7 +167,7 @@ void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const
   }
   if (!stored.empty())
     fail_user(printable((fs::path(folder_) / about.name).string() + ": its header has '" +
-                        std::string(stored.begin()->first) + "', which the manifest does not list there") +
+                        std::string(stored.begin()->first) + "', which the manifest does not list for this file") +
               kRemedy);
 }
 
@@ -178,7 +180,7 @@ const SavedTensor* Checkpoint::find(const std::string& role, const std::string& 
   return nullptr;
 }
 
-// A whole chunk to where there is room for it; hashed while it is in the cache.
+// Reads a full chunk to `to` and hashes it while it is in the cache.
 void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const {
   constexpr int64_t kPart = int64_t{256} << 10;
   const File& file = files_[tensor.file];
@@ -197,8 +199,8 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
   if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
-    fail_bug("bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " are asked of " +
-             tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()));
+    fail_bug("cannot read bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " of " +
+             tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
   if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {

@@ -1,4 +1,4 @@
-// Loading: any part of any tensor of a checkpoint, each byte checked before it is handed over.
+// Loading: reads any part of any tensor of a checkpoint and verifies every byte before it returns.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,30 @@
 
 namespace zr::host {
 
-/// Weights as other programs write them: a file NAME.safetensors, or a folder with model.safetensors or an index of
-/// several, and no manifest.
+/// Whether `path` holds weights of another program: a file NAME.safetensors, or a folder without a manifest that has
+/// model.safetensors or an index of several files.
 bool is_foreign(const std::string& path);
 
-/// A committed checkpoint, or such weights, opened. At most one thread at a time.
+/// An open checkpoint, or open weights of another program. At most one thread at a time.
 class Checkpoint {
  public:
-  /// Reads manifest and headers; `on_progress`, if any, hears how many files of how many were looked into. Throws
-  /// Failure(user) naming the file that is missing, cut off, or of another step, run or content than the manifest says.
+  /// Reads manifest and headers; calls `on_progress`, if any, with the number of files read and the total. Throws
+  /// Failure(user) naming the file that is missing, truncated, or differs from the manifest in step, run or contents.
   explicit Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress = nullptr);
-  /// Every tensor is a weight, and nothing but the headers can be checked.
+  /// Whether these are weights of another program: every tensor is a weight, and only the headers can be verified.
   bool foreign() const { return foreign_; }
 
   const Manifest& manifest() const { return manifest_; }
   const std::string& folder() const { return folder_; }
-  /// Null if there is none.
+  /// The tensor; null if the checkpoint does not have it.
   const SavedTensor* find(const std::string& role, const std::string& name) const;
-  /// Bytes [first, first + bytes) of the tensor. Throws Failure(user) naming file, tensor and offset where a byte
-  /// changed. Chunks that are wanted in part are read whole, into a buffer of one chunk.
+  /// Reads bytes [first, first + bytes) of the tensor. Throws Failure(user) naming file, tensor and offset if a byte
+  /// has changed. If only part of a chunk is needed, the full chunk is read into a buffer and verified.
   void read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const;
-  /// Reads every chunk, or the `part`-th of `parts` equal ones; `on_progress` hears how many bytes were checked so far.
+  /// Verifies all chunks, or the `part`-th of `parts` equal portions; calls `on_progress` with the number of bytes
+  /// verified so far.
   void verify(const std::function<void(int64_t)>& on_progress, int part = 0, int parts = 1) const;
-  int64_t bytes() const;  // of all tensors
+  int64_t bytes() const;  // total size of all tensors
   int64_t largest_chunk() const;
 
  private:

@@ -22,13 +22,13 @@ using Json = nlohmann::json;
 namespace {
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-constexpr int64_t kLargestChunk = int64_t{64} << 20;  // what a reader makes room for
+constexpr int64_t kLargestChunk = int64_t{64} << 20;  // the size of buffer that a reader must allocate
 constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
-const std::string kRemedy = "; load another checkpoint (zeroth verify says which are whole)";
+const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void reject(const std::string& path, const std::string& why) {
   fail_user(printable(path + ": " + why) + kRemedy);
 }
 
@@ -39,7 +39,7 @@ uint64_t hash_in(const JsonField& field) {
   return std::stoull(text, nullptr, 16);
 }
 
-// Of a file in the checkpoint's own folder.
+// Whether `name` is a plain name of a safetensors file, without a path.
 bool is_plain(const std::string& name) {
   constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   return !name.empty() && name[0] != '.' && name.find_first_not_of(kLetters) == std::string::npos &&
@@ -60,46 +60,47 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   tensor.role = json.at("role").text();
   tensor.name = json.at("name").text();
   if (tensor.role.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
-    refuse(path, "has a tensor whose name or role has more than " + std::to_string(kMaxNameBytes) + " bytes");
+    reject(path, "has a tensor whose name or role has more than " + std::to_string(kMaxNameBytes) + " bytes");
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
   const std::string who = tensor.role + " '" + tensor.name + "'";
   const auto shape = shape_of(json.at("shape").value());
-  if (!shape) refuse(path, who + " has no type or shape of this world");
+  if (!shape) reject(path, who + " has an invalid shape");
   tensor.shape = *shape;
   const auto in = json_integer(json.at("file").value()), at = json_integer(json.at("at").value());
-  if (!in || *in >= std::ssize(files)) refuse(path, who + " is in a file that is not listed");
+  if (!in || *in >= std::ssize(files)) reject(path, who + " is in a file that is not listed");
   tensor.file = static_cast<uint32_t>(*in);
-  if (!at) refuse(path, who + " lies outside " + files[tensor.file].name + ", at no byte");
+  if (!at) reject(path, who + " has an invalid offset in " + files[tensor.file].name);
   tensor.at = *at;
-  if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0) refuse(path, who + " has no type or shape of this world");
+  if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0)
+    reject(path, who + " has an unknown dtype or an invalid shape");
   const SavedFile& file = files[tensor.file];
   if (tensor.at < file.data || tensor.at > file.bytes || tensor.bytes() > file.bytes - tensor.at)
-    refuse(path, who + " lies outside " + file.name + ", at byte " + std::to_string(tensor.at));
+    reject(path, who + " is outside the data of " + file.name + ": it begins at byte " + std::to_string(tensor.at));
   int64_t left = tensor.bytes();
   const JsonField chunks = json.at("chunks");
   for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
     const JsonField one = chunks.element(i);
     const Chunk chunk{json_integer(one.element(0).value()).value_or(0), hash_in(one.element(1))};
     if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
-      refuse(path, "the chunks of " + who + " are not all of it");
+      reject(path, "the chunks of " + who + " do not cover the tensor");
     left -= chunk.bytes;
     tensor.chunks.push_back(chunk);
   }
-  if (left != 0) refuse(path, "the chunks of " + who + " are not all of it");
+  if (left != 0) reject(path, "the chunks of " + who + " do not cover the tensor");
   return tensor;
 }
 
-// One more dimension than its buffer, of the same type.
+// The tensor must have the dtype of its buffer and one more dimension, the rank.
 void check_rank_buffer(const std::string& path, const SavedTensor& ranks, const SavedTensor* buffer) {
-  const std::string who = "buffer '" + ranks.name + "' of each rank";
-  if (!buffer) refuse(path, who + " is listed without the buffer itself");
+  const std::string who = "per-rank buffer '" + ranks.name + "'";
+  if (!buffer) reject(path, who + " is listed without its buffer");
   if (ranks.dtype != buffer->dtype || ranks.shape.empty() || ranks.shape[0] < 1 ||
       !std::equal(ranks.shape.begin() + 1, ranks.shape.end(), buffer->shape.begin(), buffer->shape.end()))
-    refuse(path, who + " is not of the buffer's type and shape");
+    reject(path, who + " does not match the dtype and shape of its buffer");
 }
 
-// Every tensor once, none on top of another, and what belongs to a weight is like it.
+// Every tensor is listed once, tensors do not overlap, and master weights and per-rank buffers match their tensors.
 void check(const std::string& path, const Manifest& manifest) {
   std::set<std::pair<std::string, std::string>> names;
   std::map<std::string, const SavedTensor*> weights, buffers;
@@ -107,25 +108,24 @@ void check(const std::string& path, const Manifest& manifest) {
     if (tensor.role == "weight") weights.emplace(tensor.name, &tensor);
     if (tensor.role == "buffer") buffers.emplace(tensor.name, &tensor);
   }
-  std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> places;
+  std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> offsets;  // by file and offset
   for (const SavedTensor& tensor : manifest.tensors) {
     const auto weight = weights.find(tensor.name);
     if (tensor.role == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
-      refuse(path, "master '" + tensor.name + "' is not of its weight's shape");
+      reject(path, "master '" + tensor.name + "' does not match the shape of its weight");
     if (const auto buffer = buffers.find(tensor.name); tensor.role == kRankBuffer)
       check_rank_buffer(path, tensor, buffer == buffers.end() ? nullptr : buffer->second);
     if (!names.emplace(tensor.role, tensor.name).second)
-      refuse(path, tensor.role + " '" + tensor.name + "' is listed twice");
-    if (tensor.bytes() > 0 && !places.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
-      refuse(path, tensor.role + " '" + tensor.name + "' stands where another tensor does");
+      reject(path, tensor.role + " '" + tensor.name + "' is listed twice");
+    if (tensor.bytes() > 0 && !offsets.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
+      reject(path, tensor.role + " '" + tensor.name + "' overlaps another tensor");
   }
-  for (auto one = places.begin(); one != places.end(); ++one) {
+  for (auto one = offsets.begin(); one != offsets.end(); ++one) {
     const auto next = std::next(one);
-    if (next != places.end() && next->first.first == one->first.first &&
+    if (next != offsets.end() && next->first.first == one->first.first &&
         next->first.second < one->first.second + one->second->bytes())
-      refuse(path, next->second->role + " '" + next->second->name + "' begins within '" + one->second->name +
-                       "', at byte " + std::to_string(next->first.second) + " of " +
-                       manifest.files[one->first.first].name);
+      reject(path, next->second->role + " '" + next->second->name + "' overlaps '" + one->second->name + "' at byte " +
+                       std::to_string(next->first.second) + " of " + manifest.files[one->first.first].name);
   }
 }
 }  // namespace
@@ -172,8 +172,7 @@ std::string read_json(const std::string& path) {
   const File file(path, File::Mode::read);
   const int64_t size = file.size();
   if (size > kLargestJson)
-    refuse(path,
-           "has " + bytes_text(size) + ", more than the " + bytes_text(kLargestJson) + " that such a file has at most");
+    reject(path, "has " + bytes_text(size) + ", but the limit for such a file is " + bytes_text(kLargestJson));
   std::string text(static_cast<std::size_t>(std::min<int64_t>(size, 1)), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   if (text != "{") return text;
@@ -183,15 +182,15 @@ std::string read_json(const std::string& path) {
 }
 
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text) {
-  const std::string remedy = "; fetch it again, or name one of the .safetensors files";
+  const std::string remedy = "; download it again, or name one of the .safetensors files";
   const Json json = is_shallow(text) ? Json::parse(text, nullptr, false) : Json();
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    fail_user(path + ": has no weight_map, so it is no index of safetensors files" + remedy);
+    fail_user(path + ": has no weight_map, so it is not an index of safetensors files" + remedy);
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain(file.get<std::string>()))
       fail_user(
-          printable(path + ": what it gives for '" + tensor + "' is not the name of a safetensors file of its folder") +
+          printable(path + ": the value for '" + tensor + "' is not the name of a safetensors file in its folder") +
           remedy);
     files[tensor] = file.get<std::string>();
   }
@@ -202,18 +201,18 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const std::size_t first = kBefore.size() + 16 + kBetween.size();
   if (text.size() < first + kAfter.size() || text.compare(0, kBefore.size(), kBefore) != 0 ||
       text.compare(kBefore.size() + 16, kBetween.size(), kBetween) != 0 || !text.ends_with(kAfter))
-    refuse(path, "is no manifest of a checkpoint, or was cut off");
+    reject(path, "is not a checkpoint manifest, or is truncated");
   const std::string body = text.substr(first, text.size() - first - kAfter.size());
   if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
-    refuse(path, "was changed since it was written: its hash is another");
-  if (!is_shallow(body)) refuse(path, "is no manifest of a checkpoint: its values stand too deep");
+    reject(path, "was changed since it was written: its hash does not match");
+  if (!is_shallow(body)) reject(path, "is not a checkpoint manifest: its JSON is nested too deeply");
   const Json json = Json::parse(body, nullptr, false);
-  if (json.is_discarded()) refuse(path, "is no manifest of a checkpoint: it is not valid JSON");
-  if (const auto twice = repeated_key(body)) refuse(path, "has the key '" + *twice + "' twice in one object");
+  if (json.is_discarded()) reject(path, "is not a checkpoint manifest: it is not valid JSON");
+  if (const auto twice = repeated_key(body)) reject(path, "has the key '" + *twice + "' twice in one object");
   const JsonField all(path, kRemedy, json);
   const int64_t version = all.at("version").integer(0, kMax);
   if (version < 1 || version > kVersion)
-    fail_user(path + ": is of format version " + std::to_string(version) + ", this zeroth reads versions 1 to " +
+    fail_user(path + ": has format version " + std::to_string(version) + ", but this release reads versions 1 to " +
               std::to_string(kVersion) + "; load it with the release that wrote it");
   Manifest manifest;
   manifest.step = all.at("step").integer(0, kMaxSteps);
@@ -227,9 +226,9 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     const JsonField one = files.element(i);
     SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMax), hash_in(one.at("header")),
                    one.at("data").integer(0, kMax)};
-    if (!is_plain(file.name)) refuse(path, "'" + file.name + "' is not the name of a file of its folder");
+    if (!is_plain(file.name)) reject(path, "'" + file.name + "' is not the name of a file in its folder");
     if (file.data < 8 || file.bytes < file.data || file.data > kMaxHeaderBytes + 8)
-      refuse(path, file.name + " has no room for its header");
+      reject(path, file.name + " has an invalid data offset, " + std::to_string(file.data));
     manifest.files.push_back(std::move(file));
   }
   for (std::size_t i = 0, n = tensors.size(); i < n; ++i)

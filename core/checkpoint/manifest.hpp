@@ -1,4 +1,4 @@
-// What a checkpoint consists of: tensors by role and name, where each stands, and a hash for every chunk of it.
+// The contents of a checkpoint: tensors by role and name, their files and offsets, and a hash for every chunk.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace zr::host {
 
-/// A whole tensor, however it is cut between ranks.
+/// An unsharded tensor; it does not depend on how the tensor is sharded.
 struct TensorInfo {
   std::string role;   // "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
-  std::string name;   // of the parameter or buffer
+  std::string name;   // name of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;  // other names of tied weights
   int64_t bytes() const;
 };
 
-/// Bytes of a tensor's name or role.
+/// Maximal length of a tensor's name or role in bytes.
 inline constexpr std::size_t kMaxNameBytes = 4096;
 
 struct Chunk {
@@ -29,56 +29,56 @@ struct Chunk {
 };
 
 struct SavedTensor : TensorInfo {
-  uint32_t file = 0;          // of Manifest::files
-  int64_t at = 0;             // its first byte there
-  std::vector<Chunk> chunks;  // one after another, all of it
+  uint32_t file = 0;          // index in Manifest::files
+  int64_t at = 0;             // offset of its first byte in the file
+  std::vector<Chunk> chunks;  // consecutive; they cover the tensor
 };
 
 struct SavedFile {
   std::string name;
   int64_t bytes = 0;
-  uint64_t header = 0;  // XXH3 of what stands before the data
-  int64_t data = 0;     // first byte of data
+  uint64_t header = 0;  // XXH3 of the bytes before the data
+  int64_t data = 0;     // offset of the first data byte
 };
 
-/// The role of a buffer's values on all ranks, where they differ: one more dimension, the rank, before the buffer's
-/// own.
+/// The role of the values of a buffer on all ranks, if they differ: the rank is an additional first dimension.
 inline constexpr const char* kRankBuffer = "buffer.rank";
 
 struct Manifest {
-  int64_t step = 0;             // steps made when it was saved
-  std::string run;              // of the job that saved it
-  std::string metadata_json;    // a JSON object: what is not a tensor (to_text(CheckpointMetadata))
-  CheckpointMetadata metadata;  // the same, of a manifest that was parsed
+  int64_t step = 0;             // number of completed steps
+  std::string run;              // id of the job that saved it
+  std::string metadata_json;    // a JSON object: to_text(CheckpointMetadata)
+  CheckpointMetadata metadata;  // the same data; filled by parse_manifest()
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
-  int64_t index_bytes = 0;  // of kIndex
+  int64_t index_bytes = 0;  // size of the file kIndex
   uint64_t index_hash = 0;
 };
 
 inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
-/// What stands in a manifest or an index; of a file that is no JSON object only its first byte. Throws Failure(user) if
-/// it has more than 256 MiB, Failure(environment).
+/// Reads a manifest or an index; if the file does not begin with '{', returns only its first byte. Throws Failure(user)
+/// if it has more than 256 MiB, Failure(environment) if it cannot be read.
 std::string read_json(const std::string& path);
 
-std::string to_text(const Manifest& manifest);  // manifest.json, its own hash before it
-/// Of such a file. Throws Failure(user) naming `path` and what is wrong with it: a changed byte, a value of another
-/// type or out of bounds (with its key), ranges that overlap or lie outside their files, names that are paths.
+std::string to_text(const Manifest& manifest);  // the contents of manifest.json, including the hash
+/// Parses the contents of manifest.json. Throws Failure(user) naming `path` and the error: a changed byte, a value of a
+/// wrong type or out of bounds (with its key), byte ranges that overlap or are outside their files, or a file name that
+/// is a path.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
-/// The files of the tensors in a model.safetensors.index.json, which must be names in its own folder. Throws
+/// Parses a model.safetensors.index.json: the file of each tensor. The files must be names in the same folder. Throws
 /// Failure(user).
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text);
 
-/// hash_of(), part by part.
+/// Computes hash_of() incrementally.
 class Hash {
  public:
   Hash();
   ~Hash();
   Hash(const Hash&) = delete;
-  void add(const void* data, int64_t bytes);  // data[bytes], behind those before
+  void add(const void* data, int64_t bytes);  // appends data[bytes]
   uint64_t value() const;
 
  private:

@@ -1,4 +1,4 @@
-// What a checkpoint holds apart from tensors: how far training has come (FORMAT.md).
+// The contents of a checkpoint that are not tensors: training progress (FORMAT.md).
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace zr::host {
 
-/// The most steps that train.steps allows.
+/// The maximal value of train.steps.
 inline constexpr int64_t kMaxSteps = 2147483647;
-inline constexpr int64_t kMaxSamples = kMaxSteps * kMaxSteps;  // train.global_batch is bounded as steps are
+inline constexpr int64_t kMaxSamples = kMaxSteps * kMaxSteps;  // train.global_batch has the same bound as train.steps
 
 struct CheckpointMetadata {
-  int64_t updates = 0;  // optimizer updates; steps that were skipped made none
-  int64_t samples = 0;  // read by all ranks
+  int64_t updates = 0;  // number of optimizer updates; a skipped step makes no update
+  int64_t samples = 0;  // number of samples that all ranks have read
   int64_t seed = 0;
   std::map<std::string, int64_t> parameter_steps;
   struct {
@@ -28,18 +28,18 @@ struct CheckpointMetadata {
   bool last_step_applied = true;
   std::string optimizer;
   std::vector<std::string> slots;              // the optimizer's states
-  std::map<std::string, std::string> globals;  // of the optimizer, as bytes
-  /// Steps of the job's other engines when this one was saved, by name.
+  std::map<std::string, std::string> globals;  // the optimizer's global values, as bytes
+  /// The steps of the job's other engines at the time of the save, by name.
   std::map<std::string, int64_t> engines;
-  /// For people: ranks, strategy and configuration of the job that saved it.
+  /// For people: world size, strategy and configuration of the job that saved it.
   int64_t world = 1;
   std::string strategy, config;
 };
 
-/// A JSON object.
-std::string to_text(const CheckpointMetadata& facts);
-/// Of a checkpoint of that step and format version. Throws Failure(user) naming file and key where a value is missing,
-/// of another type or out of bounds.
-CheckpointMetadata parse_metadata(const JsonField& facts, int64_t step, int64_t version);
+/// Returns a JSON object.
+std::string to_text(const CheckpointMetadata& metadata);
+/// Parses the metadata of a checkpoint of this step and format version. Throws Failure(user) naming file and key if a
+/// value is missing, has a wrong type, or is out of bounds.
+CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t version);
 
 }  // namespace zr::host

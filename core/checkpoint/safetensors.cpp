@@ -14,32 +14,34 @@ using Json = nlohmann::json;
 namespace {
 constexpr int64_t kAlignment = 64;
 
-[[noreturn]] void refuse(const std::string& file, const std::string& why) {
-  fail_user(printable(file + ": is no safetensors file: " + why) + "; name one (model.safetensors)");
+[[noreturn]] void reject(const std::string& file, const std::string& why) {
+  fail_user(printable(file + ": is not a safetensors file: " + why) +
+            "; name a safetensors file, for example model.safetensors");
 }
 
-StoredTensor tensor_of(const std::string& file, const std::string& name, const Json& said) {
+StoredTensor tensor_of(const std::string& file, const std::string& name, const Json& entry) {
   StoredTensor tensor{name, {}, {}, 0, 0};
   try {
-    tensor.dtype = said.at("dtype").get<std::string>();
-    const auto shape = shape_of(said.at("shape"));
-    const Json& offsets = said.at("data_offsets");
-    if (!shape) refuse(file, "the shape of '" + name + "' is none");
+    tensor.dtype = entry.at("dtype").get<std::string>();
+    const auto shape = shape_of(entry.at("shape"));
+    const Json& offsets = entry.at("data_offsets");
+    if (!shape) reject(file, "invalid shape for '" + name + "'");
     tensor.shape = *shape;
     const auto begin = json_integer(offsets.at(0)), end = json_integer(offsets.at(1));
-    if (offsets.size() != 2 || !begin || !end) refuse(file, "the data_offsets of '" + name + "' are no two numbers");
+    if (offsets.size() != 2 || !begin || !end)
+      reject(file, "the data_offsets of '" + name + "' are not two valid offsets");
     tensor.begin = *begin;
     tensor.end = *end;
   } catch (const Json::exception&) {
-    refuse(file, "its header does not give '" + name + "' a dtype, a shape and offsets");
+    reject(file, "its header lacks dtype, shape or data_offsets for '" + name + "'");
   }
   const int64_t size = stored_size(tensor.dtype);
-  if (size == 0) refuse(file, "'" + name + "' has the type '" + tensor.dtype + "', which is not known here");
+  if (size == 0) reject(file, "'" + name + "' has the dtype '" + tensor.dtype + "', which is not supported");
   int64_t bytes = size;
   for (const int64_t n : tensor.shape)
-    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) refuse(file, "the shape of '" + name + "' is none");
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) reject(file, "invalid shape for '" + name + "'");
   if (tensor.end - tensor.begin != bytes)
-    refuse(file, "'" + name + "' takes " + std::to_string(bytes) + " bytes by its shape, and has those from " +
+    reject(file, "'" + name + "' needs " + std::to_string(bytes) + " bytes for its shape, but its data_offsets are " +
                      std::to_string(tensor.begin) + " to " + std::to_string(tensor.end));
   return tensor;
 }
@@ -57,32 +59,32 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   TensorHeader header;
   header.data = data;
   std::optional<std::string> twice;
-  const bool object = each_member(text, twice, [&](const std::string& name, const Json& said) {
+  const bool object = each_member(text, twice, [&](const std::string& name, const Json& entry) {
     if (name != "__metadata__") {
-      header.tensors.push_back(tensor_of(file, name, said));
+      header.tensors.push_back(tensor_of(file, name, entry));
       return;
     }
-    if (!said.is_object()) refuse(file, "its __metadata__ is no JSON object");
-    for (const auto& [key, value] : said.items())
+    if (!entry.is_object()) reject(file, "its __metadata__ is not a JSON object");
+    for (const auto& [key, value] : entry.items())
       if (value.is_string()) header.metadata[key] = value.get<std::string>();
   });
-  if (!object) refuse(file, "its header is no JSON object");
-  if (twice) refuse(file, "its header has '" + *twice + "' twice");
+  if (!object) reject(file, "its header is not a JSON object");
+  if (twice) reject(file, "its header has '" + *twice + "' twice");
   const auto before = [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   };
-  if (!std::is_sorted(header.tensors.begin(), header.tensors.end(), before))  // most files are
+  if (!std::is_sorted(header.tensors.begin(), header.tensors.end(), before))  // true for most files
     std::stable_sort(header.tensors.begin(), header.tensors.end(), before);
   int64_t at = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != at)
-      refuse(file, "'" + tensor.name + "' begins at " + std::to_string(tensor.begin) +
-                       ", where the tensors before it end at " + std::to_string(at));
+      reject(file, "'" + tensor.name + "' begins at byte " + std::to_string(tensor.begin) +
+                       ", but the tensors before it end at byte " + std::to_string(at));
     at = tensor.end;
   }
   if (at != bytes - data)
-    refuse(file, "its tensors end at byte " + std::to_string(static_cast<uint64_t>(data) + static_cast<uint64_t>(at)) +
-                     ", it has " + std::to_string(bytes));
+    reject(file, "its tensors end at byte " + std::to_string(static_cast<uint64_t>(data) + static_cast<uint64_t>(at)) +
+                     ", but the file has " + std::to_string(bytes) + " bytes");
   return header;
 }
 
@@ -93,7 +95,7 @@ TensorHeader read_header(const File& file) {
   uint64_t length = 0;
   for (int i = 8; i-- > 0;) length = length << 8 | word[i];
   if (bytes < 8 || length > kMaxHeaderBytes || static_cast<int64_t>(length) + 8 > bytes)
-    refuse(file.path(), "its first eight bytes are not the length of a header");
+    reject(file.path(), "its first eight bytes are not the length of a header");
   std::string text(length, '\0');
   file.read(8, text.data(), static_cast<int64_t>(length));
   return parse_header(file.path(), text, static_cast<int64_t>(length) + 8, bytes);
@@ -106,7 +108,7 @@ TensorHeader read_header(const std::string& file) {
 }
 
 std::string write_header(TensorHeader& header) {
-  // Member by member: a JSON object that keeps its order looks through all members for each new one.
+  // Adds members as text, because an ordered JSON object searches all its members on each insertion.
   std::string text = "{";
   const auto add = [&](const std::string& name, const nlohmann::ordered_json& value) {
     text += (text.size() > 1 ? "," : "") + Json(name).dump() + ":" + value.dump();

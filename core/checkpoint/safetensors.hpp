@@ -1,4 +1,4 @@
-// safetensors files: the header, read with suspicion and written.
+// Headers of safetensors files: validates what it reads, and writes.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace zr::host {
 
-/// A tensor of a file: bytes [begin, end) of the file's data, which stands after the header.
+/// A tensor of a file: bytes [begin, end) of the file's data, which begins after the header.
 struct StoredTensor {
   std::string name, dtype;  // "F32"
   std::vector<int64_t> shape;
@@ -19,26 +19,27 @@ struct StoredTensor {
 };
 
 struct TensorHeader {
-  std::vector<StoredTensor> tensors;  // by begin
+  std::vector<StoredTensor> tensors;  // sorted by begin
   std::map<std::string, std::string> metadata;
-  int64_t data = 0;  // the file's first byte of data
+  int64_t data = 0;  // offset of the first data byte in the file
 };
 
-/// Of a header, as the format's own reader has it.
+/// Maximal size of a header; the reference implementation of the format has the same limit.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
-/// Bytes of an element of that type; 0: none that is known here.
+/// Size of an element of this dtype in bytes; 0 if the dtype is not supported.
 int64_t stored_size(const std::string& dtype);
 
-/// The header in `text`, the JSON without its length, of a file of `bytes` whose data begins at `data`. Tensors must
-/// fill the data without gap or overlap, as long as their shapes say. Throws Failure(user) naming file, tensor and
-/// offset.
+/// Parses the header `text` (the JSON without the length) of a file of `bytes` bytes whose data begins at `data`. The
+/// tensors must fill the data without gaps or overlaps, and their lengths must match their shapes. Throws Failure(user)
+/// naming file, tensor and offset.
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes);
-/// The same of a file. Throws Failure(environment) where it cannot be read.
+/// Reads and parses the header of a file. Throws Failure(environment) if the file cannot be read.
 TensorHeader read_header(const File& file);
 TensorHeader read_header(const std::string& file);
-/// The file's first bytes: length and JSON, so that the data begins at a multiple of 64. Fills data.
+/// Returns the first bytes of the file: length and JSON, padded so that the data begins at a multiple of 64. Sets
+/// header.data.
 std::string write_header(TensorHeader& header);
-/// A model.safetensors.index.json: bytes of all tensors, then the file of each.
+/// Returns a model.safetensors.index.json. `bytes`: the size of all tensors; `files`: tensor names and their files.
 std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, std::string>>& files);
 
 }  // namespace zr::host

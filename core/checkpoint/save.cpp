@@ -24,7 +24,7 @@ struct Written {
   uint64_t hash;
 };
 
-// Weights and buffers together: that set alone is what other programs load.
+// Weights and buffers share files, because other programs load exactly this set.
 std::string stem_of(const std::string& role) {
   if (role == "weight" || role == "buffer") return "model";
   if (role == kRankBuffer) return "rank-buffers";
@@ -34,7 +34,7 @@ std::string stem_of(const std::string& role) {
   return stem;
 }
 
-// Which tensor stands where: the same whatever the ranks and the strategy.
+// The file and offset of every tensor; the layout does not depend on the number of ranks or the strategy.
 struct Layout {
   Manifest manifest;  // without chunks
   std::vector<std::string> headers;
@@ -48,13 +48,13 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
   for (const TensorInfo& tensor : image.tensors) {
     if (tensor.name.size() > kMaxNameBytes || tensor.role.size() > kMaxNameBytes)
       fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.role.size())) +
-                " bytes, a checkpoint's have at most " + std::to_string(kMaxNameBytes) +
+                " bytes, but a checkpoint allows at most " + std::to_string(kMaxNameBytes) +
                 "; give the modules shorter names");
     layout.manifest.tensors.emplace_back();
     static_cast<TensorInfo&>(layout.manifest.tensors.back()) = tensor;
   }
   std::map<std::string, std::vector<uint32_t>> stems;
-  std::map<std::string, std::string> roles;  // by stem: no two states share a file, however they are named
+  std::map<std::string, std::string> roles;  // by stem; two states never share a file, even with equal stems
   for (uint32_t i = 0; i < image.tensors.size(); ++i) {
     const std::string& role = image.tensors[i].role;
     std::string stem = stem_of(role);
@@ -64,7 +64,7 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
     stems[stem].push_back(i);
   }
   for (auto& [stem, members] : stems) {
-    // Wide elements first, so that each stands at a multiple of its size.
+    // Large elements first, so that each tensor begins at a multiple of its element size.
     std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) {
       return stored_size(image.tensors[a].dtype) > stored_size(image.tensors[b].dtype);
     });
@@ -108,11 +108,11 @@ std::string index_of(const Manifest& manifest) {
 }
 
 [[noreturn]] void fail_replaced(const std::string& path) {
-  fail_environment(path + ": was replaced by another user or process while the checkpoint was written; see that only " +
-                   "this job writes to the folder");
+  fail_environment(path + ": was replaced by another user or process while the checkpoint was written; make " +
+                   "sure that only this job writes to the folder");
 }
 
-// Makes the folder and its files, which have their headers then.
+// Creates the folder and its files, and writes the headers of the files.
 Directory begin(const Directory& root, const std::string& name, const Layout& layout) {
   remove_uncommitted(root);
   if (!root.make(name)) fail_file(root.path() + "/" + name, "cannot be created", EEXIST);
@@ -121,17 +121,17 @@ Directory begin(const Directory& root, const std::string& name, const Layout& la
   for (std::size_t i = 0; i < layout.headers.size(); ++i) {
     const SavedFile& about = layout.manifest.files[i];
     File file = folder.create(about.name);
-    if (file.owner() != folder.owner()) fail_replaced(folder.path());  // in the moment between make() and existing()
+    if (file.owner() != folder.owner()) fail_replaced(folder.path());  // replaced between make() and existing()
     file.resize(about.bytes);
     file.write(0, layout.headers[i].data(), static_cast<int64_t>(layout.headers[i].size()));
-    if (about.bytes == about.data) file.sync();  // no rank has a part of it
+    if (about.bytes == about.data) file.sync();  // no rank writes to it
   }
   failpoint("save.files_made");
   return folder;
 }
 
-// The folder that rank 0 made, by another process, perhaps on another host. It belongs to the user whom this host gives
-// the files that it makes there.
+// Opens the folder that rank 0 created, in another process and perhaps on another host. Its owner must be the user that
+// owns the files that this host creates in it.
 Directory open_folder(const Directory& root, const std::string& name, int rank) {
   Directory folder = root.existing(name);
   const std::string own = ".rank-" + std::to_string(rank);
@@ -140,8 +140,9 @@ Directory open_folder(const Directory& root, const std::string& name, int rank) 
   return folder;
 }
 
-// A file that rank 0 made, which is not another that took its name: its header is of this job and step.
-File open_made(const Directory& folder, const Layout& layout, uint32_t index) {
+// Opens a file that rank 0 created. Checks that the header is that of this job and step, so that it is not a file that
+// replaced it.
+File open_created(const Directory& folder, const Layout& layout, uint32_t index) {
   const SavedFile& about = layout.manifest.files[index];
   File file = folder.open_file(about.name);
   std::string header(static_cast<std::size_t>(about.data), '\0');
@@ -154,7 +155,7 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
                                  const CheckpointComm& comm, int64_t chunk_bytes) {
   std::vector<const Slab*> slabs;
   for (const Slab& slab : image.slabs) slabs.push_back(&slab);
-  // Writers of one file wait for one another: each rank begins with another.
+  // Writers of the same file wait for each other, so each rank begins with a different file.
   const auto files = static_cast<uint32_t>(layout.manifest.files.size());
   const auto turn = [&](const Slab* slab) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
@@ -164,12 +165,12 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
   };
   std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
   std::vector<Written> written;
-  std::vector<char> room;
+  std::vector<char> staging;
   std::map<uint32_t, std::unique_ptr<File>> open;
-  for (const Slab* slab : slabs) {  // a full disk says so before the first byte
+  for (const Slab* slab : slabs) {  // a full disk is reported before the first write
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     std::unique_ptr<File>& file = open[tensor.file];
-    if (!file) file = std::make_unique<File>(open_made(folder, layout, tensor.file));
+    if (!file) file = std::make_unique<File>(open_created(folder, layout, tensor.file));
     if (slab->bytes > 0) file->reserve(tensor.at + slab->first, slab->bytes);
   }
   for (const Slab* slab : slabs) {
@@ -179,9 +180,9 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
       const int64_t n = std::min(chunk_bytes, slab->bytes - done);
       const char* from = static_cast<const char*>(slab->data) + done;
       if (!slab->data) {
-        room.resize(static_cast<std::size_t>(chunk_bytes));
-        slab->read(done, n, room.data());
-        from = room.data();
+        staging.resize(static_cast<std::size_t>(chunk_bytes));
+        slab->read(done, n, staging.data());
+        from = staging.data();
       }
       written.push_back({slab->tensor, slab->first + done, n, hash_of(from, n)});
       file->write(tensor.at + slab->first + done, from, n);
@@ -196,13 +197,13 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
   return written;
 }
 
-// The chunks of all ranks, which must be every byte of every tensor once.
-void take_chunks(Manifest& manifest, const std::vector<std::string>& words) {
+// Collects the chunks of all ranks, which must cover every byte of every tensor exactly once.
+void take_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_ranks) {
   std::vector<Written> all;
-  for (const std::string& word : words) {
+  for (const std::string& bytes : chunks_of_ranks) {
     const std::size_t before = all.size();
-    all.resize(before + word.size() / sizeof(Written));
-    if (!word.empty()) std::memcpy(all.data() + before, word.data(), word.size());
+    all.resize(before + bytes.size() / sizeof(Written));
+    if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
   }
   std::sort(all.begin(), all.end(), [](const Written& a, const Written& b) {
     return std::pair(a.tensor, a.first) < std::pair(b.tensor, b.first);
@@ -217,13 +218,13 @@ void take_chunks(Manifest& manifest, const std::vector<std::string>& words) {
   }
   for (std::size_t i = 0; i < reached.size(); ++i)
     if (reached[i] != manifest.tensors[i].bytes())
-      fail_bug("no rank has the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
+      fail_bug("no rank wrote the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
 }
 }  // namespace
 
 CheckpointComm single_rank_comm() {
   return {0, 1, [](const std::string& mine) { return std::vector<std::string>{mine}; },
-          [](const std::string& word) { return word; }};
+          [](const std::string& text) { return text; }};
 }
 
 void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& work) {
@@ -257,7 +258,7 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
     });
   };
   std::optional<Directory> root, folder;
-  std::string name;  // of the folder until it is committed
+  std::string name;  // the name of the folder until the commit
   try {
     first([&] {
       root.emplace(Directory::open(path, true));
@@ -271,9 +272,9 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
       const std::vector<Written> written = write_slabs(*folder, layout, image, comm, options.chunk_bytes);
       chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
     });
-    const std::vector<std::string> words = comm.gather(chunks);
+    const std::vector<std::string> chunks_of_ranks = comm.gather(chunks);
     first([&] {
-      take_chunks(layout.manifest, words);
+      take_chunks(layout.manifest, chunks_of_ranks);
       const std::string index = index_of(layout.manifest);
       folder->write(kIndex, index);
       layout.manifest.index_bytes = static_cast<int64_t>(index.size());
@@ -284,23 +285,22 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
       commit_checkpoint(*root, name, *folder, image.step);
     });
   } catch (const Failure& failure) {
-    // All ranks are here, or gone: nobody writes any more.
+    // All ranks have reached this point or have ended, so no rank is still writing.
     if (root) try {
         remove_uncommitted(*root);
       } catch (const Failure&) {  // the next save removes it
       }
-    throw Failure(failure.exit(),
-                  step + " was not saved: " + failure.what() + " (earlier checkpoints are as they were)");
+    throw Failure(failure.exit(), step + " was not saved: " + failure.what() + " (earlier checkpoints are unchanged)");
   }
   SaveResult saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
   try {
     first([&] {
       for (const std::string& one : finish_commit(*root, name, image.step))
-        saved.warnings.push_back(path + ": a checkpoint of a later step, which this run did not come from, is " + one +
-                                 " now; remove it if nobody needs it");
+        saved.warnings.push_back(path + ": renamed a checkpoint of a later step, from which this run did not resume, " +
+                                 "to " + one + "; remove it if it is not needed");
     });
   } catch (const Failure& failure) {
-    throw Failure(failure.exit(), step + " was saved, but may not survive a loss of power: " + failure.what());
+    throw Failure(failure.exit(), step + " was saved, but may not survive a power loss: " + failure.what());
   }
   try {
     first([&] { remove_old_checkpoints(*root, options.keep, image.last_step_applied); });

@@ -27,7 +27,7 @@ BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t max_output)
 BoundedRun::~BoundedRun() {
   for (const int pipe : pipes_)
     if (pipe >= 0) ::close(pipe);
-  if (exit_status_) return;  // reap() killed its group
+  if (exit_status_) return;  // reap() has killed the process group
   ::kill(-process_.pid, SIGKILL);
   while (!reap(process_.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
@@ -44,7 +44,7 @@ BoundedRun::End BoundedRun::wait(double seconds) {
   return text_[0].size() > max_output_ ? End::output_too_long : End::completed;
 }
 
-// True if there was something.
+// Reads what is available, after waiting at most this long. Returns true if it read anything.
 bool BoundedRun::read_some(int milliseconds) {
   std::array<pollfd, 2> waits{pollfd{pipes_[0], POLLIN, 0}, pollfd{pipes_[1], POLLIN, 0}};
   if (pipes_[0] < 0 && pipes_[1] < 0) milliseconds = std::min(milliseconds, 1);

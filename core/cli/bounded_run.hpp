@@ -1,4 +1,4 @@
-// A program that is run for its answer, within limits.
+// Runs a program for its output, within limits of time and size.
 #pragma once
 
 #include <array>
@@ -10,21 +10,22 @@
 
 namespace zr::host {
 
-/// Its stdout as the answer, its stderr, of which the last 64 KiB at least are kept. At the end it is killed with its
-/// process group. One thread.
+/// A program and its output: all of stdout, and at least the last 64 KiB of stderr. The destructor kills the program
+/// and its process group. Not thread-safe.
 class BoundedRun {
  public:
   enum class End { completed, timed_out, output_too_long };
-  /// Throws as start_process() does.
+  /// Starts the program. `max_output` is the limit for stdout in bytes. Throws like start_process().
   BoundedRun(const ProcessOptions& options, std::size_t max_output);
   ~BoundedRun();
   BoundedRun(const BoundedRun&) = delete;
 
-  /// A process that it started elsewhere may hold the pipes open: nothing is awaited from them once it has ended.
+  /// Waits until the program ends or exceeds a limit. Once it has ended, does not wait for more output, because a
+  /// process that the program started may keep the pipes open.
   End wait(double seconds);
   const std::string& out() const { return text_[0]; }
   const std::string& err() const { return text_[1]; }
-  const ExitStatus& exit_status() const { return *exit_status_; }
+  const ExitStatus& exit_status() const { return *exit_status_; }  // only after wait() returned End::completed
 
  private:
   bool read_some(int milliseconds);

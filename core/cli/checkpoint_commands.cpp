@@ -27,7 +27,7 @@ Checkpoint opened(const std::string& folder) {
   return Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });
 }
 
-// A folder at one moment: its inode, or nothing where it is missing.
+// Device and inode of a folder, or nothing if it does not exist. They change when the folder is replaced.
 std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& path) {
   struct stat about {};
   if (::stat(path.c_str(), &about) != 0) return {};
@@ -46,14 +46,14 @@ void verify_one(const std::string& folder, const std::function<void(const std::s
     Progress progress(printable(folder), checkpoint.bytes());
     checkpoint.verify([&](int64_t done) { progress.at(done); });
   }
-  std::cout << printable(folder) << ": whole, step " << checkpoint.manifest().step << ", "
+  std::cout << printable(folder) << ": intact, step " << checkpoint.manifest().step << ", "
             << checkpoint.manifest().tensors.size() << " tensors, " << bytes_text(checkpoint.bytes()) << "\n";
 }
 }  // namespace
 
 int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins) {
   int code = 0;
-  // False: it was removed or replaced meanwhile, and nothing is known of it.
+  // Returns false if another process removed or replaced the checkpoint meanwhile, so that its state is unknown.
   const auto verify = [&](const std::string& one) {
     const auto before = identity_of(one);
     try {
@@ -67,16 +67,17 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
     }
   };
   if (path_exists((fs::path(folder) / kManifest).string())) {
-    // It may be removed (checkpoint.keep) or replaced meanwhile: neither is a loss. What took its place is verified.
+    // A job may remove (checkpoint.keep) or replace the checkpoint meanwhile: verify the replacement.
     while (!verify(folder))
       if (!path_exists(folder))
         fail_user(printable(folder) +
-                  ": was removed by another process while it was verified; its contents are not known to be damaged");
+                  ": another process removed this checkpoint during the verification, so its state is unknown; verify "
+                  "another checkpoint");
     return code;
   }
   std::set<std::string> done, removed;
-  // A job that saves there meanwhile removes checkpoints (checkpoint.keep) and replaces them: what was removed is no
-  // loss, and what took its place is verified too.
+  // A job that saves in this folder meanwhile may remove checkpoints (checkpoint.keep) and replace them. A removal is
+  // not an error; replacements are verified.
   for (bool again = true; again;) {
     again = false;
     const std::vector<std::string> names = checkpoints_in(folder);
@@ -93,15 +94,16 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
     }
   }
   if (done.empty())
-    fail_user(printable(folder) + ": its checkpoints were removed by another process before one was verified");
+    fail_user(printable(folder) +
+              ": another process removed all checkpoints before one was verified; run the command again");
   for (const std::string& name : removed)
     std::cout << printable((fs::path(folder) / name).string())
-              << ": was removed by another process while it was verified; not counted\n";
+              << ": not verified: another process removed this checkpoint meanwhile\n";
   return code;
 }
 
-// The checkpoint that `path` is, or the newest in it. A job that saves there may remove it (checkpoint.keep) before all
-// its files are open; then the newest of that moment is opened. Later removals do not matter: open files stay readable.
+// A job that saves in the folder may remove the newest checkpoint (checkpoint.keep) before all of its files are open;
+// then the search starts again. A later removal does not matter, because open files stay readable.
 Checkpoint open_newest(const std::string& path) {
   constexpr int kTries = 10;
   for (int i = 0;; ++i) {
@@ -124,8 +126,8 @@ void show_checkpoint(const std::string& folder) {
   if (!checkpoint.foreign()) {
     std::cout << "written by " << facts.world << " ranks under " << printable(facts.strategy) << " with "
               << printable(facts.optimizer) << "\n";
-    if (!facts.last_step_applied) std::cout << "its last step was skipped because gradients were not finite\n";
-    std::istringstream lines(facts.config);  // indented, so that none can pass for a line of ours
+    if (!facts.last_step_applied) std::cout << "the last step was skipped because of non-finite gradients\n";
+    std::istringstream lines(facts.config);  // indented, so that no line of it looks like output of this command
     std::cout << "\n";
     for (std::string line; std::getline(lines, line);)
       std::cout << (line.empty() ? "" : "  ") << printable(line) << "\n";

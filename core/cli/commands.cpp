@@ -33,16 +33,16 @@ struct Command {
   int (*run)(const Command&, const Arguments&);
 };
 
-// The options of a command, told apart from its words; --help is answered here.
+// The options and the positional arguments of a command.
 struct Parsed {
   po::variables_map values;
   Arguments words;
-  bool helped = false;
+  bool helped = false;  // --help was given and parse() has printed the help
 };
 
 Parsed parse(const Command& command, const Arguments& arguments, const po::options_description& options = {}) {
   po::options_description all;
-  all.add(options).add_options()("help,h", "show this")("words", po::value<Arguments>());
+  all.add(options).add_options()("help,h", "show this help")("words", po::value<Arguments>());
   po::positional_options_description words;
   words.add("words", -1);
   Parsed parsed;
@@ -63,17 +63,18 @@ std::filesystem::path bin_folder() {
   std::error_code error;
   const auto self = std::filesystem::canonical("/proc/self/exe", error);
   if (error)
-    fail_environment("zeroth cannot find its own folder: /proc/self/exe: " + error.message() +
+    fail_environment("zeroth cannot find its own folder: cannot resolve /proc/self/exe: " + error.message() +
                      "; mount /proc: mount -t proc proc /proc");
   return self.parent_path();
 }
 
 JobFile validated_job(const Command& command, const Arguments& words, bool run = true) {
-  if (words.empty()) fail_user(std::string("zeroth ") + command.name + ": which file? usage: zeroth " + command.usage);
+  if (words.empty())
+    fail_user(std::string("zeroth ") + command.name + ": no TOML file is given; usage: zeroth " + command.usage);
   return validate_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
 }
 
-// The trainer's argv. A file that names no trainer is a failure here.
+// The argv of the training program. Throws Failure(user) if the file names no program.
 Arguments trainer_of(const JobFile& job) {
   const auto program = find_trainer(job.config.entry("job.program"), job.file, bin_folder());
   Arguments argv{program.string(), job.file};
@@ -83,7 +84,7 @@ Arguments trainer_of(const JobFile& job) {
 
 int train(const Command& command, const Arguments& arguments) {
   po::options_description how("options");
-  how.add_options()("resume", "go on with the newest checkpoint of checkpoint.dir, if there is one");
+  how.add_options()("resume", "resume from the newest checkpoint in checkpoint.dir, if there is one");
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   if (parsed.values.count("resume")) parsed.words.emplace_back("checkpoint.resume=true");
@@ -97,7 +98,7 @@ int train(const Command& command, const Arguments& arguments) {
 }
 
 void add_no_run(po::options_description& options) {
-  options.add_options()("no-run", "do not start the file's program");
+  options.add_options()("no-run", "do not start the program that the file names");
 }
 
 int explain_file(const Command& command, const Arguments& arguments) {
@@ -111,8 +112,8 @@ int explain_file(const Command& command, const Arguments& arguments) {
                            bin_folder());
 }
 
-// "7.5e9" is a whole number of parameters.
-int64_t whole_number(const Command& command, const po::variables_map& values, const char* name, double most) {
+// The value of an option as an integer from 1 to `most`, also written as "7.5e9"; 0 if the option is not given.
+int64_t integer_option(const Command& command, const po::variables_map& values, const char* name, double most) {
   if (!values.count(name)) return 0;
   const std::string text = values[name].as<std::string>();
   char* end = nullptr;
@@ -123,14 +124,15 @@ int64_t whole_number(const Command& command, const po::variables_map& values, co
   return static_cast<int64_t>(value);
 }
 
-// A job and a model, for commands that plan.
+// Adds the options that name a job and a model.
 void add_model_options(po::options_description& options) {
-  options.add_options()("ranks,n", po::value<std::string>(), "for so many ranks, whatever job.ranks is")(
+  options.add_options()("ranks,n", po::value<std::string>(), "number of ranks (default: job.ranks)")(
       "dtype", po::value<std::string>(), "short for train.dtype=...")("grad-dtype", po::value<std::string>(),
                                                                       "short for gradients.dtype=...")(
-      "safetensors", po::value<Arguments>()->composing(), "of the tensors in this file, or in several")(
-      "params", po::value<std::string>(), "of a GPT with so many parameters, such as 7.5e9")(
-      "layers", po::value<std::string>(), "with so many layers")("hidden", po::value<std::string>(), "of this width");
+      "safetensors", po::value<Arguments>()->composing(), "the model: the tensors in this file; may be repeated")(
+      "params", po::value<std::string>(), "the model: a GPT with this number of parameters, such as 7.5e9")(
+      "layers", po::value<std::string>(), "number of layers of the GPT")("hidden", po::value<std::string>(),
+                                                                         "hidden size of the GPT");
   add_no_run(options);
 }
 ModelQueryOptions model_query_options(const Command& command, const Parsed& parsed) {
@@ -139,8 +141,8 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
     if (word.find('=') != word.npos) {
       options.overrides.push_back(word);
     } else if (!options.file.empty()) {
-      fail_user(std::string("zeroth ") + command.name + ": one file at a time, not " + options.file + " and " + word +
-                "; usage: zeroth " + command.usage);
+      fail_user(std::string("zeroth ") + command.name + ": only one TOML file is allowed, not " + options.file +
+                " and " + word + "; usage: zeroth " + command.usage);
     } else {
       options.file = word;
     }
@@ -149,17 +151,17 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
     if (parsed.values.count(name))
       options.overrides.push_back(std::string(path) + "=" + parsed.values[name].as<std::string>());
   if (parsed.values.count("safetensors")) options.tensors = parsed.values["safetensors"].as<Arguments>();
-  options.sizes = {whole_number(command, parsed.values, "params", 1e15),
-                   whole_number(command, parsed.values, "layers", 1e5),
-                   whole_number(command, parsed.values, "hidden", 1e6)};
-  options.ranks = static_cast<int>(whole_number(command, parsed.values, "ranks", 1e6));
+  options.sizes = {integer_option(command, parsed.values, "params", 1e15),
+                   integer_option(command, parsed.values, "layers", 1e5),
+                   integer_option(command, parsed.values, "hidden", 1e6)};
+  options.ranks = static_cast<int>(integer_option(command, parsed.values, "ranks", 1e6));
   options.run = parsed.values.count("no-run") == 0;
   return options;
 }
 
 int plan(const Command& command, const Arguments& arguments) {
   po::options_description all("options");
-  all.add_options()("compare", "all strategies side by side");
+  all.add_options()("compare", "compare all strategies in one table");
   add_model_options(all);
   const Parsed parsed = parse(command, arguments, all);
   return parsed.helped
@@ -178,18 +180,19 @@ int tune_disk(const Command& command, const Arguments& arguments) {
   TuneOptions options;
   std::string size;
   po::options_description how("options");
-  how.add_options()("path", po::value(&options.path), "the folder on the disk that is measured")(
-      "tier", po::value(&options.tier), "through this tier; else the last of offload.tiers")(
-      "seconds", po::value(&options.seconds)->default_value(60), "for so long")(
-      "bytes", po::value(&size)->default_value("1GiB"), "with a file of this size");
-  po::options_description model("what a step of a model would take, from the measured");
+  how.add_options()("path", po::value(&options.path), "a folder on the disk to measure")(
+      "tier", po::value(&options.tier), "the offload tier to measure (default: the last of offload.tiers)")(
+      "seconds", po::value(&options.seconds)->default_value(60), "duration of the measurement")(
+      "bytes", po::value(&size)->default_value("1GiB"), "size of the test file");
+  po::options_description model("estimate the time of a model's optimizer phase from the measurement");
   add_model_options(model);
   how.add(model);
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   po::notify(parsed.values);
   if (options.path.empty())
-    fail_user(std::string("zeroth tune: which disk? --path FOLDER; usage: zeroth ") + command.usage);
+    fail_user(std::string("zeroth tune: --path is missing; name a folder on the disk to measure; usage: zeroth ") +
+              command.usage);
   if (options.seconds < 1 || options.seconds > 3600)
     fail_user("zeroth tune: --seconds " + std::to_string(options.seconds) + ": must be from 1 to 3600");
   options.bytes = size_of_option(command, "bytes", size);
@@ -199,7 +202,7 @@ int tune_disk(const Command& command, const Arguments& arguments) {
 
 std::string only_folder(const Command& command, const Arguments& words) {
   if (words.size() != 1)
-    fail_user(std::string("zeroth ") + command.name + ": which folder? usage: zeroth " + command.usage);
+    fail_user(std::string("zeroth ") + command.name + ": give exactly one folder; usage: zeroth " + command.usage);
   return words[0];
 }
 
@@ -209,18 +212,18 @@ int plugins(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
   if (parsed.helped) return 0;
   if (parsed.words.size() > 1)
-    fail_user(std::string("zeroth plugins: one file at a time; usage: zeroth ") + command.usage);
+    fail_user(std::string("zeroth plugins: only one file is allowed; usage: zeroth ") + command.usage);
   if (parsed.words.empty()) {
     const Registry registry;
     const std::string text = list_text(registry.list());
     std::cout << "looked in";
     for (const auto& folder : registry.directories())
       std::cout << " " << folder.string() << in_brackets(folder_problem(folder));
-    std::cout << "\n" << (text.empty() ? "found none\n" : text);
+    std::cout << "\n" << (text.empty() ? "no plug-ins found\n" : text);
     return 0;
   }
   if (parsed.words[0].empty())
-    fail_user("zeroth plugins: the name of the file is empty; name a plug-in's file, or none");
+    fail_user("zeroth plugins: the file name is empty; name a plug-in file, or give no argument to list all plug-ins");
   const PluginValidation validation = Registry::validate(std::filesystem::absolute(parsed.words[0]));
   std::cout << list_text({validation});
   return validation.accepted ? 0 : static_cast<int>(Exit::user);
@@ -241,14 +244,15 @@ int export_model(const Command& command, const Arguments& arguments) {
   ExportOptions options;
   std::string size;
   po::options_description how("options");
-  how.add_options()("dtype", po::value(&options.dtype), "fp32, bf16 or fp16, from the fp32 master; else as trained")(
-      "file-size", po::value(&size)->default_value("4GiB"), "of one file, where OUT is a folder")(
+  how.add_options()("dtype", po::value(&options.dtype),
+                    "fp32, bf16 or fp16, converted from the fp32 master weights (default: as trained)")(
+      "file-size", po::value(&size)->default_value("4GiB"), "approximate size of each file if OUT is a folder")(
       "force", "replace files that exist; files of a checkpoint are never replaced");
   Parsed parsed = parse(command, arguments, how);
   if (parsed.helped) return 0;
   po::notify(parsed.values);
   if (parsed.words.size() != 2)
-    fail_user(std::string("zeroth export: from where, to where? usage: zeroth ") + command.usage);
+    fail_user(std::string("zeroth export: give the checkpoint and the output; usage: zeroth ") + command.usage);
   if (!options.dtype.empty() && float_dtype_named(options.dtype) == ZR_NONE)
     fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
   options.force = parsed.values.count("force") > 0;
@@ -263,47 +267,49 @@ int launch_program(const Command& command, const Arguments& arguments) {
   const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
   LaunchOptions options;
   po::options_description ranks("options");
-  ranks.add_options()("ranks,n", po::value(&options.ranks)->default_value(1), "how many ranks to start")(
-      "threads,t", po::value(&options.threads)->default_value(0), "threads of a rank; 0: the cores shared evenly");
+  ranks.add_options()("ranks,n", po::value(&options.ranks)->default_value(1), "number of ranks to start")(
+      "threads,t", po::value(&options.threads)->default_value(0), "threads per rank; 0: number of cores / ranks");
   Parsed parsed = parse(command, {arguments.begin(), dashes}, ranks);
   if (parsed.helped) return 0;
   po::notify(parsed.values);
   if (!parsed.words.empty() || dashes == arguments.end() || dashes + 1 == arguments.end())
-    fail_user(std::string("zeroth launch: the program stands behind `--`; usage: zeroth ") + command.usage);
+    fail_user(std::string("zeroth launch: give the program after `--`; usage: zeroth ") + command.usage);
   if (options.ranks < 1 || options.threads < 0)
     fail_user("zeroth launch: -n " + std::to_string(options.ranks) + " -t " + std::to_string(options.threads) +
-              ": at least 1 rank, and 0 threads or more");
+              ": there must be at least 1 rank, and 0 or more threads");
   options.program.assign(dashes + 1, arguments.end());
   return launch(options);
 }
 
 constexpr Command kCommands[] = {
     {"train", "train [--resume] FILE.toml [table.key=value ...]",
-     "Judges the file, then starts its program on job.ranks ranks.", train},
+     "Validates the file and starts its program on job.ranks ranks.", train},
     {"plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
-     "Prints who will own which bytes, before anything is trained, for any number of ranks.", plan},
+     "Prints the bytes per rank by kind and the communication per step, for any number of ranks, without training.",
+     plan},
     {"tune", "tune --path FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
-     "Measures a disk for a minute, keeps what suits it best, and says what a step of a model would take there.",
+     "Measures a disk, stores the best settings for it, and estimates the time of a model's optimizer phase.",
      tune_disk},
     {"explain", "explain [--no-run] FILE.toml [table.key=value ...]",
-     "Prints every effective value, where it comes from and what it means.", explain_file},
+     "Prints every key with its effective value, its origin and its meaning, and the tiers of offloaded state.",
+     explain_file},
     {"plugins", "plugins [FILE.so]",
-     "Lists the plug-ins there are and what was refused, or judges one file (exit code 2: refused).", plugins},
+     "Lists the available and the rejected plug-ins, or validates one file (exit code 2: rejected).", plugins},
     {"verify", "verify DIR",
-     "Checks every byte of a checkpoint, or of all in a folder (exit code 2: one is not whole).", verify},
-    {"show", "show DIR", "Prints what a checkpoint holds: step, configuration, tensors.", show},
+     "Verifies every byte of a checkpoint, or of all checkpoints in a folder (exit code 2: one is damaged).", verify},
+    {"show", "show DIR", "Prints the step, the configuration and the tensors of a checkpoint.", show},
     {"export", "export DIR OUT [--dtype TYPE] [--file-size SIZE] [--force]",
-     "Writes a checkpoint's weights as OUT.safetensors, or as several in the folder OUT.", export_model},
+     "Writes a checkpoint's weights to OUT.safetensors, or to several files in the folder OUT.", export_model},
     {"launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]",
-     "Starts the ranks of any program built on zr::Engine.", launch_program},
+     "Starts the ranks of any program that uses zr::Engine.", launch_program},
 };
 
 void help() {
   std::cout << "zeroth " ZR_VERSION ": ZeRO as plug-ins for libtorch\n\nusage: zeroth COMMAND ...\n\n";
   for (const Command& one : kCommands) std::cout << "  zeroth " << one.usage << "\n      " << one.meaning << "\n";
   std::cout << "\n  zeroth COMMAND --help    zeroth --version\n\n"
-               "exit codes: 1 the program threw an exception of its own, 2 what the user wrote, 3 what the machine "
-               "lacks, 4 a rank was lost, 70 a bug\n";
+               "exit codes: 1 exception of the program, 2 wrong input, 3 environment (memory, disk, plug-in), 4 a rank "
+               "was lost, 70 bug\n";
 }
 
 }  // namespace
@@ -322,8 +328,8 @@ int run_command(const Arguments& arguments) {
     names.push_back(one.name);
   }
   const std::string near = nearest(name, names);
-  fail_user("there is no command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
-            " (zeroth --help lists them)");
+  fail_user("unknown command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
+            " (zeroth --help lists all commands)");
 }
 
 }  // namespace zr::host

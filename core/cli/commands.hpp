@@ -1,4 +1,4 @@
-// The commands of `zeroth`.
+// The commands of the executable `zeroth`.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace zr::host {
 
-/// Runs `zeroth` with these arguments (without the program's name) and returns its exit code. Throws Failure.
+/// Runs the command line `arguments` (without the program name) and returns the exit code. Throws Failure.
 int run_command(const std::vector<std::string>& arguments);
 
 }  // namespace zr::host

@@ -22,13 +22,14 @@ enum class Way { read, write, mixed };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// What is handed to the tier at a time: a little more than it has under way, so that it never waits for its caller.
+// The number of transfers submitted to the tier at a time: more than its depth, so that it never waits for the caller.
 int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); }
 
-// What transfers go from and to, as in training: nothing that a disk could make smaller.
+// The memory of the transfers, filled with random bytes, which a disk cannot compress.
 struct Memory {
   explicit Memory(int64_t size) : data(allocate_huge_pages(size)) {
-    if (!data) fail_environment("zeroth tune: no memory for transfers: " + bytes_text(size) + " are needed");
+    if (!data)
+      fail_environment("zeroth tune: cannot allocate " + bytes_text(size) + " for transfers; free memory on this host");
     std::mt19937_64 random(1);
     for (int64_t i = 0; i < size; i += 8) {
       const uint64_t word = random();
@@ -38,7 +39,7 @@ struct Memory {
   HugePageMemory data;
 };
 
-// The tier at one depth, and its part of the file.
+// An instance of the tier with one depth, and its part of the file.
 class Bench {
  public:
   Bench(const DiskTest& test, int64_t depth, const Memory& memory)
@@ -62,7 +63,7 @@ class Bench {
   ~Bench() { store_->forget(memory_, slot_bytes_); }
   Bench(const Bench&) = delete;
 
-  // Writes the file for the first time, as far as `seconds` reach, but as much as it takes to measure anything.
+  // Writes the file for the first time, for at most `seconds`, but always enough of it for a measurement.
   void fill(double seconds) {
     const Clock::time_point begin = Clock::now();
     std::vector<Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
@@ -77,7 +78,7 @@ class Bench {
     for (Transfer& one : under_way) one.wait();
   }
 
-  // Bytes per second; reads and writes go through the file in turns, far from one another.
+  // Returns bytes per second. With Way::mixed, reads and writes alternate in different halves of the file.
   double speed(Way way, int64_t block, double seconds) {
     const int64_t blocks = used_ / block, most = std::min(handed(depth_), blocks / 2);
     if (most < depth_) return 0;
@@ -101,7 +102,7 @@ class Bench {
  private:
   void check_free_space(const DiskTest& test) const {
     if (store_->info().in_memory())
-      fail_user("zeroth tune: tier '" + store_->info().id + "' is memory; name a tier of disk with --tier");
+      fail_user("zeroth tune: tier '" + store_->info().id + "' is memory, not a disk; name a disk tier with --tier");
     zr_offload_caps caps{};
     caps.size = sizeof caps;
     CallError error;
@@ -109,15 +110,16 @@ class Bench {
     check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
     if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
       fail_environment("zeroth tune: --bytes " + bytes_text(test.bytes) + ": " + test.path + " has " +
-                       bytes_text(static_cast<int64_t>(caps.capacity)) + " free; name fewer, or another --path");
+                       bytes_text(static_cast<int64_t>(caps.capacity)) +
+                       " free; give fewer bytes, or a --path on another disk");
   }
-  Transfer move(bool writes, int64_t offset, int64_t place, int64_t bytes) {
-    char* memory = memory_ + place * bytes;
+  Transfer move(bool writes, int64_t offset, int64_t index, int64_t bytes) {
+    char* memory = memory_ + index * bytes;
     return writes ? store_->write(slot_, offset, memory, bytes, "a block")
                   : store_->read(slot_, offset, memory, bytes, "a block");
   }
 
-  const int64_t depth_, slot_bytes_, bytes_;  // room: of the memory that it uses
+  const int64_t depth_, slot_bytes_, bytes_;  // slot_bytes_: size of the used part of memory_; bytes_: of the file
   char* const memory_;
   Ledger ledger_;
   ThreadPool pool_{1};
@@ -142,7 +144,7 @@ DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, 
   const Clock::time_point begin = Clock::now();
   constexpr Way kWays[] = {Way::write, Way::read, Way::mixed};
   constexpr auto kPoints = std::size(kBlocks) * std::size(kDepths);
-  // Through all points again and again: what else the disk does changes with time.
+  // Every round measures all points, because the load of other processes on the disk changes with time.
   const int rounds = std::clamp(static_cast<int>(test.seconds / 10), 1, 6);
   const int all = rounds * static_cast<int>(kPoints * std::size(kWays));
   const Memory memory(handed(kMaxJsonDepth) * kLargest);

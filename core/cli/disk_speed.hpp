@@ -1,4 +1,4 @@
-// How fast a tier of disk reads and writes, by size and number of transfers.
+// Measures how fast a disk tier reads and writes, by size and number of transfers.
 #pragma once
 
 #include <cstdint>
@@ -11,30 +11,30 @@
 namespace zr::host {
 
 struct DiskTest {
-  Component tier;                      // with the keys path, block_bytes and depth
-  std::string path;                    // a folder
-  std::vector<std::string> overrides;  // of its other keys
-  int64_t bytes = 0;                   // of the file, a multiple of 32 MiB
-  double seconds = 0;                  // about so long in all
+  Component tier;                      // must have the keys path, block_bytes and depth
+  std::string path;                    // a folder on the disk
+  std::vector<std::string> overrides;  // values of the tier's other keys, as "table.key=value"
+  int64_t bytes = 0;                   // size of the test file, a multiple of 32 MiB
+  double seconds = 0;                  // approximate total duration
 };
 
-/// Bytes per second; 0: the file is too small to have so much under way.
+/// Rates in bytes per second. 0 if the file is too small for this many bytes in flight.
 struct DiskPoint {
   int64_t block_bytes, depth;
-  double read, write, mixed;  // mixed: half of each, both counted
+  double read, write, mixed;  // mixed: alternating reads and writes, both counted
 };
 
 struct DiskSpeed {
-  std::vector<DiskPoint> points;  // by block, then depth
-  int64_t used = 0;               // bytes of the file that were read and written
-  int64_t written = 0;            // bytes, in all
-  /// Of the points within 5 % of the fastest mixed, the one with the least under way.
+  std::vector<DiskPoint> points;  // ordered by block, then depth
+  int64_t used = 0;               // bytes of the file that the measurement used
+  int64_t written = 0;            // total bytes written
+  /// Among the points within 5 % of the fastest mixed rate, the one with the fewest bytes in flight.
   const DiskPoint& best() const;
 };
 
-/// Through the tier as a job would use it, in a file (one part for each depth) that is written once before and is gone
-/// afterwards; medians of rounds. `at` is told how far it is. Throws Failure with what the tier says, and where there
-/// is too little room.
+/// Measures the tier as a job would use it. The test file has one part per depth; it is written once before the
+/// measurement and removed afterwards. Rates are medians over rounds. Calls `at` with the progress. Throws Failure if
+/// the tier fails or the disk or memory is too small.
 DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at);
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// zeroth export: a checkpoint's weights and buffers as safetensors files.
+// `zeroth export`: writes a checkpoint's weights and buffers to safetensors files.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,12 +29,12 @@ namespace fs = std::filesystem;
 
 namespace {
 struct ExportItem {
-  const SavedTensor *tensor, *source;  // source: its fp32 master where the type changes
+  const SavedTensor *tensor, *source;  // source: the fp32 master weights if the dtype is converted
   std::string dtype;
   int64_t bytes() const { return tensor->bytes() / stored_size(tensor->dtype) * stored_size(dtype); }
 };
 
-// Refuses a place that a checkpoint has: a path of its own, through links and "..", or a hard link to one of its files.
+// Throws if the file is in a checkpoint (also through links and "..") or is a hard link to a file of the exported one.
 void check_target(const ExportOptions& options, const Checkpoint& from, const std::string& file) {
   std::error_code error;
   const fs::path parent = fs::weakly_canonical(fs::absolute(file), error).parent_path();
@@ -42,7 +42,7 @@ void check_target(const ExportOptions& options, const Checkpoint& from, const st
   for (const fs::path& folder : {parent, beside})
     if (path_exists(folder / kManifest))
       fail_user("zeroth export: " + printable(file) + " is in the checkpoint " + printable(folder.string()) +
-                ", which stays as it is; name another place");
+                ", which must not change; name another destination");
   struct stat target {
   }, own{};
   if (::stat(file.c_str(), &target) == 0)
@@ -50,18 +50,19 @@ void check_target(const ExportOptions& options, const Checkpoint& from, const st
       const std::string path = one.name.empty() ? from.folder() : (fs::path(from.folder()) / one.name).string();
       if (::stat(path.c_str(), &own) == 0 && own.st_dev == target.st_dev && own.st_ino == target.st_ino)
         fail_user("zeroth export: " + printable(file) + " is the same file as " + printable(path) +
-                  ", which is exported; name another place");
+                  ", which is being exported; name another destination");
     }
   if (!options.force && fs::symlink_status(file, error).type() != fs::file_type::not_found)
-    fail_user("zeroth export: " + printable(file) + " exists already; name another place, or replace it with --force");
+    fail_user("zeroth export: " + printable(file) +
+              " exists already; name another destination, or replace it with --force");
 }
 
-// Files written under temporary names, then renamed together; what was not renamed is removed.
+// Files that are written under temporary names and renamed together. The destructor removes those not renamed.
 class StagedFiles {
  public:
   explicit StagedFiles(bool replace) : replace_(replace) {}
   ~StagedFiles() {
-    for (const auto& [aside, path] : staged_) ::unlink(aside.c_str());
+    for (const auto& [temporary, path] : staged_) ::unlink(temporary.c_str());
     if (!committed_)
       for (const std::string& path : created_) ::unlink(path.c_str());
     std::error_code error;
@@ -69,30 +70,30 @@ class StagedFiles {
   }
   StagedFiles(const StagedFiles&) = delete;
 
-  /// Makes a folder, which is removed again unless commit() ends well.
+  /// Creates a folder, which the destructor removes if commit() did not succeed.
   void make(const std::string& folder) {
     if (path_exists(folder)) return;
     make_folder(folder);
     made_ = folder;
   }
-  /// Messages about the file name `path`.
+  /// Creates the temporary file for `path`. Messages about it name `path`.
   File create(const std::string& path) {
-    const std::string aside = path + ".partial-" + std::to_string(::getpid());
-    const int fd = ::open(aside.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const std::string temporary = path + ".partial-" + std::to_string(::getpid());
+    const int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) fail_file(path, "cannot be created", errno);
-    staged_.emplace_back(aside, path);
+    staged_.emplace_back(temporary, path);
     return {path, fd};
   }
   void commit() {
     while (!staged_.empty()) {
-      const auto& [aside, path] = staged_.front();
+      const auto& [temporary, path] = staged_.front();
       if (replace_) {
-        rename_path(aside, path);
-      } else if (::link(aside.c_str(), path.c_str()) == 0) {  // unlike a rename it never replaces
+        rename_path(temporary, path);
+      } else if (::link(temporary.c_str(), path.c_str()) == 0) {  // unlike rename(), never replaces a file
         created_.push_back(path);
-        ::unlink(aside.c_str());
+        ::unlink(temporary.c_str());
       } else if (errno == EPERM || errno == EOPNOTSUPP) {  // a file system without hard links
-        rename_path(aside, path);
+        rename_path(temporary, path);
       } else {
         fail_file(path, "cannot be created", errno);
       }
@@ -104,27 +105,27 @@ class StagedFiles {
  private:
   bool replace_, committed_ = false;
   std::string made_;
-  std::vector<std::string> created_;                        // where there was no file before
+  std::vector<std::string> created_;                        // files that did not exist before
   std::deque<std::pair<std::string, std::string>> staged_;  // temporary name, name
 };
 
-// Elements of the item to byte `at` of the file and behind it, converted, some MiB at a time.
+// Converts the elements of the item and writes them to the file from byte `at` on, some MiB at a time.
 void write_item(const Checkpoint& from, const ExportItem& item, File& file, int64_t at,
                 const std::function<void(int64_t)>& wrote) {
   constexpr int64_t kRun = int64_t{1} << 20;  // elements
   const int64_t size = stored_size(item.source->dtype), count = item.source->bytes() / size;
   const bool converts = item.source->dtype != item.dtype;
   const auto most = static_cast<std::size_t>(std::min(kRun, count));
-  std::vector<char> bytes(most * static_cast<std::size_t>(size)), narrowed(converts ? most * 4 : 0);
-  std::vector<float> wide(converts ? most : 0);
+  std::vector<char> bytes(most * static_cast<std::size_t>(size)), downcasted(converts ? most * 4 : 0);
+  std::vector<float> upcasted(converts ? most : 0);
   for (int64_t first = 0; first < count; first += kRun) {
     const int64_t n = std::min(kRun, count - first);
     from.read(*item.source, first * size, n * size, bytes.data());
     const char* out = bytes.data();
     if (converts) {
-      upcast(bytes.data(), safetensors_float(item.source->dtype), n, wide.data());
-      downcast(wide.data(), n, safetensors_float(item.dtype), narrowed.data());
-      out = narrowed.data();
+      upcast(bytes.data(), safetensors_float(item.source->dtype), n, upcasted.data());
+      downcast(upcasted.data(), n, safetensors_float(item.dtype), downcasted.data());
+      out = downcasted.data();
     }
     const int64_t length = n * stored_size(item.dtype);
     file.write(at, out, length);
@@ -136,11 +137,11 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
 
 void export_weights(const ExportOptions& options) {
   if (options.to.empty())
-    fail_user("zeroth export: the name to export to is empty; name a folder, or a file that ends in .safetensors");
+    fail_user("zeroth export: the output name is empty; name a folder, or a file that ends in .safetensors");
   const Checkpoint from = open_newest(options.from);
   if (path_exists((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
     fail_user("zeroth export: " + printable(options.to) +
-              " holds checkpoints, and stays as it is; name another folder");
+              " contains checkpoints, which must not change; name another folder");
   const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
   std::vector<ExportItem> items;
   int64_t all = 0;
@@ -179,7 +180,7 @@ void export_weights(const ExportOptions& options) {
   StagedFiles files(options.force);
   if (!one) files.make(options.to);
   Progress progress("exporting to " + printable(options.to), all);
-  std::vector<std::pair<std::string, std::string>> places;
+  std::vector<std::pair<std::string, std::string>> weight_map;
   std::size_t next = 0;
   int64_t done = 0;
   for (std::size_t k = 0; k < headers.size(); ++k) {
@@ -188,7 +189,7 @@ void export_weights(const ExportOptions& options) {
     file.write(0, header.data(), static_cast<int64_t>(header.size()));
     int64_t at = headers[k].data;
     for (; next < items.size() && file_of[next] == k; ++next) {
-      places.emplace_back(items[next].tensor->name, fs::path(name(k)).filename().string());
+      weight_map.emplace_back(items[next].tensor->name, fs::path(name(k)).filename().string());
       write_item(from, items[next], file, at, [&](int64_t bytes) { progress.at(done += bytes); });
       at += items[next].bytes();
     }
@@ -196,7 +197,7 @@ void export_weights(const ExportOptions& options) {
   }
   if (!one) {
     File file = files.create(index);
-    const std::string text = write_index(all, places);
+    const std::string text = write_index(all, weight_map);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
@@ -210,9 +211,9 @@ void export_weights(const ExportOptions& options) {
   for (const std::string& file : list_folder(options.to))
     if (file.ends_with(".safetensors") && !own.count(file)) others.push_back(file);
   if (!others.empty())
-    log(ZR_LOG_WARN, printable(options.to) + " also holds " + printable(others.front()) +
+    log(ZR_LOG_WARN, printable(options.to) + " also contains " + printable(others.front()) +
                          (others.size() > 1 ? " and " + std::to_string(others.size() - 1) + " more" : "") +
-                         ", which its new index does not list; remove what an earlier export left");
+                         ", which the new index does not list; remove the files of earlier exports");
 }
 
 }  // namespace zr::host

@@ -25,7 +25,7 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
   } catch (const Failure& failure) {
     if (!job.program.empty()) throw;
     throw Failure(failure.exit(), failure.what() + ("\n" + file) +
-                                      ": job.program names no program, so tables of its own are not known");
+                                      ": job.program is not set, so tables that belong to a program are unknown keys");
   }
   return job;
 }
@@ -34,7 +34,7 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-// Columns as wide as their widest cell, two spaces between; no spaces at the end of a line.
+// Each column is as wide as its widest cell; two spaces between columns, no trailing spaces.
 std::string aligned(const std::vector<Cells>& rows, const std::string& indent) {
   std::vector<std::size_t> widths;
   for (const Cells& row : rows)
@@ -89,29 +89,29 @@ std::string explain(const JobFile& job) {
       for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + toml_text(pattern);
       rows.push_back({"[[optimizer.groups]]"});
       rows.push_back({"match", "[" + match + "]", group.origin.text(),
-                      "parameters by name; the first group that matches has them"});
+                      "patterns for parameter names; a parameter belongs to the first group that matches"});
       rows.push_back({"lr_scale", toml_text(group.lr_scale), group.origin.text(),
-                      "their learning rate, in units of optimizer.lr"});
+                      "learning rate of the group, as a multiple of optimizer.lr"});
       for (const Entry& own : group.own)
         rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
     }
   }
   if (!job.unchecked.empty()) {
     rows.push_back({""});
-    rows.push_back({"not checked: keys of the program, which was not run (--no-run)"});
+    rows.push_back({"not checked: possible keys of the program, which was not started (--no-run)"});
     for (const UncheckedValue& one : job.unchecked)
       rows.push_back({printable(one.path), one.written, one.origin.text()});
   }
   return aligned(rows, "  ");
 }
 
-std::string list_text(const std::vector<PluginValidation>& judged) {
-  std::string accepted, refused;
-  for (const PluginValidation& one : judged) {
+std::string list_text(const std::vector<PluginValidation>& validations) {
+  std::string accepted, rejected;
+  for (const PluginValidation& one : validations) {
     for (const Component& component : one.components) accepted += one_plugin(component);
-    if (!one.accepted) refused += "refused: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
+    if (!one.accepted) rejected += "rejected: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
   }
-  return accepted + refused;
+  return accepted + rejected;
 }
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// A TOML file judged as its job would be: with the tables of the plug-ins it chooses and of the program it names.
+// Validates a TOML file as the job would: with the keys of the plug-ins and of the program that the file names.
 #pragma once
 
 #include <filesystem>
@@ -13,20 +13,21 @@ namespace zr::host {
 struct JobFile {
   std::string file;
   std::vector<std::string> overrides;
-  std::filesystem::path program;          // "" if the file names none
+  std::filesystem::path program;          // "" if the file names no program
   JobConfig config;                       // for job.ranks ranks
-  std::vector<UncheckedValue> unchecked;  // values of keys that the program may have, where it was not asked
+  std::vector<UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
 };
 
-/// Throws Failure with everything that is wrong with the file. `bin` is where programs of the build or installation
-/// are. Without `run` the program that the file names is not started, so the keys of its own stay unchecked.
+/// Validates the file. Throws Failure with all errors that it finds. `bin` is the folder of the programs of the build
+/// or installation. If `run` is false, the program that the file names is not started, and its own keys are not
+/// checked.
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
                       const std::filesystem::path& bin, bool run = true);
 
-/// Every effective value, its origin and meaning, aligned, by table.
+/// The text of `zeroth explain`: every effective value, its origin and its meaning, in aligned columns, by table.
 std::string explain(const JobFile& job);
 
-/// What `zeroth plugins` shows: accepted components with their keys, then what was refused and why.
-std::string list_text(const std::vector<PluginValidation>& judged);
+/// The text of `zeroth plugins`: accepted components with their keys, then rejected files with the reason.
+std::string list_text(const std::vector<PluginValidation>& validations);
 
 }  // namespace zr::host

@@ -38,10 +38,10 @@ using boost::system::error_code;
 namespace {
 constexpr int kMaxRanks = 1024;
 constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kForOrderlyEnd = std::chrono::seconds(5);  // after a user's signal
+constexpr auto kForOrderlyEnd = std::chrono::seconds(5);  // after a signal of the user; then SIGKILL
 constexpr auto kFailureReportTimeout =
-    std::chrono::milliseconds(3500);                             // after a rank failed, should the store not speak
-constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the table: they end by themselves within two
+    std::chrono::milliseconds(3500);                             // after a rank failed, if the store sends no report
+constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the report: ranks end by themselves within 2 s
 
 int cores() {
   cpu_set_t set;
@@ -57,7 +57,7 @@ class Launch {
  private:
   struct Rank {
     Process process;
-    bool running = false, sent_away = false;  // sent away: by this launcher, so its end is no failure
+    bool running = false, sent_away = false;  // sent_away: this launcher has signalled it, so its end is not a failure
     std::array<std::unique_ptr<stream_descriptor>, 2> streams;
     std::array<bool, 2> paused{};
     std::array<char, 65536> buffer;
@@ -89,12 +89,12 @@ class Launch {
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
-  int stopped_by_ = 0;           // the user's signal
-  bool stop_requested_ = false;  // to end in order, by the user's signal
-  bool kills_ = false;           // SIGKILL is sent
-  bool told_ = false;            // the table is printed
-  int code_ = 0;                 // of the failure that came first
-  bool followed_ = false;        // code_ is that of a rank which only followed another's failure
+  int stopped_by_ = 0;           // the signal that stopped the job
+  bool stop_requested_ = false;  // a signal was forwarded; the ranks save a checkpoint and end by themselves
+  bool kills_ = false;           // SIGKILL was sent
+  bool reported_ = false;        // the failure report is printed
+  int code_ = 0;                 // exit code of the first failure
+  bool followed_ = false;        // code_ is from a rank that failed only because another rank was lost
   const long oom_kills_ = kernel_oom_kills();
   struct sigaction pipe_before_ {};
 };
@@ -135,7 +135,7 @@ std::vector<std::string> Launch::environment_of(int rank) const {
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   std::set<std::string> names;
   std::vector<std::string> all;
-  for (auto entry = added.rbegin(); entry != added.rend(); ++entry)  // the last of a name holds
+  for (auto entry = added.rbegin(); entry != added.rend(); ++entry)  // the last value of a name wins
     if (names.insert(entry->first).second) all.push_back(entry->first + "=" + entry->second);
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry;
@@ -149,7 +149,7 @@ void Launch::start_rank(int rank, const std::string& file) {
   process.file = file;
   process.arguments = options_.program;
   process.environment = environment_of(rank);
-  process.reads_stdin = rank == 0 && !isatty(STDIN_FILENO);  // reading a terminal would stop a process of another group
+  process.reads_stdin = rank == 0 && !isatty(STDIN_FILENO);  // a background group that reads a terminal is stopped
   process.one_pipe = output_.merged();
   ranks_.push_back(std::make_unique<Rank>());
   Rank& started = *ranks_.back();
@@ -170,7 +170,7 @@ void Launch::listen_to_signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction now {};
     sigaction(signal, nullptr, &now);
-    if (now.sa_handler != SIG_IGN) signals_.add(signal);  // as nohup asks
+    if (now.sa_handler != SIG_IGN) signals_.add(signal);  // nohup makes the launcher ignore SIGHUP
   }
   signals_.add(SIGCHLD);
   const auto wait = [this](const auto& again) -> void {
@@ -201,12 +201,12 @@ int Launch::run() {
   reap_all();
   io_.run();
   error_code ignored;
-  signals_.clear(ignored);  // from here on Ctrl-C ends a launcher whose output nobody reads
+  signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
   writer_.flush();
   if (const int error = writer_.error()) {
     log(ZR_LOG_ERROR, std::string("cannot write all output of the ranks: ") + std::strerror(error) +
-                          (stopped_by_ == SIGPIPE ? ", so the job was ended" : "") +
-                          "; free space where it goes, or keep its reader running");
+                          (stopped_by_ == SIGPIPE ? ", so the job was stopped" : "") +
+                          "; free disk space, or keep the program running that reads the output");
     if (stopped_by_ == SIGPIPE || !code_) return static_cast<int>(Exit::environment);
   }
   return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
@@ -215,7 +215,7 @@ int Launch::run() {
 void Launch::read(int rank, Output::Stream stream) {
   Rank& source = at(rank);
   if (writer_.congested()) {
-    source.paused[stream] = true;  // tick() goes on
+    source.paused[stream] = true;  // tick() resumes it
     return;
   }
   source.streams[stream]->async_wait(stream_descriptor::wait_read, [this, rank, stream](const error_code& error) {
@@ -239,7 +239,8 @@ void Launch::reap_all() {
   finish_if_done();
 }
 
-// What the rank wrote last is in its pipes; a process outside its group may hold them open for ever.
+// Reads the last output of a rank that has ended. Does not wait for the end of the pipes, which a process outside the
+// rank's group may keep open.
 void Launch::drain(int rank) {
   Rank& source = at(rank);
   for (const auto stream : {Output::out, Output::err}) {
@@ -262,7 +263,7 @@ void Launch::ended(int rank, const ExitStatus& seen) {
   drain(rank);
   if (exit_status.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
     exit_status.note =
-        "the kernel killed for lack of memory meanwhile (dmesg shows whom): lower train.micro_batch or job.ranks";
+        "the kernel has killed processes for lack of memory (dmesg lists them): lower train.micro_batch or job.ranks";
   if (at(rank).sent_away) return;
   if (!exit_status.good()) {
     const int code = exit_status.signal ? static_cast<int>(Exit::peer_lost) : exit_status.code;
@@ -274,11 +275,11 @@ void Launch::ended(int rank, const ExitStatus& seen) {
     end_all_after(kFailureReportTimeout);
   }
   store_->ended(rank, at(rank).process.pid, exit_status);
-  if (!exit_status.good()) signal_ranks(SIGTERM, false);  // nobody tells those that have not joined
+  if (!exit_status.good()) signal_ranks(SIGTERM, false);  // the store cannot notify ranks that have not joined
 }
 
 void Launch::rank_failed(const std::string& table) {
-  told_ = true;
+  reported_ = true;
   output_.error(table);
   if (code_ == 0) {
     code_ = static_cast<int>(Exit::peer_lost);
@@ -288,15 +289,15 @@ void Launch::rank_failed(const std::string& table) {
   finish_if_done();
 }
 
-// `signal` stops the job, the ranks get `sent`.
+// Stops the job because of `signal` and sends `sent` to the ranks.
 void Launch::stop(int signal, int sent) {
-  if (stopped_by_ || stop_requested_) {  // asked twice
+  if (stopped_by_ || stop_requested_) {  // the second signal
     if (!stopped_by_) stopped_by_ = signal;
     store_->stop_failure_detection();
     return signal_ranks(SIGKILL, true);
   }
   if ((signal == SIGTERM || signal == SIGINT) && saves_on_signal()) {
-    stop_requested_ = true;  // they save, then end as they would at their last step, however long that takes
+    stop_requested_ = true;  // the ranks save a checkpoint and end; there is no time limit
     for (const auto& rank : ranks_)
       if (rank->running) kill(-rank->process.pid, signal);
     return;
@@ -314,13 +315,13 @@ bool Launch::saves_on_signal() const {
   return true;
 }
 
-// The signal came after every rank began to catch it and before the store had heard so: they save all the same.
+// Handles a signal that arrived after every rank had begun to catch it, but before the store knew: the ranks save.
 void Launch::save_after_all() {
   if ((stopped_by_ != SIGTERM && stopped_by_ != SIGINT) || kills_ || running_ < options_.ranks || !saves_on_signal())
     return;
   stop_requested_ = true;
   stopped_by_ = 0;
-  deadline_.expires_at({});  // as if never set
+  deadline_.expires_at({});  // cancels the deadline
   for (auto& rank : ranks_) rank->sent_away = false;
   store_->resume_failure_detection();
 }
@@ -357,7 +358,7 @@ void Launch::tick() {
 }
 
 void Launch::finish_if_done() {
-  if (running_ > 0 || (store_->broken() && !told_)) return;
+  if (running_ > 0 || (store_->broken() && !reported_)) return;
   store_->close();
   io_.stop();
 }
@@ -365,8 +366,8 @@ void Launch::finish_if_done() {
 
 int launch(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > kMaxRanks)
-    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks; a host starts 1 to " +
-              std::to_string(kMaxRanks));
+    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks: must be from 1 to " +
+              std::to_string(kMaxRanks) + " per host");
   return Launch(options).run();
 }
 

@@ -1,4 +1,4 @@
-// Starts a program once per rank on this host, keeps the job's store, merges output, and sees every rank to its end.
+// Starts a program once per rank on this host, hosts the job's store, merges the output, and waits for every rank.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@ namespace zr::host {
 struct LaunchOptions {
   int ranks = 1;
   int threads = 0;                   // per rank; 0: this process's cores / ranks, at least 1
-  std::vector<std::string> program;  // argv; the first is looked up in PATH if it has no slash
-  std::vector<std::pair<std::string, std::string>> environment;  // added to the ranks'
-  bool raw_rank0 = true;  // rank 0's output passes as it is, else it is prefixed like the others'
+  std::vector<std::string> program;  // argv; argv[0] is searched in PATH if it has no slash
+  std::vector<std::pair<std::string, std::string>> environment;  // additional variables of the ranks
+  bool raw_rank0 = true;  // pass rank 0's output through unchanged; false: prefix its lines like those of other ranks
 };
 
-/// Runs the job and returns the exit code of `zeroth launch`: 0 if every rank ended with 0; 4 if one was killed or lost
-/// (the table is on stderr); else the code of the first rank that failed; 128 + signal if SIGINT, SIGTERM or SIGHUP
-/// stopped it. Throws Failure(user) for a program that is not there or not executable, Failure(environment) for what
-/// the machine refuses. Call it from a process without other threads that write or start programs; it takes over
-/// SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGPIPE until it returns.
+/// Runs the job and returns the exit code of `zeroth launch`: 0 if every rank ended with 0; 4 if a rank was killed or
+/// lost (the failure report is on stderr); otherwise the code of the first rank that failed; 128 + signal if SIGINT,
+/// SIGTERM or SIGHUP stopped the job. Throws Failure(user) if the program does not exist or is not executable,
+/// Failure(environment) if the system cannot start it. Call it from a process without other threads that write or start
+/// programs; until it returns, it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGPIPE.
 ///
-/// A rank sees ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD, ZR_STORE, ZR_JOB, ZR_TOKEN, ZR_THREADS and
-/// OMP_NUM_THREADS (unless the user set it). Its output is a pipe, whatever the launcher's is.
+/// Each rank gets the variables ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD, ZR_STORE, ZR_JOB, ZR_TOKEN,
+/// ZR_THREADS, and OMP_NUM_THREADS unless the user has set it. Its stdout and stderr are pipes.
 int launch(const LaunchOptions& options);
 
 }  // namespace zr::host

@@ -32,7 +32,7 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-bool one_place(int a, int b) {
+bool same_file(int a, int b) {
   struct stat x {
   }, y{};
   return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -102,7 +102,7 @@ void OutputWriter::run() {
 }
 
 Output::Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0)
-    : writer_(writer), raw_rank0_(raw_rank0), merged_(one_place(out_fd, err_fd)) {
+    : writer_(writer), raw_rank0_(raw_rank0), merged_(same_file(out_fd, err_fd)) {
   for (const int fd : {out_fd, err_fd}) sinks_.push_back({fd, isatty(fd) == 1, false, "", {}, {}});
   sources_.resize(static_cast<std::size_t>(ranks), std::vector<Source>(2));
 }
@@ -115,12 +115,12 @@ void Output::bytes(int rank, Stream stream, std::string_view text) {
   source.partial += text;
   std::size_t begin = 0;
   for (std::size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1)
-    whole_line(rank, source, to, source.partial.substr(begin, end - begin));
+    complete_line(rank, source, to, source.partial.substr(begin, end - begin));
   source.partial.erase(0, begin);
-  if (source.partial.size() > kMaxLine) whole_line(rank, source, to, std::exchange(source.partial, ""));
+  if (source.partial.size() > kMaxLine) complete_line(rank, source, to, std::exchange(source.partial, ""));
 }
 
-// Passes everything on at once, but the lines of an error, which are passed whole or not at all.
+// Writes rank 0's bytes at once, except error lines, which are written as complete lines or, if repeated, dropped.
 void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
   if (source.partial.empty()) source.since = Clock::now();
   const std::string all = std::exchange(source.partial, "") + std::string(text);
@@ -147,9 +147,9 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
   }
 }
 
-void Output::whole_line(int rank, Source& source, Sink& to, std::string line) {
+void Output::complete_line(int rank, Source& source, Sink& to, std::string line) {
   const auto shown = line.rfind('\r', line.size() < 2 ? std::string::npos : line.size() - 2);
-  if (shown != std::string::npos) line.erase(0, shown + 1);  // of a redrawn line the last state
+  if (shown != std::string::npos) line.erase(0, shown + 1);  // keeps the last state of a redrawn line
   if (!repeats(rank, source, line)) insert(to, "[" + std::to_string(rank) + "] " + line);
 }
 
@@ -160,7 +160,7 @@ bool Output::repeats(int rank, Source& source, const std::string& line) {
   return !fresh && at->second != rank;
 }
 
-// Rank 0's own bytes; lines of others that waited for the end of its line follow it.
+// Writes rank 0's bytes. If they end a line, writes the lines of other ranks that waited for this.
 void Output::pass(Sink& to, std::string_view text) {
   writer_.write(to.fd, std::string(text));
   const auto fresh = text.find_last_of("\r\n");
@@ -187,7 +187,7 @@ void Output::ended(int rank) {
     Source& source = sources_[static_cast<std::size_t>(rank)][stream];
     const std::string rest = std::exchange(source.partial, "");
     const bool raw = rank == 0 && raw_rank0_;
-    if (!rest.empty() && !raw) whole_line(rank, source, sink(stream), rest);
+    if (!rest.empty() && !raw) complete_line(rank, source, sink(stream), rest);
     if (!rest.empty() && raw) pass(sink(stream), rest);
     if (raw && sink(stream).dirty && !sink(stream).held.empty()) pass(sink(stream), "\n");
   }
@@ -195,7 +195,7 @@ void Output::ended(int rank) {
 
 void Output::error(const std::string& text) {
   Sink& to = sink(err);
-  if (to.dirty) pass(to, "\n");  // what stands there is rank 0's last word
+  if (to.dirty) pass(to, "\n");  // ends rank 0's unfinished line
   std::string lines = std::string(kError) + text + "\n";
   for (std::size_t begin = 0, end; (end = lines.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = lines.substr(begin, end - begin);

@@ -1,5 +1,5 @@
-// Merges the ranks' output onto the launcher's: rank 0's bytes as they are, the others' in whole lines with "[1] "
-// before.
+// Merges the output of the ranks into the launcher's: rank 0's bytes unchanged, the other ranks' as complete lines with
+// a prefix such as "[1] ".
 #pragma once
 
 #include <chrono>
@@ -15,20 +15,22 @@
 
 namespace zr::host {
 
-/// Writes in order on its own thread, so that a terminal that is held does not hold the job.
+/// Writes text in order on its own thread, so that a blocked terminal does not block the job. Thread-safe.
 class OutputWriter {
  public:
   OutputWriter() = default;
   ~OutputWriter();
-  /// Starts the thread; until then text is kept.
+  /// Starts the thread; text that is written earlier is queued.
   void start();
+  /// Queues text for a descriptor. Does not block.
   void write(int fd, std::string text);
+  /// True if more than 4 MiB are queued.
   bool congested() const;
-  /// A descriptor cannot be written any more (its reader went away, its disk is full); what is for it is dropped.
+  /// True if a write failed (the reader has ended, the disk is full). Further text for that descriptor is dropped.
   bool failed() const;
-  /// The errno of the first such failure; 0: none.
+  /// The errno of the first failed write, or 0.
   int error() const;
-  /// Returns when everything is written.
+  /// Blocks until the queue is empty.
   void flush();
 
  private:
@@ -42,19 +44,21 @@ class OutputWriter {
   std::thread thread_;
 };
 
-/// For one thread. `tick()` wants to be called a few times a second.
+/// Not thread-safe. Call tick() a few times per second.
 class Output {
  public:
   enum Stream { out = 0, err = 1 };
-  /// Lines of ranks go to out_fd and err_fd with their rank before them; raw_rank0: rank 0's byte for byte.
+  /// Lines of ranks go to out_fd and err_fd with the rank as prefix; raw_rank0: rank 0's bytes go there unchanged.
   Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0);
-  /// Both streams go to one place: a rank needs one pipe only (`out`), which keeps the order.
+  /// True if out_fd and err_fd are the same file: then one pipe per rank (`out`) is enough and keeps the order.
   bool merged() const { return merged_; }
+  /// Takes bytes that a rank has written to a stream.
   void bytes(int rank, Stream stream, std::string_view text);
-  /// The rank has ended: its unfinished lines are written.
+  /// Writes the unfinished lines of a rank that has ended.
   void ended(int rank);
-  /// An error of the launcher itself, to stderr. An error's lines that another has printed already are not repeated.
+  /// Writes an error of the launcher itself to stderr, without the lines that a rank has printed already.
   void error(const std::string& text);
+  /// Writes lines that have waited for more than 0.5 s for the end of another line.
   void tick();
 
  private:
@@ -62,9 +66,9 @@ class Output {
   struct Sink {
     int fd;
     bool terminal;
-    bool dirty = false;             // rank 0's line is not finished
-    std::string tail;               // of it, since the last carriage return
-    std::vector<std::string> held;  // lines of others, until it is
+    bool dirty = false;             // rank 0's current line is unfinished
+    std::string tail;               // the text of that line since its last carriage return
+    std::vector<std::string> held;  // lines of other ranks that wait for the end of that line
     Clock::time_point held_since;
   };
   struct Source {
@@ -74,7 +78,7 @@ class Output {
   };
   Sink& sink(Stream stream) { return sinks_[merged_ ? 0 : stream]; }
   void raw_bytes(Source& source, Sink& sink, std::string_view text);
-  void whole_line(int rank, Source& source, Sink& sink, std::string line);
+  void complete_line(int rank, Source& source, Sink& sink, std::string line);
   bool repeats(int rank, Source& source, const std::string& line);
   void pass(Sink& sink, std::string_view text);
   void insert(Sink& sink, const std::string& line);
@@ -85,7 +89,7 @@ class Output {
   bool merged_ = false;
   std::vector<Sink> sinks_;
   std::vector<std::vector<Source>> sources_;        // by rank and stream
-  std::map<std::string, int, std::less<>> errors_;  // lines of errors, and who printed them first
+  std::map<std::string, int, std::less<>> errors_;  // error lines, and the rank that printed each first
 };
 
 }  // namespace zr::host

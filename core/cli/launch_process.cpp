@@ -58,7 +58,7 @@ struct ChildPlan {
   const sigset_t* mask;
 };
 
-// Between fork and exec: only calls that are safe after a fork.
+// Runs between fork() and execve(): uses only async-signal-safe calls.
 [[noreturn]] void become(const ChildPlan& plan) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -81,21 +81,24 @@ struct ChildPlan {
 
 [[noreturn]] void fail_exec(const std::string& file, int error) {
   const std::string text = "'" + file + "' cannot be executed: ";
-  if (error == ENOEXEC) fail_user(text + "it is neither a program of this machine nor a script that begins with #!");
+  if (error == ENOEXEC)
+    fail_user(text + "it is neither a program for this machine nor a script that begins with #!; give another file");
   if (error == ENOENT)
-    fail_environment(text + "the interpreter or loader it names is missing (a script's first line, or `readelf -l " +
+    fail_environment(text +
+                     "its interpreter or loader does not exist; install it (a script names it in its first "
+                     "line, a program in `readelf -l " +
                      file + "`)");
   fail_environment(text + std::strerror(error));
 }
 }  // namespace
 
 std::string find_program(const std::string& name) {
-  if (name.empty()) fail_user("no program to launch: zeroth launch -n 2 -- PROGRAM ARGS");
+  if (name.empty()) fail_user("the program name is empty; usage: zeroth launch -n 2 -- PROGRAM ARGS");
   struct stat info {};
   if (name.find('/') != std::string::npos) {
     if (stat(name.c_str(), &info) != 0)
-      fail_user("program '" + name + "': " + std::strerror(errno) + ". Give the path of a program");
-    if (S_ISDIR(info.st_mode)) fail_user("program '" + name + "' is a folder. Give the path of a program");
+      fail_user("program '" + name + "': " + std::strerror(errno) + "; give the path of a program");
+    if (S_ISDIR(info.st_mode)) fail_user("program '" + name + "' is a folder; give the path of a program");
     if (!executable_file(name)) fail_user("program '" + name + "' is not executable: chmod +x " + name);
     return name;
   }
@@ -108,8 +111,9 @@ std::string find_program(const std::string& name) {
     if (executable_file(file)) return file;
     begin = end + 1;
   }
-  fail_user("program '" + name + "' is in no folder of PATH. " +
-            (stat(name.c_str(), &info) == 0 ? "There is one here: ./" + name : "Give the path of a program"));
+  fail_user(
+      "program '" + name + "' was not found in PATH; " +
+      (stat(name.c_str(), &info) == 0 ? "the current folder has one: use ./" + name : "give the path of a program"));
 }
 
 Process start_process(const ProcessOptions& options) {
@@ -137,8 +141,8 @@ Process start_process(const ProcessOptions& options) {
   if (null >= 0) close(null);
   if (pid < 0)
     fail_environment(std::string("cannot start another process: ") + std::strerror(fork_error) +
-                     (fork_error == EAGAIN ? "; raise the limit of processes (ulimit -u, or the container's)" : ""));
-  setpgid(pid, pid);  // as the child does: whoever comes first
+                     (fork_error == EAGAIN ? "; raise the limit on processes (ulimit -u, or the container's)" : ""));
+  setpgid(pid, pid);  // the child does the same, because either process may run first
   close(std::exchange(status.write, -1));
   int error = 0;
   ssize_t got;
@@ -154,7 +158,7 @@ Process start_process(const ProcessOptions& options) {
 std::optional<ExitStatus> reap(pid_t pid) {
   siginfo_t info{};
   if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return {};
-  kill(-pid, SIGKILL);  // while the dead leader still holds the group's number
+  kill(-pid, SIGKILL);  // before waitpid(): until then the zombie keeps the group id from being reused
   int status = 0;
   waitpid(pid, &status, 0);
   ExitStatus exit_status;

@@ -1,4 +1,4 @@
-// A rank's process: started in its own group, dying with the launcher, its output in pipes.
+// The process of a rank: in its own process group, killed when the launcher ends, with its output in pipes.
 #pragma once
 
 #include <sys/types.h>
@@ -13,29 +13,29 @@ namespace zr::host {
 
 struct Process {
   pid_t pid = -1;          // also its process group
-  int out = -1, err = -1;  // ends to read from; err is -1 if both streams are one. The caller closes them
+  int out = -1, err = -1;  // read ends, which the caller closes; err is -1 if both streams share one pipe
 };
 
 struct ProcessOptions {
-  std::string file;                      // to execute, as found by find_program
+  std::string file;                      // the file to execute, from find_program()
   std::vector<std::string> arguments;    // argv
   std::vector<std::string> environment;  // NAME=value
-  bool reads_stdin = false;              // else it reads /dev/null
-  bool one_pipe = false;                 // for stdout and stderr
+  bool reads_stdin = false;              // inherit stdin; false: stdin is /dev/null
+  bool one_pipe = false;                 // use one pipe for stdout and stderr
 };
 
-/// The file a shell would run. Throws Failure(user) with the remedy.
+/// The file that a shell would run for this name. Throws Failure(user) if there is none.
 std::string find_program(const std::string& name);
 
-/// Throws Failure if the file cannot be executed or the machine has no room. The process is killed when the calling
-/// thread ends; it gets default dispositions for the signals that launch() handles, but those that were ignored before
-/// it.
+/// Starts a process. Throws Failure if the file cannot be executed or the system lacks resources. The process is killed
+/// when the calling thread ends. Signals that launch() handles get their default disposition in it, except those that
+/// were ignored before launch().
 Process start_process(const ProcessOptions& options);
 
-/// How `pid` ended, or nothing if it runs. What is left of its process group is killed.
+/// Returns how `pid` ended, or nothing if it still runs. If it ended, kills the rest of its process group.
 std::optional<ExitStatus> reap(pid_t pid);
 
-/// How many processes the kernel has killed for lack of memory since it started; -1 if it does not tell.
+/// The number of processes that the kernel has killed for lack of memory since boot, or -1 if it is not known.
 long kernel_oom_kills();
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// zeroth: see commands.cpp.
+// The executable `zeroth`; its commands are in commands.cpp.
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -18,8 +18,7 @@ int run(int argc, char** argv) {
   }
 }
 
-// What a command printed is part of its result: if a full disk or a closed pipe took only some of it, the command
-// failed.
+// The output of a command is part of its result: if it cannot be written (full disk, closed pipe), the command fails.
 int check_output(int code) {
   errno = 0;
   std::cout.flush();
@@ -27,12 +26,12 @@ int check_output(int code) {
   if (flushed && std::cout && !std::ferror(stdout)) return code;
   const std::string why = errno ? std::string(": ") + std::strerror(errno) : "";
   zr::host::log(ZR_LOG_ERROR, "cannot write all output to standard output" + why +
-                                  "; free space where it goes, or keep its reader running");
+                                  "; free disk space, or keep the program running that reads the output");
   return code ? code : static_cast<int>(zr::host::Exit::environment);
 }
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a write error like a full disk; programs it starts get the default
+  std::signal(SIGPIPE, SIG_IGN);  // makes a closed pipe a write error; child processes get the default disposition
   return check_output(run(argc, argv));
 }

@@ -1,4 +1,4 @@
-// A job and the parameters it would train, as `zeroth plan` and `zeroth tune` are asked about them.
+// The job and the model that `zeroth plan`, `explain` and `tune` analyze.
 #pragma once
 
 #include <filesystem>
@@ -10,34 +10,34 @@
 
 namespace zr::host {
 
-/// What the command line says of them.
+/// The options of the command line that name the job and the model.
 struct ModelQueryOptions {
-  std::string file;                    // a job's TOML file; empty: a job of defaults
+  std::string file;                    // a job's TOML file; empty: default values
   std::vector<std::string> overrides;  // table.key=value
-  std::vector<std::string> tensors;    // safetensors files, whose parameters are planned
-  Sizes sizes;                         // or a model of these
-  int ranks = 0;                       // 0: job.ranks
-  bool run = true;                     // the file's program may be started
+  std::vector<std::string> tensors;    // safetensors files that have the model's parameters
+  Sizes sizes;                         // the sizes of a GPT, if there are no files
+  int ranks = 0;                       // number of ranks; 0: job.ranks
+  bool run = true;                     // whether the program that the file names may be started
 
   bool sized() const { return sizes.parameters || sizes.layers || sizes.width; }
-  bool any() const { return !file.empty() || !tensors.empty() || sized(); }  // a model is named
+  bool any() const { return !file.empty() || !tensors.empty() || sized(); }  // whether the options name a model
 };
 
 class ModelQuery {
  public:
-  /// `command`: "zeroth plan", for messages.
+  /// `command` is the prefix of error messages ("zeroth plan").
   ModelQuery(std::string command, ModelQueryOptions options)
       : command_(std::move(command)), options_(std::move(options)) {}
-  /// Finds out the parameters; returns an exit code, 0 if there they are. Throws Failure.
+  /// Determines the parameters. Returns 0, or the exit code of the program if it failed. Throws Failure.
   int resolve(const std::filesystem::path& bin);
 
-  /// The job with more overrides laid over it.
+  /// The job's document with more overrides.
   Document document(const std::vector<std::string>& more) const;
-  /// The same judged, for `world` ranks; 0: job.ranks.
+  /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Failure.
   ResolvedJob resolved_job(const std::vector<std::string>& more, int world) const;
-  int ranks() const { return options_.ranks; }
+  int ranks() const { return options_.ranks; }  // 0: job.ranks
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  const std::string& model() const { return model_; }  // what they are, a line, if it must be told
+  const std::string& model() const { return model_; }  // for a GPT by size: a line that describes it; otherwise ""
 
  private:
   int ask_program(const std::filesystem::path& bin, bool for_parameters);

@@ -50,16 +50,16 @@ constexpr Column kColumns[] = {
     {"weights", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
     {"gradients", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
     {"master", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
-    {"slots", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
+    {"optimizer", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
     {"= model states",
      [](const MemoryPlan&, const Kinds& k) {
        return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::slots});
      }},
     {"buckets", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
-    {"window", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
+    {"all-gather", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
     {"other", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
-    {"= in all", [](const MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
-    {"wire a step", [](const MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
+    {"= total", [](const MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
+    {"communication", [](const MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
 };
 
 std::string right(const std::string& text, std::size_t width) {
@@ -80,10 +80,10 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
   for (const Parameter& p : query.parameters()) elements += p.count;
   const bool large = most >= 1'000'000'000;
   const PlanInput& input = plans.front().second.input;
-  std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients summed in "
+  std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients reduced in "
             << name_of(input.reduced_grad_dtype) << ", " << job.optimizer.table->id << ", " << input.world
             << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
-            << " of rank 0\n  " << left("", widest);
+            << " on rank 0\n  " << left("", widest);
   for (const Column& column : kColumns) std::cout << "  " << right(column.name, 9);
   std::cout << "\n";
   for (const auto& [id, plan] : plans) {
@@ -97,12 +97,12 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
     }
     std::cout << "\n";
   }
-  std::cout << "  besides, on each rank: activations "
+  std::cout << "  plus, per rank: activations "
             << (context.activations ? bytes_text(*context.activations) + " (measured: " + context.measured_by + ")"
-                                    : "unknown until a run has measured them");
+                                    : "(unknown until measured by a run)");
   if (context.communicator)
-    std::cout << "; the communicator " << bytes_text(*context.communicator) << " of host memory";
-  std::cout << "\n  wire a step: received, all ranks together; with gathers, at most\n";
+    std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
+  std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n";
 }
 
 }  // namespace
@@ -134,13 +134,14 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   bool placed = false;
   for (const char* path : kTierKeys) placed |= std::get<std::string>(document.early(path).value) != kOnDevice;
   if (!placed) return 0;
-  std::cout << "\n[offload] places, of rank 0\n";
+  std::cout << "\n[offload] tiers of the state of rank 0\n";
   if (std::get<std::string>(document.early("job.program").value).empty()) {
-    std::cout << "  unknown: job.program names no trainer that would tell its model; see zeroth plan\n";
+    std::cout << "  unknown: job.program is not set, so the model is unknown; use zeroth plan with --safetensors or "
+                 "--params\n";
     return 0;
   }
   if (!options.run) {
-    std::cout << "  unknown: the program, which would report its model, was not run (--no-run)\n";
+    std::cout << "  unknown: the program, which reports the model, was not started (--no-run)\n";
     return 0;
   }
   if (const int code = query.resolve(bin)) return code;

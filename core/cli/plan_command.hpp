@@ -1,4 +1,4 @@
-// `zeroth plan`: who would own which bytes, for any world, before anything is trained.
+// `zeroth plan`: bytes per rank by kind and communication per step, for any number of ranks, without training.
 #pragma once
 
 #include <filesystem>
@@ -7,12 +7,12 @@
 
 namespace zr::host {
 
-/// Prints the plan, with `compare` of all strategies there are; returns the exit code. Throws Failure, also where the
-/// plan is over memory.device_budget.
+/// Prints the plan, or with `compare` a table of all available strategies; returns the exit code. Throws Failure, also
+/// if the plan exceeds memory.device_budget.
 int print_plan(const ModelQueryOptions& options, bool compare, const std::filesystem::path& bin);
 
-/// Prints where each part of the training state stands and why, behind what `zeroth explain` says; nothing if all of
-/// it stays on the device. Returns the exit code.
+/// Prints the tier of each part of the training state and the reason, as the last part of `zeroth explain`; nothing if
+/// all state is on the device. Returns the exit code.
 int explain_placement(const ModelQueryOptions& options, const std::filesystem::path& bin);
 
 }  // namespace zr::host

@@ -26,7 +26,7 @@ constexpr const char* kSearchPath = "LD_LIBRARY_PATH";
 constexpr std::size_t kMaxListing = 16u << 20;
 constexpr double kSecondsToList = 60;
 
-// The dynamic loader that a 64-bit ELF program names; "" if it names none.
+// The path of the dynamic loader in a 64-bit ELF program, or "".
 std::string loader_of(const std::string& program) {
   std::ifstream in(program, std::ios::binary);
   Elf64_Ehdr head{};
@@ -46,7 +46,7 @@ std::string loader_of(const std::string& program) {
   return "";
 }
 
-// A dynamic loader of this system: a program may name anything there, which would be run.
+// Whether the path is a dynamic loader of this system. A program may name any file as its loader, and it would be run.
 bool is_loader(const fs::path& path) {
   if (!path.filename().string().starts_with("ld-")) return false;
   for (const char* folder : {"/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"})
@@ -54,7 +54,7 @@ bool is_loader(const fs::path& path) {
   return false;
 }
 
-// lib/ of the installation, or of the build, that this `zeroth` belongs to.
+// The folder lib/ of the installation or build that this `zeroth` belongs to.
 fs::path own_libraries() {
   std::error_code error;
   const fs::path self = fs::canonical("/proc/self/exe", error);
@@ -76,7 +76,7 @@ std::vector<std::string> missing_libraries(const std::string& program) {
   if (error || !is_loader(loader)) return {};
   options.file = loader.string();
   options.arguments = {options.file, program};
-  options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader lists, and starts nothing
+  options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader only lists libraries
   for (char** one = environ; *one; ++one) options.environment.emplace_back(*one);
   options.one_pipe = true;
   std::vector<std::string> missing;
@@ -96,22 +96,23 @@ std::vector<std::string> missing_libraries(const std::string& program) {
 void provide_libraries(const std::string& program) {
   std::vector<std::string> missing = missing_libraries(program);
   const fs::path own = own_libraries();
-  std::string added;  // folders of this installation that hold some of them
+  std::string added;  // folders of this installation that have some of the missing libraries
   for (const fs::path& folder : {own, own / "libtorch" / "lib"})
     if (std::any_of(missing.begin(), missing.end(), [&](const auto& name) { return fs::exists(folder / name); }))
       added += (added.empty() ? "" : ":") + folder.string();
   if (!added.empty()) {
     const char* before = std::getenv(kSearchPath);
     ::setenv(kSearchPath, ((before && *before ? std::string(before) + ":" : "") + added).c_str(), 1);
-    log(ZR_LOG_INFO, program + " does not find " + list(missing) + " where it was linked; " + added + " has it");
+    log(ZR_LOG_INFO, program + " was linked to " + list(missing) + " in another folder; using the one in " + added);
     missing = missing_libraries(program);
   }
   if (missing.empty()) return;
   const bool torch = std::find(missing.begin(), missing.end(), "libtorch_cpu.so") != missing.end();
   fail_environment(
-      "the program " + program + " needs shared libraries that are not found: " + list(missing) +
-      "; put their folder into LD_LIBRARY_PATH, or link the program again" +
-      (torch ? "; libtorch can also be, or be linked, beside libzeroth.so: " + (own / "libtorch").string() : ""));
+      "shared libraries of the program " + program + " were not found: " + list(missing) +
+      "; add their folder to LD_LIBRARY_PATH, or link the program again" +
+      (torch ? "; libtorch can also be beside libzeroth.so: put it, or a link to it, at " + (own / "libtorch").string()
+             : ""));
 }
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// Whether the dynamic loader finds the libraries of a program, before a rank of it is started.
+// Checks that the dynamic loader finds the libraries of a program, before the program is started.
 #pragma once
 
 #include <string>
@@ -6,16 +6,16 @@
 
 namespace zr::host {
 
-/// Names of the shared libraries that the dynamic loader does not find for `program` with this process's environment.
-/// Empty for a script, a static program, one that names a loader which is none of the system's, and a file that cannot
-/// be read. Nothing of the program runs.
+/// The names of the shared libraries that the dynamic loader does not find for `program` in the environment of this
+/// process. Empty for a script, a static program, a program whose loader is not one of the system's, and a file that
+/// cannot be read. Does not run the program.
 std::vector<std::string> missing_libraries(const std::string& program);
 
-/// Makes sure that the programs this process starts find what `program` needs: missing libraries that the installation
-/// of this `zeroth` has (libzeroth.so in its lib/, libtorch in lib/libtorch/lib), for example because it was moved
-/// after the program was linked, are found through LD_LIBRARY_PATH from then on, and a log line says so. Throws
-/// Failure(environment) that names what is still missing. Main thread only, before other threads exist: it changes the
-/// environment.
+/// Makes processes that this process starts find the libraries of `program`. If some are missing and the installation
+/// of this `zeroth` has them (libzeroth.so in lib/, libtorch in lib/libtorch/lib), for example because it was moved
+/// after the program was linked, adds their folders to LD_LIBRARY_PATH and logs this. Throws Failure(environment) with
+/// the names of libraries that are still missing. Call it on the main thread before other threads exist, because it
+/// changes the environment.
 void provide_libraries(const std::string& program);
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// A line that tells how far something is, on a terminal only.
+// A progress bar on stderr, on a terminal only.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 namespace zr::host {
 
-/// Cleared when it ends.
+/// The destructor clears the line. Not thread-safe.
 class Progress {
  public:
   explicit Progress(std::string what, int64_t all = 1) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
@@ -19,7 +19,7 @@ class Progress {
     if (shown_ >= 0) std::fputs("\r\033[K", stderr);
   }
   Progress(const Progress&) = delete;
-  /// So much of `all` is done; or of what it was made with.
+  /// Shows that `done` of `all` is done. Without `all`: of the last value, first that of the constructor.
   void at(int64_t done, int64_t all) {
     all_ = std::max<int64_t>(all, 1);
     at(done);

@@ -18,16 +18,16 @@ TensorFile read_safetensors(const std::vector<std::string>& files) {
     for (StoredTensor& tensor : read_header(file).tensors) {
       const auto [before, is_new] = file_of.emplace(tensor.name, file);
       if (!is_new)
-        fail_user(printable(file + ": has '" + tensor.name + "', which " + before->second + " has too") +
-                  "; name the files of one model, each once");
-      if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // an integer buffer, such as positions
+        fail_user(printable(file + ": tensor '" + tensor.name + "' is also in " + before->second) +
+                  "; give the files of one model, each only once");
+      if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // skips integer buffers, such as positions
       int64_t count = 1;
       for (const int64_t size : tensor.shape) count *= size;
       types.push_back(safetensors_float(tensor.dtype));
       result.parameters.push_back({std::move(tensor.name), {}, std::move(tensor.shape), count, false, 0});
     }
   if (result.parameters.empty())
-    fail_user(printable(files.front()) + ": holds no floating-point tensor; name a model's file");
+    fail_user(printable(files.front()) + ": the file has no floating-point tensor; give a file with a model's weights");
   if (std::all_of(types.begin(), types.end(), [&](zr_dtype type) { return type == types.front(); }))
     result.dtype = types.front();
   return result;

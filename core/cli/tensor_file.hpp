@@ -1,4 +1,4 @@
-// The model that safetensors files describe, for commands that plan.
+// Reads the parameters of a model from the headers of safetensors files.
 #pragma once
 
 #include <string>
@@ -8,14 +8,13 @@
 
 namespace zr::host {
 
-/// What safetensors files hold.
+/// The model that safetensors files describe.
 struct TensorFile {
   std::vector<Parameter> parameters;
-  zr_dtype dtype = ZR_NONE;  // of all of them, if they share one of fp32, bf16, fp16
+  zr_dtype dtype = ZR_NONE;  // the dtype of all parameters, if it is the same fp32, bf16 or fp16 for all
 };
-/// The floating-point tensors, in the files' order; their data are not read. Throws Failure(user) naming file and
-/// remedy, for every file that checkpoint.init rejects too (checkpoint/safetensors.hpp), and for a tensor that two
-/// files have.
+/// Returns the floating-point tensors in the order of the files, without reading their data. Throws Failure(user) for a
+/// file that checkpoint.init also rejects (checkpoint/safetensors.hpp), and for a tensor that is in two files.
 TensorFile read_safetensors(const std::vector<std::string>& files);
 
 }  // namespace zr::host

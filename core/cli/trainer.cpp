@@ -29,7 +29,7 @@ double limit_seconds(double standard) {
   char* end = nullptr;
   const double seconds = std::strtod(set, &end);
   if (end == set || *end || !(seconds > 0) || seconds > kMaxSeconds)
-    fail_user("ZR_ASK_SECONDS=" + std::string(set) + ": expected seconds, more than 0 and at most 86400");
+    fail_user("ZR_ASK_SECONDS=" + std::string(set) + ": must be a number of seconds greater than 0 and at most 86400");
   return seconds;
 }
 
@@ -38,7 +38,7 @@ bool is_program(const fs::path& path) {
   return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
 }
 
-// The last lines of what a program wrote, or "".
+// The last lines of a text, or "".
 std::string last_lines(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   std::size_t at = text.size();
@@ -46,19 +46,19 @@ std::string last_lines(std::string text) {
   return at == text.npos || at == 0 ? text : text.substr(at + 1);
 }
 
-// Throws what is wrong with how a program answered, where something is; `asks`: "which keys it reads".
+// Throws Failure if the program did not end successfully within the limits. `query` is what was queried: "its keys".
 void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, std::size_t most, const std::string& who,
-                  const std::string& asks) {
+                  const std::string& query) {
   const std::string lines = last_lines(run.err());
   const std::string said = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
   if (end == BoundedRun::End::timed_out)
-    fail_user(who + " did not say within " + shortest(seconds) + " seconds " + asks +
-              ": construct zr::Program first in its main(), or set ZR_ASK_SECONDS to more seconds" + said);
+    fail_user(who + " did not report " + query + " within " + shortest(seconds) +
+              " seconds: construct zr::Program first in its main(), or set ZR_ASK_SECONDS to a larger value" + said);
   if (end == BoundedRun::End::output_too_long)
-    fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " when asked " + asks +
+    fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " instead of " + query +
               ": name a program that constructs zr::Program first in its main()" + said);
   if (!run.exit_status().good())
-    fail_environment(who + " " + exit_status_text(run.exit_status()) + " when asked " + asks +
+    fail_environment(who + " " + exit_status_text(run.exit_status()) + " when it was started to report " + query +
                      ": run it by hand to see why" + said);
 }
 
@@ -67,20 +67,20 @@ void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, st
 fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path& bin) {
   const std::string name = std::get<std::string>(program.value);
   if (name.empty())
-    fail_user(toml.string() +
-              ": job.program is missing: name the trainer, an executable that constructs zr::Engine, in [job]");
+    fail_user(toml.string() + ": job.program is missing: set it in [job] to an executable that constructs zr::Engine");
   const fs::path given(name);
-  const std::vector<fs::path> places =
+  const std::vector<fs::path> candidates =
       given.is_absolute() ? std::vector{given} : std::vector{fs::absolute(toml).parent_path() / given, bin / given};
-  std::string looked;
-  for (const fs::path& place : places) {
-    if (is_program(place)) return place;
+  std::string searched;
+  for (const fs::path& candidate : candidates) {
+    if (is_program(candidate)) return candidate;
     std::error_code error;
-    const bool there = fs::is_regular_file(place, error);
-    looked += (looked.empty() ? "" : " and ") + place.string() + (there ? " (not executable: chmod +x it)" : "");
+    const bool there = fs::is_regular_file(candidate, error);
+    searched +=
+        (searched.empty() ? "" : " and ") + candidate.string() + (there ? " (not executable: chmod +x it)" : "");
   }
-  fail_user(program.origin.text() + ": job.program '" + name + "' was not found: looked for " + looked +
-            "; build it, or write its absolute path");
+  fail_user(program.origin.text() + ": job.program '" + name + "' was not found: searched " + searched +
+            "; build it, or give its absolute path");
 }
 
 std::string location_of_program(const Entry& program) { return program.origin.text() + ": job.program"; }
@@ -112,11 +112,11 @@ ProcessOptions query_process(const std::vector<std::string>& argv, const char* w
   return options;
 }
 
-// A failure that the program has reported itself, as every program built on zr::Engine does.
+// Whether the program has reported the failure itself, as every program with zr::guarded does.
 bool is_reported(const ExitStatus& exit_status, const std::string& said) {
   for (const Exit exit : {Exit::user, Exit::environment, Exit::peer_lost, Exit::bug})
     if (!exit_status.signal && exit_status.code == static_cast<int>(exit) && !said.empty()) return true;
-  // Other programs end with 1, too.
+  // Other programs also end with code 1.
   return !exit_status.signal && exit_status.code == static_cast<int>(Exit::program) &&
          said.find("zeroth: error: ") != said.npos;
 }
@@ -129,14 +129,14 @@ std::vector<ConfigKey> ask_keys(const fs::path& program, const std::string& toml
   provide_libraries(program.string());
   BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
   const BoundedRun::End end = run.wait(seconds);
-  check_answer(run, end, seconds, kMaxKeysText, who, "which keys it reads");
+  check_answer(run, end, seconds, kMaxKeysText, who, "its keys");
   return keys_from_json(run.out(), who);
 }
 
 Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where) {
   const double seconds = limit_seconds(kSecondsForParameters);
-  const std::string who = who_text(where, argv[0]), asks = "what it trains";
-  // A program that reads its model's memory, or loads its data as tensors, needs memory for both.
+  const std::string who = who_text(where, argv[0]), query = "its parameters";
+  // A program that reads its model's values or loads its data as tensors fails without memory: the second run has it.
   for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
     const bool last = std::string_view(how) != "ZR_ASK=parameters";
     BoundedRun run(query_process(argv, how), kMaxParametersText);
@@ -145,10 +145,10 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
       if (!last) continue;
       if (is_reported(run.exit_status(), run.err())) return {run.exit_status().code, {}, run.err()};
     }
-    check_answer(run, end, seconds, kMaxParametersText, who, asks);
+    check_answer(run, end, seconds, kMaxParametersText, who, query);
     return {0, parameters_from_json(run.out(), who), run.err()};
   }
-  fail_bug("the last way to ask always ends");
+  fail_bug("the last query of the parameters always returns or throws");
 }
 
 }  // namespace zr::host

@@ -21,7 +21,7 @@ namespace zr::host {
 namespace {
 
 constexpr int64_t kLeastBytes = int64_t{32} << 20;
-constexpr double kDriveBytes = 600e12;  // that a usual drive is rated to be written
+constexpr double kDriveBytes = 600e12;  // a typical endurance rating: bytes that can be written to a drive
 
 template <class... Values>
 std::string format(const char* text, Values... values) {
@@ -45,16 +45,16 @@ Component tier_of_disk(const std::string& id) {
     const auto* end = tier.table->keys + tier.table->n_keys;
     if (std::find_if(tier.table->keys, end, [&](const zr_key* key) { return std::string(key->name) == needed; }) == end)
       fail_user("zeroth tune: tier '" + std::string(tier.table->id) + "' has no key '" + needed +
-                "', so there is nothing to tune; name a tier of disk with --tier");
+                "', so there is nothing to tune; name a disk tier with --tier");
   }
   return tier;
 }
 
-// What a step moves between the host's ranks and its disks.
+// The transfers of a step between all ranks and the disk.
 struct Moved {
   std::string model, optimizer;
   int ranks = 1;
-  double bytes = 0;  // read, and as many written
+  double bytes = 0;  // bytes read, equal to bytes written
 };
 
 Moved moved_by(const ModelQuery& query, const std::string& tier) {
@@ -64,7 +64,7 @@ Moved moved_by(const ModelQuery& query, const std::string& tier) {
   Moved moved{query.model(), job.config.text("offload.optimizer"), query.ranks(), 0};
   if (moved.ranks == 0) moved.ranks = static_cast<int>(job.config.integer("job.ranks"));
   const Planner planner(job, query.parameters(), moved.ranks, query.ranks() == 0);
-  constexpr int kFew = 16;  // ranks of larger worlds differ by less than a leaf a bucket
+  constexpr int kFew = 16;  // the shards of more ranks differ by less than one norm block per bucket
   const int planned = moved.ranks <= kFew ? moved.ranks : 1;
   for (int rank = 0; rank < planned; ++rank)
     for (const StateTile& tile : planner.plan(rank).placement.tiles)
@@ -76,7 +76,7 @@ void print_table(const DiskTest& test, const DiskSpeed& speed, const FileSystem&
   std::cout << "tier " << test.tier.table->id << " in " << test.path << " (file system " << at.mount
             << "): " << bytes_text(test.bytes) << ", " << duration_text(seconds) << ", "
             << gigabytes(static_cast<double>(speed.written)) << " written\n"
-            << "     block  depth    read   write   mixed  GB/s (10^9 bytes; mixed: half each, both counted)\n";
+            << "     block  depth    read   write   mixed  GB/s (10^9 bytes/s; mixed: reads plus writes, half each)\n";
   const DiskPoint& best = speed.best();
   for (const DiskPoint& one : speed.points) {
     const bool large = one.block_bytes >= 1 << 20;
@@ -88,36 +88,35 @@ void print_table(const DiskTest& test, const DiskSpeed& speed, const FileSystem&
     std::cout << (&one == &best ? "  chosen\n" : "\n");
   }
   if (speed.used < test.bytes)
-    std::cout << "of the file, " << bytes_text(speed.used)
-              << " were used: writing all of it takes more than --seconds\n";
-  std::cout << "chosen: the least under way of those within 5 % of the fastest mixed\n";
+    std::cout << "only " << bytes_text(speed.used)
+              << " of the file were used, because --seconds is too short to write all of it\n";
+  std::cout << "chosen: the fewest bytes in flight (block x depth) within 5 % of the fastest mixed rate\n";
 }
 
 void print_step(const Moved& moved, const std::string& tier, double rate) {
   std::cout << "\n" << moved.model;
   if (moved.bytes == 0) {
-    std::cout << "no step reads or writes a disk: offload.optimizer is \"" << moved.optimizer << "\"; with \"" << tier
-              << "\" it would\n";
+    std::cout << "steps do not use the disk: offload.optimizer is \"" << moved.optimizer << "\"; set it to \"" << tier
+              << "\" to use it\n";
     return;
   }
   const double seconds = 2 * moved.bytes / rate, steps = kDriveBytes / moved.bytes;
-  std::cout << "the optimizer's phase of a step: " << moved.ranks
-            << (moved.ranks == 1 ? " rank reads " : " ranks read ") << gigabytes(moved.bytes) << " and "
-            << (moved.ranks == 1 ? "writes " : "write ") << gigabytes(moved.bytes) << " of states; "
-            << gigabytes(2 * moved.bytes) << " / " << format("%.3f GB/s", rate * 1e-9)
+  std::cout << "optimizer phase of a step: " << moved.ranks << (moved.ranks == 1 ? " rank reads " : " ranks read ")
+            << gigabytes(moved.bytes) << " and " << (moved.ranks == 1 ? "writes " : "write ") << gigabytes(moved.bytes)
+            << " of states; " << gigabytes(2 * moved.bytes) << " / " << format("%.3f GB/s", rate * 1e-9)
             << " mixed = " << (seconds < 10 ? format("%.2f s", seconds) : duration_text(seconds)) << "\n"
-            << "wear: " << gigabytes(moved.bytes) << " written a step; 600 TB, for which a drive may be rated, are "
+            << "wear: " << gigabytes(moved.bytes) << " written per step; a drive rated for 600 TB lasts "
             << format("%.0f", std::floor(steps)) << " steps, or " << format("%.1f", steps * seconds / 86400)
-            << " days of such phases back to back\n";
+            << " days of optimizer phases back to back\n";
 }
 
 }  // namespace
 
 int tune(TuneOptions options, const std::filesystem::path& bin) {
   if (!std::filesystem::is_directory(options.path))
-    fail_user("zeroth tune: --path " + options.path + ": no such folder; name one on the disk that is to be measured");
+    fail_user("zeroth tune: --path " + options.path + ": no such folder; name a folder on the disk to measure");
   if (options.bytes < kLeastBytes)
-    fail_user("zeroth tune: --bytes " + bytes_text(options.bytes) + ": at least " + bytes_text(kLeastBytes));
+    fail_user("zeroth tune: --bytes " + bytes_text(options.bytes) + ": must be at least " + bytes_text(kLeastBytes));
   const std::string path = std::filesystem::canonical(options.path).string();
   if (options.tier.empty()) options.tier = farthest_tier();
   DiskTest test{tier_of_disk(options.tier),
@@ -129,7 +128,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   for (const std::string& one : options.model.overrides)
     if (one.rfind(table, 0) == 0) test.overrides.push_back(one);
 
-  // What is wrong with the model is told before anything is measured.
+  // Reports errors of the model before the measurement begins.
   options.model.overrides.push_back(table + "path=" + toml_text(path));
   const bool planned = options.model.any();
   Moved moved;
@@ -155,7 +154,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   MachineProfile profile;
   profile.put({at, best.block_bytes, best.depth, best.read, best.write, best.mixed, date});
   profile.save();
-  std::cout << "stored in " << profile.file() << ", for jobs that leave " << table << "block_bytes and depth out\n";
+  std::cout << "stored in " << profile.file() << "; jobs that do not set " << table << "block_bytes and depth use it\n";
   if (planned) print_step(moved, options.tier, best.mixed);
   return 0;
 }

@@ -1,4 +1,4 @@
-// `zeroth tune`: what a disk does, kept for later runs, and what a step of a model would take there.
+// `zeroth tune`: measures a disk, stores the result for later runs, and estimates the optimizer phase of a model on it.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace zr::host {
 
-/// What the command line says.
+/// The options of the command line.
 struct TuneOptions {
   std::string path;   // a folder on the disk
   std::string tier;   // empty: the last of offload.tiers
-  int seconds = 60;   // in all
-  int64_t bytes = 0;  // of the file
+  int seconds = 60;   // duration of the measurement
+  int64_t bytes = 0;  // size of the test file
   ModelQueryOptions model;
 };
 
-/// Measures, prints, stores; returns the exit code. Throws Failure.
+/// Measures the disk, prints and stores the result; returns the exit code. Throws Failure.
 int tune(TuneOptions options, const std::filesystem::path& bin);
 
 }  // namespace zr::host

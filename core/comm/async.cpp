@@ -44,12 +44,12 @@ void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_rel
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   auto* communicator =
       done->host->ctx ? static_cast<CommRuntime*>(PluginHost::from_abi(done->host).context("communicator")) : nullptr;
-  // Through the communicator even if it is resolved: a failure becomes this side's too.
+  // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
   if (communicator) return communicator->wait(done, timeout_ns, error);
   const zr_code code = done_poll(done, error);
   if (code != ZR_AGAIN) return code;
   error->code = ZR_STATE;
-  std::snprintf(error->msg, sizeof error->msg, "a completion was waited for while no communicator is open");
+  std::snprintf(error->msg, sizeof error->msg, "cannot wait for a completion: no communicator is open");
   return ZR_STATE;
 }
 

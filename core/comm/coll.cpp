@@ -11,8 +11,6 @@
 
 namespace zr::host {
 
-namespace {}
-
 std::string_view name_of_op(uint32_t op) {
   static constexpr std::array<std::string_view, 12> names{"nothing",    "all_reduce", "reduce_scatter", "all_gather",
                                                           "broadcast",  "reduce",     "gather",         "scatter",
@@ -41,8 +39,9 @@ int64_t sum_of(const int64_t* counts, int n) {
   for (int r = 0; r < n; ++r) sum += counts[r];
   return sum;
 }
-// all_gather, gather: src is the part. The cut operations: src is the whole.
+// all_gather, gather: src is one part of the full tensor.
 bool gathers(const zr_coll& coll) { return coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER; }
+// reduce_scatter, scatter: src is the full tensor.
 bool scatters(const zr_coll& coll) { return coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_SCATTER; }
 }  // namespace
 
@@ -60,23 +59,23 @@ ElementRange part_of_rank(const int64_t* counts, int64_t total, int r, int world
 
 uint64_t fingerprint_of(const zr_coll& coll, int world) {
   if (is_message(coll)) return 0;
-  // What differs between ranks by right is left out: the counts of an all_to_all, a view that only the root has.
+  // Leaves out what may differ between ranks: the counts of an all_to_all, and a view that only the root has.
   const bool by_dst = coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER;
   const bool has_both = coll.op == ZR_ALL_REDUCE || coll.op == ZR_REDUCE_SCATTER, exchanges = coll.op == ZR_ALL_TO_ALL;
   const struct {
     int64_t total;
     uint32_t op, reduce, flags;
     int32_t dtype, dst, root;
-  } words{exchanges ? 0 : total_of(coll, world),
-          coll.op,
-          coll.reduce,
-          coll.flags,
-          coll.op == ZR_BARRIER ? 0
-          : by_dst              ? coll.dst.dtype
-                                : coll.src.dtype,
-          has_both ? coll.dst.dtype : 0,
-          coll.root};
-  uint64_t hash = XXH3_64bits(&words, sizeof words);
+  } fields{exchanges ? 0 : total_of(coll, world),
+           coll.op,
+           coll.reduce,
+           coll.flags,
+           coll.op == ZR_BARRIER ? 0
+           : by_dst              ? coll.dst.dtype
+                                 : coll.src.dtype,
+           has_both ? coll.dst.dtype : 0,
+           coll.root};
+  uint64_t hash = XXH3_64bits(&fields, sizeof fields);
   if (coll.counts && !exchanges) hash = XXH3_64bits_withSeed(coll.counts, static_cast<std::size_t>(world) * 8, hash);
   if (coll.label) hash = XXH3_64bits_withSeed(coll.label, std::strlen(coll.label), hash);
   return hash ? hash : 1;
@@ -108,16 +107,16 @@ void describe(const zr_coll& coll, int world, std::string& text, std::string_vie
 namespace {
 std::string view_problem(const char* name, const zr_view& view) {
   const std::string text = name;
-  if (size_of(view.dtype) == 0) return text + " has no element type";
+  if (size_of(view.dtype) == 0) return text + " has an unknown dtype";
   if (view.count < 0) return text + " has " + std::to_string(view.count) + " elements";
-  if (!view.data && view.count > 0) return text + " has " + std::to_string(view.count) + " elements and no address";
-  if (view.device.type != 1) return text + " is not in the CPU's memory";
+  if (!view.data && view.count > 0) return text + " has " + std::to_string(view.count) + " elements but a null address";
+  if (view.device.type != 1) return text + " is not in CPU memory";
   return "";
 }
 
-std::string length_problem(const char* name, int64_t has, int64_t wanted, const char* what) {
-  if (has == wanted) return "";
-  return std::string(name) + " has " + std::to_string(has) + " elements, " + what + " has " + std::to_string(wanted);
+std::string length_problem(const char* name, int64_t has, int64_t expected, const char* what) {
+  if (has == expected) return "";
+  return std::string(name) + " has " + std::to_string(has) + " elements, " + what + " has " + std::to_string(expected);
 }
 
 std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int rank, int world) {
@@ -125,16 +124,16 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
   if (coll.op == ZR_ALL_TO_ALL) {
     const int64_t* to = coll.counts;
     const int64_t* from = coll.recv_counts ? coll.recv_counts : to;
-    const std::string sent = to ? length_problem("src", coll.src.count, sum_of(to, world), "what is sent") : "";
+    const std::string sent = to ? length_problem("src", coll.src.count, sum_of(to, world), "the sent data") : "";
     if (!to && coll.src.count % world)
-      return "src has " + std::to_string(coll.src.count) + " elements, which " + std::to_string(world) +
-             " ranks cannot share equally";
+      return "src has " + std::to_string(coll.src.count) + " elements, which cannot be divided equally among " +
+             std::to_string(world) + " ranks";
     return first_of(
-        sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "what is received"));
+        sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "the received data"));
   }
   const int64_t total = total_of(coll, world), mine = part_of_rank(coll.counts, total, rank, world).count;
   const auto of = [&](const char* name, int64_t count, bool part) {
-    return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the whole");
+    return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the full tensor");
   };
   if (reads && writes && !gathers(coll) && !scatters(coll))
     return length_problem("dst", coll.dst.count, coll.src.count, "src");
@@ -144,14 +143,17 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
 }  // namespace
 
 std::string problem_of(const zr_coll& coll, int rank, int world) {
-  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return "there is no operation " + std::to_string(coll.op);
+  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER)
+    return "operation code " + std::to_string(coll.op) + " is not defined";
   if (coll.op == ZR_BARRIER) return "";
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
-  if (rooted && (coll.root < 0 || coll.root >= world)) return "root " + std::to_string(coll.root) + " is no rank";
+  if (rooted && (coll.root < 0 || coll.root >= world))
+    return "root " + std::to_string(coll.root) + " is out of range (world size " + std::to_string(world) + ")";
   if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank))
-    return "peer " + std::to_string(coll.peer) + " is no other rank";
+    return "peer " + std::to_string(coll.peer) + " must be another rank (this is rank " + std::to_string(rank) +
+           ", world size " + std::to_string(world) + ")";
   if (is_reduction(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
-    return "there is no reduction " + std::to_string(coll.reduce);
+    return "reduction code " + std::to_string(coll.reduce) + " is not defined";
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
     if (std::string why = view_problem("src", coll.src); !why.empty()) return why;

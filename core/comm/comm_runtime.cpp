@@ -12,10 +12,10 @@
 namespace zr::host {
 
 namespace {
-constexpr int64_t kMessageRun = 64;  // bytes of a rank that travel at a time at least
+constexpr int64_t kMessageRun = 64;  // minimal number of bytes per rank and transfer
 }
 
-// Memory and messages around the submission of collectives.
+// Memory and control messages, in addition to the submission of collectives.
 struct CommRuntime::State {
   struct Memory {
     int64_t bytes;
@@ -23,7 +23,7 @@ struct CommRuntime::State {
     MemoryKind kind;
     std::string tag;
     enum class From { host, plugin, alias } from;
-    HugePageMemory own;  // the host's
+    HugePageMemory own;  // set if the host allocated the memory
   };
 
   State(PluginHost& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
@@ -31,7 +31,7 @@ struct CommRuntime::State {
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
 
-  // Calls fn(first, count) over [0, total) in runs of which `shares` fit the room.
+  // Calls fn(first, count) for consecutive runs of [0, total), so that `shares` runs fit the staging buffer.
   template <class Fn>
   void in_runs(int64_t total, int64_t shares, Fn&& fn) {
     const int64_t run = staging_bytes / shares / kMessageRun * kMessageRun;
@@ -41,7 +41,7 @@ struct CommRuntime::State {
   PluginHost& host;
   Submission submission;
   std::map<void*, Memory> memory;
-  char* staging = nullptr;  // the host's own words travel in it
+  char* staging = nullptr;  // buffer for the host's control messages
   int64_t staging_bytes;
 };
 
@@ -50,7 +50,7 @@ CommRuntime::CommRuntime(PluginHost& host, std::shared_ptr<Control> control, con
   Ledger& ledger = host.ledger();
   const int64_t before = ledger.held(Tier::host, MemoryKind::communicator);
   state_ = std::make_unique<State>(host, std::move(control), instance, options);
-  // What the plug-in takes when it opens is its plan; more later would show as a peak above it.
+  // The memory that the plug-in takes when it opens becomes its plan; later allocations show as a peak above the plan.
   ledger.plan(Tier::host, MemoryKind::communicator,
               ledger.held(Tier::host, MemoryKind::communicator) - before + state_->staging_bytes);
   state_->staging =
@@ -133,15 +133,15 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
   if (!memory) {
     own = allocate_huge_pages(staging, align);
     if (!own)
-      fail_environment("no memory for " + tag + ": " + bytes_text(bytes) +
-                       " are needed on each rank; use more ranks or a smaller model");
+      fail_environment("cannot allocate " + bytes_text(bytes) + " for " + tag +
+                       " (each rank needs this amount); use more ranks or a smaller model");
     memory = std::memset(own.get(), 0, static_cast<std::size_t>(staging));
   }
   const auto from = own ? State::Memory::From::host : State::Memory::From::plugin;
   s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from, std::move(own)});
   try {
     s.host.ledger().add(tier, kind, tag, bytes);
-  } catch (...) {  // it is counted then, too
+  } catch (...) {  // the ledger has counted it, and free() subtracts it
     free(memory);
     throw;
   }

@@ -1,4 +1,4 @@
-// The wrapped communicator: sequence numbers, fingerprints, time limits, wire counts around a communicator plug-in.
+// Wraps a communicator plug-in: adds sequence numbers, fingerprints, time limits and volume counters.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,8 @@
 namespace zr::host {
 
 /// One per Engine. Calls are [use]: any thread, one at a time (the caller serialises). A world of one needs no plug-in:
-/// then collectives are local copies and folds. What the plug-in lacks is made of its all_gather (README.md).
+/// its collectives are local copies and reductions. Operations that the plug-in lacks are composed of its all_gather
+/// (README.md).
 class CommRuntime {
  public:
   struct Options {
@@ -32,58 +33,60 @@ class CommRuntime {
   ~CommRuntime();
   CommRuntime(const CommRuntime&) = delete;
 
-  /// Of the host's own, for its control messages in a world of that size.
+  /// Size of the staging buffer for the host's control messages, for this world size.
   static int64_t staging_bytes(int world);
 
   int rank() const;
   int world() const;
-  /// Lent to plug-ins: submit goes through this wrapper. It fills size and fingerprint; a failure is told as a code,
-  /// and as what take_failure() gives.
+  /// A reference for plug-ins, whose submit goes through this wrapper. The wrapper fills size and fingerprint. A
+  /// failure is returned as a code; take_failure() returns the exception.
   zr_comm_ref ref() const;
-  /// Issues one collective and waits. Fills size, fingerprint. Throws Failure(peer_lost) with the report if a peer is
-  /// lost, stalls beyond the limit, or issued something else; after that every call throws the same. Failure(user) if
-  /// the collective makes no sense.
+  /// Issues one collective and waits for it. Fills size and fingerprint. Throws Failure(peer_lost) with the failure
+  /// report if a peer is lost, exceeds the time limit, or issued a different collective; after that every call throws
+  /// the same failure. Throws Failure(user) if the arguments are invalid.
   void run(zr_coll coll);
-  /// The same, counted as control traffic.
+  /// The same as run(), but counted as control traffic.
   void run_control(zr_coll coll);
   void barrier(const char* label);
   /// Every rank's bytes, in rank order, equal length on all ranks. Control traffic.
   std::vector<std::string> all_gather_bytes(const std::string& mine, const char* label);
-  /// root's bytes to all; length need not be known elsewhere. Control traffic.
+  /// Sends the bytes of `root` to all ranks; the other ranks need not know the length. Control traffic.
   std::string broadcast_bytes(const std::string& mine, int root, const char* label);
 
-  /// Memory peers can read in place (the plug-in's, or the host's own if it has none), zeroed, `align` at least 64.
+  /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the host if the plug-in has no
+  /// allocator. The alignment is at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag);
   void free(void* memory);
-  /// One memory for all ranks of this host, of which `share` bytes count for this one: first where it is written, then
-  /// where it is read only. For communicators that shared_weights_of() knows. Collective; free() takes the former.
+  /// Allocates one block that all ranks on this host share; the ledger of this rank counts `share` bytes. Returns the
+  /// writable address and the read-only address. Only for communicators with shared_weights_of(). Collective. Pass the
+  /// writable address to free().
   std::pair<void*, const void*> allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
                                                 const std::string& tag);
-  /// Lets wire counts leave out alignment padding of a planned buffer.
+  /// Makes the volume counters leave out the alignment padding of a planned buffer.
   void set_live(LiveRuns live);
   CommVolume volume() const;
-  /// Steps made so far, for reports.
+  /// Sets the number of completed steps, for reports.
   void note_step(int64_t step);
-  /// Collectives submitted so far with a done: what runs beside the caller, whether or not it had resolved at submit.
+  /// The number of collectives submitted so far with a completion, including those that were resolved during submit.
   int64_t submitted() const;
-  /// Called with every collective of a plug-in's that ended well, on the thread that found it ended. `dst`: where its
-  /// destination is in memory. Replaces the one before; empty: none. [use]
+  /// Registers a callback for every successful collective of a plug-in, called on the thread that observed its
+  /// completion. `dst`: the memory that contains its destination. Replaces the earlier callback; an empty callback
+  /// removes it. [use]
   void on_end(std::function<void(const zr_coll& coll, const void* dst)> ended);
-  /// Collectives may be given addresses that stand for something else; it outlives them. Null: none are. [use]
+  /// Sets the object that stages placeholder addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
-  /// Collectives of plug-ins become spans of it; it outlives them. Null: none.
+  /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.
   void set_trace(Trace* trace);
-  /// What the program called, for the description of collectives: see CallScope. [use]
+  /// Sets the call of the program that the descriptions of collectives name; see CallScope. [use]
   void set_call(std::string call);
   const std::string& call() const;
   /// Unblocks every waiting call. [any]
   void abort();
-  /// What a plug-in's call through ref() failed with, as the Failure it is on this side; null if nothing did. Clears
-  /// it.
+  /// Returns and clears the Failure of the last call that a plug-in made through ref(); null if it did not fail.
   std::exception_ptr take_failure();
 
-  /// Waits for a completion while driving the plug-in's progress; timeout_ns < 0: the option's limit. For the async
-  /// service.
+  /// Waits for a completion and drives the plug-in's progress meanwhile. timeout_ns < 0: Options::timeout. For the
+  /// async service.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
 
  private:
@@ -91,7 +94,7 @@ class CommRuntime {
   std::unique_ptr<State> state_;
 };
 
-/// While it lives, reports name `call` ("engine.get(\"w\")") as the cause of the collectives that are issued.
+/// During its lifetime, reports name `call` ("engine.get(\"w\")") as the call that issued the collectives.
 class CallScope {
  public:
   CallScope(CommRuntime& comm, std::string call) : comm_(comm), before_(comm.call()) {
@@ -105,10 +108,10 @@ class CallScope {
   std::string before_;
 };
 
-/// What a communicator offers to ranks of one host; null if nothing.
+/// The shared-weights extension of a communicator; null if the communicator does not have it.
 const zr_shared_weights_api* shared_weights_of(const Component& communicator);
 
-/// Offers "zr.host.async/1". Its waits drive the progress of the host's context "communicator", if there is one.
+/// Offers "zr.host.async/1". A wait drives the progress of the host's context "communicator", if the host has one.
 void offer_async(PluginHost& host);
 
 }  // namespace zr::host

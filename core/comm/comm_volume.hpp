@@ -1,4 +1,4 @@
-// Counting the bytes a rank receives, without what is only alignment.
+// Counts the bytes that a rank receives, without alignment padding.
 #pragma once
 
 #include <array>
@@ -10,17 +10,18 @@
 
 namespace zr::host {
 
-/// Bytes received by this rank, unpadded, by operation; `control` is the host's own traffic (agreement, export).
+/// Bytes received by this rank per operation, without padding. Control traffic is that of the host itself (StepSync,
+/// export).
 struct CommVolume {
-  std::array<int64_t, 16> bytes{};  // by ZR_ALL_REDUCE...
+  std::array<int64_t, 16> bytes{};  // indexed by ZR_ALL_REDUCE...
   std::array<int64_t, 16> calls{};
   int64_t control_bytes = 0;
   int64_t total() const;  // without control
-  /// Adds the other's bytes and calls to these.
+  /// Adds the bytes and calls of `other`.
   CommVolume& operator+=(const CommVolume& other);
 };
 
-/// Runs of live elements of a planned buffer: what is not alignment padding. Ascending, disjoint.
+/// The elements of a planned buffer that are not alignment padding, as ascending, disjoint runs.
 struct LiveRuns {
   const char* base;
   zr_dtype dtype;
@@ -31,11 +32,11 @@ struct LiveRuns {
 class CommVolumeCounter {
  public:
   CommVolumeCounter(int rank, int world) : rank_(rank), world_(world) {}
-  void set_live(LiveRuns live);  // of one more buffer
-  /// The buffer at `base` is gone.
+  void set_live(LiveRuns live);  // adds a buffer, or replaces the one at the same base
+  /// Removes the buffer at `base`, which has been freed.
   void forget(const void* base);
-  /// Bytes `coll` brings to this rank: what a communicator must move at least, each rank reducing an equal share of an
-  /// all_reduce.
+  /// Bytes that this rank receives in `coll`: the minimum that a communicator must transfer, where each rank reduces an
+  /// equal part of an all_reduce.
   int64_t received(const zr_coll& coll) const;
   void add(uint32_t op, int64_t bytes, bool control);
   const CommVolume& count() const { return count_; }
@@ -47,7 +48,8 @@ class CommVolumeCounter {
     int64_t until(int64_t element) const;
   };
   const Buffer* find(const zr_view& view) const;
-  // Live elements [first, first + count) of dst if it is a planned buffer's, else of src if that is; else all of them.
+  // The number of live elements in [first, first + count) of dst if dst is in a planned buffer, else of src if src is;
+  // otherwise `count`.
   int64_t live(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first, int64_t count) const;
 
   int rank_, world_;

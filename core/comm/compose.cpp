@@ -32,9 +32,9 @@ class Composition {
   void barrier();
 
  private:
-  // Elements of each of n slots that the room is cut into.
-  int64_t slot(int n) const { return std::max<int64_t>(1, with_.staging_bytes / (size_ * n) / 64 * 64); }
-  char* room(int64_t elements = 0) const { return with_.staging + elements * size_; }
+  // Elements per part if the staging buffer is divided into n parts.
+  int64_t elements_per_part(int n) const { return std::max<int64_t>(1, with_.staging_bytes / (size_ * n) / 64 * 64); }
+  char* staging(int64_t elements = 0) const { return with_.staging + elements * size_; }
   zr_view view(void* data, int64_t count) const { return {data, count, dtype_, 0, {1, 0}}; }
   static char* at(const zr_view& v, int64_t first) { return bytes_of(v) + first * size_of(v.dtype); }
 
@@ -48,19 +48,19 @@ class Composition {
     all.counts = counts.data();
     with_.run(all);
   }
-  // `count` elements of the source of rank p to everybody's `to`. `src` is read on p only.
+  // Sends `count` elements of the source of rank p to `to` on all ranks. `src` is read only on p.
   void from_one(int p, const zr_view& src, void* to, int64_t count) const {
     std::vector<int64_t> counts(static_cast<std::size_t>(world_), 0);
     counts[static_cast<std::size_t>(p)] = count;
     all_gather(rank_ == p ? view(src.data, count) : view(to, 0), to, counts);
   }
-  // Elements [first, first + count) of every source, folded into dst's elements from `to` on if this rank wants them.
-  void fold_run(int64_t first, int64_t count, bool wanted, int64_t to) const {
-    all_gather(view(at(coll_.src, first), count), room(),
+  // Gathers elements [first, first + count) of every source. If `reduces`, reduces them into dst from element `to` on.
+  void reduce_run(int64_t first, int64_t count, bool reduces, int64_t to) const {
+    all_gather(view(at(coll_.src, first), count), staging(),
                std::vector<int64_t>(static_cast<std::size_t>(world_), count));
-    if (!wanted) return;
+    if (!reduces) return;
     std::vector<const void*> rows;
-    for (int r = 0; r < world_; ++r) rows.push_back(room(r * count));
+    for (int r = 0; r < world_; ++r) rows.push_back(staging(r * count));
     ordered_reduce(with_.pool, coll_, part_of(coll_.dst, to, count), rows);
   }
   void copy(void* to, const void* from, int64_t count) const {
@@ -75,24 +75,24 @@ class Composition {
 };
 
 void Composition::reduce() {
-  const int64_t run = slot(world_), total = coll_.src.count;
+  const int64_t run = elements_per_part(world_), total = coll_.src.count;
   for (int64_t first = 0; first < total; first += run)
-    fold_run(first, std::min(run, total - first), writes_dst(coll_, rank_), first);
+    reduce_run(first, std::min(run, total - first), writes_dst(coll_, rank_), first);
 }
 
 void Composition::reduce_scatter() {
   if (with_.all_to_all) return reduce_scatter_by_exchange();
-  const int64_t run = slot(world_), total = coll_.src.count;
+  const int64_t run = elements_per_part(world_), total = coll_.src.count;
   for (int r = 0; r < world_; ++r) {
     const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
     for (int64_t done = 0; done < part.count; done += run)
-      fold_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
+      reduce_run(part.first + done, std::min(run, part.count - done), r == rank_, done);
   }
 }
 
-// Each rank gets its own part of everybody's source only.
+// Each rank receives only its own part of the sources of all ranks.
 void Composition::reduce_scatter_by_exchange() {
-  const int64_t run = slot(2 * world_), total = coll_.src.count;
+  const int64_t run = elements_per_part(2 * world_), total = coll_.src.count;
   int64_t longest = 0;
   for (int r = 0; r < world_; ++r) longest = std::max(longest, part_of_rank(coll_.counts, total, r, world_).count);
   for (int64_t done = 0; done < longest; done += run) {
@@ -101,27 +101,27 @@ void Composition::reduce_scatter_by_exchange() {
     for (int r = 0; r < world_; ++r) {
       const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
       to.push_back(std::clamp<int64_t>(part.count - done, 0, run));
-      copy(room(packed), at(coll_.src, part.first + std::min(done, part.count)), to.back());
+      copy(staging(packed), at(coll_.src, part.first + std::min(done, part.count)), to.back());
       packed += to.back();
     }
     const int64_t mine = to[static_cast<std::size_t>(rank_)];
     from.assign(static_cast<std::size_t>(world_), mine);
     zr_coll exchange{};
     exchange.op = ZR_ALL_TO_ALL;
-    exchange.src = view(room(), packed);
-    exchange.dst = view(room(world_ * run), mine * world_);
+    exchange.src = view(staging(), packed);
+    exchange.dst = view(staging(world_ * run), mine * world_);
     exchange.counts = to.data();
     exchange.recv_counts = from.data();
     with_.run(exchange);
     if (mine == 0) continue;
     std::vector<const void*> rows;
-    for (int r = 0; r < world_; ++r) rows.push_back(room(world_ * run + r * mine));
+    for (int r = 0; r < world_; ++r) rows.push_back(staging(world_ * run + r * mine));
     ordered_reduce(with_.pool, coll_, part_of(coll_.dst, done, mine), rows);
   }
 }
 
 void Composition::gather() {
-  const int64_t run = slot(world_), total = total_of(coll_, world_);
+  const int64_t run = elements_per_part(world_), total = total_of(coll_, world_);
   int64_t longest = 0;
   for (int r = 0; r < world_; ++r) longest = std::max(longest, part_of_rank(coll_.counts, total, r, world_).count);
   const ElementRange mine = part_of_rank(coll_.counts, total, rank_, world_);
@@ -129,20 +129,20 @@ void Composition::gather() {
     std::vector<int64_t> counts;
     for (int r = 0; r < world_; ++r)
       counts.push_back(std::clamp<int64_t>(part_of_rank(coll_.counts, total, r, world_).count - done, 0, run));
-    all_gather(view(at(coll_.src, std::min(done, mine.count)), counts[static_cast<std::size_t>(rank_)]), room(),
+    all_gather(view(at(coll_.src, std::min(done, mine.count)), counts[static_cast<std::size_t>(rank_)]), staging(),
                counts);
     if (!writes_dst(coll_, rank_)) continue;
     int64_t from = 0;
     for (int r = 0; r < world_; ++r) {
       const int64_t count = counts[static_cast<std::size_t>(r)];
-      copy(at(coll_.dst, part_of_rank(coll_.counts, total, r, world_).first + done), room(from), count);
+      copy(at(coll_.dst, part_of_rank(coll_.counts, total, r, world_).first + done), staging(from), count);
       from += count;
     }
   }
 }
 
 void Composition::scatter() {
-  const int64_t run = slot(1), total = total_of(coll_, world_);
+  const int64_t run = elements_per_part(1), total = total_of(coll_, world_);
   for (int r = 0; r < world_; ++r) {
     const ElementRange part = part_of_rank(coll_.counts, total, r, world_);
     if (r == coll_.root) {
@@ -151,15 +151,15 @@ void Composition::scatter() {
     }
     for (int64_t done = 0; done < part.count; done += run) {
       const int64_t count = std::min(run, part.count - done);
-      from_one(coll_.root, rank_ == coll_.root ? part_of(coll_.src, part.first + done, count) : zr_view{}, room(),
+      from_one(coll_.root, rank_ == coll_.root ? part_of(coll_.src, part.first + done, count) : zr_view{}, staging(),
                count);
-      if (r == rank_) copy(at(coll_.dst, done), room(), count);
+      if (r == rank_) copy(at(coll_.dst, done), staging(), count);
     }
   }
 }
 
 void Composition::all_to_all() {
-  // What goes to whom differs by rank: the counts travel first.
+  // The counts differ between ranks, so they are gathered first.
   const auto n = static_cast<std::size_t>(world_);
   std::vector<int64_t> mine(n), all(n * n);
   for (int r = 0; r < world_; ++r)
@@ -169,11 +169,11 @@ void Composition::all_to_all() {
   counts.src = {mine.data(), world_, ZR_I64, 0, {1, 0}};
   counts.dst = {all.data(), int64_t{world_} * world_, ZR_I64, 0, {1, 0}};
   with_.run(counts);
-  // In place, what is not yet sent would be overwritten.
-  std::vector<char> kept(bytes_of(coll_.src),
-                         bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
-  const zr_view src = kept.empty() ? coll_.src : view(kept.data(), coll_.src.count);
-  const int64_t run = slot(1);
+  // In place, received data would overwrite data that is not yet sent, so src is copied.
+  std::vector<char> src_copy(bytes_of(coll_.src),
+                             bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
+  const zr_view src = src_copy.empty() ? coll_.src : view(src_copy.data(), coll_.src.count);
+  const int64_t run = elements_per_part(1);
   int64_t to = 0;
   for (int p = 0; p < world_; ++p) {
     const int64_t* row = all.data() + static_cast<std::size_t>(p) * n;
@@ -181,8 +181,8 @@ void Composition::all_to_all() {
     for (int r = 0; r < world_; first += row[r++])
       for (int64_t done = 0; done < row[r]; done += run) {
         const int64_t count = std::min(run, row[r] - done);
-        from_one(p, rank_ == p ? part_of(src, first + done, count) : zr_view{}, room(), count);
-        if (r == rank_) copy(at(coll_.dst, to + done), room(), count);
+        from_one(p, rank_ == p ? part_of(src, first + done, count) : zr_view{}, staging(), count);
+        if (r == rank_) copy(at(coll_.dst, to + done), staging(), count);
       }
     to += row[rank_];
   }
@@ -205,7 +205,7 @@ std::string compose(const zr_coll& coll, const Primitives& with) {
     case ZR_ALL_REDUCE:
     case ZR_REDUCE: composition.reduce(); break;
     case ZR_REDUCE_SCATTER: composition.reduce_scatter(); break;
-    case ZR_ALL_GATHER: with.run(coll); break;  // of a type the plug-in has not
+    case ZR_ALL_GATHER: with.run(coll); break;  // of a dtype that the plug-in does not support
     case ZR_GATHER: composition.gather(); break;
     case ZR_BROADCAST: composition.broadcast(); break;
     case ZR_SCATTER: composition.scatter(); break;
@@ -213,7 +213,7 @@ std::string compose(const zr_coll& coll, const Primitives& with) {
     case ZR_BARRIER: composition.barrier(); break;
     default:
       return std::string(name_of_op(coll.op)) +
-             " is not offered, and cannot be made of operations in which all ranks take part";
+             " is not supported by the communicator and cannot be composed of collectives";
   }
   return "";
 }

@@ -1,4 +1,4 @@
-// Collectives made of all-gathers and local folds: for what a communicator plug-in lacks.
+// Composes the collectives that a communicator plug-in lacks, from all_gathers and local reductions.
 #pragma once
 
 #include <functional>
@@ -9,19 +9,19 @@
 
 namespace zr::host {
 
-/// What compositions are made of.
+/// The operations and buffers from which a collective is composed.
 struct Primitives {
   int rank, world;
-  bool all_to_all;  // is offered too
-  char* staging;    // memory the plug-in can use for src and dst, for this call
+  bool all_to_all;  // the plug-in supports all_to_all
+  char* staging;    // memory that the plug-in can use for src and dst during this call
   int64_t staging_bytes;
   ThreadPool& pool;
-  /// Runs an all_gather of any type, or an all_to_all if offered, to completion; throws to end the composition.
+  /// Runs an all_gather of any dtype, or an all_to_all if supported, to completion. Throws to end the composition.
   std::function<void(const zr_coll&)> run;
 };
 
-/// Performs `coll`, which problem_of() accepts, in runs that fit the staging; every rank alike. Returns "" or why it
-/// cannot: messages between two ranks are not made of operations of all.
+/// Performs `coll`, which problem_of() has accepted, in pieces that fit the staging buffer, identically on every rank.
+/// Returns "", or why `coll` cannot be composed: sends and receives cannot be composed of collectives.
 std::string compose(const zr_coll& coll, const Primitives& with);
 
 }  // namespace zr::host

@@ -10,23 +10,24 @@
 struct zr_done_s {
   std::atomic<int> references{1};
   std::atomic_flag resolved = ATOMIC_FLAG_INIT;
-  std::atomic<zr_code> code{ZR_AGAIN};  // written last: the rest may be read once it is not ZR_AGAIN
+  std::atomic<zr_code> code{ZR_AGAIN};  // written last: the other fields may be read once it is not ZR_AGAIN
   int64_t native = 0;
   std::string message;
   const zr_host* host = nullptr;
-  std::function<void(zr_code)> then;  // called once by who resolves it, before anyone sees that it is
-  // Of the collective it was submitted with, for reports; written before submit returns.
+  std::function<void(zr_code)> then;  // called once by the resolver, before `code` changes
+  // The collective that was submitted with this completion, for reports; written before submit returns.
   uint64_t sequence = 0, fingerprint = 0;
   std::string what;
 };
 
 namespace zr::host {
 
-zr_done* done_new(const zr_host* host);  // one reference; null: no memory
+zr_done* done_new(const zr_host* host);  // returns one reference; null: out of memory
 void done_release(zr_done* done);        // accepts null
-/// A second resolution is the resolver's mistake: it is logged and changes nothing.
+/// A second resolution is a bug in the caller: it is logged and has no effect.
 void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message);
-/// ZR_AGAIN, or what it was resolved with, in `error` too, which may be null.
+/// ZR_AGAIN, or the code with which the completion was resolved; an error is also written to `error`, which may be
+/// null.
 zr_code done_poll(zr_done* done, zr_error* error);
 
 }  // namespace zr::host

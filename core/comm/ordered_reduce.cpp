@@ -9,7 +9,7 @@ namespace zr::host {
 void ordered_reduce(ThreadPool& pool, const zr_coll& coll, const zr_view& dst,
                     const std::vector<const void*>& sources) {
   const ReduceKind kind{coll.reduce, (coll.flags & ZR_COLL_ACCUMULATE) != 0, coll.src.dtype, dst.dtype};
-  constexpr int64_t kGrain = 256;  // blocks: what a thread is woken for
+  constexpr int64_t kGrain = 256;  // in blocks: the least work for which a thread is woken
   const int64_t blocks = (dst.count + kReduceBlock - 1) / kReduceBlock;
   pool.parallel_for(blocks, kGrain, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kReduceBlock;

@@ -1,4 +1,4 @@
-// The rank-ordered fold (zr/ordered_reduce.hpp) over gathered copies, and for a world of one.
+// The rank-ordered reduction (zr/ordered_reduce.hpp) of gathered copies; also used for a world of one.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace zr::host {
 
-/// dst = (dst, or +0) + sources[0] + sources[1] + ... by coll's reduction, flags and src type. Every source has
-/// dst.count elements; dst may be one of them. The types are such as problem_of() accepts.
+/// dst = (dst, or +0) + sources[0] + sources[1] + ... with the reduction, flags and src dtype of `coll`. Every source
+/// has dst.count elements; dst may be one of the sources. problem_of() must have accepted the dtypes.
 void ordered_reduce(ThreadPool& pool, const zr_coll& coll, const zr_view& dst, const std::vector<const void*>& sources);
 
 }  // namespace zr::host

@@ -30,17 +30,18 @@ zr_code fill(zr_error* error, zr_code code, const std::string& text) {
   return code;
 }
 
-// Leaves a composition early; the plug-in's error is filled.
+// Thrown to leave a composition early; the plug-in has filled the error.
 struct Stopped {
   zr_code code;
 };
 
-bool means_lost(zr_code code) {
+// The error codes after which the job cannot continue.
+bool ends_job(zr_code code) {
   return code == ZR_COMM || code == ZR_TIMEOUT || code == ZR_CANCELLED || code == ZR_MISMATCH;
 }
 }  // namespace
 
-// Says that this rank waits, in what, and since when.
+// During its lifetime, the activity shows that this rank waits, in which collective, and since when.
 struct Submission::Waiting {
   explicit Waiting(Submission& s) : submission(s) {
     submission.activity_.waiting = true;
@@ -65,7 +66,7 @@ zr_comm_ref Submission::ref() {
 
 std::exception_ptr Submission::take_failure() { return std::exchange(failure_, nullptr); }
 
-// The job has ended for this rank: what all ranks did goes into the Failure that every call from now on throws.
+// The job has failed on this rank. The failure report goes into the Failure that every later call throws.
 zr_code Submission::fail_job(const std::string& mine, zr_error* error) {
   if (!lost_) lost_ = std::make_exception_ptr(Failure(Exit::peer_lost, control_->report(mine)));
   failure_ = lost_;
@@ -77,7 +78,7 @@ zr_code Submission::reject(zr_code code, Exit exit, const std::string& text, zr_
   return fill(error, code, text);
 }
 
-// What the plug-in answered, in the host's words. activity_ still says what it was asked.
+// Converts the result of the plug-in to a Failure. activity_ still describes the collective.
 zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
   const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
@@ -87,14 +88,14 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
                     error);
   if (code == ZR_MISMATCH) return fail_job(said, error);
   const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
-  if (means_lost(code)) return fail_job(what, error);
+  if (ends_job(code)) return fail_job(what, error);
   const Exit exit = code == ZR_INVALID                                            ? Exit::user
                     : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment
                                                                                   : Exit::bug;
   return reject(code, exit, instance_->who("submit") + ": " + what, error);
 }
 
-// The plug-in does this operation itself, in the order NUMERICS.md asks for. The same answer on every rank.
+// Whether the plug-in itself performs this operation, and with rank-ordered sums. The result is the same on every rank.
 bool Submission::is_native(const zr_coll& coll) const {
   if (!(caps_.ops & bit(coll.op))) return false;
   if (coll.op == ZR_BARRIER) return true;
@@ -102,16 +103,17 @@ bool Submission::is_native(const zr_coll& coll) const {
       coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
   if (!(caps_.dtypes & bit(static_cast<uint64_t>(travels)))) return false;
   if (!is_reduction(coll)) return true;
-  const bool narrow = travels == ZR_BF16 || travels == ZR_F16, real = narrow || travels == ZR_F32 || travels == ZR_F64;
-  // At the other ends of a reduce nobody knows whether the root upcasts.
-  const bool upcasts = coll.op == ZR_REDUCE ? narrow : coll.dst.dtype != travels;
+  const bool low_precision = travels == ZR_BF16 || travels == ZR_F16;
+  const bool floating = low_precision || travels == ZR_F32 || travels == ZR_F64;
+  // In a reduce, only the root knows whether it upcasts; the ranks must decide identically.
+  const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != travels;
   return (caps_.reduces & bit(coll.reduce)) &&
-         (!real || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
+         (!floating || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
          (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
          (!upcasts || (caps_.flags & ZR_COMM_UPCAST));
 }
 
-// A world of one: the source of all is the own.
+// In a world of one, the only source is that of this rank.
 void Submission::run_single_rank(const zr_coll& coll) {
   if (is_reduction(coll)) return ordered_reduce(host_.pool(), coll, coll.dst, {coll.src.data});
   if (coll.op != ZR_BARRIER && coll.src.count > 0 && coll.src.data != coll.dst.data)
@@ -127,7 +129,7 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
     part.fingerprint = coll.fingerprint;
     part.label = coll.label;
     received += counter_.received(part);
-    if (!(caps_.dtypes & bit(static_cast<uint64_t>(part.src.dtype)))) {  // moved as bytes
+    if (!(caps_.dtypes & bit(static_cast<uint64_t>(part.src.dtype)))) {  // transferred as bytes
       const int64_t size = size_of(part.src.dtype);
       for (zr_view* view : {&part.src, &part.dst}) *view = {view->data, view->count * size, ZR_U8, 0, view->device};
       if (part.counts) {
@@ -157,7 +159,8 @@ void Submission::ended(const zr_coll& coll, const void* dst, Trace::Time begin) 
   if (ended_) ended_(coll, dst);
 }
 
-// Rooms come free in the order of submission, and all ranks submit in one: who waits for one keeps nobody waiting.
+// Staging buffers are released in the order of submission, and all ranks submit in the same order, so waiting for the
+// oldest collective cannot deadlock.
 zr_code Submission::stage(StagedCollective& views, zr_error* error) {
   if (!collective_staging_) return ZR_OK;
   while (!staged_.empty() && staged_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
@@ -165,7 +168,8 @@ zr_code Submission::stage(StagedCollective& views, zr_error* error) {
     staged_.pop_front();
   }
   while ((views.number = collective_staging_->stage(views.coll)) == CollectiveStaging::kNoCapacity) {
-    if (staged_.empty()) fail_bug("a collective finds no room for what it reads of a tier, though none is under way");
+    if (staged_.empty())
+      fail_bug("no staging buffer for a collective that reads from a tier, although no other is in flight");
     zr_done* first = staged_.front();
     staged_.pop_front();
     const zr_code code = wait(first, -1, error);
@@ -175,19 +179,19 @@ zr_code Submission::stage(StagedCollective& views, zr_error* error) {
   return ZR_OK;
 }
 
-void Submission::unstage(uint64_t number, bool well) noexcept {
-  if (number != CollectiveStaging::kNotStaged && collective_staging_) collective_staging_->unstage(number, well);
+void Submission::unstage(uint64_t number, bool succeeded) noexcept {
+  if (number != CollectiveStaging::kNotStaged && collective_staging_) collective_staging_->unstage(number, succeeded);
 }
 
-// `coll` is what was asked for, by which it is counted and observed; `views` is what is done.
+// `coll` is the collective as submitted; it is counted and observed. `views` is the staged collective; it is performed.
 zr_code Submission::issue(const zr_coll& coll, const StagedCollective& views, zr_done* done, bool control,
                           zr_error* error) {
-  const bool native = world_ > 1 && is_native(coll), beside = native && done && (caps_.flags & ZR_COMM_ASYNC);
+  const bool native = world_ > 1 && is_native(coll), asynchronous = native && done && (caps_.flags & ZR_COMM_ASYNC);
   const bool observed = !control && (trace_ || ended_);
   const uint64_t number = views.number;
   const auto begin = Clock::now();
   zr_code code = ZR_OK;
-  if (beside) {
+  if (asynchronous) {
     if (observed || number)
       done->then = [this, coll, begin, observed, number, dst = views.coll.dst.data,
                     label = std::string(coll.label ? coll.label : "")](zr_code code) {
@@ -212,21 +216,21 @@ zr_code Submission::issue(const zr_coll& coll, const StagedCollective& views, zr
     const zr_coll& own = views.coll;
     code = finish(native ? api_->submit(comm_, &own, nullptr, nullptr, error) : composed(own, control, error), error);
   }
-  if (code != ZR_OK) {  // nobody resolves `done` then
-    if (beside) done->then = nullptr;
+  if (code != ZR_OK) {  // `done` is not resolved
+    if (asynchronous) done->then = nullptr;
     unstage(number, false);
     return code;
   }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
-  if (observed && !beside) ended(coll, views.coll.dst.data, begin);
-  if (!beside) unstage(number, true);
-  if (done && !beside) done_resolve(done, ZR_OK, 0, nullptr);
+  if (observed && !asynchronous) ended(coll, views.coll.dst.data, begin);
+  if (!asynchronous) unstage(number, true);
+  if (done && !asynchronous) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
 
 zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
-  if (lost_) return fail_job("the job has ended", error);
-  failure_ = nullptr;  // of an earlier call, whose caller went on
+  if (lost_) return fail_job("the job has failed", error);
+  failure_ = nullptr;  // set by an earlier call whose caller continued
   zr_coll coll = given;
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
@@ -282,14 +286,15 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
       if (comm_ && api_->progress && (code = api_->progress(comm_, error)) != ZR_OK && code != ZR_AGAIN) break;
       if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
       const auto waited = Clock::now() - start;
-      if (timeout_ns >= 0 && waited > limit) return fill(error, ZR_TIMEOUT, "the completion did not come in time");
+      if (timeout_ns >= 0 && waited > limit)
+        return fill(error, ZR_TIMEOUT, "the completion was not resolved within the timeout");
       if (waited > limit || control_->broken()) {
         too_long_ = too_long_ || waited > limit;
         code = ZR_CANCELLED;
-        fill(error, code, "the job has ended");
+        fill(error, code, "the job has failed");
         break;
       }
-      // The others need the core if there are more of them; a long wait leaves it to whoever wants it.
+      // Yields the core if there are more ranks than cores, or after a short wait; sleeps after a long wait.
       if (waited > std::chrono::milliseconds(1))
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       else if (crowded || waited > std::chrono::microseconds(50))
@@ -323,7 +328,7 @@ zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
   }
 }
 
-// Everything: what the plug-in lacks is composed.
+// All operations: those that the plug-in lacks are composed.
 zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept {
   const auto& submission = *static_cast<Submission*>(self);
   const uint64_t all = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);

@@ -1,5 +1,4 @@
-// One collective's way through the host: judged, numbered, described, counted, handed to the plug-in or composed,
-// waited for.
+// The steps of one collective in the host: validate, number, describe, count, submit to the plug-in or compose, wait.
 #pragma once
 
 #include <atomic>
@@ -24,52 +23,51 @@
 
 namespace zr::host {
 
-/// Calls are [use] unless they say otherwise.
+/// Calls are [use] unless marked otherwise.
 class Submission {
  public:
-  static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // for compositions
-  /// Opens the plug-in if world is above 1.
+  static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // for composed collectives
+  /// Opens the plug-in if the world size is greater than 1.
   Submission(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
              std::chrono::milliseconds timeout);
   ~Submission() { close(); }
   Submission(const Submission&) = delete;
-  void close();  // may be called twice
-  /// Where compositions get kStagingBytes bytes, at the first.
+  void close();  // idempotent
+  /// Sets the function that the first composed collective calls to allocate kStagingBytes bytes.
   void set_staging_allocator(std::function<char*()> allocate) { allocate_staging_ = std::move(allocate); }
 
   int rank() const { return rank_; }
   int world() const { return world_; }
-  zr_comm_ref ref();  // to be lent to plug-ins
-  /// Waits; throws Failure. `control`: counted as the host's own.
+  zr_comm_ref ref();  // a reference for plug-ins
+  /// Issues the collective and waits for it; throws Failure. `control`: it is counted as control traffic.
   void run(const zr_coll& coll, bool control);
-  /// Drives progress until `done` resolves; timeout_ns < 0: the limit given at the start.
+  /// Drives progress until `done` resolves; timeout_ns < 0: the limit given to the constructor.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
   void abort();                       // [any]
   std::exception_ptr take_failure();  // see CommRuntime
 
-  /// Called with every collective of a plug-in's that ended well, on the thread that found it ended. [use]
-  /// `dst`: where it was written, which is not where the caller asked for if that is paged.
+  /// Called with every successful collective of a plug-in, on the thread that observed its completion. [use]
+  /// `dst`: the address that was written, which differs from that in `coll` if the collective was staged.
   using Ended = std::function<void(const zr_coll& coll, const void* dst)>;
   void on_end(Ended ended) { ended_ = std::move(ended); }
-  void set_collective_staging(CollectiveStaging* staging) {
-    collective_staging_ = staging;
-  }                                                 // outlives every collective; null: none
-  void set_trace(Trace* trace) { trace_ = trace; }  // outlives every collective; null: none
-  /// What the program called, in the course of which collectives are submitted from now on; "" if nothing. Part of
-  /// their description in reports.
+  /// `staging` must outlive every collective; null: no staging.
+  void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
+  void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
+  /// Sets the call of the program that submits the following collectives; "" for none. Reports include it in the
+  /// descriptions of collectives.
   void set_call(std::string call) { call_ = std::move(call); }
   const std::string& call() const { return call_; }
 
-  /// Null if the host's own memory is as good.
+  /// Returns null if the plug-in has no allocator; the caller then allocates host memory.
   void* mem_alloc(uint64_t bytes, uint64_t align);
   void mem_free(void* memory);  // accepts null
-  /// One memory for all ranks, as zr_shared_weights_api says; only where alias() is not null.
+  /// The shared-weights extension of the plug-in; null if it has none. shared_alloc() and shared_free() require it.
   const zr_shared_weights_api* alias() const;
-  std::pair<void*, const void*> shared_alloc(uint64_t bytes);  // to write, to read; collective
-  void shared_free(void* writer);                              // of this rank
+  std::pair<void*, const void*> shared_alloc(uint64_t bytes);  // writable and read-only address; collective
+  void shared_free(void* writer);                              // takes the writable address
   CommVolumeCounter& counter() { return counter_; }
   const CommVolumeCounter& counter() const { return counter_; }
-  /// The rank has made `step` steps: for reports.
+  /// Sets the number of completed steps, for reports.
   void note_step(int64_t step) {
     activity_.step = step;
     control_->set_activity(activity_);
@@ -79,12 +77,12 @@ class Submission {
  private:
   struct Waiting;
   zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
-  struct StagedCollective {  // of a collective: memory for what it was given
+  struct StagedCollective {  // a collective whose placeholder addresses are replaced by memory
     zr_coll coll;
     uint64_t number;
   };
   zr_code stage(StagedCollective& views, zr_error* error);
-  void unstage(uint64_t number, bool well) noexcept;
+  void unstage(uint64_t number, bool succeeded) noexcept;
   zr_code issue(const zr_coll& coll, const StagedCollective& views, zr_done* done, bool control, zr_error* error);
   zr_code composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll);
@@ -113,14 +111,14 @@ class Submission {
   CommVolumeCounter counter_;
   Ended ended_;
   CollectiveStaging* collective_staging_ = nullptr;
-  std::deque<zr_done*> staged_;  // of collectives that may not have left yet, in order
+  std::deque<zr_done*> staged_;  // completions of collectives that may still be staged, in submission order
   Trace* trace_ = nullptr;
   std::string call_;
   int64_t submitted_ = 0;
-  std::exception_ptr lost_;     // the job's end: every later call fails with it
+  std::exception_ptr lost_;     // the failure of the job: every later call throws it
   std::exception_ptr failure_;  // for take_failure()
 
-  // Ends calls that wait too long inside the plug-in.
+  // Watchdog: ends calls that exceed the time limit inside the plug-in.
   std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits
   std::atomic<bool> too_long_{false};
   std::mutex watch_mutex_;

@@ -1,4 +1,5 @@
-// Submission's plug-in: opened, watched over while it is waited in, ended; and the memory that it lends.
+// The plug-in of Submission: opening and closing, the watchdog for waits inside the plug-in, and memory that the
+// plug-in allocates.
 #include <algorithm>
 #include <utility>
 
@@ -28,7 +29,7 @@ Submission::Submission(PluginHost& host, std::shared_ptr<Control> control, const
       world_(control_->world()),
       counter_(rank_, world_) {
   if (world_ == 1) return;
-  if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was made without a plug-in");
+  if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was created without a plug-in");
   api_ = instance_->api<zr_communicator_api>();
   const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
   CallError error;
@@ -38,8 +39,8 @@ Submission::Submission(PluginHost& host, std::shared_ptr<Control> control, const
     check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
     if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
       fail_environment(instance_->who("caps") +
-                       ": it offers no all_gather of bytes, of which the host makes what else it lacks; choose another "
-                       "communicator");
+                       ": it does not support all_gather of bytes, from which the host composes missing operations; "
+                       "choose another communicator");
   } catch (...) {
     api_->close(comm_);
     throw;
@@ -94,7 +95,7 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
   CallError error;
-  check(alias()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("alias alloc"));
+  check(alias()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("shared_weights alloc"));
   return {writer, reader};
 }
 

@@ -24,7 +24,7 @@ struct Number {
 
 std::string ranks(int64_t world) { return std::to_string(world) + (world == 1 ? " rank" : " ranks"); }
 
-// third = global / (other * world), if that is whole.
+// third = global / (other * world), if divisible.
 std::string divide(const Number& global, Number& third, const Number& other, int64_t world) {
   const int64_t by = other.value * world;
   if (global.value % by == 0) {
@@ -32,7 +32,7 @@ std::string divide(const Number& global, Number& third, const Number& other, int
     return "";
   }
   const int64_t below = global.value / by * by;
-  return global.text() + " is no multiple of " + other.text() + " x " + ranks(world) + " = " + std::to_string(by) +
+  return global.text() + " is not a multiple of " + other.text() + " x " + ranks(world) + " = " + std::to_string(by) +
          (below > 0 ? "; the nearest are " + std::to_string(below) + " and " : "; the nearest is ") +
          std::to_string(below + by);
 }
@@ -48,15 +48,15 @@ std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumul
   const double most = global.entry.key.max;
   if (double(micro.value) * double(accumulation.value) * double(world) > most)
     return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " is more than " + shortest(most) +
-           " samples a step; make one of the three smaller";
-  const int64_t whole = micro.value * accumulation.value * world;
+           " samples per step; lower one of the three";
+  const int64_t product = micro.value * accumulation.value * world;
   if (!global.given()) {
-    global.set(whole, Origin::From::derived);
+    global.set(product, Origin::From::derived);
     return "";
   }
-  if (global.value == whole) return "";
+  if (global.value == product) return "";
   return global.text() + " contradicts " + micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " = " +
-         std::to_string(whole) + "; leave one of the three out and it follows from the other two";
+         std::to_string(product) + "; remove one of the three, and it is derived from the other two";
 }
 
 }  // namespace zr::host

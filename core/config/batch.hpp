@@ -7,8 +7,8 @@
 
 namespace zr::host {
 
-/// Fills what was not given (0) so that global = micro * accumulation * world. Returns what is wrong, with the
-/// arithmetic and both places, or "".
+/// Derives the numbers that are not given (0) so that global = micro * accumulation * world. Returns the problem, with
+/// the arithmetic and the origins of the numbers, or "".
 std::string derive_batch(Entry& global, Entry& micro, Entry& accumulation, int64_t world);
 
 }  // namespace zr::host

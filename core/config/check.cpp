@@ -15,7 +15,7 @@ namespace zr::host {
 
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 200;  // a file system's limit is 255, and suffixes are added
+constexpr std::size_t kMaxNameBytes = 200;  // file systems allow 255, and the run folder adds suffixes
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 std::string join(const std::string& table, std::string_view name) {
@@ -30,7 +30,7 @@ std::string did_you_mean(const std::vector<std::string>& near) {
   return text + "?";
 }
 
-// The place of a value; of a table that the command line made, its first value's.
+// The origin of a value; for a table that the command line created, the origin of its first value.
 Origin node_origin(const toml::node& node) {
   const Origin origin = origin_of(node.source());
   const toml::table* table = node.as_table();
@@ -38,8 +38,8 @@ Origin node_origin(const toml::node& node) {
                                                                               : origin;
 }
 
-// The place of a key: its own, or its value's where toml++ knows none (what the command line laid over).
-Origin place(const toml::key& key, const toml::node& node) {
+// The origin of a key: its own, or that of its value if toml++ has none (overrides of the command line).
+Origin key_origin(const toml::key& key, const toml::node& node) {
   const Origin origin = origin_of(key.source());
   const Origin value = node_origin(node);
   return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
@@ -47,7 +47,7 @@ Origin place(const toml::key& key, const toml::node& node) {
 
 }  // namespace
 
-// One run of Document::check: gathers every problem of the file before it throws.
+// One run of Document::check: collects all problems of the file before it throws.
 class Check {
  public:
   Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& more,
@@ -83,7 +83,7 @@ class Check {
     std::string text;
   };
 
-  // The first ones are reported, later ones counted: a file of nothing but mistakes has an answer at once.
+  // Problems after the first 20 are only counted, so that a file full of mistakes is reported quickly.
   static constexpr std::size_t kMaxProblems = 20;
   void problem(const Origin& origin, const std::string& text) {
     problems_.size() < kMaxProblems ? problems_.push_back({origin, text}) : void(++more_problems_);
@@ -108,8 +108,7 @@ class Check {
     const std::string bad = declaration_problem(key);
     if (!bad.empty()) fail_bug(bad);
     const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
-    if (key.table.empty() && !role)
-      fail_bug("the key '" + key.name + "' stands in no table: declare it as \"table.key\"");
+    if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' has no table; declare it as \"table.key\"");
     const std::string path = role ? key.name + ".use" : key.path();
     if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
     for (std::string table = role ? key.name : key.table; !table.empty();) {
@@ -126,7 +125,7 @@ class Check {
            std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
   }
 
-  // Every name of the file is a key, a table, or a table of a plug-in that was not loaded.
+  // Checks that every name in the file is a key, a table, or a table of a plug-in that was not loaded.
   void names(const toml::table& table, const std::string& path) {
     for (const auto& [key, node] : table) {
       const std::string here = join(path, key.str());
@@ -136,11 +135,11 @@ class Check {
       if (tables_.count(here) && node.is_table()) {
         names(*node.as_table(), here);
       } else if (tables_.count(here) && !role) {
-        problem(place(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
+        problem(key_origin(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
       } else if (!role && unchecked_) {
         gather_unchecked(key, node, here);
       } else if (!role) {
-        unknown(place(key, node), here, node.is_table() || node.is_array_of_tables());
+        unknown(key_origin(key, node), here, node.is_table() || node.is_array_of_tables());
       }
     }
   }
@@ -151,11 +150,12 @@ class Check {
       return;
     }
     const auto raw = tree_.overrides.find(path);
-    unchecked_->push_back({path, raw == tree_.overrides.end() ? source_text(node) : raw->second, place(key, node)});
+    unchecked_->push_back(
+        {path, raw == tree_.overrides.end() ? source_text(node) : raw->second, key_origin(key, node)});
   }
 
   void unknown(const Origin& origin, const std::string& path, bool is_table) {
-    if (problems_.size() >= kMaxProblems) return void(++more_problems_);  // the nearest name takes time
+    if (problems_.size() >= kMaxProblems) return void(++more_problems_);  // finding the nearest name is slow
     if (const std::string_view now = renamed(path); !now.empty())
       return problem(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
     std::vector<std::string> candidates(tables_.begin(), tables_.end());
@@ -188,7 +188,7 @@ class Check {
     if (!near.empty()) return did_you_mean(near);
     std::string there;
     for (const auto& one : siblings) there += (there.empty() ? "" : ", ") + one;
-    return table.empty() ? "; there are " + there : "; [" + table + "] has " + there;
+    return table.empty() ? "; known names: " + there : "; [" + table + "] has " + there;
   }
 
   void value(const ConfigKey& key) {
@@ -215,13 +215,13 @@ class Check {
   }
 
   void missing(const ConfigKey& key) {
-    if (!problems_.empty()) return;  // it may be one of those, misspelt
+    if (!problems_.empty()) return;  // one of the problems may be this key, misspelt
     const toml::node* table = node_at(tree_.root, key.table);
     problem(table ? origin_of(table->source()) : Origin{},
-            "missing key '" + key.path() + "' (" + key.meaning + "): write it in [" + key.table + "]");
+            "missing key '" + key.path() + "' (" + key.meaning + "); write it in [" + key.table + "]");
   }
 
-  // Defaults that are another key's value.
+  // Resolves defaults that refer to the value of another key.
   void references() {
     for (Entry& entry : config_.entries_) {
       if (!entry.written.empty()) continue;
@@ -242,10 +242,10 @@ class Check {
   Entry& entry(std::string_view path) {
     for (Entry& one : config_.entries_)
       if (one.key.path() == path) return one;
-    fail_bug("no key '" + std::string(path) + "' was declared");
+    fail_bug("the key '" + std::string(path) + "' was not declared");
   }
 
-  // Who starts the ranks decides how many there are; the file asks `zeroth train` for them.
+  // The launcher decides the number of ranks; job.ranks is a request to `zeroth train`.
   void ranks(int world) {
     Entry& ranks = entry("job.ranks");
     world_ = std::get<int64_t>(ranks.value);
@@ -285,7 +285,8 @@ class Check {
     const toml::node* node = node_at(tree_.root, "optimizer.groups");
     if (!node) return;
     if (!node->is_array_of_tables())
-      return problem(origin_of(node->source()), "optimizer.groups: write each as [[optimizer.groups]]");
+      return problem(origin_of(node->source()),
+                     "optimizer.groups: expected an array of tables; write each group as [[optimizer.groups]]");
     for (const auto& one : *node->as_array()) group(*one.as_table());
   }
 
@@ -303,7 +304,7 @@ class Check {
       } else if (const ConfigKey* own = plugin_key(key.str()); own && own->per_group) {
         if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
       } else {
-        no_group_key(place(key, node), std::string(key.str()), own);
+        no_group_key(key_origin(key, node), std::string(key.str()), own);
       }
     }
     if (!table.contains("match"))
@@ -321,38 +322,41 @@ class Check {
   void checkpoints() {
     if (!config_.text("checkpoint.dir").empty()) return;
     const auto lacks = [&](const std::string& path, const std::string& what) {
-      problem(entry(path).origin, path + ": " + what + ", but checkpoint.dir names no folder; set it");
+      problem(entry(path).origin,
+              path + ": " + what + " needs a folder, but checkpoint.dir is empty; set checkpoint.dir");
     };
-    if (config_.integer("checkpoint.every") > 0) lacks("checkpoint.every", "checkpoints are to be written");
-    if (config_.boolean("checkpoint.resume")) lacks("checkpoint.resume", "a checkpoint is to be loaded");
-    if (config_.text("checkpoint.on_signal") == "save") lacks("checkpoint.on_signal", "a checkpoint is to be written");
+    if (config_.integer("checkpoint.every") > 0) lacks("checkpoint.every", "writing checkpoints");
+    if (config_.boolean("checkpoint.resume")) lacks("checkpoint.resume", "loading the newest checkpoint");
+    if (config_.text("checkpoint.on_signal") == "save") lacks("checkpoint.on_signal", "saving a checkpoint");
   }
 
   void renames() {
     const toml::node* node = node_at(tree_.root, "checkpoint.rename");
     if (!node) return;
     if (!node->is_table())
-      return problem(origin_of(node->source()), "checkpoint.rename: write [checkpoint.rename] and below it " +
-                                                    std::string("\"name here\" = \"name in the file\""));
+      return problem(origin_of(node->source()),
+                     "checkpoint.rename: expected a table; write [checkpoint.rename] and " +
+                         std::string("below it \"name in the model\" = \"name in the file\""));
     for (const auto& [key, value] : *node->as_table()) {
       const auto* theirs = value.as_string();
       const std::string ours(key.str());
       const auto stars = [](const std::string& text) { return std::count(text.begin(), text.end(), '*'); };
       if (!theirs)
-        problem(place(key, value), "checkpoint.rename: '" + ours + "': expected a name in quotes, the one in the file");
+        problem(key_origin(key, value), "checkpoint.rename: '" + ours + "': expected a string, the name in the file");
       else if (stars(ours) < stars(theirs->get()))
-        problem(place(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
-                                       "' has more `*` than it, so nobody knows what they stand for");
+        problem(key_origin(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
+                                            "' has more `*` than '" + ours +
+                                            "'; each `*` on the right needs one on the left");
       else
-        config_.renames_.push_back({ours, theirs->get(), place(key, value)});
+        config_.renames_.push_back({ours, theirs->get(), key_origin(key, value)});
     }
-    // A name before patterns, a longer pattern before a shorter one.
+    // Exact names come before patterns, longer patterns before shorter ones.
     const auto rank = [](const Rename& r) { return std::pair(r.ours.find('*') != r.ours.npos, -std::ssize(r.ours)); };
     std::stable_sort(config_.renames_.begin(), config_.renames_.end(),
                      [&](const Rename& a, const Rename& b) { return rank(a) < rank(b); });
   }
 
-  // Of the chosen optimizer: the only one whose keys are here.
+  // True for keys of the chosen optimizer, the only one whose keys are loaded.
   static bool is_plugin_key(const ConfigKey& key) { return key.table.rfind("optimizer.", 0) == 0; }
 
   const ConfigKey* plugin_key(std::string_view name) const {
@@ -362,13 +366,13 @@ class Check {
   }
 
   void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* own) {
-    if (own) return problem(origin, "'" + name + "' cannot differ between groups: write it in [" + own->table + "]");
+    if (own) return problem(origin, "'" + name + "' cannot differ between groups; write it in [" + own->table + "]");
     std::vector<std::string> there{"match", "lr_scale"};
     for (const ConfigKey& key : keys_)
       if (key.per_group) there.push_back(key.name);
     const auto near = all_nearest(name, there);
     std::string all;
-    for (const auto& one : there) all += (all.empty() ? "; a group has " : ", ") + one;
+    for (const auto& one : there) all += (all.empty() ? "; a group accepts " : ", ") + one;
     problem(origin, "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
   }
 

@@ -14,7 +14,7 @@ namespace {
 template <class T>
 const T& as(const Entry& entry, const char* type) {
   if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but is a " +
+  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but its type is " +
            std::string(type_text(entry.key.type)));
 }
 
@@ -25,7 +25,7 @@ std::string float_text(double value) {
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-// By path; a role's plug-in is found as "strategy" and, as [strategy] is written, as "strategy.use".
+// Finds an entry by path; the plug-in of a role is both "strategy" and "strategy.use".
 const Entry* find(const std::vector<Entry>& entries, std::string_view path) {
   if (constexpr std::string_view use = ".use"; path.ends_with(use)) {
     const std::string_view role = path.substr(0, path.size() - use.size());
@@ -62,12 +62,12 @@ std::string Origin::text() const {
     case From::derived: return "derived";
     case From::launcher: return "launcher";
   }
-  fail_bug("no such origin");
+  fail_bug("unknown value of Origin::From");
 }
 
 std::string toml_text(const Value& value) {
   if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* whole = std::get_if<int64_t>(&value)) return std::to_string(*whole);
+  if (const auto* as_int = std::get_if<int64_t>(&value)) return std::to_string(*as_int);
   if (const auto* real = std::get_if<double>(&value)) return float_text(*real);
   if (const auto* text = std::get_if<std::string>(&value)) return toml_quoted(*text);
   std::string list;
@@ -77,7 +77,7 @@ std::string toml_text(const Value& value) {
 
 const Entry& JobConfig::entry(std::string_view path) const {
   if (const Entry* entry = find(entries_, path)) return *entry;
-  fail_bug("no key '" + std::string(path) + "' was declared");
+  fail_bug("the key '" + std::string(path) + "' was not declared");
 }
 
 bool JobConfig::has(std::string_view path) const { return find(entries_, path) != nullptr; }
@@ -85,7 +85,7 @@ bool JobConfig::boolean(std::string_view path) const { return as<bool>(entry(pat
 int64_t JobConfig::integer(std::string_view path) const { return as<int64_t>(entry(path), "integer"); }
 double JobConfig::number(std::string_view path) const {
   const Entry& one = entry(path);
-  if (const auto* whole = std::get_if<int64_t>(&one.value)) return static_cast<double>(*whole);
+  if (const auto* as_int = std::get_if<int64_t>(&one.value)) return static_cast<double>(*as_int);
   return as<double>(one, "number");
 }
 const std::string& JobConfig::text(std::string_view path) const { return as<std::string>(entry(path), "string"); }

@@ -15,9 +15,9 @@
 namespace zr::host {
 
 struct Origin {
-  /// derived: follows from other keys; launcher: who started the ranks decided.
+  /// derived: computed from other keys; launcher: set by the launcher of the ranks.
   enum class From { key_default, file, command_line, derived, launcher } from = From::key_default;
-  std::string file;  // as the user wrote it
+  std::string file;  // as the user wrote the path
   int line = 0, column = 0;
   /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
   std::string text() const;
@@ -34,50 +34,50 @@ struct Entry {
   Origin origin;
 };
 
-/// One [[optimizer.groups]]: parameters whose name matches any pattern (first group wins) get these values instead.
+/// One [[optimizer.groups]]: parameters whose name matches any pattern get these values. The first matching group wins.
 struct GroupConfig {
   std::vector<std::string> match;
   double lr_scale = 1;
-  std::vector<Entry> values;  // every key of the chosen optimizer, the group's own value where it gives one
-  std::vector<Entry> own;     // those it gives
+  std::vector<Entry> values;  // all keys of the chosen optimizer, with the group's values where given
+  std::vector<Entry> own;     // only the values that the group gives
   Origin origin;
 };
 
-/// A line of [checkpoint.rename]: weights named `ours` stand under `theirs` in files of other programs. A `*` of the
-/// one is what the same `*` of the other stands for.
+/// A line of [checkpoint.rename]: weights named `ours` in the model are named `theirs` in files of other programs. The
+/// n-th `*` matches the same characters in both.
 struct Rename {
   std::string ours, theirs;
   Origin origin;
 };
 
-/// Immutable after check(). Reading a path that is no key is a bug.
+/// The validated configuration; immutable after check(). Reading an undeclared path is a bug: Failure(bug).
 class JobConfig {
  public:
-  /// The value of a key, by its type.
+  /// The value of a key. integer() also reads sizes in bytes; number() also reads durations in seconds, and integers.
   bool boolean(std::string_view path) const;
   int64_t integer(std::string_view path) const;
   double number(std::string_view path) const;
   const std::string& text(std::string_view path) const;
-  /// An array of numbers. Above: integer is also for bytes, number for durations, in seconds, and for integers.
+  /// An array of numbers.
   const std::vector<double>& numbers(std::string_view path) const;
-  bool has(std::string_view path) const;    // it is a key
-  bool given(std::string_view path) const;  // in the file or on the command line
-  /// Where the value comes from; the whole entry.
+  bool has(std::string_view path) const;    // true if the key is declared
+  bool given(std::string_view path) const;  // set in the file or on the command line
+  /// The origin of a value; its complete entry.
   const Origin& origin(std::string_view path) const;
   const Entry& entry(std::string_view path) const;
 
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
   const std::vector<Rename>& renames() const { return renames_; }
-  /// The entries of one table ("strategy.<id>"). The pointers live as the JobConfig.
+  /// The entries of one table ("strategy.<id>"). The pointers are valid while the JobConfig lives.
   std::vector<const Entry*> table(std::string_view name) const;
-  /// All entries as they stand in a file: sub-tables behind their table, a role's own name written as [role] use.
+  /// All entries in the order of a file: sub-tables after their table, the plug-in of a role as [role] use.
   struct Row {
     std::string name;  // "use"
     const Entry* entry;
   };
   std::vector<std::pair<std::string, std::vector<Row>>> tables() const;
-  /// The effective configuration as a TOML file that gives the same JobConfig again, meanings as comments.
+  /// The effective configuration as a TOML file that gives the same JobConfig again, with meanings as comments.
   std::string to_toml() const;
 
  private:
@@ -87,7 +87,7 @@ class JobConfig {
   std::vector<Rename> renames_;
 };
 
-/// A value that no known key has, where the keys of the job's program are not known.
+/// A value for an unknown key, in a check that does not know the keys of the job's program.
 struct UncheckedValue {
   std::string path;
   std::string written;  // as TOML text, shortened
@@ -97,32 +97,32 @@ struct UncheckedValue {
 /// Ids of plug-ins, by role.
 using PluginIds = std::map<std::string, std::vector<std::string>>;
 
-/// A parsed file with the command line's overrides laid over it, not yet checked.
+/// A parsed file with the overrides of the command line applied, not yet checked.
 class Document {
  public:
-  /// Overrides are "path=value", value in TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
-  /// Failure(Exit::user) for a file that cannot be read or parsed, with file:line:column.
+  /// Overrides are "path=value"; the value is TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
+  /// Failure(Exit::user) with file:line:column if the file cannot be read or parsed.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
   /// The same from text; `file` is the name used in messages.
   static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides);
 
   const std::string& file() const;
-  /// The plug-in named for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or the
-  /// role's default (from host_keys). Also says where it was named.
+  /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or
+  /// the role's default (from host_keys). `origin` receives the origin of the id.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
-  /// The file or the command line has something there, a value or a table.
+  /// True if the file or the command line has a value or a table at `path`.
   bool holds(const std::string& path) const;
-  /// A name in the file that is nearly this role's, or its `use`, as "gpt.toml:1:1: unknown key ...; did you mean
-  /// ...?"; "" if there is none.
+  /// The message "gpt.toml:1:1: unknown key ...; did you mean ...?" for a misspelt name of this role, or of its `use`;
+  /// "" if there is none.
   std::string misspelt(const std::string& role) const;
-  /// One of the host's keys before everything is checked, judged alone: job.program and job.ranks are needed to find
-  /// out which other keys there are.
+  /// Validates one of the host's keys before check(). job.program and job.ranks, for example, are needed to find all
+  /// other keys.
   Entry early(const std::string& path) const;
-  /// Checks everything against host_keys() + `more` (the loaded plug-ins' and the program's). Tables [role.<id>] of
-  /// `unread` plug-ins, those that exist but were not loaded, are skipped; other tables are refused. Derives the third
-  /// of global_batch, micro_batch, accumulation for `world` ranks; world 0: job.ranks. All problems of the file stand
-  /// in one Failure, a line each.
-  /// With `unchecked`, values that no key has are added to it instead of being rejected.
+  /// Validates the file against host_keys() and `more` (the keys of the loaded plug-ins and of the program). Skips the
+  /// tables [role.<id>] of `unread` plug-ins, which exist but were not loaded; rejects other unknown tables. Derives
+  /// the third of global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks.
+  /// Throws one Failure with all problems of the file, one per line. With `unchecked`, values of unknown keys are
+  /// appended to it instead of being rejected.
   JobConfig check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread = {},
                   std::vector<UncheckedValue>* unchecked = nullptr) const;
 

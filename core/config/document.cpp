@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kCommandLine = "command line";
 
 constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
-constexpr std::size_t kMaxJsonDepth = 32;    // tables in tables, arrays in arrays: what walks them calls itself
+constexpr std::size_t kMaxJsonDepth = 32;    // nesting of tables and arrays: their readers are recursive
 
 const char* kind_text(mode_t mode) {
   return S_ISDIR(mode)    ? "a folder"
@@ -30,14 +30,14 @@ const char* kind_text(mode_t mode) {
                           : "a socket";
 }
 
-// Ranks read the file again, so it must be a regular one. O_NONBLOCK: to open a pipe does not wait for its writer.
+// Ranks read the file again, so it must be a regular file. With O_NONBLOCK, opening a pipe does not wait for a writer.
 std::string read_toml(const std::string& file) {
   const int fd = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   struct stat status {};
-  const bool sound = fd >= 0 && ::fstat(fd, &status) == 0;
+  const bool opened = fd >= 0 && ::fstat(fd, &status) == 0;
   const int error = errno;
   std::string text, problem;
-  if (!sound) {
+  if (!opened) {
     problem = std::string("cannot be read: ") + std::strerror(error);
   } else if (!S_ISREG(status.st_mode)) {
     problem = std::string("is ") + kind_text(status.st_mode) + ", not a regular file";
@@ -47,16 +47,16 @@ std::string read_toml(const std::string& file) {
     while (text.size() <= kMaxBytes && (got = ::read(fd, buffer.data(), buffer.size())) > 0)
       text.append(buffer.data(), static_cast<std::size_t>(got));
     if (got < 0) problem = std::string("cannot be read: ") + std::strerror(errno);
-    if (text.size() > kMaxBytes) problem = "has more than " + bytes_text(kMaxBytes);
+    if (text.size() > kMaxBytes) problem = "is larger than " + bytes_text(kMaxBytes);
   }
   if (fd >= 0) ::close(fd);
   if (!problem.empty()) fail_user(file + ": " + problem + "; name a TOML file");
   return text;
 }
 
-// Where brackets and the parts of a dotted key nest too deep, as "line:column"; "" if nowhere. toml++ limits the
-// brackets of values alone, and frees what it has read by calling itself. Strings and comments are stepped over; a
-// text that is not TOML is left to the parser.
+// The first position, as "line:column", where brackets or the parts of a dotted key nest too deep; "" if there is none.
+// toml++ limits only the brackets of values, and frees its tree recursively. This function skips strings and comments,
+// and leaves text that is not TOML to the parser.
 std::string too_deep_at(std::string_view text) {
   std::size_t brackets = 0, dots = 0, line = 1, line_begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -103,7 +103,7 @@ std::vector<std::string> parts_of(const std::string& path) {
   return parts;
 }
 
-// "20" -> an integer, "5min" -> a string: what is no TOML value is a bare word.
+// "20" -> an integer, "5min" -> a string: text that is not a TOML value is a bare word.
 toml::table parsed_override(const std::string& text) {
   if (text.size() <= kMaxBytes && too_deep_at(text).empty()) try {
       toml::table one = toml::parse("x = " + text, kCommandLine);
@@ -134,7 +134,7 @@ toml::table& as_role_table(toml::table& root, const std::string& role) {
   return *root.get_as<toml::table>(role);
 }
 
-// For what toml++ says when a role is a string here and has a table there.
+// The remedy if toml++ reports that a role is both a string and a table.
 std::string remedy(std::string_view said) {
   for (const auto& role : roles())
     if (said.find("existing string '" + role + ".") != said.npos)
@@ -142,10 +142,10 @@ std::string remedy(std::string_view said) {
   return "";
 }
 
-void lay_over(toml::table& root, const std::string& text, std::map<std::string, std::string>& raw) {
+void apply_override(toml::table& root, const std::string& text, std::map<std::string, std::string>& raw) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    fail_user("command line: '" + text + "' changes no key; write path=value, as in train.steps=20");
+    fail_user("command line: '" + text + "' is not an override; write path=value, as in train.steps=20");
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
   if (parts.size() > kMaxJsonDepth)
@@ -153,10 +153,10 @@ void lay_over(toml::table& root, const std::string& text, std::map<std::string, 
               " parts; a key has at most " + std::to_string(kMaxJsonDepth));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
-      fail_user("command line: '" + path + "' is no path of bare keys such as train.steps");
+      fail_user("command line: '" + path + "' is not a dotted path of bare keys such as train.steps");
   toml::table value = parsed_override(text.substr(equals + 1));
-  const bool whole_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
-  if (whole_role) {
+  const bool names_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
+  if (names_role) {
     parts.push_back("use");
     path += ".use";
   }
@@ -207,14 +207,14 @@ Document Document::parse(const std::string& toml, const std::string& file, const
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   if (const std::string at = too_deep_at(toml); !at.empty())
-    fail_user(file + ":" + at + ": tables and arrays nest deeper than " + std::to_string(kMaxJsonDepth) +
-              " levels here");
+    fail_user(file + ":" + at + ": tables and arrays are nested deeper than " + std::to_string(kMaxJsonDepth) +
+              " levels");
   try {
     tree->root = toml::parse(toml, file);
   } catch (const toml::parse_error& error) {
     fail_user(origin_of(error.source()).text() + ": " + std::string(error.description()) + remedy(error.description()));
   }
-  for (const auto& one : overrides) lay_over(tree->root, one, tree->overrides);
+  for (const auto& one : overrides) apply_override(tree->root, one, tree->overrides);
   Document document;
   document.tree_ = std::move(tree);
   return document;
@@ -231,16 +231,16 @@ std::string Document::chosen(const std::string& role, Origin* origin) const {
 bool Document::holds(const std::string& path) const { return node_at(tree_->root, path) != nullptr; }
 
 std::string Document::misspelt(const std::string& role) const {
-  const auto told = [](const toml::key& key, const std::string& path, const std::string& right) {
+  const auto message = [](const toml::key& key, const std::string& path, const std::string& right) {
     return origin_of(key.source()).text() + ": unknown key '" + path + "'; did you mean '" + right + "'?";
   };
   for (const auto& [key, node] : tree_->root)
     if (const std::string name(key.str()); !is_role(name) && nearest(name, roles()) == role)
-      return told(key, name, role);
+      return message(key, name, role);
   if (const toml::table* table = tree_->root[role].as_table())
     for (const auto& [key, node] : *table)
       if (!node.is_table() && !nearest(key.str(), {"use"}).empty())
-        return told(key, role + "." + std::string(key.str()), role + ".use");
+        return message(key, role + "." + std::string(key.str()), role + ".use");
   return "";
 }
 
@@ -260,7 +260,7 @@ Entry Document::early(const std::string& path) const {
     if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
     return {key, std::move(got.value), std::move(got.written), origin};
   }
-  fail_bug("no key '" + path + "'");
+  fail_bug("the host declares no key '" + path + "'");
 }
 
 }  // namespace zr::host

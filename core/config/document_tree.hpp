@@ -1,4 +1,5 @@
-// What a Document holds, and how toml++'s nodes are judged. Inside core/config: no other header includes toml++.
+// The contents of a Document, and the parsing of toml++ nodes. Internal to core/config: only this header includes
+// toml++.
 #pragma once
 
 #include <toml++/toml.h>
@@ -14,14 +15,14 @@ namespace zr::host {
 struct Document::Tree {
   toml::table root;
   std::string file;
-  std::map<std::string, std::string> overrides;  // path -> the text as written, for keys that are strings
+  std::map<std::string, std::string> overrides;  // path -> text as written, for string keys
 };
 
-/// Where a node of the tree was written.
+/// The origin of a node of the tree.
 Origin origin_of(const toml::source_region& region);
-/// The value at `node` for `key`. `raw`: the text of an override, or null; a string key takes it as it is.
+/// Parses `node` as a value of `key`. `raw`: the text of an override, or null; a string key takes the text unchanged.
 ParsedValue parse_value(const ConfigKey& key, const toml::node& node, const std::string* raw);
-/// A value as TOML text, in at most some 200 bytes.
+/// A value as TOML text, shortened to about 200 bytes.
 std::string source_text(const toml::node& node);
 /// The node at "a.b.c", or null.
 const toml::node* node_at(const toml::table& root, std::string_view path);

@@ -10,7 +10,7 @@ namespace zr::host {
 namespace {
 constexpr std::string_view kMark = "{\"zeroth_schema\":1,";
 
-// JSON has no infinity: no bound is null.
+// JSON has no infinity; null means no bound.
 nlohmann::json bound(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
 }  // namespace
 
@@ -33,7 +33,7 @@ std::vector<ConfigKey> keys_from_json(const std::string& output, const std::stri
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
     fail_user(
         who +
-        " does not say which keys it reads: construct zr::Program (or zr::Engine from a file) first in its main()");
+        " did not print the keys it reads; construct zr::Program (or zr::Engine from a file) first in its main()");
   try {
     const auto line = nlohmann::json::parse(output.substr(at, output.find('\n', at) - at));
     std::vector<ConfigKey> keys;
@@ -46,8 +46,8 @@ std::vector<ConfigKey> keys_from_json(const std::string& output, const std::stri
     }
     return keys;
   } catch (const nlohmann::json::exception& error) {
-    fail_user(who + " describes its keys in a form this zeroth does not read (" + error.what() +
-              "): build both from the same release");
+    fail_user(who + " printed its keys in a format that this zeroth cannot read (" + error.what() +
+              "); build both from the same release");
   }
 }
 

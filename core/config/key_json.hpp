@@ -1,4 +1,4 @@
-// Keys as JSON: how a program tells `zeroth` which tables it reads.
+// Keys as JSON: a program reports the keys it reads to `zeroth`.
 #pragma once
 
 #include <string>

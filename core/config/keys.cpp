@@ -10,14 +10,14 @@ namespace zr::host {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMax = 2147483647;        // of what is counted: steps, samples, micro-batches
-constexpr double kMaxRanks = 1024;         // that one launcher starts
+constexpr double kMax = 2147483647;        // upper bound of counts: steps, samples, micro-batches
+constexpr double kMaxRanks = 1024;         // started by one launcher
 constexpr double kLongest = 30 * 86400.0;  // seconds
 
 ConfigKey flag(std::string table, std::string name, std::string def, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_BOOL, std::move(def), std::move(meaning)};
 }
-ConfigKey whole(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
+ConfigKey integer(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
   return {std::move(table), std::move(name), ZR_KEY_INT, std::move(def), std::move(meaning), min, max};
 }
 ConfigKey real(std::string table, std::string name, std::string def, double min, double max, std::string meaning) {
@@ -36,7 +36,7 @@ void add_schedules(std::vector<ConfigKey>& keys) {
            {"constant", "linear", "cosine", "one_cycle", "range_test", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}));
   for (const char* name : {"constant", "linear", "cosine"}) {
     const std::string table = std::string("schedule.") + name;
-    keys.push_back(whole(table, "warmup", "0", 0, kMax, "steps of linear rise to the full rate"));
+    keys.push_back(integer(table, "warmup", "0", 0, kMax, "steps of linear rise to the full rate"));
     if (table != "schedule.constant")
       keys.push_back(
           real(table, "final_ratio", "0.0", 0, 1, "fraction of the full rate that remains after the last step"));
@@ -47,14 +47,14 @@ void add_schedules(std::vector<ConfigKey>& keys) {
       real("schedule.one_cycle", "start_ratio", "0.04", 0, 1, "fraction of the full rate at the first step"));
   keys.push_back(real("schedule.one_cycle", "final_ratio", "4e-6", 0, 1, "fraction of the full rate at the last step"));
   keys.push_back(real("schedule.range_test", "min_lr", "1e-3", 0, kInf, "rate at the first step"));
-  keys.push_back(whole("schedule.range_test", "step_size", "2000", 1, kMax, "steps per interval"));
+  keys.push_back(integer("schedule.range_test", "step_size", "2000", 1, kMax, "steps per interval"));
   keys.push_back(real("schedule.range_test", "step_rate", "1.0", 0, kInf, "growth per interval, in units of min_lr"));
   keys.push_back(
       flag("schedule.range_test", "staircase", "false", "increase the rate once per interval instead of every step"));
   for (const char* name : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
     const std::string table = std::string("schedule.") + name;
     if (table != "schedule.WarmupLR")
-      keys.push_back(whole(table, "total_num_steps", "@train.steps", 1, kMax, "step at which the decay ends"));
+      keys.push_back(integer(table, "total_num_steps", "@train.steps", 1, kMax, "step at which the decay ends"));
     if (table != "schedule.WarmupCosineLR") {
       keys.push_back(real(table, "warmup_min_lr", "0.0", 0, kInf, "rate before the warm-up"));
       keys.push_back(real(table, "warmup_max_lr", "@optimizer.lr", 0, kInf, "rate after the warm-up"));
@@ -63,7 +63,7 @@ void add_schedules(std::vector<ConfigKey>& keys) {
           real(table, "warmup_min_ratio", "0.0", 0, 1, "fraction of the full rate at the start of the warm-up"));
       keys.push_back(real(table, "cos_min_ratio", "1e-4", 0, 1, "fraction of the full rate at the end of the cosine"));
     }
-    keys.push_back(whole(table, "warmup_num_steps", "1000", 1, kMax, "steps of the warm-up"));
+    keys.push_back(integer(table, "warmup_num_steps", "1000", 1, kMax, "steps of the warm-up"));
     keys.push_back(text(table, "warmup_type", "\"log\"", "shape of the warm-up", {"log", "linear"}));
   }
 }
@@ -71,10 +71,10 @@ void add_schedules(std::vector<ConfigKey>& keys) {
 // Names, defaults and meanings are DeepSpeed's.
 void add_loss_scale(std::vector<ConfigKey>& keys) {
   keys.push_back(real("fp16", "loss_scale", "0.0", 0, kInf, "static loss scale; 0: dynamic, by the keys below"));
-  keys.push_back(whole("fp16", "initial_scale_power", "16", 0, 64, "the initial scale is 2 to this power"));
+  keys.push_back(integer("fp16", "initial_scale_power", "16", 0, 64, "the initial scale is 2 to this power"));
   keys.push_back(
-      whole("fp16", "loss_scale_window", "1000", 1, kMax, "steps without overflow after which the scale doubles"));
-  keys.push_back(whole("fp16", "hysteresis", "2", 1, kMax, "overflows before the scale is halved"));
+      integer("fp16", "loss_scale_window", "1000", 1, kMax, "steps without overflow after which the scale doubles"));
+  keys.push_back(integer("fp16", "hysteresis", "2", 1, kMax, "overflows before the scale is halved"));
   keys.push_back(
       flag("fp16", "consecutive_hysteresis", "false",
            "a step without overflow resets the hysteresis counter; false: only a step that doubles the scale does"));
@@ -83,9 +83,9 @@ void add_loss_scale(std::vector<ConfigKey>& keys) {
 
 void add_checkpoint(std::vector<ConfigKey>& keys) {
   keys.push_back(text("checkpoint", "dir", "\"\"", "folder for checkpoints, relative to the working directory"));
-  keys.push_back(whole("checkpoint", "every", "0", 0, kMax,
-                       "steps between checkpoints; 0: only when the program calls engine.save()"));
-  keys.push_back(whole("checkpoint", "keep", "0", 0, kMax, "number of newest checkpoints to keep; 0: all"));
+  keys.push_back(integer("checkpoint", "every", "0", 0, kMax,
+                         "steps between checkpoints; 0: only when the program calls engine.save()"));
+  keys.push_back(integer("checkpoint", "keep", "0", 0, kMax, "number of newest checkpoints to keep; 0: all"));
   keys.push_back(flag("checkpoint", "async", "false", "write in the background from a copy of this rank's shard"));
   keys.push_back(text("checkpoint", "on_signal", "\"end\"",
                       "action on SIGTERM and SIGINT; save: finish the step, save a checkpoint, then exit",
@@ -125,20 +125,20 @@ void add_offload(std::vector<ConfigKey>& keys) {
 
 std::vector<ConfigKey> make_host_keys() {
   std::vector<ConfigKey> keys;
-  keys.push_back(
-      text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"", "who owns which part of weights, gradients and states"));
+  keys.push_back(text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"",
+                      "which rank owns which part of weights, gradients and optimizer states"));
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
   keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "library that runs the collectives"));
   keys.push_back(text("job", "program", "\"\"",
                       "training program: an executable next to this file or in bin/, or an absolute path"));
-  keys.push_back(whole("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
+  keys.push_back(integer("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
   keys.push_back(
-      whole("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the host"));
+      integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the host"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
   keys.push_back(text("job", "runs", "\"runs\"", "folder of the run folders, relative to the working directory"));
-  keys.push_back(whole("train", "steps", "100", 0, kMax, "optimizer steps to train"));
-  keys.push_back(whole("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
+  keys.push_back(integer("train", "steps", "100", 0, kMax, "optimizer steps to train"));
+  keys.push_back(integer("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
   keys.push_back(text("train", "dtype", "\"fp32\"",
                       "dtype of weights and activations; masters and optimizer states stay fp32",
                       {"fp32", "bf16", "fp16"}));
@@ -146,15 +146,15 @@ std::vector<ConfigKey> make_host_keys() {
                       "parameters that are neither fp32 nor train.dtype, such as double ones: convert and report "
                       "them, or reject the model",
                       {"convert", "reject"}));
+  keys.push_back(integer("train", "global_batch", "0", 0, kMax,
+                         "samples per step; 0: micro_batch x gradient_accumulation x ranks"));
   keys.push_back(
-      whole("train", "global_batch", "0", 0, kMax, "samples per step; 0: micro_batch x gradient_accumulation x ranks"));
-  keys.push_back(
-      whole("train", "micro_batch", "0", 0, kMax, "samples per backward and rank; 0: derived from the other two"));
-  keys.push_back(whole("train", "gradient_accumulation", "0", 0, kMax,
-                       "micro-batches per step and rank; 0: derived from the other two"));
+      integer("train", "micro_batch", "0", 0, kMax, "samples per backward and rank; 0: derived from the other two"));
+  keys.push_back(integer("train", "gradient_accumulation", "0", 0, kMax,
+                         "micro-batches per step and rank; 0: derived from the other two"));
   keys.push_back(real("train", "gradient_clipping", "0.0", 0, kInf, "maximum global gradient norm; 0: no clipping"));
-  keys.push_back(whole("train", "max_skipped_steps", "50", 1, kMax,
-                       "consecutive steps that may be skipped for non-finite gradients before the job fails"));
+  keys.push_back(integer("train", "max_skipped_steps", "50", 1, kMax,
+                         "consecutive steps that may be skipped for non-finite gradients before the job fails"));
   keys.push_back(
       text("train", "buffers", "\"rank0\"",
            "the model's buffers in evaluation, in exported files and after a change of world size: rank 0's, the "
@@ -186,7 +186,7 @@ std::vector<ConfigKey> make_host_keys() {
   keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate; the full rate of the schedule"));
   add_schedules(keys);
-  keys.push_back(whole("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
+  keys.push_back(integer("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "share_weights", "true",
                       "ranks of a host share one copy of the weights, if strategy and communicator support it"));
   add_checkpoint(keys);

@@ -1,4 +1,4 @@
-// The keys about numbers: which element type stands where, and the loss scale's.
+// The keys about precision: dtypes of weights and gradients, and the loss scale.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace zr::host {
 
-/// Element types of a job (NUMERICS.md 2, 4, 10).
+/// Dtypes of a job (docs/numerics.md, sections 2, 4 and 10).
 struct Precision {
-  zr_dtype weights;            // and of what autograd computes
-  zr_dtype gradients;          // of one backward, as they travel
-  zr_dtype reduced_gradients;  // of gradients, over micro-batches and ranks
+  zr_dtype weights;            // weights, and everything that autograd computes
+  zr_dtype gradients;          // gradients of one backward, as they are communicated
+  zr_dtype reduced_gradients;  // sums over micro-batches and ranks
 };
-/// From train.dtype, gradients.reduce_dtype and gradients.dtype.
+/// Reads train.dtype, gradients.reduce_dtype, gradients.dtype and gradients.reduce.
 Precision precision_of(const JobConfig& config);
 
-/// The most a loss scale can be: far above what fp16 gradients bear, far below what fp32 overflows at.
+/// The largest loss scale: far above the range of fp16 gradients, far below the overflow of fp32.
 inline constexpr double kMaxLossScale = 0x1p64;
 
-/// Keys that contradict one another, or are no power of two where they must be: the key and what is wrong with it.
+/// Keys that contradict each other or must be a power of two: pairs of the key and its problem.
 std::vector<std::pair<std::string, std::string>> precision_problems(const JobConfig& config);
 
 }  // namespace zr::host

@@ -11,7 +11,7 @@ namespace zr::host {
 
 namespace {
 
-// Enough of a long text to recognise it.
+// The beginning of a long text.
 std::string shortened(const std::string& text) {
   constexpr std::size_t kMax = 200;
   if (text.size() <= kMax) return text;
@@ -32,22 +32,22 @@ std::string expected(std::string_view what, const toml::node& node) {
   return "expected " + std::string(what) + ", found " + shown(node);
 }
 
-ParsedValue sound(Value value) {
+ParsedValue valid(Value value) {
   std::string text = toml_text(value);
   return {std::move(value), std::move(text), ""};
 }
 ParsedValue wrong(std::string problem) { return {{}, {}, std::move(problem)}; }
 
 std::optional<double> number(const toml::node& node) {
-  if (const auto* whole = node.as_integer()) return static_cast<double>(whole->get());
+  if (const auto* as_int = node.as_integer()) return static_cast<double>(as_int->get());
   if (const auto* real = node.as_floating_point()) return real->get();
   return {};
 }
 
 ParsedValue parse_bytes_value(const toml::node& node) {
   const auto* text = node.as_string();
-  const auto* whole = node.as_integer();
-  const auto size = text ? parse_bytes(text->get()) : whole ? std::optional(whole->get()) : std::nullopt;
+  const auto* as_int = node.as_integer();
+  const auto size = text ? parse_bytes(text->get()) : as_int ? std::optional(as_int->get()) : std::nullopt;
   if (!size) return wrong(expected("a size such as \"32MiB\" or 4096", node));
   return {*size, text ? toml_quoted(text->get()) : std::to_string(*size), ""};
 }
@@ -67,23 +67,23 @@ ParsedValue parse_floats_value(const toml::node& node) {
     if (!one) return wrong(expected("a number", *list->get(i)));
     all.push_back(*one);
   }
-  return list ? sound(std::move(all)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
+  return list ? valid(std::move(all)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
 }
 
 ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std::string* raw) {
   switch (key.type) {
     case ZR_KEY_BOOL:
-      if (const auto* flag = node.as_boolean()) return sound(flag->get());
+      if (const auto* flag = node.as_boolean()) return valid(flag->get());
       return wrong(expected("true or false", node));
     case ZR_KEY_INT:
-      if (const auto* whole = node.as_integer()) return sound(whole->get());
+      if (const auto* as_int = node.as_integer()) return valid(as_int->get());
       return wrong(expected("an integer", node));
     case ZR_KEY_FLOAT:
-      if (const auto real = number(node)) return sound(*real);
+      if (const auto real = number(node)) return valid(*real);
       return wrong(expected("a number", node));
     case ZR_KEY_STRING:
-      if (const auto* text = node.as_string()) return sound(text->get());
-      if (raw && !node.is_table() && !node.is_array()) return sound(*raw);
+      if (const auto* text = node.as_string()) return valid(text->get());
+      if (raw && !node.is_table() && !node.is_array()) return valid(*raw);
       return wrong(expected("a string", node));
     case ZR_KEY_BYTES: return parse_bytes_value(node);
     case ZR_KEY_DURATION: return parse_duration_value(node);
@@ -94,7 +94,7 @@ ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std:
 
 std::string range_problem(const ConfigKey& key, const ParsedValue& got) {
   std::vector<double> all;
-  if (const auto* whole = std::get_if<int64_t>(&got.value)) all = {static_cast<double>(*whole)};
+  if (const auto* as_int = std::get_if<int64_t>(&got.value)) all = {static_cast<double>(*as_int)};
   if (const auto* real = std::get_if<double>(&got.value)) all = {*real};
   if (const auto* list = std::get_if<std::vector<double>>(&got.value)) all = *list;
   for (const double one : all) {
@@ -137,7 +137,7 @@ ParsedValue default_value(const ConfigKey& key) {
     const toml::table parsed = toml::parse("x = " + key.def);
     return parse_value(key, *parsed.get("x"), nullptr);
   } catch (const toml::parse_error&) {
-    return wrong("'" + key.def + "' is no TOML value");
+    return wrong("'" + key.def + "' is not a TOML value");
   }
 }
 

@@ -1,4 +1,4 @@
-// One TOML value judged by the key it stands at. Inside core/config.
+// Validates one TOML value against its key. Internal to core/config.
 #pragma once
 
 #include <optional>
@@ -8,14 +8,14 @@
 
 namespace zr::host {
 
-/// A value of the key's type and range, or what is wrong with it ("expected an integer, found \"many\"").
+/// A value of the key's type and range, or the problem ("expected an integer, found \"many\"").
 struct ParsedValue {
   Value value;
   std::string written;  // as TOML text, with the unit the user wrote
-  std::string problem;  // "" if sound
+  std::string problem;  // "" if valid
 };
 
-/// The key's default; the key must have one that is no reference.
+/// The key's default, which must exist and must not be a reference to another key.
 ParsedValue default_value(const ConfigKey& key);
 /// A TOML string in quotes, escaped.
 std::string toml_quoted(const std::string& text);

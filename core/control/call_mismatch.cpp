@@ -3,7 +3,7 @@
 namespace zr::host {
 
 namespace {
-// The call that a description ends with; "" if none.
+// The call at the end of a description; "" if the description names none.
 std::string_view call_in(std::string_view what) {
   for (const std::string_view name : {"engine.", "zr::"})
     if (what.starts_with(name)) return what;
@@ -26,7 +26,7 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
   if (!first.empty() && !second.empty())
     return first + " and " + second + " are collective: call them on all ranks in the same order";
   if (!first.empty() || !second.empty())
-    return first + second + " is collective: call it on all ranks, at the same place in the program";
+    return first + second + " is collective: call it on all ranks, at the same point in the program";
   for (const std::string_view what : {a, b})
     if (call_in(what).starts_with("an in-place write to "))
       return "in-place writes to parameters are collective: make the same write on all ranks";
@@ -34,9 +34,9 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
     return call_in(what).starts_with(kOperatorOn) || (what.starts_with("all_gather") && !call_in(what).empty());
   };
   if (gathers_weights(a) || gathers_weights(b))
-    return "operators on sharded parameters are collective: run the same ones in the same order on all ranks, or keep "
-           "parameters unsharded (communicator.share_weights = true on one host, a larger persistence_threshold of the "
-           "strategy, or a strategy that keeps full parameters on every rank)";
+    return "operators on sharded parameters are collective: run the same operators in the same order on all ranks, or "
+           "keep parameters unsharded (communicator.share_weights = true on one host, a larger persistence_threshold "
+           "of the strategy, or a strategy that keeps full parameters on every rank)";
   return "";
 }
 

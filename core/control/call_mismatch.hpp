@@ -1,4 +1,5 @@
-// Descriptions of collectives, as describe() of comm/coll.hpp writes them, when the ranks issued different ones.
+// The remedy when ranks issued different collectives, derived from the descriptions that describe() in comm/coll.hpp
+// writes.
 #pragma once
 
 #include <string>
@@ -6,15 +7,15 @@
 
 namespace zr::host {
 
-/// Between a collective and the call that issued it: "broadcast 'w' (fp32, 64) in engine.get(\"w\")".
+/// Separates a collective from the call that issued it: "broadcast 'w' (fp32, 64) in engine.get(\"w\")".
 inline constexpr std::string_view kInCall = " in ";
-/// What to do when ranks issued these two different collectives, as describe() names them: which call is collective, or
-/// which keys keep parameters unsharded.
+/// What to do when two ranks issued the collectives with these descriptions: the message names the call that is
+/// collective, or the keys that keep parameters unsharded. "" if there is no specific remedy.
 std::string mismatch_remedy(std::string_view a, std::string_view b);
-/// "engine.get" if that is what the description of a collective names as its call, and the call is one that a program
-/// makes outside the training loop's backward() and step(); else "".
+/// The call that a description names, for example "engine.get"; "" if it names none, or names backward() or step() of
+/// the training loop.
 std::string collective_call(std::string_view what);
-/// The call of operators on sharded parameters, in descriptions: "an operator on 'w'".
+/// How descriptions name an operator on a sharded parameter: "an operator on 'w'".
 inline constexpr std::string_view kOperatorOn = "an operator on ";
 
 }  // namespace zr::host

@@ -23,10 +23,10 @@ using ip::tcp;
 using protocol::Type;
 
 namespace {
-constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store takes a second to build it
-constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // so late may the store hear of a step
+constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store builds it within 1 s
+constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // delay until the store learns of a new step
 
-// As the launcher's: short, for names that are made of it.
+// The same form as the launcher's id: short, because other names contain it.
 std::string new_job_id() {
   std::random_device random;
   std::array<char, 20> text{};
@@ -65,7 +65,7 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
                       failure_ = failure;
                       changed_.notify_all();
                     });
-  sigset_t all, before;  // signals are for the program's own threads
+  sigset_t all, before;  // only the program's own threads handle signals
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { io_.run(); });
@@ -80,9 +80,9 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
 
 ControlClient::~ControlClient() { close(); }
 
-// Where to dial; rank 0 without a launcher starts the store first.
+// The addresses to connect to. If this rank hosts the store, starts the store first.
 std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
-  if (rank_info_.shares_secret && !rank_info_.hosts_store) rank_info_.ports.resize(1);  // the secret says which it is
+  if (rank_info_.shares_secret && !rank_info_.hosts_store) rank_info_.ports.resize(1);  // JobSecret gives the port
   auto endpoints = resolve(rank_info_.address, rank_info_.ports, deadline);
   if (!rank_info_.hosts_store) return endpoints;
   const auto address = address_to_bind(endpoints.front().address());
@@ -103,8 +103,9 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   return {tcp::endpoint(own, store_->port())};
 }
 
-// The address that the other ranks dial, so that no other network reaches the store. Every address where that one is
-// not this host's (a forwarded port), or is loopback by name only and ranks of other hosts come from outside.
+// The address that the other ranks connect to, so that the store is not reachable from other networks. All addresses if
+// that address does not belong to this host (a forwarded port), or if its name resolves to loopback here although ranks
+// on other hosts connect.
 ip::address ControlClient::address_to_bind(const ip::address& remote) {
   const bool one_host = rank_info_.local_world == rank_info_.world || rank_info_.address == "localhost" ||
                         rank_info_.address == remote.to_string();
@@ -124,7 +125,7 @@ void ControlClient::warn_if_open(const std::string& address) const {
   log(ZR_LOG_WARN, "the job's store listens on " + address + ", port " + std::to_string(store_->port()) + ", and " +
                        rank_info_.launcher +
                        " gave the ranks no secret: any process that reaches this port can "
-                       "join the job or end it. Set ZR_TOKEN to one secret for every rank (SECURITY.md)");
+                       "join the job or end it. Set ZR_TOKEN to the same secret on every rank (SECURITY.md)");
 }
 
 void ControlClient::wait_joined(Clock::time_point deadline) {
@@ -132,7 +133,7 @@ void ControlClient::wait_joined(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return joined_ || failure_ || broken(); };
   changed_.wait_until(lock, deadline, over);
-  if (!over() && !connection_made_) changed_.wait_for(lock, kFailureReportTimeout, over);  // the dial knows why
+  if (!over() && !connection_made_) changed_.wait_for(lock, kFailureReportTimeout, over);  // the connector reports why
   if (failure_) throw *failure_;
   const bool all_here = joined_;
   lock.unlock();
@@ -163,10 +164,10 @@ void ControlClient::post_send(std::string message) {
 
 void ControlClient::put(const std::string& key, const std::string& value) {
   if (key.size() > protocol::kMaxKeyBytes)
-    fail_bug("the job's store takes keys of at most 4 KiB; '" + key.substr(0, 60) + "...' has " +
+    fail_bug("the job's store accepts keys of at most 4 KiB, but '" + key.substr(0, 60) + "...' has " +
              bytes_text(static_cast<int64_t>(key.size())));
   if (value.size() > protocol::kMaxValueBytes)
-    fail_bug("the job's store takes values of at most 1 MiB; that of '" + key + "' has " +
+    fail_bug("the job's store accepts values of at most 1 MiB, but the value of '" + key + "' has " +
              bytes_text(static_cast<int64_t>(value.size())));
   post_send(protocol::Writer().text(key).text(value).message(Type::put));
 }
@@ -176,12 +177,12 @@ void ControlClient::drop(const std::string& key) { post_send(protocol::Writer().
 std::string ControlClient::get(const std::string& key, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const uint64_t id = ++last_id_;
-  auto& slot = gets_[id];
+  auto& result = gets_[id];
   getting_ = key;
   getting_since_ = Clock::now();
   post_send(protocol::Writer().u64(id).text(key).message(Type::get));
-  changed_.wait_for(lock, timeout, [&] { return slot || broken() || store_gone_; });
-  const auto value = std::move(slot);
+  changed_.wait_for(lock, timeout, [&] { return result || broken() || store_gone_; });
+  const auto value = std::move(result);
   const bool gone = store_gone_;
   gets_.erase(id);
   const std::string waited = std::exchange(getting_, "");
@@ -189,7 +190,7 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   lock.unlock();
   if (broken()) throw Failure(Exit::peer_lost, report(""));
   if (gone)
-    throw Failure(Exit::peer_lost, "rank 0, which kept the job's store, has ended: no key '" + waited + "' will come");
+    throw Failure(Exit::peer_lost, "cannot get key '" + waited + "': rank 0, which hosted the job's store, has ended");
   throw Failure(Exit::peer_lost, "no rank has put '" + waited + "' into the job's store within " +
                                      duration_text(static_cast<double>(timeout.count()) / 1000));
 }
@@ -228,7 +229,7 @@ std::string ControlClient::report(const std::string& mine) {
                   duration_text(static_cast<double>(ms_since(last_heard_)) / 1000);
       const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
       const std::string state = near ? process_state_text(protocol::state_of(start_.peers[0].pid)) : "";
-      if (!state.empty()) headline += ", it is " + state;
+      if (!state.empty()) headline += ", and its process is " + state;
     }
     failure_report_ = own_failure_report_locked(headline);
   }
@@ -248,7 +249,7 @@ void ControlClient::on_broken(const void* owner, std::function<void()> callback)
 
 void ControlClient::leave_locked(int64_t step, bool failed) {
   if (left_ || broken()) return;
-  post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));  // what it issued belongs to before the leave
+  post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));  // reports the collectives issued before the leave
   left_ = true;
   ++leaves_;
   left_sequence_ = activity_.sequence;
@@ -269,7 +270,7 @@ void ControlClient::close() {
   {
     std::unique_lock lock(mutex_);
     if (closed_) return;
-    // The others wait for the table that this rank's store makes.
+    // The other ranks wait for the failure report, which the store on this rank writes.
     if (rank_info_.hosts_store && broken())
       changed_.wait_for(lock, kFailureReportTimeout, [&] { return failure_report_.has_value(); });
     if (joined_) leave_locked(activity_.step, false);

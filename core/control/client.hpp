@@ -1,4 +1,4 @@
-// A rank's end of the control plane: one thread, one connection to the store, which it may keep itself.
+// The rank side of the control plane: one thread and one connection to the store. Rank 0 may also host the store.
 #pragma once
 
 #include <array>
@@ -25,10 +25,10 @@ namespace zr::host {
 
 class ControlClient final : public Control {
  public:
-  /// Joins; throws as Control::join does.
-  ControlClient(RankInfo place, std::chrono::milliseconds timeout);
+  /// Joins the job; throws the same failures as Control::join().
+  ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout);
   ~ControlClient() override;
-  /// Leaves if leave() was not called, and ends the thread. Idempotent; in a forked child it does nothing.
+  /// Calls leave() if the caller has not, and ends the thread. Idempotent. Must not be called in a forked child.
   void close();
 
   int rank() const override { return rank_info_.rank; }
@@ -47,7 +47,7 @@ class ControlClient final : public Control {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // On the control thread.
+  // Called on the control thread.
   void welcomed(std::shared_ptr<Connection> connection);
   void message(protocol::Type type, std::string_view body);
   void lost_store();
@@ -60,7 +60,7 @@ class ControlClient final : public Control {
   void end_if_absent();
   void shut_down();
   void stop_if_done();
-  // On any thread.
+  // Called on any thread.
   static int64_t ms_since(Clock::time_point then);
   std::vector<boost::asio::ip::tcp::endpoint> find_store(Clock::time_point deadline);
   boost::asio::ip::address address_to_bind(const boost::asio::ip::address& remote);
@@ -81,7 +81,7 @@ class ControlClient final : public Control {
   boost::asio::steady_timer heartbeat_timer_, grace_timer_;
   std::thread thread_;
 
-  // Of the control thread.
+  // Used by the control thread only, once it runs.
   std::unique_ptr<Store> store_;
   std::unique_ptr<JobSecret> secret_;
   std::shared_ptr<Connector> connector_;
@@ -93,23 +93,23 @@ class ControlClient final : public Control {
   std::recursive_mutex callback_mutex_;  // held while a callback runs
   std::map<const void*, std::function<void()>> callbacks_;
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards all members below
   std::condition_variable changed_;
-  std::optional<Failure> failure_;  // to join
+  std::optional<Failure> failure_;  // why joining failed
   bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false,
        left_ = false;
   protocol::Start start_;
   Activity activity_;
   std::string getting_;  // the key that get() waits for
   Clock::time_point activity_since_, getting_since_, last_heard_;
-  std::array<protocol::Call, protocol::kMaxCalls> calls_;  // a ring: the last ones issued
+  std::array<protocol::Call, protocol::kMaxCalls> calls_;  // ring buffer of the most recent collectives
   uint64_t calls_made_ = 0, calls_reported_ = 0;
   bool heartbeat_is_due_ = false;  // the step has changed since the last heartbeat
   uint64_t leaves_ = 0, left_sequence_ = 0;
   int64_t left_step_ = 0;
   bool left_failed_ = false;
   std::string headline_;
-  std::optional<std::string> deferred_;  // the job broke after this rank had left
+  std::optional<std::string> deferred_;  // headline of a failure that came after this rank had left
   std::optional<std::string> failure_report_;
   uint64_t last_id_ = 0;
   std::map<uint64_t, std::optional<std::string>> gets_;

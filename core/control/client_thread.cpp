@@ -1,5 +1,5 @@
-// ControlClient's thread: what comes from the store and goes there, and the job's end where the program does not see
-// it.
+// The thread of ControlClient: messages from and to the store, and the end of the process if the training thread does
+// not react to a failure.
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
@@ -16,8 +16,8 @@ using protocol::Type;
 
 namespace {
 constexpr auto kHeartbeatInterval = std::chrono::milliseconds(200);
-constexpr auto kGrace = std::chrono::seconds(2);               // for the training thread to come to report()
-constexpr auto kForFarewell = std::chrono::milliseconds(500);  // at most, where the other end does not read
+constexpr auto kGrace = std::chrono::seconds(2);                  // time limit for the training thread to call report()
+constexpr auto kGoodbyeTimeout = std::chrono::milliseconds(500);  // limit if the peer does not read
 constexpr int64_t kSilenceMs = 1000;
 }  // namespace
 
@@ -104,7 +104,7 @@ void ControlClient::schedule_heartbeat(std::chrono::milliseconds pause) {
   });
 }
 
-// A child that rank 0 forked may keep the connection open.
+// Checks the process, because a child that rank 0 forked may keep the connection open after rank 0 dies.
 bool ControlClient::store_host_is_dead() const {
   const std::lock_guard lock(mutex_);
   const auto& peers = start_.peers;
@@ -112,7 +112,7 @@ bool ControlClient::store_host_is_dead() const {
          peers[0].machine == self_.machine && protocol::is_dead(peers[0].pid);
 }
 
-// Rank 0 kept the store and has left in order: nobody else can tell that this rank waits for it in vain.
+// After rank 0, the store host, has left normally, only this rank can detect that it waits for rank 0 in vain.
 void ControlClient::check_store_host() {
   std::unique_lock lock(mutex_);
   if (left_ || closed_ || !activity_.waiting) return;
@@ -136,7 +136,7 @@ void ControlClient::broke(const std::string& headline) {
     headline_ = headline;
     if (connection_)
       connection_->send(
-          protocol::encode(Type::final_status, heartbeat_locked()));  // before a waiting thread sees the news
+          protocol::encode(Type::final_status, heartbeat_locked()));  // before a waiting thread sees broken_
     broken_.store(true, std::memory_order_relaxed);
     changed_.notify_all();
   }
@@ -152,14 +152,15 @@ void ControlClient::run_callbacks() {
   for (const auto& [owner, callback] : std::exchange(callbacks_, {})) callback();
 }
 
-// The training thread computes, or blocks where no news reaches it: the process must not outlive its job.
+// The training thread computes, or blocks where it cannot see the failure. The process must not outlive its job.
 void ControlClient::end_if_absent() {
   std::unique_lock lock(mutex_);
   if (reported_ || left_ || closed_) return;
-  std::string text = "rank " + std::to_string(rank_info_.rank) + " (pid " + std::to_string(pid_) +
-                     ") ends, the job is broken: it was " + activity_text(activity_, ms_since(activity_since_)) + "; " +
-                     headline_;
-  if (rank_info_.hosts_store && failure_report_) text = *failure_report_;  // nobody else prints it
+  std::string text =
+      "rank " + std::to_string(rank_info_.rank) + " (pid " + std::to_string(pid_) +
+      ") exits because the job has failed; last activity: " + activity_text(activity_, ms_since(activity_since_)) +
+      "; " + headline_;
+  if (rank_info_.hosts_store && failure_report_) text = *failure_report_;  // no other process prints the report
   lock.unlock();
   log(ZR_LOG_ERROR, text);
   _exit(static_cast<int>(Exit::peer_lost));
@@ -186,19 +187,19 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
 }
 
 std::string ControlClient::store_host_text_locked() const {
-  if (rank_info_.launched) return "the launcher, which keeps the job's store,";
+  if (rank_info_.launched) return "the launcher, which hosts the job's store,";
   const auto& peers = start_.peers;
-  return rank_text(0, peers.empty() ? 0 : peers[0].pid) + ", which keeps the job's store,";
+  return rank_text(0, peers.empty() ? 0 : peers[0].pid) + ", which hosts the job's store,";
 }
 
-// What this rank alone can say.
+// The failure report from what this rank knows, without the store.
 std::string ControlClient::own_failure_report_locked(const std::string& headline) const {
   std::vector<ReportLine> lines;
   for (std::size_t i = 0; i < start_.peers.size(); ++i) {
     const auto& peer = start_.peers[i];
     const bool mine = static_cast<int>(i) == rank_info_.rank;
     const char process = peer.machine == self_.machine ? protocol::state_of(peer.pid) : '?';
-    std::string state = process == '?' ? "not known" : process ? process_state_text(process) : "its process is gone";
+    std::string state = process == '?' ? "unknown" : process ? process_state_text(process) : "its process is gone";
     if (mine) state = activity_text(activity_, ms_since(activity_since_));
     if (!mine && i == 0 && store_host_left_) state = left_text(*store_host_left_);
     lines.push_back({static_cast<int>(i), peer.pid, peer.host, state});
@@ -221,7 +222,7 @@ void ControlClient::shut_down() {
       stop_if_done();
     });
   }
-  grace_timer_.expires_after(kForFarewell);
+  grace_timer_.expires_after(kGoodbyeTimeout);
   grace_timer_.async_wait([this](const error_code& error) {
     if (!error) io_.stop();
   });

@@ -54,7 +54,7 @@ void Connection::read_body(protocol::Type type, uint32_t bytes) {
                             if (closed_) return;
                             if (error) return fail();
                             try {
-                              const OnMessage on_message = on_message_;  // it may hand the connection over
+                              const OnMessage on_message = on_message_;  // it may call hand_over()
                               on_message(type, body_);
                             } catch (const protocol::Malformed&) {
                               return fail();
@@ -69,7 +69,7 @@ void Connection::send(std::string message) {
   if (queued_ > kMaxQueued && !queue_.empty()) {
     finishing_ = true;
     error_code ignored;
-    socket_.shutdown(tcp::socket::shutdown_both, ignored);  // the read side then sees the end
+    socket_.shutdown(tcp::socket::shutdown_both, ignored);  // the read side then gets end of file
     return;
   }
   queue_.push_back(std::move(message));
@@ -80,7 +80,7 @@ void Connection::write_next() {
   boost::asio::async_write(socket_, boost::asio::buffer(queue_.front()),
                            [this, self = shared_from_this()](const error_code& error, std::size_t) {
                              if (closed_) return;
-                             if (error) return;  // the read side sees it too, after what the peer sent last
+                             if (error) return;  // the read side gets the error too, after the last bytes of the peer
                              queued_ -= queue_.front().size();
                              queue_.pop_front();
                              if (!queue_.empty()) return write_next();

@@ -1,4 +1,4 @@
-// A framed connection of the control plane, one end of a TCP socket. For the thread that runs its io_context only.
+// A framed TCP connection of the control plane. Use it only on the thread that runs its io_context.
 #pragma once
 
 #include <array>
@@ -18,15 +18,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using OnMessage = std::function<void(protocol::Type, std::string_view body)>;
   using OnClosed = std::function<void()>;
 
-  explicit Connection(boost::asio::ip::tcp::socket socket);  // connected
-  /// Starts to read. on_message may throw protocol::Malformed: then the connection closes. on_closed is called once,
-  /// when the peer or an error closed it; not after close(). Messages above `most` bytes are malformed.
+  explicit Connection(boost::asio::ip::tcp::socket socket);  // takes a connected socket
+  /// Starts reading. If on_message throws protocol::Malformed, the connection closes. on_closed is called once, when
+  /// the peer or an error closes the connection; it is not called after close(). Messages of more than `most` bytes are
+  /// malformed.
   void start(OnMessage on_message, OnClosed on_closed, uint32_t most);
-  /// Other callbacks and limit from the next message on.
+  /// Replaces the callbacks and the limit from the next message on.
   void hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most);
-  /// A peer that does not read until 64 MiB wait for it is closed, as by an error.
+  /// Queues a message. If more than 64 MiB are queued because the peer does not read, the connection closes as after an
+  /// error.
   void send(std::string message);
-  /// No more is sent after what is queued; on_closed follows when the peer has closed too.
+  /// Sends the queued messages, then nothing more; on_closed is called when the peer has closed its side too.
   void finish();
   void close();
 
@@ -47,7 +49,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool finishing_ = false, closed_ = false;
 };
 
-/// Keeps a socket out of programs that this process starts.
+/// Sets FD_CLOEXEC, so that programs that this process starts do not inherit the socket.
 void close_on_exec(int fd);
 
 }  // namespace zr::host

@@ -10,8 +10,8 @@ using boost::system::error_code;
 using protocol::Type;
 
 namespace {
-constexpr auto kPatience = std::chrono::seconds(2);     // with one address
-constexpr auto kPause = std::chrono::milliseconds(20);  // before all are tried again
+constexpr auto kPatience = std::chrono::seconds(2);     // time limit per address
+constexpr auto kPause = std::chrono::milliseconds(20);  // pause before all addresses are tried again
 constexpr auto kResolvePause = std::chrono::milliseconds(200);
 }  // namespace
 
@@ -28,8 +28,8 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
     if (!endpoints.empty()) return endpoints;
     if (std::chrono::steady_clock::now() + kResolvePause > deadline)
       fail_environment(
-          "the address of the job's store, '" + host + "', is not known: " + error.message() +
-          ". It stands in MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
+          "cannot resolve '" + host + "', the address of the job's store: " + error.message() +
+          ". It comes from MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
     std::this_thread::sleep_for(kResolvePause);
   }
 }
@@ -84,9 +84,10 @@ void Connector::attempt(std::size_t index) {
       tried_, [this, self, mine, index, socket = socket_, message = hello->message](const error_code& error) {
         if (over_ || mine != attempt_) return;
         if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
-          return fail(Failure(Exit::environment, who_ + " cannot reach " + endpoints_[index].address().to_string() +
-                                                     ", where the job's store is: " + error.message() +
-                                                     "; the loopback interface is down: ip link set lo up"));
+          return fail(
+              Failure(Exit::environment, who_ + " cannot reach the job's store at " +
+                                             endpoints_[index].address().to_string() + ": " + error.message() +
+                                             "; the loopback interface is down: enable it with `ip link set lo up`"));
         if (error) return next(index, error.message());
         greet(index, std::move(*socket), message);
       });
@@ -105,7 +106,7 @@ void Connector::greet(std::size_t index, tcp::socket socket, const std::string& 
           failed_ = nullptr;
           return std::exchange(welcomed_, nullptr)(std::exchange(connection_, nullptr));
         }
-        if (type != Type::reject) throw protocol::Malformed("neither welcome nor refuse");
+        if (type != Type::reject) throw protocol::Malformed("neither welcome nor reject");
         protocol::Reader reader(body);
         const auto exit = static_cast<Exit>(reader.u8());
         const std::string text = reader.text();
@@ -130,13 +131,13 @@ void Connector::next(std::size_t index, const std::string& why) {
   if (std::chrono::steady_clock::now() >= deadline_)
     return fail(Failure(
         Exit::environment,
-        who_ + " found no store of its job at " + tried_.address().to_string() + " port " +
+        who_ + " cannot find the store of its job at " + tried_.address().to_string() + " port " +
             (endpoints_.front().port() == endpoints_.back().port()
                  ? std::to_string(tried_.port())
                  : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
             ": " + why_ +
-            ". Is rank 0, which keeps it, running, and is this its address? ZR_STORE=host:port, "
-            "the same for every rank, names another"));
+            ". Check that rank 0, which hosts the store, is running, and that this is its address; to use another "
+            "address, set ZR_STORE=host:port to the same value on every rank"));
   if (index + 1 < endpoints_.size()) return attempt(index + 1);
   timer_.expires_after(kPause);
   timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {

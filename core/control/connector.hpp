@@ -1,4 +1,4 @@
-// Finds the job's store: tries its addresses until one welcomes this rank.
+// Finds the job's store: tries the candidate addresses until the store at one of them welcomes this rank.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -16,20 +16,21 @@
 
 namespace zr::host {
 
-/// Runs on the thread of its io_context. Calls one of the two once.
+/// Runs on the thread of its io_context. Calls exactly one of the callbacks `welcomed` and `failed`, once.
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
   using Welcomed = std::function<void(std::shared_ptr<Connection>)>;
   using Failed = std::function<void(const Failure&)>;
   using Time = std::chrono::steady_clock::time_point;
 
-  /// The message to greet with, and the port that alone may hear it, in place of the endpoints'; 0: theirs.
+  /// The first message to send. If `port` is not 0, the message is sent only to this port, instead of the ports of the
+  /// endpoints.
   struct Greeting {
     std::string message;
     uint16_t port = 0;
   };
-  /// `hello` is asked at each attempt; nothing: there is none yet, and `no_hello` says why. `who`: "rank 3", for
-  /// messages.
+  /// Called at each attempt. It returns nothing while there is no greeting yet; `no_hello` is then the reason in
+  /// messages. `who` names this rank in messages: "rank 3".
   using Hello = std::function<std::optional<Greeting>()>;
   Connector(boost::asio::io_context& io, std::vector<boost::asio::ip::tcp::endpoint> endpoints, Hello hello,
             std::string no_hello, Time deadline, std::string who);
@@ -51,14 +52,14 @@ class Connector : public std::enable_shared_from_this<Connector> {
   Welcomed welcomed_;
   Failed failed_;
   boost::asio::ip::tcp::endpoint tried_;
-  std::string why_;  // the last attempt failed
+  std::string why_;  // why the last attempt failed
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<boost::asio::ip::tcp::socket> socket_;
-  uint64_t attempt_ = 0;  // handlers of earlier ones do nothing
+  uint64_t attempt_ = 0;  // number of the current attempt; handlers of earlier attempts do nothing
   bool over_ = false;
 };
 
-/// Every address of `host` with each port; asks again until the deadline. Throws Failure(environment).
+/// Every address of `host` combined with each port. Retries until the deadline, then throws Failure(environment).
 std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
                                                     Connector::Time deadline);
 

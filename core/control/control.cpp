@@ -14,10 +14,10 @@
 namespace zr::host {
 
 namespace {
-// A job of one rank without zeroth's launcher: no sockets, no thread.
-class Alone final : public Control {
+// A job with one rank and without zeroth's launcher: no sockets, no thread.
+class SingleRankControl final : public Control {
  public:
-  explicit Alone(std::string job) : job_(std::move(job)) {}
+  explicit SingleRankControl(std::string job) : job_(std::move(job)) {}
   int rank() const override { return 0; }
   int world() const override { return 1; }
   int local_rank() const override { return 0; }
@@ -52,8 +52,8 @@ class Alone final : public Control {
   std::map<std::string, std::string> values_;
 };
 
-// The process's membership. It leaves the job when the process exits, whoever still holds the object; a forked child of
-// the process must touch neither the socket nor the thread it does not have.
+// The process's membership in the job. It ends when the process exits, even if other code still holds the Control. A
+// forked child must not touch the socket, which it shares with the parent, or the thread, which it does not have.
 struct Membership {
   std::mutex mutex;
   std::shared_ptr<Control> control;
@@ -83,7 +83,7 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   } else {
     const std::string own = "alone-" + std::to_string(getpid()) + "-" +
                             std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
-    membership.control = std::make_shared<Alone>(own);
+    membership.control = std::make_shared<SingleRankControl>(own);
   }
   return membership.control;
 }

@@ -1,4 +1,4 @@
-// The control plane: who the ranks are, a small key-value store, heartbeats, and the news that a rank is lost.
+// The control plane: rank identity, a small key-value store, heartbeats, and failure detection.
 #pragma once
 
 #include <atomic>
@@ -10,32 +10,32 @@
 
 namespace zr::host {
 
-/// What the training thread of a rank does now, for reports. Cheap to set; read by the heartbeat.
-/// `sequence` counts the collectives that all ranks take part in, from 1, over all Engines of a process; sends and
-/// receives keep the number of the collective before them and have fingerprint 0. Equal sequences of two ranks must
-/// have equal fingerprints.
+/// The current activity of a rank's training thread, for reports. Cheap to set; heartbeats send it.
+/// `sequence` counts the collectives in which all ranks take part, from 1, over all Engines of a process. Sends and
+/// receives keep the number of the preceding collective and have fingerprint 0. If two ranks have the same sequence,
+/// their fingerprints must be equal.
 struct Activity {
-  uint64_t sequence = 0;  // of the collective, 0 = none
+  uint64_t sequence = 0;  // number of the collective; 0: no collective yet
   uint64_t fingerprint = 0;
   std::string what;  // "all_reduce 'gradient bucket 3' (fp32, 4194304)" or "computing"
   bool waiting = false;
   int64_t step = 0;
 };
 
-/// The store's key with which `rank` says "yes" while SIGTERM and SIGINT make it save and end by itself. A launcher
-/// that reads it for every rank forwards such a signal and waits.
+/// The store key that `rank` sets to "yes" while SIGTERM and SIGINT make the rank save a checkpoint and exit by itself.
+/// If every rank has set it, the launcher forwards such a signal and waits.
 inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + std::to_string(rank); }
 
-/// One per process and job. All methods are thread-safe unless said otherwise.
+/// One per process and job. All methods are thread-safe.
 class Control {
  public:
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
   /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). None of these, or one
-  /// rank that another launcher started: one rank, no sockets. Without zeroth's launcher rank 0 hosts_store the store.
-  /// Returns once every rank has joined. A process joins once: later calls return the same object, which lives until
-  /// the process exits. Throws Failure(environment) naming variable and remedy, Failure(peer_lost) if a rank died
-  /// before it joined.
+  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). If none of these variables is set, or another
+  /// launcher started a single rank, the job has one rank and uses no sockets. Without zeroth's launcher, rank 0 hosts
+  /// the store. Returns once every rank has joined. A process joins once: later calls return the same object, which
+  /// lives until the process exits. Throws Failure(environment) naming variable and remedy, and Failure(peer_lost) if a
+  /// rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
 
@@ -45,31 +45,33 @@ class Control {
   virtual int local_world() const = 0;
   virtual const std::string& job_id() const = 0;
 
-  /// At most 1 MiB a value. A key put twice holds the later value.
+  /// A value has at most 1 MiB. If a key is put twice, the later value replaces the earlier one.
   virtual void put(const std::string& key, const std::string& value) = 0;
-  /// Waits until some rank has put the key; throws Failure(peer_lost) on timeout or when the job broke.
+  /// Waits until any rank has put the key; throws Failure(peer_lost) on timeout or when the job fails.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
-  /// The store forgets the key, which every rank has read that will.
+  /// Removes the key and its value from the store. Call it only when no rank will read the key any more.
   virtual void drop(const std::string& key) = 0;
 
-  /// The training thread's state; `what` is kept until the next call.
+  /// Sets the training thread's activity, including `what`, until the next call.
   virtual void set_activity(const Activity& activity) = 0;
-  /// True once a rank is lost, the job mismatched, or was aborted. A relaxed atomic read: callable in spin loops.
+  /// True once the job has failed: a rank is lost, ranks issued different collectives, or a rank reported a failure. A
+  /// relaxed atomic read, so it can be called in spin loops.
   virtual bool broken() const = 0;
-  /// The table of who died or hangs, and what each rank waited in; waits up to a second for the others' last words.
-  /// Call after broken() or when a collective failed or outlasted its limit (`mine`: what this rank saw, then told to
-  /// all): this breaks the job for all. A rank that does not call it within two seconds of a break is ended with exit
-  /// code 4.
+  /// Returns the failure report: a table of the ranks that died or hang, and of the collective in which each rank
+  /// waited. The store collects the final status of the other ranks for up to 1 s. Call it after broken() becomes true,
+  /// or when a collective failed or exceeded its time limit; `mine` says what this rank observed and is sent to all
+  /// ranks. The call makes the job fail on all ranks. If a rank does not call it within 2 s after a failure, the
+  /// control thread ends the process with exit code 4.
   virtual std::string report(const std::string& mine) = 0;
-  /// The number of the next collective.
+  /// Returns the number of the next collective and advances the counter.
   uint64_t next_sequence() { return ++sequence_; }
-  /// Called once, on the control thread, when the job breaks: unblock the communicator. Replaces the owner's earlier
-  /// callback, an empty one removes it; returns after a running callback ended. If the job is broken already, the
-  /// callback runs at once, on the control thread.
+  /// Registers a callback that the control thread calls once when the job fails; it should unblock the communicator.
+  /// Replaces the owner's earlier callback; an empty callback removes it. Returns after a running callback has ended.
+  /// If the job has failed already, the control thread calls the callback immediately.
   virtual void on_broken(const void* owner, std::function<void()> callback) = 0;
-  /// This rank leaves after `step` steps, in order or (`failed`) because of an exception: its silence is no loss, but a
-  /// peer that waits for it is told. A later set_activity() (the process's next Engine) counts it in again. Leaving is
-  /// implied by a process's exit() or return from main.
+  /// This rank leaves the job after `step` steps: normally, or because of an exception (`failed`). From then on its
+  /// silence is not a failure, but a peer that waits for this rank gets an error. A later set_activity() (by the next
+  /// Engine of the process) makes the rank a participant again. exit() and returning from main() also leave the job.
   virtual void leave(int64_t step, bool failed) = 0;
 
  private:

@@ -11,7 +11,7 @@ namespace {
 constexpr int kMaxRanks = 4096;
 constexpr int kPortsTried = 8;
 
-// One launcher's variables: reads them and complains in its name.
+// Reads the variables of one launcher; error messages name the launcher.
 struct From {
   const Variables& variables;
   std::string launcher;
@@ -43,7 +43,7 @@ struct From {
 uint16_t port_of_job(std::string_view job) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211u;
-  return static_cast<uint16_t>(20000 + hash % 8000);  // below the range from which systems pick ports by themselves
+  return static_cast<uint16_t>(20000 + hash % 8000);  // below the range of ephemeral ports
 }
 
 std::vector<uint16_t> ports_from(int first) {
@@ -53,20 +53,20 @@ std::vector<uint16_t> ports_from(int first) {
   return ports;
 }
 
-// Every rank that meets the others there is on the same host.
+// Whether ranks that use this address are all on this host.
 bool is_this_host(const std::string& address) {
   return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
 }
 
-// ZR_STORE=host:port, which any launcher's user may set.
-bool take_store(const From& from, RankInfo& rank_info) {
+// Reads ZR_STORE=host:port, which users may set under any launcher.
+bool read_store_address(const From& from, RankInfo& rank_info) {
   const std::string store = from.optional("ZR_STORE");
   if (store.empty()) return false;
   const auto colon = store.rfind(':');
   int port = 0;
   if (colon != std::string::npos) std::from_chars(store.data() + colon + 1, store.data() + store.size(), port);
   if (colon == 0 || port < 1 || port > 65535)
-    fail_environment("ZR_STORE=" + store + " is not host:port: set it as in ZR_STORE=node01:29600");
+    fail_environment("ZR_STORE=" + store + " is not of the form host:port; example: ZR_STORE=node01:29600");
   rank_info.address = store.substr(0, colon);
   rank_info.ports = {static_cast<uint16_t>(port)};
   return true;
@@ -81,44 +81,44 @@ RankInfo ranks(const From& from, const char* rank, const char* world, const char
   return rank_info;
 }
 
-void take_locals(const From& from, RankInfo& rank_info, const char* rank, const char* world, const char* remedy) {
+void read_local_ranks(const From& from, RankInfo& rank_info, const char* rank, const char* world, const char* remedy) {
   rank_info.local_world = from.number_or(world, 1, rank_info.world, -1, remedy);
   rank_info.local_rank =
       from.number_or(rank, 0, (rank_info.local_world < 0 ? rank_info.world : rank_info.local_world) - 1, -1, remedy);
 }
 
 RankInfo from_zeroth(const From& from) {
-  const char* remedy = "start the program by `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
+  const char* remedy = "start the program with `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
   RankInfo rank_info = ranks(from, "ZR_RANK", "ZR_WORLD", remedy);
   rank_info.launched = true;
   rank_info.hosts_store = false;
-  take_locals(from, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
-  if (!take_store(from, rank_info)) from.text("ZR_STORE", remedy);
+  read_local_ranks(from, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
+  if (!read_store_address(from, rank_info)) from.text("ZR_STORE", remedy);
   rank_info.job = from.text("ZR_JOB", remedy);
   rank_info.token = from.text("ZR_TOKEN", remedy);
   return rank_info;
 }
 
 RankInfo from_torchrun(const From& from) {
-  const char* remedy = "start the program by torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE";
+  const char* remedy = "start the program with torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE";
   RankInfo rank_info = ranks(from, "RANK", "WORLD_SIZE", remedy);
-  take_locals(from, rank_info, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
+  read_local_ranks(from, rank_info, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
   if (rank_info.world == 1) {
     rank_info.job = "torchrun";
     return rank_info;
   }
   rank_info.address = from.text("MASTER_ADDR", remedy);
   const int port = from.number("MASTER_PORT", 1, 65534, remedy);
-  rank_info.ports = ports_from(port + 1);  // MASTER_PORT itself is the launcher's own store
+  rank_info.ports = ports_from(port + 1);  // MASTER_PORT itself is used by the store of torchrun
   rank_info.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + rank_info.address + "-" +
                   std::to_string(port) + "-" + from.optional("TORCHELASTIC_RESTART_COUNT");
   return rank_info;
 }
 
 RankInfo from_openmpi(const From& from) {
-  const char* remedy = "start the program by mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
+  const char* remedy = "start the program with mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
   RankInfo rank_info = ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
-  take_locals(from, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
+  read_local_ranks(from, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
   rank_info.job =
       "mpirun-" +
       from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
@@ -126,25 +126,25 @@ RankInfo from_openmpi(const From& from) {
   if (rank_info.local_world == rank_info.world) {
     rank_info.address = "127.0.0.1";
     rank_info.ports = ports_from(port_of_job(rank_info.job));
-  } else if (!take_store(from, rank_info)) {
+  } else if (!read_store_address(from, rank_info)) {
     fail_environment(
-        "mpirun started ranks on several hosts and does not tell which has rank 0: name it and a free port, "
-        "mpirun -x ZR_STORE=host:port ...");
+        "mpirun started ranks on several hosts and does not report which host has rank 0: pass that host and a free "
+        "port, mpirun -x ZR_STORE=host:port ...");
   }
   return rank_info;
 }
 
 RankInfo from_pmi(const From& from, int64_t parent) {
-  const char* remedy = "start the program by mpiexec or `zeroth launch`, or unset PMI_RANK";
+  const char* remedy = "start the program with mpiexec or `zeroth launch`, or unset PMI_RANK";
   RankInfo rank_info = ranks(from, "PMI_RANK", "PMI_SIZE", remedy);
-  take_locals(from, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
-  if (rank_info.local_world == rank_info.world) {  // one proxy process is the parent of all
+  read_local_ranks(from, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
+  if (rank_info.local_world == rank_info.world) {  // one proxy process is the parent of all ranks
     rank_info.job = "mpiexec-" + std::to_string(parent);
     rank_info.address = "127.0.0.1";
     rank_info.ports = ports_from(port_of_job(rank_info.job));
-  } else if (rank_info.world > 1 && !take_store(from, rank_info)) {
+  } else if (rank_info.world > 1 && !read_store_address(from, rank_info)) {
     fail_environment(
-        "mpiexec gives its ranks no common address to meet at: name rank 0's host and a free port, "
+        "mpiexec does not give its ranks a common rendezvous address: pass rank 0's host and a free port, "
         "mpiexec -env ZR_STORE host:port ...");
   }
   if (rank_info.job.empty()) rank_info.job = "mpiexec-" + from.optional("ZR_STORE");
@@ -152,7 +152,7 @@ RankInfo from_pmi(const From& from, int64_t parent) {
 }
 
 RankInfo from_slurm(const From& from) {
-  const char* remedy = "start the program by srun or `zeroth launch`, or unset SLURM_PROCID";
+  const char* remedy = "start the program with srun or `zeroth launch`, or unset SLURM_PROCID";
   RankInfo rank_info = ranks(from, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
   rank_info.local_rank = from.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
   rank_info.job = "srun-" + from.text("SLURM_JOB_ID", remedy) + "." + from.text("SLURM_STEP_ID", remedy);
@@ -187,15 +187,15 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
     rank_info = from_openmpi({variables, "mpirun"});
   } else if (has("PMI_RANK")) {
     rank_info = from_pmi({variables, "mpiexec"}, parent);
-  } else if (has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS")) {  // a batch script has the first, its srun steps both
+  } else if (has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS")) {  // a batch script has only the first variable
     rank_info = from_slurm({variables, "srun"});
   } else {
     return {};
   }
-  // The user's own meeting place and secret go before what was derived.
+  // An address and a secret that the user sets override the derived ones.
   const From from{variables, rank_info.launcher};
   const bool one_host = rank_info.local_world == rank_info.world || is_this_host(rank_info.address);
-  if (!take_store(from, rank_info) && one_host && rank_info.world > 1) rank_info.address = "127.0.0.1";
+  if (!read_store_address(from, rank_info) && one_host && rank_info.world > 1) rank_info.address = "127.0.0.1";
   if (has("ZR_TOKEN")) rank_info.token = from.optional("ZR_TOKEN");
   if (!rank_info.token.empty() || rank_info.world == 1) return rank_info;
   rank_info.shares_secret = one_host;

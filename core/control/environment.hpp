@@ -1,4 +1,4 @@
-// Which rank this process is, and where its job's store is: read from the variables that launchers set.
+// Reads the rank of this process and the address of the job's store from the variables that launchers set.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 namespace zr::host {
 
 struct RankInfo {
-  std::string launcher;  // "zeroth launch", "torchrun", "mpirun", "srun": for messages
+  std::string launcher;  // for messages: "zeroth launch", "torchrun", "mpirun", "srun"
   int rank = 0, world = 1;
-  int local_rank = -1, local_world = -1;  // -1: to be counted from the ranks' hosts
-  std::string address;                    // of the store
-  std::vector<uint16_t> ports;            // the store listens on the first of these that was free
-  bool launched = false;                  // by zeroth launch, which keeps the store
-  bool hosts_store = false;               // this rank keeps the store
+  int local_rank = -1, local_world = -1;  // -1: counted later from the ranks' hosts
+  std::string address;                    // host name or IP address of the store
+  std::vector<uint16_t> ports;            // the store listens on the first free port of these
+  bool launched = false;                  // started by zeroth launch, which hosts the store
+  bool hosts_store = false;               // this rank hosts the store
   std::string job;
-  std::string token;           // what a rank shows to the store
-  bool shares_secret = false;  // token is empty: rank 0 makes one, and passes it on in a file (JobSecret)
-  bool guessable = false;      // token is made of the launcher's variables, which other users may know
+  std::string token;           // what a rank presents to the store
+  bool shares_secret = false;  // token is empty: rank 0 creates one and shares it in a file (JobSecret)
+  bool guessable = false;      // token is derived from the launcher's variables, which other users may know
 };
 
 /// A variable's value, or null.
 using Variables = std::function<const char*(const char* name)>;
 
-/// Nothing if no launcher's variables are there. `parent` is this process's parent, which mpiexec's ranks have in
-/// common. Throws Failure(environment) naming variable and remedy.
+/// Returns nothing if no launcher's variables are set. `parent` is the pid of this process's parent, which the ranks of
+/// mpiexec have in common. Throws Failure(environment) naming variable and remedy.
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
 
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".

@@ -33,7 +33,7 @@ std::string failure_report_text(const std::string& headline, const std::vector<R
     if (hosts.size() > 1) text += "  " + padded(line.host, host_width);
     text += "  " + line.state;
   }
-  if (lines.size() > kMaxLines) text += "\n  and " + std::to_string(lines.size() - kMaxLines) + " ranks more";
+  if (lines.size() > kMaxLines) text += "\n  and " + std::to_string(lines.size() - kMaxLines) + " more ranks";
   return text;
 }
 
@@ -47,13 +47,13 @@ std::string activity_text(const Activity& activity, int64_t age_ms) {
 }
 
 std::string left_text(const protocol::Heartbeat& heartbeat) {
-  return (heartbeat.failed ? "ended by an exception after step " : "ended in order after step ") +
+  return (heartbeat.failed ? "ended by an exception after step " : "ended normally after step ") +
          std::to_string(heartbeat.left_step);
 }
 
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
   return heartbeat.failed ? left_text(heartbeat)
-                          : "ended after step " + std::to_string(heartbeat.left_step) + " (its data ended?)";
+                          : "ended after step " + std::to_string(heartbeat.left_step) + " (ran out of data?)";
 }
 
 std::string exit_status_text(const ExitStatus& exit_status) {

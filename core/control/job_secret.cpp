@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kSecretBytes = 16;
 constexpr int kPortDigits = 5;
 constexpr std::size_t kFileBytes = 2 * kSecretBytes + kPortDigits;
-constexpr const char* kRemedy = "; or set ZR_TOKEN to one secret for every rank";
+constexpr const char* kRemedy = ", or set ZR_TOKEN to the same secret on every rank";
 
 std::string hash_text(const std::string& text) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
@@ -31,7 +31,7 @@ std::string hash_text(const std::string& text) {
   return digits.data();
 }
 
-// The folder if it is this user's alone, else -1 and why not.
+// Opens the folder if only this user can access it; else returns -1 and sets `why`.
 int open_private(const std::string& folder, std::string& why) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   struct stat status {};
@@ -61,7 +61,7 @@ std::string random_hex(std::size_t bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes; ++i) {
     unsigned char byte = 0;
-    if (::getrandom(&byte, 1, 0) != 1) fail_environment("the system gives no random numbers (getrandom)");
+    if (::getrandom(&byte, 1, 0) != 1) fail_environment("cannot get random numbers from the system (getrandom)");
     text += {digits[byte >> 4], digits[byte & 15]};
   }
   return text;
@@ -77,8 +77,8 @@ JobSecret::JobSecret(const std::string& job) : name_("job-" + hash_text(job)) {
   if (!made) why = std::strerror(errno);
   if (made) fd_ = open_private(folder_, why);
   if (fd_ < 0)
-    fail_environment("the ranks of this host cannot share a secret in " + folder_ + ": " + why +
-                     "; it must be a folder of this user's alone" + kRemedy);
+    fail_environment("the ranks on this host cannot share a secret in " + folder_ + ": " + why +
+                     "; make it a folder that only this user can access" + kRemedy);
 }
 
 JobSecret::~JobSecret() {
@@ -100,7 +100,8 @@ void JobSecret::create(const Shared& shared) {
   if (!written || ::renameat(fd_, made.c_str(), fd_, name_.c_str()) != 0) {
     const int last = written ? errno : error;
     ::unlinkat(fd_, made.c_str(), 0);
-    fail_environment(path_ + ": the job's secret cannot be written: " + std::strerror(last) + kRemedy);
+    fail_environment(path_ + ": cannot write the job's secret: " + std::strerror(last) + "; make the folder writable" +
+                     kRemedy);
   }
   created_ = shared;
 }

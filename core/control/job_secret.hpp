@@ -1,5 +1,5 @@
-// A job's secret in a file that this user alone can read: how the ranks of one host, started by a launcher that passes
-// no secret on, keep other processes out of their store.
+// A job's secret in a file that only this user can read. With it the ranks on one host keep other processes out of
+// their store when the launcher does not pass a secret.
 #pragma once
 
 #include <cstdint>
@@ -8,32 +8,33 @@
 
 namespace zr::host {
 
-/// `bytes` random bytes as hexadecimal digits. Throws Failure(environment) if the system has none. Any thread.
+/// `bytes` random bytes as hexadecimal digits. Throws Failure(environment) if the system provides none. Any thread.
 std::string random_hex(std::size_t bytes);
 
-/// A token that cannot be guessed.
+/// Returns a token that cannot be guessed.
 std::string new_secret();
 
-/// One thread at a time. The file is in $XDG_RUNTIME_DIR/zeroth, or in /tmp/zeroth-UID where that variable names no
-/// private folder of this user.
+/// One thread at a time. The file is in $XDG_RUNTIME_DIR/zeroth, or in /tmp/zeroth-UID if that variable does not name a
+/// folder that only this user can access.
 class JobSecret {
  public:
-  /// Every rank names the same `job`. Makes the folder. Throws Failure(environment) if no folder is this user's alone.
+  /// Every rank passes the same `job`. Creates the folder. Throws Failure(environment) if other users can access it.
   explicit JobSecret(const std::string& job);
   ~JobSecret();
   JobSecret(const JobSecret&) = delete;
 
-  /// What the ranks share: another user's process may listen on the ports that rank 0 found taken.
+  /// The contents of the file. The port is included because another user's process may listen on the ports that rank 0
+  /// found in use.
   struct Shared {
-    std::string token;  // of new_secret()
+    std::string token;  // from new_secret()
     uint16_t port = 0;  // where rank 0 listens
     bool operator==(const Shared&) const = default;
   };
-  /// Rank 0, which listens already: in the file from now on, in place of what an earlier job of the same name left.
+  /// Called by rank 0 once it listens. Writes the file and replaces the file of an earlier job with the same name.
   /// Throws Failure(environment).
   void create(const Shared& shared);
-  /// The other ranks: the secret, or nothing while there is no such file of this user's. It may be an earlier job's:
-  /// read again after the store has rejected it.
+  /// Called by the other ranks. Returns nothing while this user has no such file. The secret may be that of an earlier
+  /// job: read the file again after the store has rejected the secret.
   std::optional<Shared> read() const;
   /// Removes the file that create() made, unless another job has replaced it.
   void remove();
@@ -42,7 +43,7 @@ class JobSecret {
  private:
   std::string folder_, name_, path_;
   std::optional<Shared> created_;
-  int fd_ = -1;  // of the folder
+  int fd_ = -1;  // descriptor of the folder
 };
 
 }  // namespace zr::host

@@ -42,7 +42,10 @@ zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out,
   const std::string value = control_of(host).get(
       key, timeout_ns < 0 ? state_of(host).timeout : std::chrono::milliseconds(timeout_ns / 1000000));
   if (value.size() > *bytes)
-    return fill(error, ZR_INVALID, ("the value of '" + std::string(key) + "' is longer than the room given").c_str());
+    return fill(error, ZR_INVALID,
+                ("the value of '" + std::string(key) + "' has " + std::to_string(value.size()) +
+                 " bytes, but the buffer has " + std::to_string(*bytes))
+                    .c_str());
   std::memcpy(out, value.data(), value.size());
   *bytes = value.size();
   return ZR_OK;

@@ -1,4 +1,4 @@
-// The plug-ins' view of the job: "zr.host.job/1" and "zr.host.store/1" over a Control.
+// The services "zr.host.job/1" and "zr.host.store/1": the job as plug-ins see it, implemented on a Control.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,10 @@
 
 namespace zr::host {
 
-/// Owns the service tables; lives as long as the PluginHost. Not movable.
+/// Owns the service tables; must live as long as the PluginHost. Not movable.
 class JobServices {
  public:
-  /// `timeout`: the limit of a get() that names none.
+  /// `timeout`: the limit of a get() that does not specify one.
   JobServices(PluginHost& host, Control& control, std::string run_folder,
               std::chrono::milliseconds timeout = std::chrono::minutes(5));
   ~JobServices();

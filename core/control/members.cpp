@@ -9,7 +9,7 @@ namespace zr::host {
 
 namespace {
 constexpr std::size_t kMaxIssued = 4096;
-constexpr auto kForStragglers = std::chrono::milliseconds(200);
+constexpr auto kReportGrace = std::chrono::milliseconds(200);
 constexpr auto kSilence = std::chrono::seconds(1);
 
 int64_t ms_between(Members::Time from, Members::Time to) {
@@ -24,14 +24,15 @@ void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
 std::string Members::admit(const protocol::Hello& hello, Time now) {
   if (hello.world != world())
-    return "rank " + std::to_string(hello.rank) + " was told of " + std::to_string(hello.world) +
-           " ranks, the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
-  if (hello.rank < 0 || hello.rank >= world()) return "there is no rank " + std::to_string(hello.rank);
+    return "rank " + std::to_string(hello.rank) + " expects " + std::to_string(hello.world) +
+           " ranks, but the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
+  if (hello.rank < 0 || hello.rank >= world())
+    return "rank " + std::to_string(hello.rank) + " is out of range (world size " + std::to_string(world()) + ")";
   Member& member = at(static_cast<int>(hello.rank));
   if (member.joined)
-    return rank_text(static_cast<int>(hello.rank), member.peer.pid) + " has joined already, and pid " +
+    return rank_text(static_cast<int>(hello.rank), member.peer.pid) + " has joined already, but pid " +
            std::to_string(hello.peer.pid) + " on " + hello.peer.host +
-           " claims to be it too: give each process its own rank";
+           " has the same rank: give each process its own rank";
   member.joined = member.connected = true;
   member.peer = hello.peer;
   member.heard = now;
@@ -88,7 +89,7 @@ void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
 }
 
 void Members::note(Cause cause, int rank, std::string text) {
-  if (cause <= cause_) return;  // the first of a kind is the origin, the others followed from it
+  if (cause <= cause_) return;  // the first event of a cause is the origin; later ones are consequences
   cause_ = cause;
   culprit_ = rank;
   text_ = std::move(text);
@@ -115,7 +116,7 @@ bool Members::waits_for_departed(const Member& waiting, const Member& other) con
   if (!waiting.connected || waiting.heartbeat.left || !waiting.heartbeat.activity.waiting) return false;
   if (other.heartbeat.leaves > waiting.heartbeat.leaves)
     return waiting.heartbeat.activity.sequence > other.heartbeat.left_sequence;
-  return other.heartbeat.left && !other.connected;  // the process ended between two Engines
+  return other.heartbeat.left && !other.connected;  // the process exited between two Engines
 }
 
 std::string Members::waited_for_departed(int gone, int waiting) const {
@@ -150,8 +151,8 @@ bool Members::silent(int rank) const {
 }
 
 bool Members::settled(Time since, Time now) const {
-  // What a rank saw for itself may precede the news of a death by a moment.
-  if (cause_ == Cause::reported && now - since < kForStragglers) return false;
+  // The report of a rank may arrive shortly before the death that caused it is detected.
+  if (cause_ == Cause::reported && now - since < kReportGrace) return false;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
     if (silent(rank)) return false;
@@ -172,7 +173,7 @@ std::string Members::why(int rank) const {
   return member.exit_status->good() ? text + " without leaving the job" : text;
 }
 
-// Who may be the reason for what a rank reported: those who are not where it is.
+// The ranks that may have caused a reported failure: those that have not reached the same collective.
 std::string Members::state_of_other_ranks(Time now) const {
   std::string text;
   const auto& reporter = at(culprit_).heartbeat;
@@ -188,10 +189,10 @@ std::string Members::state_of_other_ranks(Time now) const {
           member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
       text += "; " + rank_text(rank, member.peer.pid) + " has not answered for " +
               duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000) +
-              (process.empty() ? "" : ", it is " + process);
+              (process.empty() ? "" : ", and its process is " + process);
     } else if (!member.heartbeat.left && member.heartbeat.leaves == reporter.leaves && reporter.activity.waiting &&
                member.heartbeat.activity.sequence < reporter.activity.sequence) {
-      text += "; rank " + std::to_string(rank) + " has not come to it";
+      text += "; rank " + std::to_string(rank) + " has not reached this collective";
     }
   }
   return text;
@@ -227,11 +228,11 @@ std::string Members::state(int rank, Time now) const {
     text = doing;
   }
   const bool in_headline = cause_ == Cause::reported && member.said == text_;
-  return member.said.empty() || in_headline ? text : text + "; says: " + member.said;
+  return member.said.empty() || in_headline ? text : text + "; reported: " + member.said;
 }
 
 std::string Members::failure_report(Time now) const {
-  // One rank: no table that would say the same twice.
+  // With one rank, the table would only repeat the headline.
   if (world() == 1 && cause_ == Cause::lost && at(0).joined) return rank_text(0, at(0).peer.pid) + " " + state(0, now);
   std::vector<ReportLine> lines;
   for (int rank = 0; rank < world(); ++rank)

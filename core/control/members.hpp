@@ -1,4 +1,4 @@
-// Who the ranks of a job are, how each fares, and whether the job is broken: what the store knows, without sockets.
+// The store's view of the job, without sockets: the ranks, the state of each rank, and whether the job has failed.
 #pragma once
 
 #include <chrono>
@@ -13,24 +13,24 @@
 
 namespace zr::host {
 
-/// For one thread. Every event may break the job: ask broken() after it. `now` never goes back.
+/// Single-threaded. Every event may make the job fail: check broken() after each call. `now` must never decrease.
 class Members {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// `launched`: ended() will be told of every rank. `machine`: the store's own, whose /proc it may read.
+  /// `launched`: ended() will be called for every rank. `machine`: the machine of the store, whose /proc can be read.
   Members(int world, bool launched, std::string machine);
 
   /// The launcher started the rank's process.
   void started(int rank, int64_t pid);
-  /// A process says it is a rank: "" or why it cannot be.
+  /// Adds the rank that a process claims in its hello. Returns "", or why the process cannot have this rank.
   std::string admit(const protocol::Hello& hello, Time now);
   void on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now);
-  /// The same, as a rank's answer to the news that the job broke.
+  /// The same, for the heartbeat with which a rank answers the failure notice.
   void on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now);
   void reported(int rank, const std::string& text);
   void disconnected(int rank);
-  /// Looks after ranks that have been silent for a second: a child that a dead rank forked may keep its connection
-  /// open.
+  /// Checks the processes of ranks that have been silent for 1 s: after a rank dies, a child that it forked may keep
+  /// the connection open.
   void detect_dead_ranks(Time now);
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
 
@@ -38,15 +38,16 @@ class Members {
   bool joined(int rank) const { return at(rank).joined; }
   std::vector<protocol::Peer> peers() const;
   bool broken() const { return cause_ != Cause::none; }
-  /// Nothing more will be learnt soon: the survivors have answered and the lost ranks' fates are known.
+  /// The report can be written: the surviving ranks have answered, and the exit statuses of the lost ranks are known.
   bool settled(Time since, Time now) const;
-  /// What broke the job, before anybody was asked; then with their answers, as the table's first line and whole.
+  /// Why the job failed: the notice sent before the ranks have answered; with their answers, the first line of the
+  /// report, and the full report.
   std::string failure_notice() const;
   std::string headline(Time now) const;
   std::string failure_report(Time now) const;
 
  private:
-  enum class Cause { none, reported, left, mismatch, lost };  // a later one explains more than those before it
+  enum class Cause { none, reported, left, mismatch, lost };  // in ascending priority
   struct Member {
     bool joined = false, connected = false, answered = false;
     protocol::Peer peer;
@@ -77,7 +78,7 @@ class Members {
   const std::string machine_;
   std::vector<Member> members_;
   int departed_ = 0;                                        // ranks that left at least once
-  std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): who issued it first
+  std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): the rank that issued it first
   Cause cause_ = Cause::none;
   int culprit_ = 0;
   std::string text_;

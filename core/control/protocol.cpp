@@ -27,11 +27,11 @@ Writer& Writer::text(std::string_view value) {
 }
 
 std::string Writer::message(Type type) const {
-  std::string whole;
-  whole.reserve(kHeaderBytes + bytes_.size());
-  for (int shift = 0; shift < 32; shift += 8) whole.push_back(static_cast<char>(bytes_.size() >> shift));
-  whole.push_back(static_cast<char>(type));
-  return whole += bytes_;
+  std::string framed;
+  framed.reserve(kHeaderBytes + bytes_.size());
+  for (int shift = 0; shift < 32; shift += 8) framed.push_back(static_cast<char>(bytes_.size() >> shift));
+  framed.push_back(static_cast<char>(type));
+  return framed += bytes_;
 }
 
 std::string_view Reader::take(std::size_t n) {
@@ -59,7 +59,7 @@ std::string Reader::text(std::size_t most) {
 }
 
 void Reader::end() const {
-  if (!rest_.empty()) throw Malformed("the message has bytes too many");
+  if (!rest_.empty()) throw Malformed("the message has trailing bytes");
 }
 
 std::string encode(const Hello& hello) {

@@ -19,18 +19,18 @@ using Clock = std::chrono::steady_clock;
 using protocol::Type;
 
 namespace {
-constexpr auto kForLastWords = std::chrono::seconds(1);
-constexpr auto kForHello = std::chrono::seconds(5);
+constexpr auto kFinalStatusTimeout = std::chrono::seconds(1);
+constexpr auto kHelloTimeout = std::chrono::seconds(5);
 constexpr auto kPoll = std::chrono::milliseconds(10);
 constexpr auto kWatch = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxPendingConnections = 256;
-// What a peer may make the store hold. A job's largest use is a checkpoint's description, a few MiB per rank.
+// Limits on what peers can make the store hold. The largest use is the description of a checkpoint, a few MiB per rank.
 constexpr std::size_t kMaxValueBytesOfRank = 64u << 20;
 constexpr std::size_t kMaxValueBytesOfAll = 512u << 20;
-constexpr std::size_t kOverheadOfValue = 256;  // a map's node, and the strings' own
-constexpr std::size_t kMaxGetsOfRank = 4096;   // that wait
+constexpr std::size_t kOverheadOfValue = 256;  // the map node and the string objects
+constexpr std::size_t kMaxGetsOfRank = 4096;   // pending gets
 
-// Compares in a time that does not depend on where the two differ.
+// Compares in a time that does not depend on the position of the first difference.
 bool same_secret(const std::string& a, const std::string& b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
@@ -49,7 +49,7 @@ struct Store::State : std::enable_shared_from_this<State> {
 
   struct Rank {
     std::shared_ptr<Connection> connection;
-    std::map<uint64_t, std::string> pending_gets;  // ids of gets that wait, and their keys
+    std::map<uint64_t, std::string> pending_gets;  // ids and keys of pending gets
   };
   struct PendingConnection {
     std::shared_ptr<Connection> connection;
@@ -78,14 +78,14 @@ struct Store::State : std::enable_shared_from_this<State> {
   boost::asio::steady_timer poll, watch_timer;
   Options options;
   Members members;
-  std::map<int, Rank> ranks;  // connected ones
+  std::map<int, Rank> ranks;  // connected ranks
   std::map<Connection*, PendingConnection> pending_connections;
   struct Value {
     std::string bytes;
-    int rank = 0;  // that put it
+    int rank = 0;  // the rank that put it
   };
   std::map<std::string, Value> values;
-  std::map<int, std::size_t> bytes_of_rank;  // of values, in memory
+  std::map<int, std::size_t> bytes_of_rank;  // memory of the values that each rank put
   std::size_t bytes_of_values = 0;
   std::optional<Clock::time_point> broke;
   std::string failure_report;
@@ -112,7 +112,8 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
   }
   fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " +
                    std::to_string(ports.front()) + (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") +
-                   ": " + error.message() + ". Name a free port of rank 0's host: ZR_STORE=host:port for every rank");
+                   ": " + error.message() +
+                   ". Choose a free port on rank 0's host and set ZR_STORE=host:port on every rank");
 }
 
 void Store::State::accept() {
@@ -120,7 +121,7 @@ void Store::State::accept() {
     if (!acceptor.is_open()) return;
     if (!error && pending_connections.size() < kMaxPendingConnections) greet(std::move(socket));
     if (!error) return accept();
-    poll.expires_after(std::chrono::milliseconds(100));  // out of descriptors: later again
+    poll.expires_after(std::chrono::milliseconds(100));  // out of file descriptors: retry later
     poll.async_wait([this, self](const error_code&) {
       if (acceptor.is_open()) accept();
     });
@@ -129,7 +130,7 @@ void Store::State::accept() {
 
 void Store::State::greet(tcp::socket socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
-  auto timeout = std::make_shared<boost::asio::steady_timer>(io, kForHello);
+  auto timeout = std::make_shared<boost::asio::steady_timer>(io, kHelloTimeout);
   pending_connections[connection.get()] = {connection, timeout};
   const auto forget = [this, self = shared_from_this(), key = connection.get()] { pending_connections.erase(key); };
   timeout->async_wait([forget, connection](const error_code& error) {
@@ -139,7 +140,7 @@ void Store::State::greet(tcp::socket socket) {
   });
   connection->start(
       [this, self = shared_from_this(), key = connection.get()](Type type, std::string_view body) {
-        if (type != Type::hello) throw protocol::Malformed("a hello comes first");
+        if (type != Type::hello) throw protocol::Malformed("expected a hello first");
         const auto at = pending_connections.find(key);
         if (at != pending_connections.end()) hello(at->second.connection, protocol::decode_hello(body));
       },
@@ -147,17 +148,17 @@ void Store::State::greet(tcp::socket socket) {
 }
 
 void Store::State::hello(std::shared_ptr<Connection> connection, const protocol::Hello& hello) {
-  const auto refuse = [&](int code, const std::string& text) {  // it stays a stranger, whose time is short
+  const auto reject = [&](int code, const std::string& text) {  // the connection stays pending until its timeout
     connection->send(protocol::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::reject));
     connection->finish();
   };
   if (hello.job != options.job || !same_secret(hello.token, options.token))
-    return refuse(0, "it keeps another job's store");
+    return reject(0, "this store belongs to another job");
   if (broke)
-    return refuse(static_cast<int>(Exit::peer_lost),
+    return reject(static_cast<int>(Exit::peer_lost),
                   failure_report.empty() ? members.failure_notice() : failure_report);
   const std::string reason = members.admit(hello, Clock::now());
-  if (!reason.empty()) return refuse(static_cast<int>(Exit::environment), reason);
+  if (!reason.empty()) return reject(static_cast<int>(Exit::environment), reason);
   pending_connections.erase(connection.get());
   admit(static_cast<int>(hello.rank), connection);
 }
@@ -214,10 +215,10 @@ void Store::State::put(int rank, std::string key, std::string value) {
   const std::size_t freed = at != values.end() && at->second.rank == rank ? before : 0;
   if (mine - freed + bytes > kMaxValueBytesOfRank || bytes_of_values - before + bytes > kMaxValueBytesOfAll) {
     const bool own = mine - freed + bytes > kMaxValueBytesOfRank;
-    members.reported(rank, "the job's store is full: this rank put '" + key + "', and " +
-                               (own ? "its values have at most " + bytes_text(kMaxValueBytesOfRank)
-                                    : "the values of all ranks have at most " + bytes_text(kMaxValueBytesOfAll)) +
-                               " together; put less, or put \"\" under keys that every rank has read");
+    members.reported(rank, "the job's store is full: cannot put '" + key + "', because " +
+                               (own ? "the values of one rank may use at most " + bytes_text(kMaxValueBytesOfRank)
+                                    : "the values of all ranks may use at most " + bytes_text(kMaxValueBytesOfAll)) +
+                               "; put less data, or put \"\" under keys that every rank has read");
     return check_for_failure();
   }
   if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
@@ -249,7 +250,7 @@ void Store::State::get(int rank, uint64_t id, std::string key) {
   if (at != values.end())
     return ranks[rank].connection->send(protocol::Writer().u64(id).text(at->second.bytes).message(Type::value));
   auto& pending_gets = ranks[rank].pending_gets;
-  if (pending_gets.size() >= kMaxGetsOfRank) throw protocol::Malformed("too many gets wait");
+  if (pending_gets.size() >= kMaxGetsOfRank) throw protocol::Malformed("too many pending gets");
   pending_gets[id] = std::move(key);
 }
 
@@ -262,7 +263,7 @@ void Store::State::check_for_failure() {
 
 void Store::State::await_failure_report() {
   const auto now = Clock::now();
-  if (!members.settled(*broke, now) && now - *broke < kForLastWords) {
+  if (!members.settled(*broke, now) && now - *broke < kFinalStatusTimeout) {
     poll.expires_after(kPoll);
     poll.async_wait([this, self = shared_from_this()](const error_code& error) {
       if (!error) await_failure_report();

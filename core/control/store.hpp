@@ -1,4 +1,5 @@
-// The job's store: rendezvous, membership, the news of a break and the table. Lives in the launcher, else in rank 0.
+// The job's store: rendezvous, membership, failure notices and the failure report. It runs in zeroth's launcher, or in
+// rank 0 under other launchers.
 #pragma once
 
 #include <boost/asio/ip/address.hpp>
@@ -17,39 +18,40 @@ class io_context;
 
 namespace zr::host {
 
-/// Serves a job's ranks on an io_context, whose thread alone may call it. Keeps that io_context busy until close().
+/// Serves the ranks of a job on an io_context. Call it only on the thread of that io_context. The io_context has work
+/// until close().
 class Store {
  public:
   struct Options {
     int world = 1;
-    std::string job, token;                                           // what a rank must show
-    std::string job_id;                                               // what ranks are told to call the job
-    bool launched = false;                                            // ended() will be told of every rank
-    std::function<void(const std::string& table)> on_failure_report;  // once, if the job breaks
+    std::string job, token;                                           // what a rank must present
+    std::string job_id;                                               // the job id that ranks receive
+    bool launched = false;                                            // ended() will be called for every rank
+    std::function<void(const std::string& table)> on_failure_report;  // called once, if the job fails
   };
-  /// Listens on the first of `ports` that is free (0: any). Throws Failure(environment) if none is.
+  /// Listens on the first of `ports` that is free (0: any). Throws Failure(environment) if none of the ports is free.
   Store(boost::asio::io_context& io, Options options, const boost::asio::ip::address& address,
         const std::vector<uint16_t>& ports);
   ~Store();
   Store(const Store&) = delete;
 
   uint16_t port() const;
-  /// The launcher's own knowledge of rank processes.
+  /// The launcher reports that a rank process has started or ended.
   void started(int rank, int64_t pid);
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
   bool joined(int rank) const;
   bool broken() const;
-  /// The user stops the job: ranks that end are no loss from now on.
+  /// The user stops the job: from now on, a rank that ends is not a failure.
   void stop_failure_detection();
-  /// It does not stop after all.
+  /// Failures are detected again, for example because the job does not stop.
   void resume_failure_detection();
-  /// The rank that keeps this store has left in order: tells the others, then closes. `then` runs when they have read
-  /// it.
+  /// The rank that hosts this store has left normally: notifies the other ranks, then closes. `then` runs when they
+  /// have read the message.
   void finish(const protocol::Heartbeat& store_host, std::function<void()> then);
   void close();
-  /// What a rank has put under the key; empty: nothing.
+  /// The value of the key; "" if no rank has put it.
   std::string value(const std::string& key) const;
-  /// Memory of all that the ranks have put and not dropped.
+  /// Memory of all keys and values that ranks have put and not dropped.
   std::size_t bytes() const;
 
  private:

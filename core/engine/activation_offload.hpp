@@ -1,4 +1,4 @@
-// Saved tensors of forward on a tier: connects the model to it.
+// Saved-tensor offload: stores the tensors that forward saves for backward on a tier.
 #pragma once
 
 #include "engine/step_context.hpp"
@@ -7,10 +7,11 @@
 
 namespace zr::host {
 
-/// While it lives, what forward keeps for backward goes to the tier. Made and destroyed on the training thread.
+/// While the object exists, the model's saved tensors are stored on the tier. Constructed and destroyed on the training
+/// thread.
 class ActivationOffload {
  public:
-  /// Refers to both.
+  /// Keeps references to both arguments.
   ActivationOffload(const StepContext& context, TierStore& tier);
   ~ActivationOffload();
   ActivationOffload(const ActivationOffload&) = delete;

@@ -1,4 +1,4 @@
-// A value of every rank.
+// All-gather of one value per rank, as control traffic.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace zr::host {
 
-/// Every rank's value, in rank order. Collective; control traffic.
+/// Returns every rank's value, in rank order. Collective; control traffic.
 template <class T>
 std::vector<T> all_gather(CommRuntime& comm, const T& mine, const char* label) {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -9,7 +9,7 @@ namespace zr::host {
 
 namespace {
 constexpr std::size_t kShown = 3;
-constexpr int kMaxRanks = 1024;  // that one launcher starts
+constexpr int kMaxRanks = 1024;  // that one launcher can start
 
 Suggestion set(const std::string& path, const std::string& value) { return {{path + "=" + value}, 0, 1, 0}; }
 Suggestion set(const std::string& path, int64_t value) { return set(path, std::to_string(value)); }
@@ -21,7 +21,7 @@ Suggestion combined(Suggestion suggestion, const Suggestion& with) {
   return suggestion;
 }
 
-// A size as a file would have it, in the largest unit that divides it.
+// A size as TOML text, in the largest unit that divides it.
 std::string size_text(int64_t bytes) {
   const char* unit = "B";
   for (const char* larger : {"KiB", "MiB", "GiB"}) {
@@ -32,7 +32,7 @@ std::string size_text(int64_t bytes) {
   return std::to_string(bytes) + unit;
 }
 
-// They set no key twice, and no size of a strategy that is not chosen any more.
+// True if the two set different keys, and neither sets a key of the strategy that the other replaces.
 bool compatible(const Suggestion& one, const Suggestion& two) {
   for (const std::string& a : one.overrides)
     for (const std::string& b : two.overrides) {
@@ -42,7 +42,7 @@ bool compatible(const Suggestion& one, const Suggestion& two) {
   return true;
 }
 
-// Edits of one kind; two of different kinds can be made together.
+// Suggestions grouped by kind; two of different kinds can be combined.
 using Kinds = std::vector<std::vector<Suggestion>>;
 
 std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
@@ -52,7 +52,7 @@ std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
   return suggestions;
 }
 
-// What [offload] leaves on the device, on a tier.
+// Moves the state that the [offload] key `path` keeps on the device to a tier.
 std::vector<Suggestion> on_tiers(const ResolvedJob& job, const std::string& path) {
   std::vector<Suggestion> suggestions;
   if (job.config.text(path) == kOnDevice)
@@ -60,7 +60,7 @@ std::vector<Suggestion> on_tiers(const ResolvedJob& job, const std::string& path
   return suggestions;
 }
 
-// More ranks for the same samples a step.
+// More ranks with the same number of samples per step.
 std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
   std::vector<Suggestion> suggestions;
   const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
@@ -81,7 +81,7 @@ std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
   return suggestions;
 }
 
-// Smaller micro-batches, more of them.
+// Smaller micro-batches, with more gradient accumulation.
 std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
   std::vector<Suggestion> suggestions;
   const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
@@ -94,7 +94,7 @@ std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
   return suggestions;
 }
 
-// The strategy's sizes, an eighth of what they are.
+// Each byte-size key of the strategy, reduced to an eighth.
 std::vector<Suggestion> smaller_sizes(const ResolvedJob& job) {
   std::vector<Suggestion> suggestions;
   for (const Entry* entry : job.config.table(std::string("strategy.") + job.strategy.table->id)) {
@@ -135,17 +135,17 @@ std::vector<Suggestion> fitting_suggestions(const ResolvedJob& job, int ranks, c
                      [](const Suggestion& a, const Suggestion& b) { return a.bytes < b.bytes; });
     if (fitting.size() > kShown) fitting.resize(kShown);
   };
-  Kinds short_of_it(kinds.size());
+  Kinds too_large(kinds.size());
   for (std::size_t k = 0; k < kinds.size(); ++k)
     for (const Suggestion& suggestion : kinds[k])
-      if (!fits(suggestion)) short_of_it[k].push_back(suggestion);
+      if (!fits(suggestion)) too_large[k].push_back(suggestion);
   best_first(0);
   const std::size_t alone = fitting.size();
   if (alone == kShown) return fitting;
   for (std::size_t k = 0; k < kinds.size(); ++k)
     for (std::size_t other = k + 1; other < kinds.size(); ++other)
-      for (const Suggestion& one : short_of_it[k])
-        for (const Suggestion& two : short_of_it[other])
+      for (const Suggestion& one : too_large[k])
+        for (const Suggestion& two : too_large[other])
           if (compatible(one, two)) fits(combined(one, two));
   best_first(alone);
   return fitting;
@@ -153,8 +153,9 @@ std::vector<Suggestion> fitting_suggestions(const ResolvedJob& job, int ranks, c
 
 std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& over) {
   if (suggestions.empty())
-    return "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model";
-  std::string text = "with any of these lines it fits:";
+    return "no change of strategy, ranks, micro-batch or sizes makes the job fit; raise the budget, or train a smaller "
+           "model";
+  std::string text = "the job fits with any one of these lines:";
   for (const Suggestion& suggestion : suggestions) {
     std::string line;
     for (const std::string& override_with : suggestion.overrides) {
@@ -164,7 +165,7 @@ std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShor
       line += (line.empty() ? "" : ", ") + override_with.substr(0, at) + " = " + (number ? value : '"' + value + '"');
     }
     text += "\n  " + line + std::string(line.size() < 48 ? 48 - line.size() : 1, ' ') + "saves " +
-            bytes_text(over.bytes() - suggestion.bytes) + ", " + bytes_text(suggestion.bytes) + " are needed";
+            bytes_text(over.bytes() - suggestion.bytes) + ", needs " + bytes_text(suggestion.bytes);
   }
   return text;
 }

@@ -1,4 +1,4 @@
-// memory.device_budget: what a job that needs more could change, and how it is told.
+// Suggestions for a job that exceeds memory.device_budget: changes of its configuration with which it fits.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,28 @@
 
 namespace zr::host {
 
-/// A change of the TOML file, as overrides, and what a rank needs then.
+/// A change of the TOML file, as overrides, and the memory that a rank then needs.
 struct Suggestion {
   std::vector<std::string> overrides;
-  int ranks = 0;           // that the job then has
-  double activations = 1;  // their part that is left
-  int64_t bytes = 0;
+  int ranks = 0;           // number of ranks with the change; 0: unchanged
+  double activations = 1;  // activation bytes with the change, as a fraction of those without it
+  int64_t bytes = 0;       // per rank, activations included
 };
 
-/// A job that is over its budget.
+/// A job that exceeds its budget.
 struct BudgetShortfall {
-  int64_t budget, plan, activations;  // bytes of a rank; activations 0: not known
+  int64_t budget, plan, activations;  // bytes per rank; activations 0: unknown
   int64_t bytes() const { return plan + activations; }
 };
 
-/// What the plan of an edited job needs on a rank; nothing if the job makes no sense then.
+/// Planned bytes per rank with the suggestion applied; nullopt if the changed job is invalid.
 using RequiredBytes = std::function<std::optional<int64_t>(const Suggestion&)>;
 
-/// At most three edits with which the job fits, those that save most first; of two keys only where one is not enough.
+/// At most three suggestions with which the job fits, those that save most first. Pairs of changes only follow if fewer
+/// than three single changes fit.
 std::vector<Suggestion> fitting_suggestions(const ResolvedJob& job, int ranks, const BudgetShortfall& over,
                                             const RequiredBytes& need);
-/// As lines, with what each saves.
+/// The suggestions as text, one per line, with the bytes that each one saves and needs.
 std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& over);
 
 }  // namespace zr::host

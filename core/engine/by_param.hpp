@@ -1,4 +1,4 @@
-// The elements of a list that belong to one parameter, found without going through the list.
+// Index of a list by parameter: finds a parameter's elements without a scan of the list.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,12 @@
 
 namespace zr::host {
 
-/// Indices of a list's elements by their `param`, in the list's order. The list must not change afterwards.
+/// Maps a parameter to the indices of the list elements whose `param` it is, in the list's order. The list must not
+/// change afterwards.
 class ByParam {
  public:
   ByParam() = default;
-  /// `params`: every element's `param` is below it.
+  /// `params`: number of parameters; every element's `param` is less than it.
   template <class T>
   ByParam(const std::vector<T>& list, std::size_t params) : begin_(params + 1), index_(list.size()) {
     for (const T& one : list) ++begin_[one.param + 1];

@@ -12,23 +12,24 @@
 namespace zr::host {
 
 namespace {
-// The training state of `folder` is one to resume from: its last step was applied, or skipped only because fp16's loss
-// scale was being adjusted, which is routine. One that cannot be read counts, so that opening it reports why.
+// True if training should resume from `folder`: its last step was applied, or was skipped under fp16's dynamic loss
+// scale, which is routine. Also true for a checkpoint that cannot be read, so that opening it reports why.
 bool is_resumable(const std::string& folder) try {
   const std::string path = folder + "/" + kManifest;
-  const CheckpointMetadata facts = parse_manifest(path, read_json(path)).metadata;
-  return facts.last_step_applied || facts.loss_scale.dynamic;
+  const CheckpointMetadata metadata = parse_manifest(path, read_json(path)).metadata;
+  return metadata.last_step_applied || metadata.loss_scale.dynamic;
 } catch (const Failure&) {
   return true;
 }
 
-// Removes the newest of `folders` up to the first that is resumable, if any is.
+// Removes the newest `folders` up to the first resumable one; removes none if none is resumable.
 void pass_over_skipped(std::vector<std::string>& folders) {
   const auto good = std::find_if(folders.begin(), folders.end(), is_resumable);
   if (good == folders.begin() || good == folders.end()) return;
   log(ZR_LOG_WARN,
       folders.front() + ": its last step was skipped because gradients were not finite; resuming from " + *good +
-          ", the newest checkpoint whose last step was applied (engine.load() takes the other by " + "its own path)");
+          ", the newest checkpoint whose last step was applied (to load the skipped step, pass the path of its " +
+          "checkpoint to engine.load())");
   folders.erase(folders.begin(), good);
 }
 }  // namespace
@@ -58,8 +59,8 @@ std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallba
   return all;
 }
 
-// Resuming is also how a job that restarts by itself is first started, so that this is not an error; but a folder with
-// other things in it is likely the wrong one.
+// Not an error: a job that restarts automatically also starts with checkpoint.resume the first time. A folder that
+// contains other files is probably the wrong one.
 void report_no_checkpoint(const std::string& dir) {
   std::string where = dir;
   int level = ZR_LOG_INFO;
@@ -68,7 +69,7 @@ void report_no_checkpoint(const std::string& dir) {
   } else if (const auto names = list_folder(dir); std::any_of(names.begin(), names.end(), [](const std::string& name) {
                return name != kLockName && !name.starts_with("step-");
              })) {
-    where += " (the folder holds other files; see that checkpoint.dir names the right one)";
+    where += " (the folder contains other files; check that checkpoint.dir is correct)";
     level = ZR_LOG_WARN;
   }
   log(level, "no checkpoint in " + where + "; training starts at step 1");

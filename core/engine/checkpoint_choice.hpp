@@ -1,4 +1,4 @@
-// Which checkpoint to load: of a folder of them, and where the newest is damaged.
+// Chooses which checkpoints of a folder to try, and in which order.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace zr::host {
 
-/// What to try, newest first: the checkpoint that `path` is, those that it holds, or weights of another program.
-/// Without `fallback` the first alone. Collective.
+/// Paths to try, newest first: `path` itself if it is a checkpoint or has weights of another program, else the
+/// checkpoints in it. Without `fallback`, only the first of them. Collective.
 std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallback, const CheckpointComm& comm);
 
-/// Logs that a folder to resume from has no checkpoint: as a warning if it holds other files.
+/// Logs that the folder to resume from has no checkpoint; as a warning if it contains other files.
 void report_no_checkpoint(const std::string& dir);
 
 }  // namespace zr::host

@@ -39,7 +39,7 @@ Slab slab_of(ShardedState& state, uint32_t param, const TensorInfo& tensor, uint
   return slab;
 }
 
-// Each buffer once, with the values that train.buffers declares; where ranks differ, each rank's own too.
+// Adds each buffer once, with the values selected by train.buffers; if ranks differ, also each rank's own values.
 void add_buffers(const StepContext& context, CheckpointContents& image, ModelBuffers& buffers,
                  const BufferValues& values) {
   const auto aligned = [](int64_t bytes) {
@@ -51,8 +51,8 @@ void add_buffers(const StepContext& context, CheckpointContents& image, ModelBuf
   for (std::size_t i = 0; i < own.size(); ++i) {
     const ModelBuffer& buffer = own[i];
     if (stored_size(buffer.dtype) == 0)
-      fail_user("buffer '" + buffer.name + "' has the type " + buffer.dtype +
-                ", which safetensors files do not have; convert it, or keep it out of the module's buffers");
+      fail_user("cannot save buffer '" + buffer.name + "': safetensors does not support its dtype " + buffer.dtype +
+                "; convert it to another dtype, or do not register it as a buffer");
     const bool declared = i < values.declared.size() && !values.declared[i].empty();
     if (rank == 0 && buffer.bytes > 0)
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()),

@@ -1,4 +1,4 @@
-// What a rank contributes to a checkpoint: its parts of every tensor.
+// A rank's contribution to a checkpoint: its parts of every tensor.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,17 @@
 
 namespace zr::host {
 
-/// Calls fn for every tensor that belongs to a parameter, in an order that is the same on all ranks.
+/// Calls fn for every weight, master and optimizer state of every parameter, in the same order on all ranks.
 void each_tensor(const MemoryPlan& plan, const std::function<void(uint32_t param, TensorInfo tensor)>& fn);
 
-/// By buffer of the model.
+/// Checkpoint values of the model's buffers; both vectors are indexed by buffer.
 struct BufferValues {
-  std::vector<char> differing;        // stored for each rank (ModelBuffers::differing())
-  std::vector<std::string> declared;  // bytes that train.buffers declares, where they differ from this rank's own
+  std::vector<char> differing;        // not 0: differs between ranks, so each rank's own value is saved too
+  std::vector<std::string> declared;  // bytes selected by train.buffers; empty: this rank's own
 };
-/// Tensors and slabs, which refer to the memory of all that is given, and read what is on disk when they are saved.
-/// Throws Failure(user) for a buffer of a type that files do not have.
+/// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
+/// save; slabs on a disk tier are read during the save. Throws Failure(user) for a buffer whose dtype safetensors does
+/// not support.
 CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
                             const BufferValues& values);
 

@@ -18,7 +18,7 @@ std::string who(const TensorInfo& tensor) { return tensor.role + " '" + tensor.n
 
 bool is_weight(const TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
 
-// What the file calls a weight of this model.
+// The name in the file for a weight of this model.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
   for (const Rename& rename : renames)
     if (const auto theirs = rewrite_glob(name, rename.ours, rename.theirs)) return *theirs;
@@ -63,7 +63,7 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
   match();
 }
 
-// The tensor of `from` for one of this model's, by any of its names; null: it has none.
+// The checkpoint's tensor for one of the model's tensors, by any of its names; null if there is none.
 const SavedTensor* CheckpointLoader::saved_for(uint32_t param, const TensorInfo& tensor) const {
   std::vector<std::string> names{tensor.name};
   if (param != kNoParam) {
@@ -96,7 +96,7 @@ void CheckpointLoader::match() {
   each_tensor(context_.plan, [&](uint32_t param, const TensorInfo& tensor) {
     if (!how_.weights_only || is_weight(tensor)) take(param, tensor);
   });
-  if (!change_)  // buffers stay in memory
+  if (!change_)  // a refresh keeps the buffers in memory
     for (const ModelBuffer& buffer : context_.model.buffers())
       take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   for (const SavedTensor& saved : from_.manifest().tensors) {
@@ -112,24 +112,27 @@ void CheckpointLoader::check() const {
   const std::string& folder = from_.folder();
   if (how_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
     fail_user(folder + ": does not fit the model" + list_of("missing", report_.missing) +
-              list_of("of another shape", report_.other_shape) + list_of("unexpected", report_.unexpected) +
-              "; load with strict = false to take what fits");
+              list_of("different shape", report_.other_shape) + list_of("unexpected", report_.unexpected) +
+              "; load with strict = false to load only the tensors that fit");
   if (how_.strict && same_optimizer_ && !(report_.fresh.empty() && report_.dropped.empty()))
     fail_user(folder + ": does not fit the optimizer" + list_of("missing", report_.fresh) +
-              list_of("unexpected", report_.dropped) + "; load with strict = false, or the weights only");
+              list_of("unexpected", report_.dropped) + "; load with strict = false, or load the weights only");
   for (const Part& part : parts_) {
     if (part.saved->dtype == part.tensor.dtype) continue;
     if (safetensors_float(part.saved->dtype) == ZR_NONE || safetensors_float(part.tensor.dtype) == ZR_NONE)
-      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype + ", the model has it in " +
-                part.tensor.dtype + ", and neither becomes the other; load another checkpoint");
+      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
+                ", but the model has it as " + part.tensor.dtype +
+                ", and Zeroth cannot convert between them; load another checkpoint");
     if (!how_.convert && part.tensor.role != "master")
       fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
-                (part.tensor.role == "weight" ? ", train.dtype wants " : ", this job wants ") + part.tensor.dtype +
-                "; set train.dtype to what it is, or load with convert = true, which rounds from the fp32 master");
+                (part.tensor.role == "weight" ? ", but train.dtype requires " : ", but this job requires ") +
+                part.tensor.dtype +
+                "; set train.dtype to the checkpoint's dtype, or load with convert = true, which converts from the "
+                "fp32 master");
   }
 }
 
-// Elements [first, first + count) of this rank, in the type it is to have.
+// Reads elements [first, first + count) of the tensor, converted to the model's dtype.
 void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count, void* to) const {
   const SavedTensor* saved = part.saved;
   const int64_t size = stored_size(part.tensor.dtype);
@@ -148,13 +151,13 @@ void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count,
   }
 }
 
-// This rank's own values where the same number of ranks goes on with training; else those that train.buffers declares
-// of the ranks that saved it.
+// Reads this rank's own values if training resumes on the same number of ranks; otherwise the values that train.buffers
+// selects among those of the ranks that saved the checkpoint.
 void CheckpointLoader::read_buffer(const Part& part, const ModelBuffer& buffer) {
   const int64_t count = buffer.bytes / stored_size(buffer.dtype);
   const SavedTensor* ranks = from_.find(kRankBuffer, part.saved->name);
   read_part(part, 0, count, buffer.data);
-  if (!ranks) return;  // else it was read only to be checked
+  if (!ranks) return;  // otherwise the first read only verified the tensor
   Part of_rank = part;
   of_rank.saved = ranks;
   const auto read = [&](int r, void* to) { read_part(of_rank, r * count, count, to); };

@@ -1,4 +1,4 @@
-// Loading a checkpoint: what it has for this model, and every rank's parts of it.
+// Loads a checkpoint: matches its tensors with the model's, and reads this rank's parts.
 #pragma once
 
 #include <cstdint>
@@ -17,54 +17,55 @@
 namespace zr::host {
 
 struct LoadOptions {
-  bool weights_only = false;      // no optimizer state, no step: training begins with these weights
-  bool strict = true;             // false: what is missing, unexpected or of another shape is told and left as it is
-  bool convert = false;           // weights of another type are rounded from the fp32 master
-  bool fallback = false;          // one that is damaged is passed over for the one before it, with a warning
-  std::vector<Rename> renames{};  // of weights, in files of other programs
+  bool weights_only = false;      // loads no optimizer states and no step: training starts from these weights
+  bool strict = true;             // false: missing, unexpected or differently shaped tensors are reported, not loaded
+  bool convert = false;           // weights of another dtype are converted from the fp32 master
+  bool fallback = false;          // a damaged checkpoint is replaced by the one before it, with a warning
+  std::vector<Rename> renames{};  // names of weights in files of other programs
 };
-/// Tensors by role and name.
+/// The result of a load. Each list contains tensors as text: "weight 'a'".
 struct LoadReport {
   std::string folder;
   std::vector<std::string> missing, unexpected, other_shape;
-  std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
+  std::vector<std::string> fresh, dropped;  // optimizer states that start at zero; saved ones that this job lacks
 };
 
-/// Throws Failure(user) for a rename that matches no weight of the model: a mistake in its name.
+/// Throws Failure(user) for a rename that matches no weight or buffer of the model.
 void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
                    const std::vector<ModelBuffer>& buffers);
 /// "; missing: weight 'a', state.exp_avg 'b' and 3 more"; "" for no names.
 std::string list_of(const std::string& what, const std::vector<std::string>& names);
 
-/// One checkpoint, matched with the tensors of the model. Training thread; communicates nothing.
+/// One checkpoint, matched with the tensors of the model. Training thread; does not communicate.
 class CheckpointLoader {
  public:
   struct Parts {
     ShardedState& state;
     ModelBuffers& buffers;
   };
-  /// Refers to all. change: how the model differs from the one that was saved a moment ago; null: it does not.
+  /// Keeps references to all arguments. change: how engine.refresh() changed the model since `from` was saved; null:
+  /// not a refresh.
   CheckpointLoader(const StepContext& context, const Parts& parts, const Checkpoint& from, const LoadOptions& how,
                    const ParameterChange* change);
 
-  /// The checkpoint's optimizer is this job's, and its states are wanted.
+  /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
   bool has_same_optimizer() const { return same_optimizer_; }
-  /// Throws Failure(user) where the checkpoint does not fit model or optimizer.
+  /// Throws Failure(user) if the checkpoint does not fit the model or the optimizer.
   void check() const;
-  /// Reads this rank's parts of all tensors. May leave some of them read if it throws.
+  /// Reads this rank's parts of all tensors. If it throws, some of them may have been read.
   void read();
   /// Calls fn for every parameter whose weight was found, with its name in the checkpoint.
   void each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const;
-  /// Parameters of which an optimizer state was not found.
+  /// Parameters with an optimizer state that was not found.
   const std::set<uint32_t>& fresh_params() const { return fresh_params_; }
-  /// What was not found, and what was not wanted.
+  /// Tensors that were not found, and tensors that were not loaded.
   LoadReport report() const;
 
  private:
   static constexpr uint32_t kNoParam = ~0u;
   struct Part {
     uint32_t param;     // kNoParam: a buffer
-    TensorInfo tensor;  // as it is here
+    TensorInfo tensor;  // the model's tensor
     const SavedTensor* saved;
   };
   void match();

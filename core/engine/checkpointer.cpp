@@ -30,8 +30,8 @@ void Checkpointer::prepare(bool first, bool on_signal) {
   const bool periodic = config.integer("checkpoint.every") > 0;
   if (first && periodic && config.integer("checkpoint.keep") == 1 && !parts_.name.others().empty() && rank == 0)
     log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config.origin("checkpoint.keep").text() +
-                         ") with several engines: a job that ends between their saves leaves no checkpoints of one "
-                         "moment to resume from; set it to 2 or more");
+                         ") with several engines: if the job ends between their saves, no checkpoints that were saved "
+                         "together remain to resume from; set checkpoint.keep to 2 or more");
   if (periodic || on_signal) saver_.lock_folder(dir);
   if (!snapshots(config)) return;
   int64_t bytes = context_.plan.snapshot_bytes();
@@ -44,36 +44,36 @@ void Checkpointer::prepare(bool first, bool on_signal) {
   saver_.reserve_for(image);
 }
 
-std::string Checkpointer::facts() {
-  CheckpointMetadata facts;
+std::string Checkpointer::metadata_json() {
+  CheckpointMetadata metadata;
   const auto& optimizer = context_.optimizer_api();
   if (optimizer.save_globals) {
     CallError error;
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
       static_cast<CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
-    context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &facts, &error), error,
+    context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
                    context_.optimizer.who("save_globals"));
   }
   const TrainingProgress& progress = parts_.progress;
-  for (const zr_slot& slot : context_.plan.input.slots) facts.slots.emplace_back(slot.name);
+  for (const zr_slot& slot : context_.plan.input.slots) metadata.slots.emplace_back(slot.name);
   for (std::size_t i = 0; i < progress.param_steps().size(); ++i)
-    facts.parameter_steps[context_.plan.input.parameters[i].name] = progress.param_steps()[i];
+    metadata.parameter_steps[context_.plan.input.parameters[i].name] = progress.param_steps()[i];
   const LossScale::State scale = progress.loss_scale().state();
-  facts.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
-  facts.last_step_applied = progress.last_step_applied();
-  facts.optimizer = context_.setup.optimizer.table->id;
-  facts.updates = progress.updates();
-  facts.samples = progress.samples();
-  facts.engines = parts_.name.others();
-  facts.seed = context_.config().integer("train.seed");
-  facts.world = context_.world();
-  facts.strategy = context_.setup.strategy.table->id;
-  facts.config = context_.config().to_toml();
-  return to_text(facts);
+  metadata.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
+  metadata.last_step_applied = progress.last_step_applied();
+  metadata.optimizer = context_.setup.optimizer.table->id;
+  metadata.updates = progress.updates();
+  metadata.samples = progress.samples();
+  metadata.engines = parts_.name.others();
+  metadata.seed = context_.config().integer("train.seed");
+  metadata.world = context_.world();
+  metadata.strategy = context_.setup.strategy.table->id;
+  metadata.config = context_.config().to_toml();
+  return to_text(metadata);
 }
 
-// The state now, with facts; until the save ends buffers_ keeps what it refers to.
+// The current state and its metadata. The image refers to buffers_, which stays unchanged until the save ends.
 CheckpointContents Checkpointer::present() {
   parts_.step_recorder.exclude([&] {
     buffers_.differing = parts_.buffers.differing(context_.comm);
@@ -82,7 +82,7 @@ CheckpointContents Checkpointer::present() {
   CheckpointContents now = image_of(context_, parts_.state, parts_.buffers, buffers_);
   now.step = parts_.progress.step();
   now.run = context_.setup.control->job_id();
-  now.metadata_json = facts();
+  now.metadata_json = metadata_json();
   now.last_step_applied = parts_.progress.last_step_applied();
   return now;
 }
@@ -91,11 +91,11 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   const TrainingProgress& progress = parts_.progress;
   if (progress.within_step())
     fail_user(
-        "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not "
-        "saved; call it after a step");
+        "engine.save() was called between engine.backward() and the engine.step() that ends its step: gradients are "
+        "not saved; call engine.save() after engine.step()");
   progress.check_complete();
   context_.model.check_scopes("engine.save()");
-  context_.comm.barrier("before a checkpoint is saved");  // a rank that does not come is a hang like any other
+  context_.comm.barrier("before a checkpoint is saved");  // a rank that never calls save() is reported as a hang
   settle();
   by_config_ = false;
   parts_.weights.forget_saved();
@@ -123,7 +123,7 @@ std::string Checkpointer::save_for_refresh() {
   return saver_.save(folder + "/refresh", now, 0);
 }
 
-// What the save in the background came to, which is over now.
+// Waits for the background save and handles its result.
 void Checkpointer::settle() {
   try {
     if (saver_.wait()) parts_.recorder.saved(saving_);
@@ -142,19 +142,20 @@ void Checkpointer::close() {
   saver_.close();
 }
 
-// A checkpoint that nobody's code asked for was not written: said, counted, and training goes on. But no rank goes on
-// without its comm, nor with a tier that failed, on whichever rank: what stands there is not whole.
+// A save that the configuration requested failed: logs and counts it, and training continues. But no rank continues
+// after a peer is lost, or after a tier failed on any rank, because the data on that tier is incomplete.
 void Checkpointer::not_saved(const Failure& failure) {
   if (failure.exit() == Exit::peer_lost) throw failure;
   const Tiers& tiers = parts_.state.tiers();
   char failed = 0;
   for (const auto& tier : tiers) failed |= tier && tier->failed();
-  const bool together = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;  // not at this rank's own end
+  // The exchange is collective, so a rank that an exception is ending does not start it.
+  const bool together = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;
   for (const std::string& one :
        together ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
     if (one[0]) throw failure;
   parts_.recorder.not_saved();
-  if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training goes on");
+  if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training continues");
 }
 
 void Checkpointer::save_if_due(const GlobalStats& global) {
@@ -166,32 +167,33 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
   if (global.stop && !progress.stopped()) {
     progress.stop();
     if (context_.rank() == 0)
-      log(ZR_LOG_INFO, std::string(::strsignal(global.stop)) + ": step " + std::to_string(progress.step()) +
-                           " is saved in " + dir + ", then the job ends; `zeroth train --resume` goes on");
+      log(ZR_LOG_INFO, std::string(::strsignal(global.stop)) + ": saving step " + std::to_string(progress.step()) +
+                           " to " + dir + ", then ending the job; `zeroth train --resume` resumes it");
     parts_.recorder.stopped(global.stop);
   }
   const bool due = !dir.empty() && (progress.stopped() || (every > 0 && (progress.step() % every == 0 || ends)));
-  std::exception_ptr untold;
+  std::exception_ptr settle_error;
   if (due || global.save_failed) try {
       settle();
     } catch (const Failure&) {
-      untold = std::current_exception();
+      settle_error = std::current_exception();
     }
   if (due) try {
       save(dir, keep, config.boolean("checkpoint.async"));
       by_config_ = true;
       parts_.weights.remember_saved();
     } catch (const Failure& failure) {
-      if (ends) {  // what the run came to is lost: its exit code says so
+      if (ends) {  // the run's result is lost, so the job fails
         parts_.recorder.not_saved();
         throw;
       }
       not_saved(failure);
     }
-  if (untold) std::rethrow_exception(untold);
+  if (settle_error) std::rethrow_exception(settle_error);
 }
 
-// Opened, and looked through before a byte of it is used where something is lost otherwise.
+// Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
+// checkpoint can replace it.
 Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
   const std::vector<std::string> all = checkpoints_to_try(path, how.fallback, peers());
   for (std::size_t i = 0;; ++i) try {
@@ -204,7 +206,7 @@ Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
     } catch (const Failure& failure) {
       const bool damaged = failure.exit() == Exit::user || failure.exit() == Exit::environment;
       if (!damaged || i + 1 == all.size()) throw;
-      if (context_.rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; going back to " + all[i + 1]);
+      if (context_.rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; falling back to " + all[i + 1]);
     }
 }
 
@@ -213,55 +215,59 @@ void Checkpointer::clear_states(uint32_t param) {
   parts_.progress.set_param_steps(param, 0);
 }
 
-// Step, schedule, scale and what the optimizer keeps besides its states.
-void Checkpointer::take_facts(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change) {
-  const CheckpointMetadata& facts = from.manifest().metadata;
+// Restores step, schedule, loss scale, and what the optimizer saves in addition to its states.
+void Checkpointer::restore_metadata(const Checkpoint& from, const CheckpointLoader& found,
+                                    const ParameterChange* change) {
+  const CheckpointMetadata& metadata = from.manifest().metadata;
   TrainingProgress& progress = parts_.progress;
-  progress.restore(from.manifest().step, facts.updates, facts.samples, facts.last_step_applied);
-  change ? parts_.name.at_step(progress.step()) : parts_.name.loaded(progress.step(), facts.engines);
+  progress.restore(from.manifest().step, metadata.updates, metadata.samples, metadata.last_step_applied);
+  change ? parts_.name.at_step(progress.step()) : parts_.name.loaded(progress.step(), metadata.engines);
   found.each_weight([&](uint32_t param, const std::string& saved) {
-    const auto steps = facts.parameter_steps.find(saved);
-    const bool known = steps != facts.parameter_steps.end() && found.has_same_optimizer();
+    const auto steps = metadata.parameter_steps.find(saved);
+    const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer();
     progress.set_param_steps(param, known ? steps->second : 0);
   });
-  // A state that begins anew begins at its parameter's first step; the others of that parameter with it.
+  // If one optimizer state of a parameter is missing, all its states and its step count restart.
   for (const uint32_t param : found.fresh_params()) clear_states(param);
-  const auto& scale = facts.loss_scale;
+  const auto& scale = metadata.loss_scale;
   progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
   parts_.gradients.watch(progress.loss_scale().watches());
   const auto& optimizer = context_.optimizer_api();
   if (found.has_same_optimizer() && optimizer.load_global)
-    for (const auto& [key, bytes] : facts.globals) {
+    for (const auto& [key, bytes] : metadata.globals) {
       CallError error;
       context_.check(optimizer.load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
                      error, context_.optimizer.who("load_global"));
     }
   if (!change) {
-    report_facts(from);
+    warn_of_differences(from);
     parts_.recorder.resume(progress.step());
   }
   seed_model(context_, progress);
 }
 
-void Checkpointer::report_facts(const Checkpoint& from) const {
+void Checkpointer::warn_of_differences(const Checkpoint& from) const {
   if (context_.rank() != 0) return;
-  const CheckpointMetadata& facts = from.manifest().metadata;
+  const CheckpointMetadata& metadata = from.manifest().metadata;
   const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
-  if (const int64_t own = context_.config().integer("train.seed"); facts.seed != own)
-    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(facts.seed) +
-                         ", from here on it is " + std::to_string(own) + ": another run than the one that goes on");
+  if (const int64_t own = context_.config().integer("train.seed"); metadata.seed != own)
+    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(metadata.seed) +
+                         ", but this run has " + std::to_string(own) +
+                         "; the resumed run will not reproduce the original");
   if (const int64_t own = step * context_.config().integer("train.global_batch"); samples != own)
-    log(ZR_LOG_WARN, from.folder() + ": has read " + std::to_string(samples) + " samples, " + std::to_string(step) +
-                         " steps of train.global_batch would be " + std::to_string(own) +
-                         ": a program that reads by step goes on at another sample");
+    log(ZR_LOG_WARN, from.folder() + ": the saved run has read " + std::to_string(samples) + " samples, but " +
+                         std::to_string(step) + " steps of train.global_batch are " + std::to_string(own) +
+                         " samples; a program that selects data by step will continue at a different sample");
 }
 
 LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked, const ParameterChange* change) {
   TrainingProgress& progress = parts_.progress;
   if (progress.within_step())
-    fail_user("engine.load() between engine.backward() and the engine.step() that ends its step; call it after a step");
+    fail_user(
+        "engine.load() was called between engine.backward() and the engine.step() that ends its step; call "
+        "engine.load() after engine.step()");
   context_.model.check_scopes("engine.load()");
-  context_.comm.barrier("before a checkpoint is loaded");  // nor does a peer read still what is written here
+  context_.comm.barrier("before a checkpoint is loaded");  // so that no peer still reads memory that is overwritten
   settle();
   by_config_ = false;
   parts_.weights.forget_saved();
@@ -288,7 +294,7 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
   if (how.weights_only)
     for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
   else
-    take_facts(from, loader, change);
+    restore_metadata(from, loader, change);
   progress.end_load();
   LoadReport report = loader.report();
   if (!change) report_load(report, how.weights_only ? -1 : from.manifest().step);
@@ -296,17 +302,17 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
   return report;
 }
 
-// What was not taken is never a secret.
+// Always reports tensors that were not loaded.
 void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
   if (context_.rank() != 0) return;
   std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
-  text += list_of("missing", report.missing) + list_of("of another shape", report.other_shape) +
+  text += list_of("missing", report.missing) + list_of("different shape", report.other_shape) +
           list_of("unexpected", report.unexpected);
   log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN,
       text);
   const std::string optimizer = report.folder + ": optimizer '" + context_.setup.optimizer.table->id + "' ";
-  if (!report.fresh.empty()) log(ZR_LOG_WARN, optimizer + "starts fresh" + list_of("with", report.fresh));
-  if (!report.dropped.empty()) log(ZR_LOG_WARN, optimizer + "leaves" + list_of("unused", report.dropped));
+  if (!report.fresh.empty()) log(ZR_LOG_WARN, optimizer + "starts states at zero" + list_of("missing", report.fresh));
+  if (!report.dropped.empty()) log(ZR_LOG_WARN, optimizer + "ignores saved states" + list_of("unused", report.dropped));
 }
 
 void Checkpointer::begin() {
@@ -323,8 +329,7 @@ void Checkpointer::begin() {
       if (comm.rank != 0) return;
       if (path_exists(dir + "/" + kManifest))
         fail_user(dir +
-                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to the folder above "
-                  "it");
+                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to its parent folder");
       if (!checkpoints_in(dir).empty()) there = "yes";
     });
     const bool found = comm.broadcast(there) == "yes";
@@ -339,7 +344,7 @@ void Checkpointer::begin() {
   if (const std::string& init = config.text("checkpoint.init"); !init.empty()) {
     how.weights_only = true;
     how.renames = config.renames();
-    // A folder that engines of these names saved to has one folder for each.
+    // A folder to which named engines saved has one folder per engine.
     const CheckpointComm comm = peers();
     std::string own;
     if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))

@@ -1,4 +1,4 @@
-// Checkpoints of a job: when they are written, what is loaded at its start, and what the program saves and loads.
+// Saves and loads a job's checkpoints: periodic saves, the load at the start, engine.save() and engine.load().
 #pragma once
 
 #include <exception>
@@ -16,56 +16,59 @@
 
 namespace zr::host {
 
-/// Training thread only. Collective methods are called by all ranks alike, between steps.
+/// Training thread only. All ranks call collective methods in the same order, between steps.
 class Checkpointer {
  public:
-  /// Refers to all of it.
+  /// Keeps references to the context and to all parts.
   Checkpointer(const StepContext& context, const TrainingParts& parts);
   Checkpointer(const Checkpointer&) = delete;
 
-  /// checkpoint.dir, and below it the engine's name if it has one; "" if there is no such folder.
+  /// checkpoint.dir, followed by the engine's name if it has one; "" if checkpoint.dir is not set.
   std::string dir() const;
-  /// Takes the folder and the memory for copies that the configuration will need. `first`: the job begins here;
-  /// `on_signal`: a signal makes it save. Collective.
+  /// Locks the folder and allocates the memory for copies, if the configuration needs them. `first`: the job starts,
+  /// rather than continues after a refresh; `on_signal`: a signal triggers a save. Collective.
   void prepare(bool first, bool on_signal);
-  /// Loads what [checkpoint] resume and init ask for. Collective.
+  /// Loads the checkpoint that checkpoint.resume or checkpoint.init selects. Collective.
   void begin();
 
-  /// Writes a checkpoint of the present step into `root`, keeps the newest `keep` there (0: all), and returns its
-  /// folder. A failure on any rank is thrown on all, and training may go on. `aside`: returns when this rank's part is
-  /// copied; a failure is thrown by the next step, save or load. Waits for the one before. Collective.
+  /// Writes a checkpoint of the current step into `root`, keeps the newest `keep` checkpoints there (0: all), and
+  /// returns the checkpoint's folder. A failure on any rank is thrown on all ranks, and training may continue. `async`:
+  /// returns when this rank's part is copied; the next step, save or load throws a failure. Waits for the previous
+  /// save. Collective.
   std::string save(const std::string& root, int64_t keep, bool async);
-  /// Saves what checkpoint.every, the last step or a signal asks for, once a step was made. Collective.
+  /// Called after each step. Saves if checkpoint.every, the last step or a signal requires it. Collective.
   void save_if_due(const GlobalStats& global);
-  /// Saves the state for another session of this run; returns its folder. Collective.
+  /// Saves the state for the next session of this run; returns the checkpoint's folder. Collective.
   std::string save_for_refresh();
-  /// The save in the background failed, and nobody was told.
+  /// True if a background save failed and the failure has not been reported yet.
   bool failed() const { return saver_.failed(); }
-  /// Waits for what is being written in the background, and throws, or reports, what it failed with. Collective.
+  /// Waits for the background save. Throws its failure if the program requested the save, otherwise logs and counts it.
+  /// Collective.
   void settle();
-  /// A checkpoint, the newest in a folder of them, or safetensors files of another program. A failure before its bytes
-  /// are used leaves all as it was; in a model that was not trained yet it leaves no weights, and another load must
-  /// follow. change: how the model differs from the one that was saved by save_for_refresh(); else null. Collective.
+  /// Loads a checkpoint, the newest one in a folder of checkpoints, or safetensors files of another program. In a model
+  /// in training, all bytes are verified before any is used, so damaged data changes nothing. If a load fails after it
+  /// began to overwrite the weights, they are undefined and another load must follow. change: how the model differs
+  /// from the one that save_for_refresh() saved; null: not a refresh. Collective.
   LoadReport load(const std::string& path, const LoadOptions& how, const ParameterChange* change = nullptr);
-  /// The job ends: settles, logs a failure, and gives folders and memory back.
+  /// At the end of the job: waits for the background save, logs its failure, and releases folder locks and memory.
   void close();
 
  private:
   CheckpointComm peers() const { return peers_of(context_.setup.control); }
   CheckpointContents present();
-  std::string facts();
+  std::string metadata_json();
   void not_saved(const Failure& failure);
   Checkpoint open(const std::string& path, const LoadOptions& how);
   void clear_states(uint32_t param);
-  void take_facts(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change);
-  void report_facts(const Checkpoint& from) const;
+  void restore_metadata(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change);
+  void warn_of_differences(const Checkpoint& from) const;
   void report_load(const LoadReport& report, int64_t step) const;
 
   const StepContext& context_;
   const TrainingParts parts_;
-  const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
-  BufferValues buffers_;                               // of the image that is being saved
-  bool by_config_ = false;                             // the last save was checkpoint.every's, not the program's
+  const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
+  BufferValues buffers_;                               // referenced by the image that is being saved
+  bool by_config_ = false;                             // the configuration, not the program, requested the last save
   int64_t saving_ = 0;                                 // the step of the last save
   Saver saver_;
 };

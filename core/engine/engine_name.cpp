@@ -12,8 +12,8 @@ namespace zr::host {
 namespace {
 struct Alive {
   std::string name, checkpoints;
-  int64_t step = 0, begun = 0;            // made so far; of the checkpoint that it continues from
-  std::map<std::string, int64_t> others;  // of that checkpoint
+  int64_t step = 0, begun = 0;            // steps made so far; the step of the checkpoint that it resumed from
+  std::map<std::string, int64_t> others;  // steps of the other engines when that checkpoint was saved
 };
 
 std::mutex g_mutex;
@@ -27,7 +27,7 @@ bool are_together(const Alive& a, const Alive& b) {
          !b.name.empty();
 }
 
-// The step of `other` when the checkpoint that `one` continues from was saved; -1: not known.
+// The step of `other` when the checkpoint that `one` resumed from was saved; -1: unknown.
 int64_t step_then(const Alive& one, const Alive& other) {
   const auto found = one.others.find(other.name);
   return found == one.others.end() ? -1 : found->second;
@@ -42,16 +42,17 @@ std::string difference(const Alive& one, const Alive& other) {
          ": the job ended between their saves, or a checkpoint was removed; " +
          (!path_exists(folder + "/" + checkpoint_name(then))
               ? folder + " has no checkpoint of step " + text(then) +
-                    ", so they cannot continue from one moment; keep more checkpoints (checkpoint.keep)"
-          : other.begun > then ? "to continue both from one moment, remove the checkpoints of '" + other.name +
+                    ", so they cannot resume from the same point; keep more checkpoints (checkpoint.keep)"
+          : other.begun > then ? "to resume both from the same point, remove the checkpoints of '" + other.name +
                                      "' after step " + text(then) + " in " + folder + " and resume again"
-                               : "its checkpoint of step " + text(then) + " was not taken; `zeroth verify " + folder +
-                                     "` says whether it is damaged");
+                               : "its checkpoint of step " + text(then) + " was not loaded; run `zeroth verify " +
+                                     folder + "` to check whether it is damaged");
 }
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// Other names in a run folder and in a checkpoint folder: "lock", "latest", "1", "metrics.jsonl", "step-00000001".
+// Rejects the other names in run folders and checkpoint folders: "lock", "latest", "1", "metrics.jsonl",
+// "step-00000001".
 bool is_valid(const std::string& name) {
   return !name.empty() && name.size() <= 64 && is_letter(name[0]) && name != "lock" && name != "latest" &&
          !name.starts_with("step-") && std::all_of(name.begin(), name.end(), [](char c) {
@@ -70,7 +71,7 @@ EngineName::EngineName(const std::string& name, const std::string& run_folder, c
   fail_user((name.empty() ? "this process already has a zr::Engine without a name"
                           : "this process already has a zr::Engine named '" + name + "'") +
             " that writes to " + run_folder + "; give each engine its own name, as in zr::Engine(program, model, " +
-            "\"generator\"), or destroy the first one before");
+            "\"generator\"), or destroy the existing engine first");
 }
 
 EngineName::~EngineName() {
@@ -98,7 +99,7 @@ std::map<std::string, int64_t> EngineName::others() const {
   return steps;
 }
 
-// Of two that were saved together, the one that was saved last knows the step of the other's save.
+// Of two engines that were saved together, the checkpoint saved last contains the step of the other one's save.
 std::vector<std::string> EngineName::different_moments() const {
   const std::lock_guard lock(g_mutex);
   std::vector<std::string> lines;

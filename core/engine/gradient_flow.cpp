@@ -9,14 +9,14 @@
 
 namespace zr::host {
 
-GradientFlow::GradientFlow(const StepContext& context, const DiskBackedBuffers* pages)
+GradientFlow::GradientFlow(const StepContext& context, const DiskBackedBuffers* disk_buffers)
     : context_(context),
       model_(context.model),
       strategy_(context.strategy),
       api_(&context.strategy_api()),
       plan_(context.plan),
       comm_(context.comm),
-      disk_buffers_(pages),
+      disk_buffers_(disk_buffers),
       overlap_(context.config().boolean("gradients.overlap")),
       hold_(context.plan.input.hold_gradients),
       last_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
@@ -65,15 +65,15 @@ void GradientFlow::arrived(uint32_t param) {
   const std::lock_guard lock(context_.use);
   const std::string& name = plan_.input.parameters[param].name;
   if (!active_)
-    fail_user("a backward ran outside engine.backward() and gave '" + name +
-              "' a gradient; call engine.backward(loss) instead of loss.backward()");
+    fail_user("backward() ran outside engine.backward() and computed a gradient for '" + name +
+              "'; call engine.backward(loss) instead of loss.backward()");
   if (taken_[param] > 0)
     fail_user(
         "'" + name +
-        "' got a second gradient in one backward, after its first had left: some backward() runs inside this backward; "
-        "set gradients.overlap = false");
+        "' received a second gradient in one backward after its first was handed to the strategy: a backward() ran "
+        "inside this backward; set gradients.overlap = false");
   submitted_at_last_ = comm_.submitted();
-  if (present_[param]++) return;  // the model adds firings up; it waits already
+  if (present_[param]++) return;  // already waiting; the model has added this gradient to the first one
   if (!overlap_ || !deliver(param)) waiting_.push_back(param);
   if (overlap_ && !waiting_.empty()) deliver_waiting();
 }
@@ -89,20 +89,19 @@ bool GradientFlow::deliver(uint32_t param) {
     if (code == ZR_AGAIN) {
       if (!hold_) return false;
       fail_user("strategy '" + std::string(strategy_.component().table->id) +
-                "' has no room to hold the gradient of '" + parameter.name +
-                "' over the micro-steps, as gradients.reduce = \"last_micro_step\" needs; set gradients.reduce = "
-                "\"each_micro_step\", or "
-                "choose another strategy");
+                "' has no buffer to hold the gradient of '" + parameter.name +
+                "' across micro-steps, which gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = "
+                "\"each_micro_step\", or choose another strategy");
     }
     context_.check(code, error, strategy_.who("grad_destination"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
         dst.dtype != plan_.input.grad_dtype)
-      fail_bug(strategy_.who("grad_destination") + " gave '" + parameter.name + "' a place of " +
-               std::to_string(dst.count) + " elements from " + std::to_string(first));
+      fail_bug(strategy_.who("grad_destination") + " returned an invalid destination for '" + parameter.name +
+               "': " + std::to_string(dst.count) + " elements from element " + std::to_string(first));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
       fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
-                "' wants gradients placed into its sums, which are on a tier that is no memory; choose a strategy "
-                "whose sums stand apart, or a tier of memory");
+                "' accumulates gradients in its reduced gradients, which are on a disk tier and cannot be written in "
+                "place; choose a strategy with separate bucket buffers, or a tier in memory");
     write(param, first, dst);
     if (!hold_ || micro_ == last_)
       context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
@@ -113,7 +112,7 @@ bool GradientFlow::deliver(uint32_t param) {
   return true;
 }
 
-// What was held from earlier micro-steps is added to; a gradient that did not come adds nothing.
+// Writes the gradient, or adds it to those of earlier micro-steps if these are held. A missing gradient adds nothing.
 void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
   const bool adds = hold_ && micro_ > 0;
   if (!present_[param] || !counts_) {
@@ -154,8 +153,8 @@ void GradientFlow::end() {
   }
   deliver_waiting();
   if (!waiting_.empty())
-    fail_bug(strategy_.who("grad_destination") + " has no room for '" + plan_.input.parameters[waiting_.front()].name +
-             "' although no bucket is filling");
+    fail_bug(strategy_.who("grad_destination") + " has no free bucket slot for '" +
+             plan_.input.parameters[waiting_.front()].name + "' although no bucket is being filled");
   if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;

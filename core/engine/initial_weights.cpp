@@ -13,7 +13,7 @@ constexpr const char* kTag = "start of training";
 void take_parameters(const StepContext& context, ShardedState& state, float* values) {
   Model& model = context.model;
   const std::vector<Parameter>& parameters = context.plan.input.parameters;
-  // `own` is rank 0's; to every rank, by way of memory that comm can read.
+  // Broadcasts rank 0's `own` through `values`, which is memory of the communicator, and stores it on every rank.
   const auto take = [&](uint32_t param, const float* own) {
     const int64_t count = parameters[param].count;
     if (context.rank() == 0 && own != values) std::memcpy(values, own, static_cast<std::size_t>(count) * 4);
@@ -65,7 +65,7 @@ void take_rank_zero(const StepContext& context, ShardedState& state) {
                              0, "rank 0's buffers");
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
-  comm.barrier(kTag);  // shared weights are written by their owners
+  comm.barrier(kTag);  // until the owners have written the shared weights
   bind(context, state.buffers());
 }
 

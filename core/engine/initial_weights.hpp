@@ -1,4 +1,4 @@
-// How training starts: every rank has rank 0's parameters and buffers, and the model is bound to them.
+// The start of training: every rank gets rank 0's parameters and buffers, and the model is bound to the state's memory.
 #pragma once
 
 #include "engine/sharded_state.hpp"
@@ -6,8 +6,8 @@
 
 namespace zr::host {
 
-/// Constructs a deferred model; broadcasts rank 0's parameters and buffers; binds the parameters of which this rank has
-/// all elements to the state's memory. Collective, once per state, before any other use of it.
+/// Constructs a deferred model, broadcasts rank 0's parameters and buffers, and binds parameters that are unsharded on
+/// this rank to the state's memory. Collective; once per state, before any other use of it.
 void take_rank_zero(const StepContext& context, ShardedState& state);
 
 }  // namespace zr::host

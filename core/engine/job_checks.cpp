@@ -25,18 +25,18 @@ std::string hash_of_file(const std::filesystem::path& file) {
 }
 }  // namespace
 
-// Parameters that are not whole must be gathered before use.
 void check_strategy(const PlannedJob& job) {
   const auto* api = job.strategy.api<zr_strategy_api>();
   if (api->acquire && api->release) return;
   const std::vector<Parameter>& parameters = job.plan.input.parameters;
-  std::vector<char> whole(parameters.size(), 0);
-  for (const Piece& piece : job.plan.mine.weights) whole[piece.param] |= piece.count == parameters[piece.param].count;
+  std::vector<char> unsharded(parameters.size(), 0);
+  for (const Piece& piece : job.plan.mine.weights)
+    unsharded[piece.param] |= piece.count == parameters[piece.param].count;
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (!whole[i] && parameters[i].count > 0)
-      fail_user("strategy '" + std::string(job.setup.strategy.table->id) + "' keeps no whole '" + parameters[i].name +
-                "' on rank " + std::to_string(job.rank()) +
-                ", and offers no way to gather it before its use; choose another strategy");
+    if (!unsharded[i] && parameters[i].count > 0)
+      fail_user("strategy '" + std::string(job.setup.strategy.table->id) + "' does not keep all of '" +
+                parameters[i].name + "' on rank " + std::to_string(job.rank()) +
+                " and cannot gather it before its use; choose another strategy");
 }
 
 void check_optimizer(const PlannedJob& job) {
@@ -49,22 +49,22 @@ void check_optimizer(const PlannedJob& job) {
                            job.setup.strategy.table->id + "': ";
   if (desc.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
     fail_user(pair +
-              "the optimizer needs gradients that are not yet reduced, which this host does not offer; choose another "
+              "the optimizer needs gradients before they are reduced, which Zeroth does not support; choose another "
               "optimizer");
   for (const zr_slot& slot : job.plan.input.slots)
     if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED)))
       fail_user(pair + "its state '" + slot.name +
-                "' is not one element for each of the parameter's, which is what this host offers; choose another "
-                "optimizer");
+                "' is not a sharded state with one element per parameter element, the only kind that Zeroth supports; "
+                "choose another optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
   for (const Piece& piece : job.plan.mine.reduced_gradients) {
     const Parameter& parameter = job.plan.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
-    const bool whole = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
-    if (!(whole || (desc.granularity == ZR_ROWWISE && rows)))
-      fail_user(pair + "the optimizer needs whole " + (desc.granularity == ZR_ROWWISE ? "rows" : "tensors") +
+    const bool complete = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
+    if (!(complete || (desc.granularity == ZR_ROWWISE && rows)))
+      fail_user(pair + "the optimizer needs complete " + (desc.granularity == ZR_ROWWISE ? "rows" : "tensors") +
                 ", but '" + parameter.name +
-                "' is cut between ranks; choose a strategy that deals out whole parameters");
+                "' is split between ranks; choose a strategy that assigns complete parameters to ranks");
   }
 }
 
@@ -99,16 +99,16 @@ void compare_ranks(PlannedJob& job, Model& model) {
     std::istringstream own(mine), other(theirs);
     std::string a, b;
     do {
-      if (!std::getline(own, a)) a = "nothing more";
-      if (!std::getline(other, b)) b = "nothing more";
+      if (!std::getline(own, a)) a = "no further entry";
+      if (!std::getline(other, b)) b = "no further entry";
     } while (a == b);
     difference = "rank " + std::to_string(job.rank()) + " has '" + a + "', rank 0 has '" + b + "'";
   }
   difference.resize(400);
-  for (const std::string& said : job.comm.all_gather_bytes(difference, "comparison of set-ups"))
-    if (said[0])
-      fail_user("the ranks do not train the same job: " + said.substr(0, said.find('\0')) +
-                "; start all of them with one TOML file and one model");
+  for (const std::string& text : job.comm.all_gather_bytes(difference, "comparison of set-ups"))
+    if (text[0])
+      fail_user("the ranks do not train the same job: " + text.substr(0, text.find('\0')) +
+                "; start all ranks with the same TOML file and the same model");
 }
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// What must hold before a job takes memory: of its strategy and optimizer, and between the ranks.
+// Checks before a job allocates memory: its strategy, its optimizer, and differences between the ranks.
 #pragma once
 
 #include "engine/planned_job.hpp"
@@ -6,12 +6,12 @@
 
 namespace zr::host {
 
-/// Throws Failure(user) where the plan shards a parameter that the strategy cannot gather before its use.
+/// Throws Failure(user) if the plan shards a parameter and the strategy cannot gather it before its use.
 void check_strategy(const PlannedJob& job);
-/// Throws Failure(user) where the optimizer needs what this host or the job's strategy does not offer.
+/// Throws Failure(user) if the optimizer needs something that the host or the job's strategy does not support.
 void check_optimizer(const PlannedJob& job);
-/// Collective. Throws Failure(user) with the first difference between a rank and rank 0: plug-ins, parameters,
-/// configuration, or buffers.
+/// Collective. Throws Failure(user) on all ranks if a rank differs from rank 0 in plug-ins, parameters, configuration
+/// or buffers; the message contains the first difference.
 void compare_ranks(PlannedJob& job, Model& model);
 
 }  // namespace zr::host

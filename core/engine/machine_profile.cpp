@@ -27,13 +27,13 @@ void warn_once(const std::string& file, const std::string& why) {
   static std::set<std::string> reported;
   const std::lock_guard lock(mutex);
   if (reported.insert(file).second)
-    log(ZR_LOG_WARN, file + ": no machine profile as `zeroth tune` writes it (" + why +
-                         "); it is ignored: remove it, or measure again");
+    log(ZR_LOG_WARN,
+        file + ": not a valid machine profile (" + why + "); ignoring it; remove the file, or run `zeroth tune` again");
 }
 
 std::vector<DiskProfile> parsed(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  if (json.at("format") != kFormat) throw std::invalid_argument("of another format");
+  if (json.at("format") != kFormat) throw std::invalid_argument("unknown format");
   std::vector<DiskProfile> disks;
   for (const auto& one : json.at("disks")) {
     DiskProfile disk;
@@ -46,7 +46,7 @@ std::vector<DiskProfile> parsed(const std::string& text) {
     one.at("mixed").get_to(disk.mixed);
     one.at("date").get_to(disk.date);
     if (disk.block_bytes < 1 || disk.depth < 1 || disk.depth > INT32_MAX)
-      throw std::invalid_argument("block_bytes or depth of " + disk.at.mount + " is none");
+      throw std::invalid_argument("invalid block_bytes or depth of " + disk.at.mount);
     disks.push_back(std::move(disk));
   }
   return disks;
@@ -59,7 +59,7 @@ zr_code disk(const zr_host*, const char* path, uint64_t* block_bytes, uint32_t* 
   *block_bytes = static_cast<uint64_t>(known->block_bytes);
   *depth = static_cast<uint32_t>(known->depth);
   return ZR_OK;
-} catch (const std::exception&) {  // the path is not there: whoever opens it says so
+} catch (const std::exception&) {  // the path does not exist: the plug-in that opens it reports that
   return ZR_UNSUPPORTED;
 }
 
@@ -71,7 +71,7 @@ FileSystem file_system_of(const std::string& path) {
   fs::path at = fs::canonical(path, error);
   struct stat about {};
   if (error || ::stat(at.c_str(), &about) != 0)
-    fail_user(path + ": is not to be had: " + (error ? error.message() : std::strerror(errno)));
+    fail_user(path + ": cannot be accessed: " + (error ? error.message() : std::strerror(errno)));
   const dev_t device = about.st_dev;
   while (at.has_relative_path() && ::stat(at.parent_path().c_str(), &about) == 0 && about.st_dev == device)
     at = at.parent_path();
@@ -109,7 +109,9 @@ void MachineProfile::put(DiskProfile one) {
 
 void MachineProfile::save() const {
   if (file_.empty())
-    fail_environment("there is no home for the machine profile; name its file with ZR_MACHINE_PROFILE=FILE");
+    fail_environment(
+        "cannot save the machine profile: neither XDG_CACHE_HOME nor HOME is an absolute path; set "
+        "ZR_MACHINE_PROFILE=FILE");
   auto json = nlohmann::ordered_json{{"format", kFormat}, {"disks", nlohmann::ordered_json::array()}};
   for (const DiskProfile& disk : disks_)
     json["disks"].push_back({{"mount", disk.at.mount},

@@ -1,4 +1,4 @@
-// What `zeroth tune` measured of this machine's disks: kept in a small file, told to tiers.
+// The disk measurements of `zeroth tune` on this machine: stored in a small file, and offered to tiers.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace zr::host {
 
-/// A file system: the highest folder above a path that is still of its device, and the device.
+/// A file system: its device, and the highest folder above a path that is still on that device.
 struct FileSystem {
   std::string mount;
   uint64_t device = 0;
   bool operator==(const FileSystem&) const = default;
 };
-/// Of a path that exists. Throws Failure(user) for one that does not.
+/// The file system of an existing path. Throws Failure(user) if the path cannot be accessed.
 FileSystem file_system_of(const std::string& path);
 
-/// One file system, measured; rates in bytes per second.
+/// Measurements of one file system; rates in bytes per second.
 struct DiskProfile {
   FileSystem at;
   int64_t block_bytes = 0, depth = 0;
@@ -26,18 +26,20 @@ struct DiskProfile {
   std::string date;
 };
 
+/// The measured file systems of this machine.
 class MachineProfile {
  public:
-  /// ZR_MACHINE_PROFILE, else zeroth/machine.json in XDG_CACHE_HOME or ~/.cache; "" where there is no home.
+  /// ZR_MACHINE_PROFILE, else zeroth/machine.json in XDG_CACHE_HOME or ~/.cache; "" without a home folder.
   static std::string default_file();
-  /// Reads it. No file: nothing is known; one that is not understood: a warning that names it, once, and likewise.
+  /// Reads the file. The profile is empty if the file does not exist, or is invalid; an invalid file is reported in one
+  /// warning per process.
   explicit MachineProfile(std::string file = default_file());
 
-  /// Null: that file system was not measured.
+  /// The measurements of a file system; null: it was not measured.
   const DiskProfile* find(const FileSystem& at) const;
-  /// In the place of what stood for its mount point.
+  /// Adds measurements; replaces those of the same mount point.
   void put(DiskProfile one);
-  /// Written aside and renamed; folders are made. Throws Failure(environment).
+  /// Writes the file atomically, and creates its folders. Throws Failure(environment).
   void save() const;
   const std::string& file() const { return file_; }
 
@@ -46,7 +48,7 @@ class MachineProfile {
   std::vector<DiskProfile> disks_;
 };
 
-/// Offers "zr.host.machine/1"; the file is read when a plug-in asks.
+/// Offers the service "zr.host.machine/1" to plug-ins. Each request of a plug-in reads the file.
 void offer_machine_profile(PluginHost& host);
 
 }  // namespace zr::host

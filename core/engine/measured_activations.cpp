@@ -1,4 +1,4 @@
-// ActivationStore as an earlier run of the same model and micro-batch measured them.
+// Activation memory as an earlier run with the same model and micro-batch measured it.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,27 +12,26 @@
 namespace zr::host {
 
 namespace {
-// The lines of an effective configuration that activations depend on: the program's own tables, type and micro-batch;
-// and where they stand, unless offload.activations is auto.
+// The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype and
+// train.micro_batch; and unless `anywhere`, which means offload.activations = "auto", the tier of activations.
 std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
   static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
                                           "schedule", "eval",      "memory",       "checkpoint", "offload"};
   std::set<std::string> lines;
   std::string table;
   for (std::string line; std::getline(toml, line);) {
-    if (line.rfind("# ", 0) == 0) line.erase(0, 2);  // what was derived stands as a comment
+    if (line.rfind("# ", 0) == 0) line.erase(0, 2);  // derived values are written as comments
     if (!line.empty() && line[0] == '[') table = line.substr(line.find_first_not_of('['));
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
-    const bool stands_elsewhere = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
-    if (line.find(" = ") == line.npos || (host.count(root) && !stands_elsewhere) || (root == "train" && !decides))
-      continue;
+    const bool sets_tier = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
+    if (line.find(" = ") == line.npos || (host.count(root) && !sets_tier) || (root == "train" && !decides)) continue;
     lines.insert(table + line.substr(0, line.find(" #")));
   }
   return lines;
 }
 
-// What one run measured, if it is comparable.
+// The measurement of one run; nullopt if the run is not comparable.
 std::optional<PlanContext> measured_by_run(const std::string& run, const JobConfig& config) {
   std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
   std::istringstream now(config.to_toml());
@@ -51,7 +50,7 @@ std::optional<PlanContext> measured_by_run(const std::string& run, const JobConf
   return context;
 }
 
-constexpr std::size_t kRuns = 8;  // looked at, the newest first
+constexpr std::size_t kRuns = 8;  // number of runs to read, newest first
 }  // namespace
 
 PlanContext measured_activations(const JobConfig& config, const std::string& engine) {

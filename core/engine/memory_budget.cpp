@@ -17,7 +17,7 @@ std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<Parame
       return Planner(setup.revalidate(suggestion.overrides, suggestion.ranks), parameters, suggestion.ranks)
           .max_bytes();
     } catch (const Failure&) {
-      return {};  // such a job cannot be
+      return {};  // the changed job is invalid
     }
   };
   return fitting_suggestions(setup, setup.control->world(), over, need);
@@ -50,7 +50,7 @@ MemoryBudget::Watch::~Watch() {
 }
 
 void MemoryBudget::watch_host(int64_t budget, const Instance* communicator) {
-  // Its own plan, and an even part of what nobody plans.
+  // This rank's share: its own planned bytes, and an equal part of the budget that no rank has planned.
   const MemoryPlan& plan = context_.plan;
   const bool snapshot = snapshots(context_.config());
   const int local = context_.setup.control->local_world();
@@ -59,16 +59,16 @@ void MemoryBudget::watch_host(int64_t budget, const Instance* communicator) {
   const int64_t mine = plan.bytes(Tier::host) + of_communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
   const int64_t share = mine + std::max<int64_t>(budget - all, 0) / local;
   context_.ledger.on_change(Tier::host, [this, share, budget](int64_t held) {
-    if (held <= host_held_.exchange(held) || held <= share) return;  // what is given back is never too much
+    if (held <= host_held_.exchange(held) || held <= share) return;  // freeing memory never fails
     fail_user("memory.host_budget is " + bytes_text(budget) + " (" +
               context_.config().origin("memory.host_budget").text() + "): rank " + std::to_string(context_.rank()) +
-              " holds " + bytes_text(held) + " of host memory, its share is " + bytes_text(share) +
-              "; raise it, leave more on the device, or use a tier of disk");
+              " holds " + bytes_text(held) + " of host memory, but its share is " + bytes_text(share) +
+              "; raise memory.host_budget, keep more on the device, or use a disk tier");
   });
 }
 
 void MemoryBudget::watch_device(int64_t budget) {
-  // What the ledger takes, libtorch has no longer.
+  // Memory that the ledger holds is no longer available to libtorch.
   const auto changed = [this, budget](int64_t held) {
     context_.model.limit_temporaries(budget - held, [this](int64_t requested) { over_budget(requested); });
     const bool grew = held > device_held_.exchange(held);
@@ -86,7 +86,7 @@ void MemoryBudget::over_budget(int64_t requested) const {
   std::string text = "memory.device_budget is " + bytes_text(budget) + " (" +
                      config.origin("memory.device_budget").text() + "): rank " + std::to_string(context_.rank()) +
                      " holds " + bytes_text(ledger + temporaries.held);
-  text += requested > 0 ? ", and libtorch asks for " + bytes_text(requested) + " more" : "";
+  text += requested > 0 ? ", and libtorch requests " + bytes_text(requested) + " more" : "";
   text += step > 0 ? ", in step " + std::to_string(step + 1) + "\n" : ", in the first step\n";
   const auto row = [&](std::string_view kind, const std::string& planned, int64_t held) {
     char line[120];
@@ -104,12 +104,13 @@ void MemoryBudget::over_budget(int64_t requested) const {
     if (shown++ == 4) break;
     text += (shown > 1 ? ", " : "") + tag + " " + bytes_text(bytes);
   }
-  // Once a step was made its peak is known; before, what is held is half of it at least, as backward is to come.
+  // After the first step the peak of activations is known. Before, the estimate is twice the bytes held so far, because
+  // backward has yet to run.
   const int64_t activations =
       step > 0 ? std::max(temporaries.peak, temporaries.held + requested) : 2 * (temporaries.held + requested);
   const BudgetShortfall over{budget, context_.plan.max_bytes, activations};
   text += "\n" + text_of(suggestions(context_.setup, context_.model.parameters(), over), over);
-  if (step == 0) text += "\n  (activations counted twice: the first step had not ended)";
+  if (step == 0) text += "\n  (activations count twice, because the first step had not ended)";
   fail_user(text);
 }
 

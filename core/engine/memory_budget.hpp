@@ -1,5 +1,5 @@
-// memory.device_budget and memory.host_budget: a plan over one of them is rejected before the job starts, and so is
-// what asks for more while it runs.
+// Enforces memory.device_budget and memory.host_budget: a plan that exceeds one of them is rejected before the job
+// starts; an allocation that exceeds one of them fails while the job runs.
 #pragma once
 
 #include <atomic>
@@ -12,25 +12,25 @@
 
 namespace zr::host {
 
-/// Throws Failure(user) with the plan, and with what could be changed, if that plan of `setup` is over a budget.
-/// `communicator`: null for one rank.
+/// Throws Failure(user) with the plan and suggested changes if the plan exceeds a budget. `communicator`: null for one
+/// rank.
 void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<Parameter>& parameters,
                   const Instance* communicator);
 
-/// Limits the ledger, and together with it the memory of the model's library, while it lives. A change of the ledger is
-/// checked on the thread that makes it. What is freed is never over a budget.
+/// While the object exists, limits device memory (the ledger plus libtorch's allocations) and host memory (the ledger).
+/// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails.
 class MemoryBudget {
  public:
-  /// Refers to all. Throws Failure(user) if more is held already.
+  /// Keeps references to all arguments. Throws Failure(user) if a budget is already exceeded.
   MemoryBudget(const StepContext& context, const Instance* communicator, const TrainingProgress& progress);
   MemoryBudget(const MemoryBudget&) = delete;
 
-  /// Throws Failure(user) with what is held and what could be changed: `asked` bytes more would be over the budget; 0:
-  /// what is held is.
+  /// Throws Failure(user) with the held bytes and suggested changes, because an allocation of `requested` bytes would
+  /// exceed the device budget; 0: the held bytes already exceed it.
   [[noreturn]] void over_budget(int64_t requested) const;
 
  private:
-  struct Watch {  // ends it
+  struct Watch {  // removes the limits in its destructor
     Ledger& ledger;
     Model& model;
     ~Watch();
@@ -40,7 +40,7 @@ class MemoryBudget {
 
   const StepContext& context_;
   const TrainingProgress& progress_;
-  std::atomic<int64_t> host_held_{0}, device_held_{0};  // at the last change
+  std::atomic<int64_t> host_held_{0}, device_held_{0};  // bytes at the last change
   const Watch watch_;
 };
 

@@ -42,7 +42,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
       for (std::size_t i = 0; i < n; ++i) sum[i] += static_cast<double>(wide[i]);
     }
   }
-  if (equal) return first;  // so that no value changes by a rounding
+  if (equal) return first;  // bit for bit, without the rounding of a mean
   for (double& value : sum) value /= ranks;
   if (dtype == "F64") {
     std::memcpy(bytes.data(), sum.data(), bytes.size());
@@ -128,7 +128,7 @@ void ModelBuffers::refresh(CommRuntime& comm) {
 void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0 || --depth_ > 0) return;
   const std::vector<ModelBuffer> buffers = model_.buffers();
-  for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() in the evaluation may have made one smaller
+  for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
     std::memcpy(buffers[i].data, kept_[i].data(),
                 std::min(kept_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
   kept_.clear();

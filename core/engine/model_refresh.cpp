@@ -10,7 +10,7 @@
 namespace zr::host {
 
 namespace {
-// Equal on ranks whose models changed alike.
+// Equal on ranks whose models changed in the same way.
 std::string digest_of(const std::vector<Parameter>& parameters, const ParameterChange& change) {
   std::string text;
   for (const Parameter& p : parameters) {
@@ -46,9 +46,10 @@ bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(Pa
                                    ParameterChange& change) {
   if (parts_.progress.within_step())
     fail_user(
-        "engine.refresh() between engine.backward() and the engine.step() that ends its step; call it after a step");
+        "engine.refresh() was called between engine.backward() and the engine.step() that ends its step; call "
+        "engine.refresh() after engine.step()");
   if (parts_.buffers.in_evaluation())
-    fail_user("engine.refresh() within an Engine::Evaluation; end the evaluation first");
+    fail_user("engine.refresh() was called within an Engine::Evaluation; end the evaluation first");
   parts_.progress.check_complete();
   std::vector<Parameter> parameters;
   prepare_change([&] {
@@ -68,7 +69,7 @@ bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(Pa
           "its parameters, or its buffers); make the same changes on all ranks before the call");
   }
   if (!any) return false;
-  // What the new list makes impossible is an error before anything changes.
+  // If the job cannot run with the new list, fail before anything changes.
   prepare_change([&] {
     const int world = context_.world();
     const Planner planner(context_.setup, parameters, world, context_.setup.control->local_world() == world);
@@ -99,7 +100,7 @@ void ModelRefresh::continue_from(const RefreshState& before) {
   how.renames = before.change.renames;
   checkpointer_.load(before.folder, how, &before.change);
   parts_.progress.continue_run(before.run);
-  context_.comm.barrier("engine.refresh()");  // all ranks have read
+  context_.comm.barrier("engine.refresh()");  // all ranks have read the checkpoint
   parts_.step_recorder.continue_from(before.communication, before.overlap);
   std::error_code ignored;
   if (context_.rank() == 0) std::filesystem::remove_all(std::filesystem::path(before.folder).parent_path(), ignored);

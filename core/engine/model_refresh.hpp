@@ -1,5 +1,5 @@
-// engine.refresh(): the old session saves its state to a private checkpoint and hands over what does not depend on the
-// list of parameters; the new session loads it.
+// engine.refresh(): the old session saves its state to a private checkpoint and hands over the objects that do not
+// depend on the list of parameters; the new session loads the checkpoint.
 #pragma once
 
 #include <functional>
@@ -16,22 +16,23 @@ namespace zr::host {
 /// Training thread only; all methods are collective.
 class ModelRefresh {
  public:
-  /// Refers to all of it.
+  /// Keeps references to all arguments and parts.
   ModelRefresh(const StepContext& context, const TrainingParts& parts, Checkpointer& checkpointer)
       : context_(context), parts_(parts), checkpointer_(checkpointer) {}
   ModelRefresh(const ModelRefresh&) = delete;
 
-  /// Checks that training can continue with the parameters that `look` finds, and that all ranks want it. False if
-  /// nothing changed on any rank. A failure on any rank, of `look` too, is thrown on all, before anything changes.
+  /// Checks that training can continue with the parameters that `look` returns, and that all ranks made the same
+  /// change. Returns false if nothing changed on any rank. A failure on any rank, also of `look`, is thrown on all
+  /// ranks, before anything changes.
   bool agree_on_change(const std::function<std::vector<Parameter>(ParameterChange&)>& look, ParameterChange& change);
-  /// Saves the state for the session that continues, and fills in what this object knows of it. A failure changes
-  /// nothing.
+  /// Saves the state for the next session, and fills in the members of RefreshState that this object can provide; the
+  /// caller sets the others. A failure changes nothing.
   RefreshState hand_over(ParameterChange change, const NormBlocks& norm);
-  /// Continues, in a new session, what hand_over() returned; deletes the checkpoint.
+  /// Called on the new session: loads the checkpoint of `before`, continues its counters, and deletes the checkpoint.
   void continue_from(const RefreshState& before);
 
  private:
-  // What `work`, which communicates nothing, throws on one rank is an error on all.
+  // Runs `work`, which does not communicate; an exception on one rank is an error on all ranks.
   void prepare_change(const std::function<void()>& work);
 
   const StepContext& context_;

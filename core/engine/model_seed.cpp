@@ -3,7 +3,7 @@
 namespace zr::host {
 
 namespace {
-// A generator state from three numbers, by the finaliser of SplitMix64.
+// Mixes three numbers into a generator state with the finaliser of SplitMix64.
 uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = a;
   for (const uint64_t y : {b, c}) {

@@ -1,4 +1,4 @@
-// The random generator that dropout draws from: seeded for every micro-batch.
+// Seeds the model's random generator, which dropout uses, for every micro-batch.
 #pragma once
 
 #include "engine/step_context.hpp"
@@ -6,9 +6,9 @@
 
 namespace zr::host {
 
-/// The coming micro-batch of this rank, counted over all ranks from the first of the step.
+/// Index of this rank's next micro-batch, counted over all ranks from the first of the step.
 int64_t micro_index(const StepContext& context, const TrainingProgress& progress);
-/// Seeds the model for that micro-batch of the coming step (README.md has the formula). Training thread.
+/// Seeds the model for that micro-batch (the formula is in README.md). Training thread.
 void seed_model(const StepContext& context, const TrainingProgress& progress);
 
 }  // namespace zr::host

@@ -10,6 +10,7 @@ namespace zr::host {
 
 namespace {
 constexpr const char* kTag = "norm blocks";
+constexpr const char* kWhat = "reduced gradients";
 }  // namespace
 
 NormBlocks::NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices,
@@ -72,8 +73,8 @@ void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vect
   for (int64_t at = segment.first, end = at + segment.count; at < end;) {
     while (slice < slices.size() && !holds(at)) ++slice;
     if (slice == slices.size())
-      fail_bug("rank " + std::to_string(plan_.rank) + " has no sums of '" + plan_.input.parameters[param].name +
-               "' where its plan says so");
+      fail_bug("rank " + std::to_string(plan_.rank) + " has no reduced gradient for element " + std::to_string(at) +
+               " of '" + plan_.input.parameters[param].name + "', although its plan assigns that element to it");
     const UpdateSlice& one = slices[slice];
     const int64_t count = std::min(end, one.first + one.count) - at;
     own_.push_back({part_of(one.grad, at - one.first, count), nullptr});
@@ -127,7 +128,7 @@ int64_t NormBlocks::sum() {
   std::erase_if(missing, [&](const NormBlockRun& run) {
     if (!disk_buffers_ || !disk_buffers_->holds(run.values.data)) return false;
     disk_buffers_->visit(
-        run.values, OptimizerStates::Access::read, "gradient sums", [&](void* memory, int64_t first, int64_t count) {
+        run.values, OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
           norm_block_sums(pool_, {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / kNormBlock}});
         });
     return true;
@@ -147,7 +148,7 @@ int64_t NormBlocks::sum() {
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return count_non_finite(block);
   int64_t n = 0;
-  disk_buffers_->visit(block, OptimizerStates::Access::read, "gradient sums",
+  disk_buffers_->visit(block, OptimizerStates::Access::read, kWhat,
                        [&](void* memory, int64_t, int64_t count) {
                          n += count_non_finite({memory, count, block.dtype, 0, {1, 0}});
                        });

@@ -1,5 +1,5 @@
-// The blocks of the gradient norm, of all ranks, folded in the job's logical order (NUMERICS.md 7), a window of them at
-// a time: what a rank holds for it does not grow with the model but by its own blocks.
+// Ordered reduction of the norm blocks of all ranks, in the model's order (docs/numerics.md, section 7). The ranks
+// exchange one window of blocks at a time, so a rank stores its own blocks and one window, not those of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,31 @@
 
 namespace zr::host {
 
+/// Training thread only, except arrived().
 class NormBlocks {
  public:
-  /// What it refers to outlives it; `slices` are this rank's. pages: where sums stand that are in no memory; null:
-  /// there are none. window: blocks that travel at a time.
+  /// All arguments outlive the object. `slices`: what this rank updates. pages: the buffers that contain reduced
+  /// gradients on a disk tier; null: all are in memory. window: number of blocks per exchange.
   NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages = nullptr,
              int64_t window = kNormBlockWindow);
   ~NormBlocks();
   NormBlocks(const NormBlocks&) = delete;
 
-  /// Every rank has all blocks: nothing travels.
+  /// True if every rank computes all blocks itself, without an exchange.
   bool everywhere() const { return blocks_.everywhere; }
-  /// From now on sums are those of a step's last micro-batch: arrived() takes their blocks.
+  /// Call before the last micro-batch of a step: from now on reduced gradients are final, so arrived() adds up their
+  /// blocks.
   void expect();
-  /// These sums are as they will be: their blocks are added up while they are in the cache. `values`: where they are in
-  /// memory now. [use]
+  /// These reduced gradients are final: adds up their blocks while they are in the cache. `values`: their memory, also
+  /// if their addresses are placeholders. [use]
   void arrived(const zr_view& sums, const void* values);
-  /// Sums up what has not arrived of this rank's blocks; returns how many of their elements are not finite.
+  /// Adds up this rank's blocks that have not arrived; returns the number of non-finite elements in all its blocks.
   int64_t sum();
-  /// Leaves that this rank adds up in a step; of those of the last, how many had arrived before sum().
+  /// Number of blocks that this rank adds up per step.
   int64_t own() const { return std::ssize(ready_); }
+  /// Number of these that had arrived before sum() in the last step.
   int64_t early() const { return early_; }
-  /// The sum over all blocks, and the first parameter of the model's order with a block that is not finite; -1: none.
+  /// The sum over all blocks, and the first parameter, in the model's order, with a non-finite block; -1: none.
   struct Norm {
     double sum_of_squares = 0;
     int64_t first_non_finite = -1;
@@ -43,7 +46,7 @@ class NormBlocks {
 
  private:
   struct Run {
-    int64_t block, count;  // blocks, in the job's logical order
+    int64_t block, count;  // in blocks, in the model's order
   };
   void provide(uint32_t param, const Segment& segment, const std::vector<UpdateSlice>& slices, std::size_t& slice);
   void take(const double* blocks, int64_t first, int64_t count, Norm& norm) const;
@@ -58,17 +61,17 @@ class NormBlocks {
   const MemoryPlan::NormBlocks blocks_;
   const int64_t window_;
   std::vector<int64_t> first_block_;                         // by parameter
-  std::vector<std::vector<Run>> provides_;                   // by rank, ascending: blocks it hands to the others
-  std::vector<NormBlockRun> own_;                            // sums behind this rank's, in that order
-  std::vector<std::size_t> at_;                              // by rank: the first run that is not gathered
-  std::vector<std::pair<const char*, std::size_t>> run_at_;  // of own_, by the address of their sums
-  std::vector<char> ready_;                                  // by own block: it has been added up
+  std::vector<std::vector<Run>> provides_;                   // by rank, ascending: blocks that it provides
+  std::vector<NormBlockRun> own_;                            // reduced gradients of this rank's blocks, in that order
+  std::vector<std::size_t> at_;                              // by rank: its first run that is not fully gathered
+  std::vector<std::pair<const char*, std::size_t>> run_at_;  // address of reduced gradients -> index in own_, sorted
+  std::vector<char> ready_;                                  // by own block: not 0 if it has been added up
   int64_t early_ = 0;
   bool expects_ = false;
-  int64_t sent_ = 0;             // of own blocks
-  double* own_sums_ = nullptr;   // own blocks: in memory peers can read, as the next
-  double* received_ = nullptr;   // a window, by rank
-  std::vector<double> ordered_;  // the same, in logical order
+  int64_t sent_ = 0;             // number of own blocks exchanged so far
+  double* own_sums_ = nullptr;   // by own block; in memory that peers can read
+  double* received_ = nullptr;   // one window, by rank; in memory that peers can read
+  std::vector<double> ordered_;  // the same window, in the model's order
 };
 
 }  // namespace zr::host

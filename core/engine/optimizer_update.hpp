@@ -1,4 +1,4 @@
-// The optimizer over everything that this rank updates, with learning rates by parameter group.
+// Runs the optimizer on everything that this rank updates, with the learning rate of each parameter group.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@ namespace zr::host {
 /// Training thread only.
 class OptimizerUpdate {
  public:
-  /// Refers to both.
+  /// Keeps references to both arguments.
   OptimizerUpdate(const StepContext& context, ShardedState& state);
 
-  /// Announces the update of that number, 1 at the first, before gradients are complete.
+  /// Announces the update with this number to the optimizer before the gradients are complete. The first number is 1.
   void announce(int64_t update);
-  /// Starts to read states on disk, while the caller does something else.
+  /// Starts to read states on disk and returns.
   void read_ahead() { state_.states().read_ahead(state_.slices()); }
-  /// What the update of a step is made with; vectors are by parameter.
+  /// The arguments of one update.
   struct Input {
-    float grad_mul;
-    int64_t number;  // of the update, 1 at the first
+    float grad_mul;  // the factor for reduced gradients
+    int64_t number;  // of the update; the first is 1
     double grad_norm;
-    double rate;                        // of a group whose lr_scale is 1
-    const std::vector<int64_t>& steps;  // updates of each parameter, this one included
-    const std::vector<char>& touched;   // 0: left alone
+    double rate;                        // learning rate of a group with lr_scale 1
+    const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
+    const std::vector<char>& touched;   // by parameter: 0 means no update
   };
-  /// Updates masters, states and weights of this rank.
+  /// Updates this rank's masters, states and weights.
   void run(const Input& input);
 
  private:

@@ -1,4 +1,4 @@
-// The memory of a plan's buffers: of the communicator, or backed by a disk tier.
+// The memory of a plan's buffers: allocated by the communicator, or backed by a disk tier.
 #pragma once
 
 #include <memory>
@@ -10,22 +10,23 @@
 
 namespace zr::host {
 
-/// Training thread only; the memory itself is for whoever the plan gives it to.
+/// Training thread only; this rule does not apply to the contents of the memory.
 class PlannedBuffers {
  public:
-  /// Allocates in the plan's order, zeroed. Collective where ranks share memory. Refers to both.
+  /// Allocates zeroed memory in the plan's order. Collective if ranks share memory. Keeps references to both arguments.
   PlannedBuffers(const RankContext& context, Tiers& tiers);
   PlannedBuffers(const PlannedBuffers&) = delete;
 
-  /// By buffer of the plan: where this rank reads and writes it; an address of pages() has no memory.
+  /// By buffer of the plan: the address at which this rank reads and writes it. An address in pages() is a placeholder
+  /// without memory.
   const std::vector<void*>& memory() const { return memory_; }
-  /// Likewise: where a buffer that ranks share is read; null: it is not shared.
+  /// By buffer of the plan: the read-only address if the ranks share the buffer; null: it is not shared.
   const std::vector<const void*>& readers() const { return readers_; }
-  /// By buffer of the plan: memory(), as the strategy is bound with it.
+  /// By buffer of the plan: memory() as views, which the strategy is bound to.
   const std::vector<zr_view>& views() const { return views_; }
-  /// Buffers on disk; null: all are in memory.
+  /// The buffers on disk; null: all are in memory.
   DiskBackedBuffers* pages() const { return disk_buffers_.get(); }
-  /// Frees what no parameter of the model may be bound to; the rest goes with the object.
+  /// Frees the buffers that no parameter of the model can be bound to. The destructor frees the others.
   void free_all_but_weights();
 
  private:

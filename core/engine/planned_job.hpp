@@ -1,4 +1,5 @@
-// A job before it takes memory: its plug-ins, the plan of this rank, and the communicator, compared between the ranks.
+// A job before its training state is allocated: plug-ins, the plan of this rank, the communicator, and a check that all
+// ranks have the same set-up.
 #pragma once
 
 #include <memory>
@@ -19,11 +20,12 @@
 
 namespace zr::host {
 
-/// Training thread only; members have their own rules. Immutable as a whole, but for tiers, which are handed on.
+/// Training thread only; the members have their own thread rules. Immutable, except `tiers`, which ShardedState takes
+/// over.
 struct PlannedJob {
-  /// Collective: creates the plug-ins, plans, checks the plan, opens the communicator, and compares the ranks' set-ups.
-  /// Takes no memory for the training state. Refers to the model. trace: of the session before, which this one
-  /// continues; null: one of its own, if job.trace asks for it.
+  /// Creates the plug-ins, plans, checks the plan, opens the communicator, and compares the set-ups of the ranks. Does
+  /// not allocate the training state. Keeps a reference to the model. trace: that of the previous session, which this
+  /// one continues; null: a new trace if job.trace is true. Collective.
   PlannedJob(Setup setup, Model& model, std::shared_ptr<Trace> trace);
   PlannedJob(const PlannedJob&) = delete;
 
@@ -36,14 +38,14 @@ struct PlannedJob {
   Ledger ledger;
   ThreadPool pool;
   PluginHost host;
-  const std::shared_ptr<Trace> trace;  // outlives who draws it
+  const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   JobServices services;
   const Instance strategy, optimizer;
   const std::unique_ptr<const Instance> communicator;  // null for one rank
-  std::vector<std::unique_ptr<Instance>> tiers;        // not open; until ShardedState has them
+  std::vector<std::unique_ptr<Instance>> tiers;        // not open; empty once ShardedState has them
   const MemoryPlan plan;
   CommRuntime comm;
-  std::recursive_mutex use;
+  std::recursive_mutex use;  // see StepContext
   const StepContext context;
 };
 

@@ -34,7 +34,7 @@ void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>
       const std::string near = nearest(groups[g].match[i], names);
       fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] +
                 "' matches no parameter" + (near.empty() ? "" : "; the nearest is '" + near + "'") +
-                "; `*` stands for any run of characters");
+                "; `*` matches any sequence of characters");
     }
 }
 
@@ -126,7 +126,7 @@ std::string why_unsharded(const JobConfig& config, const MemoryPlan& plan, const
   if (config.has(key) && config.integer(key) > 0)
     return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
            " elements, and parameters of at most " + key + " = " + std::to_string(config.integer(key)) +
-           " elements are not sharded; lower that key, or keep offload.parameters on the device";
+           " elements are not sharded; lower that key, or set offload.parameters = \"" + kOnDevice + "\"";
   return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters";
 }
 }  // namespace
@@ -146,10 +146,11 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
   if (const std::string& id = config.text("offload.optimizer");
       config.number("offload.device_fraction") > 0 && (id == kOnDevice || id == kAutomatic))
     fail_user(config.origin("offload.device_fraction").text() +
-              ": offload.device_fraction is the part of states that stays on the device, " +
-              (id == kOnDevice ? "but all of them do; set offload.optimizer to a tier"
-                               : "which offload.optimizer = \"auto\" finds from memory.device_budget; name a tier, or "
-                                 "leave it out"));
+              ": offload.device_fraction is the fraction of the optimizer states that stays on the device, but " +
+              (id == kOnDevice ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
+                                 "tier"
+                               : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
+                                 "offload.optimizer to a tier, or remove offload.device_fraction"));
   // On a disk, only what collectives alone read and write.
   const auto on_disk = [&](int place) { return !plan.input.tiers[static_cast<std::size_t>(place)].in_memory(); };
   const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
@@ -157,16 +158,16 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
     for (const Piece& piece : plan.mine.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
         fail_user(setting("offload.gradients") + "strategy '" + strategy +
-                  "' adds gradients up in the places they are given, here in '" + plan.mine.buffers[piece.buffer].tag +
-                  "', and a tier that is no memory cannot be such a place; choose a strategy whose sums stand apart, "
-                  "gradients.reduce = \"each_micro_step\", or a tier of memory");
+                  "' accumulates gradients in place in the buffer '" + plan.mine.buffers[piece.buffer].tag +
+                  "', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced gradients, "
+                  "gradients.reduce = \"each_micro_step\", or a tier in memory");
   if (on_disk(plan.placement.shards))
     for (const Piece& piece : plan.mine.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
         fail_user(setting("offload.parameters") + "strategy '" + strategy + "' keeps '" +
                   plan.input.parameters[piece.param].name +
-                  "' whole where operators use it, and a tier that is no memory cannot be such a place; train on more "
-                  "ranks, or choose a tier of memory");
+                  "' unsharded, and operators access it in place, so it cannot be on a disk tier; train on more ranks, "
+                  "or choose a tier in memory");
 }
 
 int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
@@ -181,19 +182,20 @@ void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int loca
   // What takes most of it decides what could be done.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
   const std::pair<int64_t, const char*> holders[] = {
-      {context.communicator.value_or(0), "start fewer ranks on this host, as each has its communicator"},
+      {context.communicator.value_or(0),
+       "start fewer ranks on this host, because the communicator of each rank takes memory"},
       {context.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
       {kinds[MemoryKind::master] + kinds[MemoryKind::slots],
-       "leave more of offload.optimizer on the device, or put it on a tier of disk"},
-      {kinds[MemoryKind::gradients], "leave offload.gradients on the device, or put them on a tier of disk"},
-      {kinds[MemoryKind::weights], "leave offload.parameters on the device, or put them on a tier of disk"},
+       "keep more of offload.optimizer on the device, or set it to a disk tier"},
+      {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
+      {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
       {kinds[MemoryKind::staging] + kinds[MemoryKind::other],
-       "give the tier of disk smaller blocks or fewer of them, or leave gradients and parameters in memory"}};
+       "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
   const auto most = std::max_element(std::begin(holders), std::end(holders),
                                      [](const auto& one, const auto& other) { return one.first < other.first; });
   fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
-            "), but the plan takes " + bytes_text(bytes) + " of host memory, all ranks of a host together\n" +
-            plan.text("plan", context) + "raise it, or " + most->second);
+            "), but the plan takes " + bytes_text(bytes) + " of host memory for all ranks of a host together\n" +
+            plan.text("plan", context) + "raise memory.host_budget, or " + most->second);
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -261,7 +263,7 @@ std::string plan_over_budget_text(const JobConfig& config, const Planner& planne
                                   const std::string& suggestions) {
   return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +
          config.origin("memory.device_budget").text() + "), but the plan takes up to " + bytes_text(max_bytes) +
-         " of a rank, activations apart\n" + planner.plan(0).text(planner.title(), planner.context()) + suggestions;
+         " per rank, without activations\n" + planner.plan(0).text(planner.title(), planner.context()) + suggestions;
 }
 
 std::string Planner::title() const {

@@ -1,4 +1,4 @@
-// What a job's plug-ins plan for a list of parameters: for the job that starts, and for people, without a job.
+// Plans a list of parameters with a job's plug-ins, for a job that starts, and for `zeroth plan`, which starts none.
 #pragma once
 
 #include <memory>
@@ -13,44 +13,46 @@
 
 namespace zr::host {
 
-/// "strategy.<id>", the table an instance is made with.
+/// "strategy.<id>": the configuration table of an instance.
 std::string table_of(const Component& component);
-/// What a strategy is asked: parameters with their optimizer groups, types, states. Tells `optimizer` its groups, so
-/// once an instance. Throws Failure(user) for a group that matches no parameter.
+/// The strategy's input: parameters with their optimizer groups, dtypes, optimizer states. Adds the groups to
+/// `optimizer`, so call it once per instance. Throws Failure(user) if a group pattern matches no parameter.
 PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
-/// ZR_ELEMENTWISE and so on.
+/// The optimizer's granularity: ZR_ELEMENTWISE, for example.
 uint32_t granularity_of(const Instance& optimizer);
-/// Where parts of the state may stand, and what [offload] asks for. `tiers`: of the job, not open. `local`: ranks of a
-/// host; `other_bytes`: host memory that each of them takes for other things.
+/// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `local`: ranks per
+/// host; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
 void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
                int64_t other_bytes, bool elementwise);
-/// Throws Failure(user) where [offload] asks for what this plan has not got.
+/// Throws Failure(user) if [offload] requests something that this plan does not support.
 void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy);
-/// What a plan of this job is shown with. `communicator`: null for one rank.
+/// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
 PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world);
-/// Host memory of `local` ranks on one host: tiers, the communicator's, copies for checkpoints.
+/// Bytes of host memory of `local` ranks on one host: tiers, communicators, copies for checkpoints.
 int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
-/// Throws Failure(user) with the plan if that is more than memory.host_budget.
+/// Throws Failure(user) with the plan if host_bytes() exceeds memory.host_budget.
 void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context);
-/// Ranks that are all on one host, and have no device_budget of their own, have their weights once.
+/// True if ranks that are all on one host share one copy of the weights; never with memory.device_budget.
 bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world);
-/// Checkpoints are written from a copy: checkpoint.async, where the host knows of any.
+/// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
 bool snapshots(const JobConfig& config);
-/// Asks that instance of a strategy.
+/// Calls plan() of this strategy, which must outlive the result.
 StrategyPlan strategy_plan(const Instance& strategy);
-/// Host memory that the communicator takes when it opens, and the host beside it; nothing if the plug-in does not say.
+/// Bytes of host memory that the communicator allocates when it opens, plus the host's staging buffer for it; nullopt
+/// if the plug-in does not report them.
 std::optional<int64_t> communicator_bytes(const Instance* communicator, int world);
 
-/// Plans a job that is not started: no control plane, nothing opened. [control]
+/// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
-  /// `one_host`: its ranks are known to be on one, as those that `zeroth train` starts.
+  /// `one_host`: all ranks are known to be on one host, as with `zeroth train`.
   Planner(const ResolvedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
   ~Planner();
-  MemoryPlan plan(int rank) const;  // that rank alone
-  /// The most that any rank holds; of large worlds, rank 0: their ranks differ by less than a leaf a bucket.
+  MemoryPlan plan(int rank) const;  // of this rank only
+  /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then
+  /// differ by less than one norm block per bucket.
   int64_t max_bytes() const;
-  /// What is known beside the plan: activations, if an earlier run of this job measured them.
+  /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   PlanContext context() const;
   std::string title() const;  // "plan: ", strategy, " + ", optimizer
 
@@ -64,7 +66,7 @@ class Planner {
   PlanInput input_;
 };
 
-/// Why a job of that plan does not start: its budget, the plan of rank 0, and what could be changed.
+/// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
 std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions);
 

@@ -1,4 +1,5 @@
-// What a session hands to the one that trains the same model with another list of parameters (zr::Engine::refresh).
+// The state that a session hands over to the next one, which trains the same model with another list of parameters
+// (zr::Engine::refresh).
 #pragma once
 
 #include <functional>
@@ -16,22 +17,22 @@
 
 namespace zr::host {
 
-/// How the new list of parameters differs from the old one. The same on all ranks.
+/// The difference between the new list of parameters and the old one. The same on all ranks.
 struct ParameterChange {
-  std::set<std::string> fresh;   // parameters that were not there, or another tensor under that name
-  std::vector<Rename> renames;   // from names now to names then
-  std::vector<std::string> log;  // "'x' is new"; buffers, too
-  bool any = false;
+  std::set<std::string> fresh;   // new names, and old names that now denote another tensor
+  std::vector<Rename> renames;   // from new names to old names
+  std::vector<std::string> log;  // lines such as "'x' is new", for parameters and buffers
+  bool any = false;              // whether anything changed
 };
 
-/// Everything of a session that outlives its list of parameters.
+/// The parts of a session that do not depend on its list of parameters.
 struct RefreshState {
   ParameterChange change;
-  std::string folder;  // checkpoint of the old session; deleted by the new one
+  std::string folder;  // the old session's checkpoint; the new session deletes it
   std::shared_ptr<RunRecorder> recorder;
-  std::shared_ptr<Trace> trace;             // null: none
-  std::shared_ptr<StopSignal> stop_signal;  // null: none
-  CommVolume communication;                 // of this rank
+  std::shared_ptr<Trace> trace;             // null: no trace
+  std::shared_ptr<StopSignal> stop_signal;  // null: signals end the process
+  CommVolume communication;                 // of this rank, since the run began
   Overlap overlap{};
   TrainingProgress::Run run;
 };

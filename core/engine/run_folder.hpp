@@ -1,4 +1,4 @@
-// The run folder on disk: its lock, a numbered folder for each run, and links to the newest.
+// The run folder on disk: its lock, one numbered folder per run, and links to the newest run.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,34 @@
 
 namespace zr::host {
 
-/// Absolute path of an engine's run folder: job.runs / job.name, and below it the engine's name if it has one.
+/// The absolute path of an engine's run folder: job.runs/job.name, followed by the engine's name if it has one.
 std::string run_folder(const JobConfig& config, const std::string& engine);
 
-/// The folders of the runs in a run folder, the newest first; the run folder itself first of all if it holds the files
-/// of a run, as earlier versions left them.
+/// The paths of the runs in a run folder, newest first. If the run folder itself contains the files of a run, as in
+/// earlier versions, it comes first.
 std::vector<std::string> runs_in(const std::string& run_folder);
 
-/// One engine's run folder, locked for the life of the object:
+/// One engine's run folder, locked while the object exists:
 ///   lock, 1/, 2/, ...   each with config.toml, metrics.jsonl, summary.json
-///   latest -> 2         switched in one step when a run is accepted
+///   latest -> 2         replaced atomically when a run is accepted
 ///   config.toml, metrics.jsonl, summary.json -> latest/...
 /// Rank 0 only. Training thread.
 class RunFolder {
  public:
-  /// Creates the folder and takes its lock. Throws Failure(user) naming the holder if another job has it.
+  /// Creates the folder and locks it. Throws Failure(user) naming the holder if another job holds the lock.
   RunFolder(const JobConfig& config, const std::string& engine);
 
-  /// Rows of the newest run's metrics.jsonl up to `step`; "" if there is no such run.
+  /// The rows of the newest run's metrics.jsonl up to `step`; "" if there is no run.
   std::string rows_up_to(int64_t step) const;
-  /// True if the newest run has a summary.json that says it made `steps` steps.
+  /// True if the newest run has a summary.json whose `steps` is `steps`.
   bool has_summary_of(int64_t steps) const;
-  /// Makes the folder of a new run, with `config` and `rows` in it, and makes it the newest. Once.
+  /// Creates the folder of a new run, writes `config` and `rows` to it, and makes it the newest run. Call it once.
   void begin(const std::string& config, const std::string& rows);
-  /// Appends to metrics.jsonl. After begin(), as the next.
+  /// Appends to metrics.jsonl. Call it after begin().
   void append(const std::string& row);
-  /// Writes summary.json.
+  /// Writes summary.json. Call it after begin().
   void summarise(const std::string& text);
-  /// Path of the folder of this run.
+  /// The path of this run's folder. Call it after begin().
   const std::string& run() const { return run_->path(); }
 
  private:

@@ -1,4 +1,4 @@
-// The run folder: config.toml, metrics.jsonl, summary.json; and the progress line. Written by rank 0 alone.
+// Records a run in its folder (config.toml, metrics.jsonl, summary.json) and prints the progress line, on rank 0.
 #pragma once
 
 #include <chrono>
@@ -16,75 +16,82 @@
 
 namespace zr::host {
 
-/// Where a step's time went.
+/// The phases that a step's time is divided into.
 enum class Phase { forward, backward, reduce, step_sync, optimizer, gather, checkpoint };
 inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backward", "reduce",    "step_sync",
                                                              "optimizer", "gather",   "checkpoint"};
 
-/// ActivationStore as the newest run in the run folder of that engine measured them that had the same program's keys,
-/// type and micro-batch.
+/// The activation bytes that the newest run in the engine's run folder measured with the same program keys, dtype and
+/// micro-batch.
 PlanContext measured_activations(const JobConfig& config, const std::string& engine);
 
+/// A row of metrics.jsonl.
 struct StepRow {
-  int64_t step;  // 1 at the first
+  int64_t step;  // the first is 1
   double loss, grad_norm, lr;
-  int64_t tokens;  // of this step, all ranks
+  int64_t tokens;  // of this step, summed over ranks
   double step_ms, tokens_per_s;
-  int64_t communication_bytes;  // received in this step, summed over ranks, unpadded, control traffic apart
-  bool skipped;                 // the gradients were not finite
-  double loss_scale;            // what the losses were multiplied by; 0: nothing to tell
+  int64_t communication_bytes;  // received in this step, summed over ranks, without padding and control traffic
+  bool skipped;                 // because gradients were not finite
+  double loss_scale;            // the factor of the losses; 0: there is none (not fp16)
 };
 
-/// A tier in use: bytes moved since the start.
+/// A tier in use, with the bytes read and written since the start.
 struct TierRow {
   std::string id;
   Tier tier;
   int64_t read_bytes, written_bytes;
 };
 
-/// Collectives of backward, of them those submitted before its last gradient arrived; leaves of the norm on this rank,
-/// of them those added up before backward had ended; what collectives read of a disk, of it what was read ahead.
+/// Counts, on this rank, of work that overlapped with other work.
 struct Overlap {
-  int64_t collectives, early, norm_blocks, norm_blocks_early, paged_reads, paged_reads_ahead;
+  int64_t collectives, early;              // of backward; those submitted before the last gradient arrived
+  int64_t norm_blocks, norm_blocks_early;  // per step; those added up before backward ended
+  int64_t paged_reads, paged_reads_ahead;  // ranges that collectives read from disk; those that were read ahead
 };
 
-/// What was compared between ranks (WeightDigest): bytes per rank, against bytes that its optimizer touched.
+/// The comparison of weights between ranks (WeightDigest): compared bytes per rank, bytes that the rank's optimizer
+/// touched, and how often all weights were compared.
 struct DigestRow {
   int64_t bytes, optimizer_bytes, cycles;
 };
 
+/// Training thread only.
 class RunRecorder {
  public:
-  /// Rank 0 locks the run folder of `engine`, and writes nothing in it before accept(); other ranks keep numbers only.
-  /// Throws Failure(user) if another job has the folder.
+  /// Rank 0 locks the run folder of `engine` and writes to it only after accept(). Other ranks only keep numbers in
+  /// memory. Throws Failure(user) if another job has locked the folder.
   RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank);
   ~RunRecorder();
-  /// The job passed every check: makes the folder of this run. Rows of the newest earlier run up to the step that
-  /// resume() named are copied to it. If that was the last step and the earlier run has its summary.json, nothing is
-  /// left to record: the earlier run stays the newest, unless a row follows. Rank 0 only.
+  /// Called when the job has passed every check: creates the folder of this run, and copies the rows of the newest
+  /// earlier run up to the step that was passed to resume(). If that step is the last one and the earlier run has a
+  /// summary.json of it, creates no folder, so that the earlier run remains the newest; a later row creates the folder
+  /// then. Rank 0 only.
   void accept();
-  /// A row of metrics.jsonl, and of what the user watches.
+  /// Writes a row to metrics.jsonl and updates the progress line. memory_bytes: peak of device memory.
   void step(const StepRow& row, int64_t memory_bytes);
-  void validation(int64_t step, double loss);  // likewise
-  /// A checkpoint of `step` was loaded.
+  /// Writes a validation row and prints it.
+  void validation(int64_t step, double loss);
+  /// Records that a checkpoint of `step` was loaded.
   void resume(int64_t step);
-  void saved(int64_t step) { saved_step_ = step, ++saved_; }  // a checkpoint
-  void not_saved() { ++not_saved_; }
-  void stopped(int signal) { signal_ = signal; }  // that ends the run
+  void saved(int64_t step) { saved_step_ = step, ++saved_; }  // counts a checkpoint
+  void not_saved() { ++not_saved_; }                          // counts a checkpoint that could not be saved
+  void stopped(int signal) { signal_ = signal; }              // records the signal that ends the run
+  /// Adds time to a phase.
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
-  /// Weights hash and communication of all ranks after the last step; the next step makes both unknown again.
+  /// Sets the weights hash and the communication of all ranks after the last step. The next step clears both.
   void set_totals(const std::string& hash, const CommVolume& all_ranks) { hash_ = hash, communication_ = all_ranks; }
-  /// The weights changed otherwise than by a step: their hash is unknown.
+  /// Clears the weights hash, because something other than a step changed the weights.
   void forget_hash() { hash_.reset(); }
-  /// Tiers in use.
+  /// Sets the tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
   void set_digest(const DigestRow& digest) { digest_ = digest; }
-  /// Seconds of a phase in which training stood still for reads from tiers, and for writes to them; of a checkpoint,
-  /// which is no part of a step, they are not told.
+  /// Adds the seconds of a phase in which training waited for reads from tiers and for writes to them. Ignores
+  /// Phase::checkpoint, which is not part of a step.
   void add_waits(Phase phase, double read, double write);
-  /// Writes summary.json aside and renames it.
+  /// Writes summary.json, atomically.
   void finish(const Ledger& ledger, const Overlap& overlap);
-  /// Path of this run's own folder; "" if it has none (yet), and on ranks above 0.
+  /// The path of this run's folder; "" if it has none (yet), and on ranks other than 0.
   std::string folder() const { return folder_ && begun_ ? folder_->run() : ""; }
 
  private:
@@ -93,15 +100,15 @@ class RunRecorder {
   void show(const StepRow& row, int64_t memory_bytes);
   std::vector<std::pair<std::string_view, double>> waits() const;
 
-  std::optional<RunFolder> folder_;  // null on ranks above 0
+  std::optional<RunFolder> folder_;  // empty on ranks other than 0
   int ranks_;
   int64_t steps_;
   std::string config_;  // as TOML
-  bool begun_ = false;  // this run has a folder
+  bool begun_ = false;  // whether this run has a folder
   bool resumes_;        // checkpoint.resume
   enum class Progress { none, plain, terminal } progress_ = Progress::none;
-  int64_t first_step_ = 0;  // the last checkpoint that was loaded
-  int64_t made_ = 0;        // steps of this run
+  int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none
+  int64_t made_ = 0;        // number of steps of this run
   int64_t saved_ = 0, not_saved_ = 0, saved_step_ = 0;
   int signal_ = 0;
   std::array<double, kPhaseNames.size()> seconds_{};
@@ -116,7 +123,7 @@ class RunRecorder {
   std::vector<TierRow> tiers_;
   DigestRow digest_{};
   double read_wait_ = 0, write_wait_ = 0;
-  std::array<double, kPhaseNames.size()> waited_{};  // of seconds_
+  std::array<double, kPhaseNames.size()> waited_{};  // the part of seconds_ spent waiting for tiers
   std::chrono::steady_clock::time_point start_, shown_;
 };
 

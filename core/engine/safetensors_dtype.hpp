@@ -1,4 +1,4 @@
-// Names and numbers as checkpoints hold them.
+// Conversion between dtypes and their names in safetensors files.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace zr::host {
 
-/// "F32": as safetensors names a type.
+/// The name of a dtype in safetensors files: "F32".
 inline std::string safetensors_name(zr_dtype dtype) {
   switch (dtype) {
     case ZR_BF16: return "BF16";
@@ -22,7 +22,7 @@ inline std::string safetensors_name(zr_dtype dtype) {
   }
 }
 
-/// The type that weights are rounded from and to; ZR_NONE: no such type.
+/// The dtype with this name if weights can have it (fp32, bf16, fp16); otherwise ZR_NONE.
 inline zr_dtype safetensors_float(const std::string& stored) {
   return stored == "F32" ? ZR_F32 : stored == "BF16" ? ZR_BF16 : stored == "F16" ? ZR_F16 : ZR_NONE;
 }

@@ -116,8 +116,8 @@ void Saver::reserve(int64_t bytes) {
   if (bytes == 0) return;
   snapshot_ = allocate_huge_pages(bytes);
   if (!snapshot_)
-    fail_environment("no memory for the copy that checkpoint.async writes from: " + bytes_text(bytes) +
-                     " are needed on this rank; set checkpoint.async = false");
+    fail_environment("rank " + std::to_string(control_->rank()) + " cannot allocate " + bytes_text(bytes) +
+                     " of host memory for the copy that checkpoint.async writes from; set checkpoint.async = false");
   snapshot_bytes_ = bytes;
   ledger_.add(Tier::host, MemoryKind::snapshot, "copy for checkpoints", bytes);
   std::memset(snapshot_.get(), 0,

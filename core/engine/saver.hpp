@@ -1,4 +1,4 @@
-// Who writes a job's checkpoints: at once, or in the background from a copy of this rank's part.
+// Writes a job's checkpoints: synchronously, or in the background from a copy of this rank's part.
 #pragma once
 
 #include <atomic>
@@ -16,47 +16,49 @@
 
 namespace zr::host {
 
-/// How the ranks of a job talk, by the control plane's store: once per save, load, or other decision. All ranks make
-/// them in the same order.
+/// Communication between the ranks of a job through the control plane's store. Create one object per save, load or
+/// other decision, on all ranks in the same order.
 CheckpointComm peers_of(const std::shared_ptr<Control>& control);
 
 /// Training thread only; all ranks call the same methods in the same order.
 class Saver {
  public:
   Saver(std::shared_ptr<Control> control, Ledger& ledger);
-  ~Saver();  // waits for what is being written
+  ~Saver();  // the same as close()
   Saver(const Saver&) = delete;
 
   /// See peers_of().
   CheckpointComm peers() { return peers_of(control_); }
-  /// Takes `root` for this job, to its end. Throws Failure(user) on all ranks, naming the owner.
+  /// Locks `root` for this job until close(). If another process holds the lock, throws Failure(user), naming the
+  /// owner, on all ranks.
   void lock_folder(const std::string& root);
-  /// Host memory for copies of such images, counted in the ledger. Throws Failure(environment).
+  /// Allocates host memory for copies of images of this size, and counts it in the ledger. Throws Failure(environment)
+  /// if the allocation fails.
   void reserve_for(const CheckpointContents& image);
 
-  /// Writes now; returns the folder. wait() before it.
+  /// Writes a checkpoint into `root` and returns its folder. keep: as in SaveOptions. Call wait() first.
   std::string save(const std::string& root, const CheckpointContents& image, int64_t keep);
-  /// Copies the slabs and returns; no file is touched on this thread. wait() before it.
+  /// Copies this rank's slabs and returns; another thread writes the files. Call wait() first.
   void save_async(const std::string& root, CheckpointContents image, int64_t keep);
-  /// The save in the background failed, and nobody was told.
+  /// True if the background save failed and wait() has not thrown the failure yet.
   bool failed() const { return failed_; }
-  /// Returns when nothing is being written: true if a save ended well since the last call. Throws, once, what went
-  /// wrong.
+  /// Waits for the background save. Returns true if one succeeded since the last call; throws the failure of one that
+  /// failed, once.
   bool wait();
-  /// Waits, logs what went wrong, and gives folders and memory back. Nothing can be saved any more.
+  /// Waits for the background save, logs its failure, and releases folder locks and memory. Do not save afterwards.
   void close();
 
  private:
   std::string write(const std::string& root, const CheckpointContents& image, int64_t keep, const CheckpointComm& comm);
-  void lock_on_rank0(const std::string& root);  // rank 0
+  void lock_on_rank0(const std::string& root);  // called on rank 0 only
   void reserve(int64_t bytes);
   void copy(CheckpointContents& image);
   std::shared_ptr<Control> control_;
   Ledger& ledger_;
-  std::map<std::string, FolderLock> locks_;  // by the folder's one true path
+  std::map<std::string, FolderLock> locks_;  // by the folder's canonical path
   HugePageMemory snapshot_;
   int64_t snapshot_bytes_ = 0;
-  std::thread writer_;  // alone uses what stands here, while it runs
+  std::thread writer_;  // while it runs, only it uses locks_, the memory of snapshot_ and failure_
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
 };

@@ -110,15 +110,16 @@ void Session::begin_backward(double loss, double weight) {
               " times without engine.step(); call engine.step() after every backward");
   if (!(weight >= 0) || !std::isfinite(weight))
     fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
-              ", but must be a finite number of at least 0");
+              ", but it must be finite and at least 0");
   if (weight > 0 && (weight < std::numeric_limits<float>::min() || weight > std::numeric_limits<float>::max()))
     fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
-              ", but must be 0 or an fp32 number from 1.2e-38 to 3.4e38; scale the weights of the step alike");
+              ", but it must be 0 or between 1.2e-38 and 3.4e38 (the range of fp32); multiply the weights of all "
+              "micro-batches of the step by the same factor");
   if (plan().input.weight_dtype == ZR_F16 && weight > 0 && (weight < 0x1p-10 || weight > 0x1p15))
     fail_user(
         "engine.backward(loss, weight): the weight is " + shortest(weight) +
-        ", but with train.dtype = \"fp16\" it must be 0 or from 0.001 to 32768, as it scales the gradients; divide "
-        "the weights of all micro-batches by one number, such as the mean number of tokens");
+        ", but with train.dtype = \"fp16\" it must be 0 or between 0.001 and 32768, because it scales the gradients; "
+        "divide the weights of all micro-batches by the same number, such as the mean number of tokens");
   step_recorder_.lap(Phase::forward);
   job_.context.model.verify();
   const auto micro = static_cast<uint32_t>(progress_.micro());
@@ -149,14 +150,15 @@ void Session::end_backward() {
 void Session::check_tiers() const {
   for (const auto& tier : state_.tiers())
     if (tier && tier->failed())
-      fail_environment(tier->failure() + "; what stands there is not whole: end the job and go on from its last " +
-                       "checkpoint");
+      fail_environment(tier->failure() +
+                       "; data on this tier is incomplete; stop and resume from the last checkpoint");
 }
 
 bool Session::step() {
   const StepContext& context = job_.context;
   progress_.check_backward();
-  if (progress_.micro() == 0) fail_user("engine.step() was called without engine.backward(loss) before it");
+  if (progress_.micro() == 0)
+    fail_user("engine.step() was called before engine.backward(loss); call engine.backward(loss) first");
   context.model.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (!progress_.at_boundary()) return false;
   check_tiers();
@@ -221,10 +223,10 @@ void Session::abandon_step(const GlobalStats& global) {
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
-  fail_user("engine.step(): the weights that engine.backward(loss, weight) was given for step " +
+  fail_user("engine.step(): the weights passed to engine.backward(loss, weight) for step " +
             std::to_string(progress_.step() + 1) + " add up to " + shortest(global.weight) +
-            " over all ranks and micro-batches, but the sum must be above 0 and finite; no weight changed: give at "
-            "least one micro-batch a weight above 0, or leave the step out on all ranks");
+            " over all ranks and micro-batches, but the sum must be finite and above 0; the model is unchanged; pass a "
+            "weight above 0 for at least one micro-batch, or skip the step on all ranks");
 }
 
 // No micro-batch of any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
@@ -237,11 +239,11 @@ void Session::reject_step() {
       std::all_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.frozen; });
   for (std::size_t i = 0; i < std::min<std::size_t>(parameters.size(), 3); ++i)
     names += (i ? ", '" : "'") + parameters[i].name + "'";
-  fail_user("engine.step(): step " + std::to_string(progress_.step() + 1) +
-            " gave no parameter of this engine's model (" + names + (parameters.size() > 3 ? ", ..." : "") +
-            ") a gradient on any rank" +
-            (all_frozen ? ", because all of them were frozen (requires_grad false) when the engine was made; call "
-                          "requires_grad_(true) and then engine.refresh()"
+  fail_user("engine.step(): in step " + std::to_string(progress_.step() + 1) +
+            ", no parameter of this engine's model (" + names + (parameters.size() > 3 ? ", ..." : "") +
+            ") got a gradient on any rank" +
+            (all_frozen ? ", because all parameters were frozen (requires_grad = false) when the engine was created; "
+                          "call requires_grad_(true) and then engine.refresh()"
                         : "; compute the loss with this model, without detach() or torch::NoGradGuard between the "
                           "parameters and the loss, and unfreeze the parameters that it uses"));
 }
@@ -259,12 +261,12 @@ void Session::finish_step(const GlobalStats& global, double rate) {
   if (step == steps + 1 && rank() == 0)
     log(ZR_LOG_INFO, "step " + std::to_string(step) + " is past train.steps = " + std::to_string(steps) + " (" +
                          config().origin("train.steps").text() +
-                         "); raise train.steps, or call engine.finish() after the last step, so that summary.json " +
-                         "has its weights hash");
+                         "); raise train.steps, or call engine.finish() after the last step to write the weights " +
+                         "hash to summary.json");
   if (step != steps && !global.stop) return;
   if (!progress_.updated_in_run() && rank() == 0)
-    log(ZR_LOG_WARN, "no step of this run updated the weights, as gradients were not finite (steps skipped: " +
-                         std::to_string(progress_.steps_of_run()) + "); look at the data, " + skips_.remedy());
+    log(ZR_LOG_WARN, "no step of this run updated the weights, because gradients were not finite (skipped steps: " +
+                         std::to_string(progress_.steps_of_run()) + "); check the data, " + skips_.remedy());
   write_totals();
 }
 
@@ -312,7 +314,7 @@ void Session::return_weights(zr_dtype dtype) {
   const StepContext& context = job_.context;
   progress_.check_complete();
   if (progress_.within_step())
-    fail_user("engine.release(): was called within a step, after " +
+    fail_user("engine.release() was called within a step, after " +
               std::to_string(progress_.micro() + progress_.in_backward()) +
               " of its engine.backward() calls; call it after engine.step()");
   context.model.check_scopes("engine.release()");
@@ -328,14 +330,14 @@ void Session::return_weights(zr_dtype dtype) {
   } catch (const std::exception& error) {
     problem = error.what();
     problem = "rank " + std::to_string(rank()) +
-              " has no memory for the full model: " + problem.substr(0, problem.find('\n'));
+              " cannot allocate memory for the full model: " + problem.substr(0, problem.find('\n'));
   }
   problem.resize(400);
   for (const std::string& said : job_.comm.all_gather_bytes(problem, "memory for the full model")) {
     if (!said[0]) continue;
     context.model.cancel_release();
     fail_environment("engine.release(): " + said.substr(0, said.find('\0')) +
-                     "; the engine is unchanged: free memory, raise memory.device_budget, or read single parameters "
+                     "; the engine is unchanged; free memory, raise memory.device_budget, or read single parameters "
                      "with engine.get()");
   }
   for (uint32_t param = 0; param < count; ++param) {

@@ -1,4 +1,4 @@
-// One model in training: owns the parts of an engine, and calls them in the order of a step. Without libtorch;
+// One model in training: owns the parts of an engine and calls them in the order of a step. It does not use libtorch.
 // zr::Engine is its public interface.
 #pragma once
 
@@ -31,41 +31,43 @@
 
 namespace zr::host {
 
-/// Training thread only. Collective methods are called by all ranks alike.
+/// Training thread only. All ranks call collective methods in the same order.
 class Session {
  public:
-  /// Collective: compares the ranks' set-ups, plans, allocates, takes rank 0's parameters and buffers. `model` outlives
-  /// it. Nothing is written to the run folder before all of that succeeded.
-  /// `before`, if any: of the session that trained the model with another list of parameters; its state is loaded
-  /// instead of what [checkpoint] resume and init ask for.
+  /// Compares the set-ups of the ranks, plans, allocates, and takes over rank 0's parameters and buffers. `model` must
+  /// outlive the session. Writes to the run folder only after all of this succeeded. before: from the session that
+  /// trained the model with another list of parameters; its state is loaded, and checkpoint.resume and checkpoint.init
+  /// are ignored; null: there was none. Collective.
   Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before = nullptr);
   ~Session();
   Session(const Session&) = delete;
 
-  /// Around autograd's run over one micro-batch.
+  /// Call before autograd's backward over one micro-batch.
   void begin_backward(double loss, double weight);
-  void end_backward();  // see above
-  /// Instead of end_backward() when an exception ended it. If no gradient was handed over yet, it is as if it had not
-  /// begun.
+  void end_backward();  // call after autograd's backward
+  /// Call instead of end_backward() if an exception ended backward. Undoes the micro-step if no gradient has been handed
+  /// to the strategy yet.
   void fail_backward();
-  /// On the accumulation boundary: agree, clip, update, gather; true then. Collective.
+  /// After the last micro-step of a step: exchanges statistics, clips, updates, gathers, and returns true. Otherwise
+  /// returns false. Collective.
   bool step();
 
-  /// Whatever the strategy, compares between the ranks that all are in `call` ("engine.get(\"w\")"). Collective.
+  /// Checks that all ranks are in the same `call` ("engine.get(\"w\")"), under every strategy. Collective.
   void meet(const std::string& call) { job_.comm.barrier(call.c_str()); }
-  /// Prepares the model for the end of this session: afterwards its parameters have memory of their own with the
-  /// present values in that dtype, fp32 or the weights', and so do floating-point buffers. On a failure, which is
-  /// thrown on all ranks, all is as before. Collective, between steps.
+  /// Prepares the model for the end of this session. When the session is destroyed, the model's parameters have their own
+  /// memory, with the current values in `dtype` (fp32 or the dtype of the weights). Floating-point buffers are converted
+  /// to `dtype`. A failure is thrown on all ranks and changes nothing. Collective, between steps.
   void return_weights(zr_dtype dtype);
-  /// Saves the state for the session that continues. Afterwards this one can only be destroyed. A failure changes
-  /// nothing. Collective.
+  /// Saves the state for the next session. After success, only destroy this session. A failure changes nothing.
+  /// Collective.
   RefreshState hand_over(ParameterChange change);
-  /// Weights hash and wire counts for summary.json; implied by the last step. Collective.
+  /// Computes the weights hash and the communication volume for summary.json. The last step does this too. Collective.
   void finish();
-  double mean(double value);     // over ranks, in rank order. Collective.
-  void validation(double loss);  // a row of metrics.jsonl; the same loss on all ranks
-  void evaluation(bool begins);  // told to the strategy. Collective.
-  /// The model's buffers get this rank's own values back, when the outermost evaluation ends in any way.
+  double mean(double value);     // over ranks, added in rank order; collective
+  void validation(double loss);  // writes a row to metrics.jsonl; all ranks pass the same loss
+  void evaluation(bool begins);  // begins or ends an evaluation, and reports it to the strategy; collective
+  /// Restores this rank's own values of the model's buffers at the end of the outermost evaluation, also after an
+  /// exception.
   void end_evaluation_buffers() noexcept { buffers_.end_evaluation(); }
 
   int rank() const { return job_.rank(); }
@@ -92,14 +94,15 @@ class Session {
   void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }
   void write_summary();
   void check_tiers() const;
-  // Forget the micro-steps of the coming step, whose micro-batches weigh nothing, or gave no gradient; and say so,
-  // alike on all ranks.
+  // Drops the micro-steps of the current step and throws on all ranks, because the weights of its micro-batches have no
+  // valid sum.
   [[noreturn]] void abandon_step(const GlobalStats& global);
+  // Drops the micro-steps of the current step and throws on all ranks, because no parameter got a gradient.
   [[noreturn]] void reject_step();
 
-  // In the order of construction; destroyed from the last to the first.
+  // Declared in the order of construction.
   PlannedJob job_;
-  std::shared_ptr<RunRecorder> recorder_;    // null once another session continues it
+  std::shared_ptr<RunRecorder> recorder_;    // null after hand_over()
   std::shared_ptr<StopSignal> stop_signal_;  // null: signals end the process
   TrainingProgress progress_;
   ModelBuffers buffers_;
@@ -115,8 +118,8 @@ class Session {
   Checkpointer checkpointer_;
   TensorAccess tensors_;
   ModelRefresh refresh_;
-  std::optional<ActivationOffload> activations_;       // none: saved tensors stay on the device
-  const int exceptions_ = std::uncaught_exceptions();  // under way when this began: not this job's
+  std::optional<ActivationOffload> activations_;       // empty: saved tensors stay on the device
+  const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
 };
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// What the configuration decided about a job, before a model is known.
+// The part of a job that does not depend on the model.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace zr::host {
 /// The job of one engine: configuration, loaded plug-ins, and the connection to the other ranks. Copyable.
 struct Setup : ResolvedJob {
   std::shared_ptr<Control> control;
-  Revalidate revalidate;  // the same job with other keys: for what a job over its budget could change
+  Revalidate revalidate;  // resolves the same job with other keys, for suggestions when it exceeds its memory budget
 };
 
 }  // namespace zr::host

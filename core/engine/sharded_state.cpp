@@ -68,8 +68,9 @@ void ShardedState::make_slices() {
       if (!weight && one.first <= sum.first && sum.first + sum.count <= one.first + one.count) weight = &one;
     }
     if (!weight)
-      fail_bug(context_.strategy.who("plan") + " updates '" + plan.input.parameters[sum.param].name +
-               "' where it has no weights");
+      fail_bug(context_.strategy.who("plan") + " assigns reduced gradients of '" +
+               plan.input.parameters[sum.param].name +
+               "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
     for (const StateRun& run : states_.runs(mine.state_offset[i], sum.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
       UpdateSlice slice{sum.param, first,
@@ -128,7 +129,8 @@ std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::s
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slot == slots[i].name) {
       if (slots[i].shape != ZR_SLOT_LIKE_PARAM || slots[i].dtype != ZR_F32)
-        fail_user("optimizer state '" + slot + "' is not an fp32 tensor like its parameter");
+        fail_user("optimizer state '" + slot +
+                  "' cannot be accessed by name, because it is not an fp32 tensor of its parameter's shape");
       return slot_array(i);
     }
     list += (list.empty() ? "" : ", ") + std::string(slots[i].name);
@@ -140,13 +142,14 @@ std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::s
 void ShardedState::visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
                          OptimizerStates::Access use, const Visit& fn) {
   const int64_t skip = slice.state - slice.first;
-  states_.visit(array, first + skip, count, use, "states of '" + context_.plan.input.parameters[slice.param].name + "'",
+  states_.visit(array, first + skip, count, use,
+                "optimizer states of '" + context_.plan.input.parameters[slice.param].name + "'",
                 [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
 void ShardedState::reach(const zr_view& view, OptimizerStates::Access use, uint32_t param, const Visit& fn) {
   if (!pages() || !pages()->holds(view.data)) return fn(view.data, 0, view.count);
-  pages()->visit(view, use, "weights or sums of '" + context_.plan.input.parameters[param].name + "'", fn);
+  pages()->visit(view, use, "weights or reduced gradients of '" + context_.plan.input.parameters[param].name + "'", fn);
 }
 
 zr_view ShardedState::weights_at(const Piece& piece, int64_t first, int64_t count) const {
@@ -298,8 +301,9 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     at += n;
   }
   if (at < end)
-    fail_bug("rank " + std::to_string(context_.rank()) + " has no memory of '" + plan.input.parameters[param].name +
-             "' where its plan says so");
+    fail_bug("rank " + std::to_string(context_.rank()) + " has no memory for elements " + std::to_string(at) + " to " +
+             std::to_string(end - 1) + " of '" + plan.input.parameters[param].name +
+             "', although its plan assigns them to it");
 }
 
 const char* ShardedState::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {

@@ -1,5 +1,5 @@
-// This rank's part of the training state: weights, reduced gradients, masters and optimizer states, wherever they
-// reside, and every parameter's tensors by name, unsharded.
+// This rank's part of the training state on all tiers: weights, reduced gradients, masters and optimizer states; and
+// access to unsharded tensors by parameter.
 #pragma once
 
 #include <functional>
@@ -21,69 +21,75 @@
 
 namespace zr::host {
 
+/// The tensors of a parameter. `value` is the fp32 master if there is one, otherwise the weight.
 enum class LogicalRole { value, gradient, state };
 
-/// Training thread only, except store_full(). Where a method is collective it says so.
+/// Training thread only, except store_full(). A method is collective only if its comment says so.
 class ShardedState {
  public:
+  /// `first` and `count`: elements of the parameter, in `memory`.
   using Visit = std::function<void(void* memory, int64_t first, int64_t count)>;
 
-  /// Opens the tiers, allocates what is planned, binds the strategy, and takes rank 0's parameters and buffers: then
-  /// the model's parameters that are not sharded are this memory. Collective. Refers to all; trace: null if there is
-  /// none. When it ends, the model's parameters get memory of their own with the present values.
+  /// Opens the tiers, allocates the planned memory, binds the strategy, and takes over rank 0's parameters and buffers.
+  /// From then on the model's unsharded parameters use this memory. The destructor gives the model's parameters their
+  /// own memory with the current values. Keeps references to `context`, `host` and `trace` (null: no trace). Collective.
   ShardedState(const StepContext& context, PluginHost& host, std::vector<std::unique_ptr<Instance>> tiers,
                Trace* trace);
   ShardedState(const ShardedState&) = delete;
 
   const Tiers& tiers() const { return tiers_; }
-  /// Where an index of the plan's places resides; not the device.
+  /// The store of a tier; `place`: index in the plan's tiers, not 0 (the device).
   TierStore& tier(int place) { return *tiers_[static_cast<std::size_t>(place)]; }
   const PlannedBuffers& buffers() const { return buffers_; }
-  /// See PlannedBuffers.
+  /// The buffers on disk; null: all are in memory.
   DiskBackedBuffers* pages() const { return buffers_.pages(); }
   OptimizerStates& states() { return states_; }
-  /// What this rank updates; and those of one parameter, as indices.
+  /// The slices that this rank updates.
   const std::vector<UpdateSlice>& slices() const { return slices_; }
-  std::span<const uint32_t> slices_of(uint32_t param) const { return slices_of_[param]; }  // see above
-  /// Units whose weights the program can reach in memory of its own: all elements of a parameter, not shared.
+  /// Indices in slices() of a parameter's slices.
+  std::span<const uint32_t> slices_of(uint32_t param) const { return slices_of_[param]; }
+  /// Slices of parameters whose weights are unsharded in memory that ranks do not share, so that the program can write
+  /// to them without an operator.
   std::vector<const UpdateSlice*> bound_slices() const;
-  /// Seconds that training stood still for tiers so far.
+  /// Seconds that training has waited for tiers so far.
   TierWaits waits() const;
 
-  /// Elements [first, first + count) of the tensor on every rank, fp32: gradients as they were reduced. `slot` names an
-  /// optimizer state. Collective.
+  /// Writes elements [first, first + count) of a tensor to `out` on every rank, as fp32. Gradients are not scaled.
+  /// `slot` names an optimizer state. Collective.
   void read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count, float* out);
   /// Writes this rank's part of an optimizer state from the full tensor.
   void write_state(uint32_t param, const std::string& slot, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// The same of weights alone, from a full parameter in their dtype; remembers those that changed. [use]
+  /// Writes this rank's weight pieces of a parameter from the full parameter in the dtype of the weights. If any element
+  /// changes, adds the parameter to take_stored(). [use]
   void store_full(uint32_t param, const void* full);
-  /// Parameters that store_full() changed since the last call.
+  /// Returns the parameters that store_full() has changed since the last call.
   std::set<uint32_t> take_stored();
-  bool has_stored() const { return !stored_.empty(); }  // see above
+  bool has_stored() const { return !stored_.empty(); }  // whether take_stored() would return any
 
-  /// Calls fn(first, count, memory) for what this rank writes of a parameter's weights, part by part.
+  /// Calls fn(first, count, memory) for each part of a parameter's weights that this rank is responsible for writing.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
-  /// Calls fn over what this rank has of a parameter's tensor of that role ("weight", "master", "state.exp_avg"),
-  /// elements [first, first + count).
+  /// Calls fn over elements [first, first + count) of a tensor, all of which this rank must store. role: "weight",
+  /// "master", or an optimizer state such as "state.exp_avg".
   void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, OptimizerStates::Access use,
                    const Visit& fn);
-  /// This rank's memory of those elements; null: they are read from a tier when they are wanted.
+  /// The address of the same elements if they are contiguous in memory; null: use each_memory().
   const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
-  /// The slice's masters become the weights where these are not what they round to. True if there were any.
+  /// Sets each master of the slice to its weight if the weight differs from the rounded master. Returns true if any
+  /// differed.
   bool adopt_master(const UpdateSlice& slice);
-  /// Of the slice's weights.
+  /// The hash of the slice's weights.
   uint64_t hash_of_weights(const UpdateSlice& slice);
-  /// Optimizer states of a parameter become zeros.
+  /// Sets this rank's optimizer states of a parameter to zero.
   void clear_states(uint32_t param);
-  /// Hands all slices with their memory to `work`, by where their states reside: on the device; in a tier's memory
-  /// (`staged`); on disk, which are read and written meanwhile.
+  /// Passes all slices to `work`, with their states in memory: first those with states on the device, then on a tier in
+  /// memory (`staged`), then on disk (also `staged`), which are read and written meanwhile.
   void update(const std::vector<char>& touched,
               const std::function<void(const std::vector<UpdateSlice>& slices, bool staged)>& work);
 
  private:
-  // Gives parameters memory of their own when it goes, after what they do not stand in.
+  // Its destructor frees the buffers that do not contain weights, then gives the model's parameters their own memory.
   struct ModelRelease {
     Model& model;
     PlannedBuffers& buffers;
@@ -91,27 +97,28 @@ class ShardedState {
   };
   void make_slices();
   void bind_strategy();
-  // Of OptimizerStates: fp32 masters, or the optimizer's slot of that index.
+  // Array indices in OptimizerStates: of the fp32 masters, and of an optimizer slot.
   std::size_t master_array() const { return 0; }
   std::size_t slot_array(std::size_t slot) const { return slot + (context_.plan.has_master ? 1 : 0); }
+  // The array in OptimizerStates that contains a role; nullopt: it is in a buffer of the plan.
   std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
-  // OptimizerStates::visit() over a slice's elements [first, first + count) of its parameter; fn has them likewise.
+  // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count, OptimizerStates::Access use,
              const Visit& fn);
-  // Calls fn over the elements of a view of this rank's weights or sums, wherever they stand.
+  // Calls fn over the elements of a view of this rank's weights or reduced gradients, in memory or on disk.
   void reach(const zr_view& view, OptimizerStates::Access use, uint32_t param, const Visit& fn);
-  // Elements [first, first + count) of a piece of weights.
+  // Elements [first, first + count) of a piece of weights, numbered as in the parameter.
   zr_view weights_at(const Piece& piece, int64_t first, int64_t count) const;
 
   const StepContext& context_;
-  const PlanInputView plan_view_;  // what the strategy was bound with
+  const PlanInputView plan_view_;  // passed to the strategy when it was bound
   Tiers tiers_;
   PlannedBuffers buffers_;
   ModelRelease release_;
   OptimizerStates states_;
   std::vector<UpdateSlice> slices_;
-  ByParam slices_of_, weights_of_;            // of slices_; of the plan's weight pieces
-  std::vector<UpdateSlice> direct_, staged_;  // of slices_: states on the device; in the memory of a tier
+  ByParam slices_of_, weights_of_;            // indices in slices_; in the plan's weight pieces
+  std::vector<UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory
   std::set<uint32_t> stored_;
 };
 

@@ -12,7 +12,7 @@ std::string SkipLog::name_of(int64_t param) const {
 
 std::string SkipLog::remedy() const {
   return std::string("lower optimizer.lr or set train.gradient_clipping") +
-         (is_fp16() ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
+         (is_fp16() ? ", or set train.dtype = \"bf16\", which has the range of fp32" : "");
 }
 
 void SkipLog::report(const GlobalStats& global, const TrainingProgress& progress) {
@@ -26,10 +26,10 @@ void SkipLog::report(const GlobalStats& global, const TrainingProgress& progress
   if (global.loss_rank >= 0) text += "; the loss of rank " + std::to_string(global.loss_rank) + " is not finite either";
   if (is_fp16()) text += "; the loss scale is now " + shortest(progress.loss_scale().value());
   if (const int64_t silent = skips_ - skips_reported_ - 1; silent > 0)
-    text += "; " + std::to_string(silent) + " more skipped since the last such line";
+    text += "; steps skipped since the last such line: " + std::to_string(silent);
   if (++lines_ == kLines)
-    text +=
-        "; from here on one such line per " + std::to_string(kSteps) + " steps at most, see `skipped` in metrics.jsonl";
+    text += "; from now on at most one such line is logged per " + std::to_string(kSteps) +
+            " steps; metrics.jsonl marks every skipped step with `skipped`";
   skips_reported_ = skips_;
   last_line_ = progress.step();
   if (context_.rank() == 0) log(ZR_LOG_WARN, text);
@@ -45,12 +45,12 @@ void SkipLog::give_up(const GlobalStats& global, const TrainingProgress& progres
                     std::to_string(global.non_finite_rank)
               : name_of(global.first_param) +
                     " was the first parameter whose sum over ranks and "
-                    "micro-batches overflowed, no rank's own gradient did";
+                    "micro-batches overflowed, although no rank's own gradient did";
   if (global.loss_rank >= 0)
     text += "; the loss of rank " + std::to_string(global.loss_rank) + " was not finite either";
   text += "; the weights are those after step " + std::to_string(progress.step() - skips);
-  if (is_fp16()) text += ", the loss scale came to " + shortest(progress.loss_scale().value());
-  fail_user(text + "; look at the data of that rank, " + remedy());
+  if (is_fp16()) text += ", and the loss scale is " + shortest(progress.loss_scale().value());
+  fail_user(text + "; check the data of that rank, " + remedy());
 }
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// What the parts of a training step share.
+// References that the parts of a training step share.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,11 @@
 
 namespace zr::host {
 
-/// Throws if a plug-in's call failed, with what the communicator knows if it was the cause.
+/// Throws if a plug-in's call failed. If the communicator or the host caused the failure, throws its exception. `who`
+/// names the plug-in and the call.
 using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
 
-/// A rank's plan, and what it communicates, computes and counts memory with. Whoever is given it must not outlive it.
+/// A rank's plan, communicator, threads and ledger. They must outlive every object that receives this context.
 struct RankContext {
   CommRuntime& comm;
   ThreadPool& pool;
@@ -27,14 +28,15 @@ struct RankContext {
   Ledger& ledger;
 };
 
-/// And the job's configuration, model and plug-ins. Immutable; the objects it refers to have their own thread rules.
+/// A RankContext with the job's configuration, model and plug-ins. Immutable; the referenced objects have their own
+/// thread rules.
 struct StepContext : RankContext {
   const Setup& setup;
   Model& model;
   const Instance& strategy;
   const Instance& optimizer;
   CallCheck check;
-  std::recursive_mutex& use;  // held around [use] calls of the strategy
+  std::recursive_mutex& use;  // locked during [use] calls of the strategy
 
   const JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
@@ -43,7 +45,7 @@ struct StepContext : RankContext {
   const zr_strategy_api& strategy_api() const { return *strategy.api<zr_strategy_api>(); }
   /// The optimizer's function table.
   const zr_optimizer_api& optimizer_api() const { return *optimizer.api<zr_optimizer_api>(); }
-  /// Reports an event (ZR_STEP_END) of no particular micro-step to the strategy. Training thread.
+  /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
     CallError error;
     check(strategy_api().event(strategy.self(), kind, 0, &error), error, strategy.who("event"));

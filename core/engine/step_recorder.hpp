@@ -1,4 +1,4 @@
-// Where a step's time and bytes went: the phases of the run's record, spans of the trace, rows of metrics.jsonl.
+// Measures the time and bytes of each step, and writes them to the run's phases, the trace, and metrics.jsonl.
 #pragma once
 
 #include <chrono>
@@ -19,30 +19,31 @@ namespace zr::host {
 /// Training thread only.
 class StepRecorder {
  public:
-  /// Refers to all; trace: null if there is none.
+  /// Keeps references to all arguments. trace: null: no trace.
   StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace);
   StepRecorder(const StepRecorder&) = delete;
-  /// Their waits count from now on; null: no longer.
+  /// From now on, includes the waits of this store; null: of none.
   void set_activations(const ActivationStore* activations) { activations_ = activations; }
 
-  /// Adds the time since the last mark to a phase.
+  /// Adds the time since the last call of lap() or restart_clock() to a phase.
   void lap(Phase phase);
-  /// What was done since the last mark belongs to no step.
+  /// Discards the time since the last call of lap() or restart_clock(): it belongs to no step.
   void restart_clock();
-  /// What was done since then was a checkpoint, which no step's time has.
+  /// Adds the time since the last call of lap() or restart_clock() to Phase::checkpoint, and to no step.
   void lap_checkpoint();
-  /// What `work` communicates belongs to no step.
+  /// Runs `work`; the bytes that it communicates belong to no step.
   void exclude(const std::function<void()>& work);
-  /// A step was made: gathers its bytes, ends its time, and writes its row. Collective.
+  /// Call after each step: collects the bytes of all ranks, ends the step's time, and writes its row. Collective.
   void step(const GlobalStats& global, double rate, const TrainingProgress& progress);
-  /// Weights hash and bytes of all ranks, for summary.json. Collective.
+  /// Records the weights hash and the bytes of all ranks for summary.json. Collective.
   void record_totals(const std::string& hash);
-  /// How much of the run's communication and reading was under way beside computation.
+  /// Counts how much of the run's communication and reading overlapped with computation.
   Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm) const;
 
-  /// This rank's, with that of the sessions before.
+  /// The communication volume of this rank, including the previous sessions of the run.
   CommVolume volume() const;
-  /// Continues the counts of sessions before; what was communicated up to here belongs to no step.
+  /// Continues the counts of the previous sessions. The bytes that this session has communicated so far belong to no
+  /// step.
   void continue_from(const CommVolume& communication, const Overlap& overlap);
 
  private:
@@ -54,10 +55,10 @@ class StepRecorder {
   Trace* const trace_;
   const ActivationStore* activations_ = nullptr;
   std::chrono::steady_clock::time_point mark_, step_start_;
-  TierWaits waited_;                  // up to the last lap
-  int64_t recorded_bytes_ = 0;        // of all ranks up to the last step
-  int64_t excluded_bytes_ = 0;        // of this rank
-  CommVolume earlier_communication_;  // of the sessions before, this rank
+  TierWaits waited_;                  // at the last call of lap() or restart_clock()
+  int64_t recorded_bytes_ = 0;        // of all ranks, up to the last step
+  int64_t excluded_bytes_ = 0;        // of this rank; they belong to no step
+  CommVolume earlier_communication_;  // of this rank, in the previous sessions
   Overlap overlap_before_{};
 };
 

@@ -1,5 +1,5 @@
-// What all ranks must know alike once a step: losses, touched parameters, non-finite elements, the norm (NUMERICS.md 6,
-// 7, 11).
+// Exchanges statistics between the ranks once per step: losses, touched parameters, non-finite elements, the gradient
+// norm (docs/numerics.md, sections 6, 7 and 11).
 #pragma once
 
 #include <cstdint>
@@ -12,42 +12,47 @@
 
 namespace zr::host {
 
+/// The statistics of a step over all ranks; the same on all ranks.
 struct GlobalStats {
-  double loss = 0;    // mean over the step's micro-batches, weighted if they are
+  double loss = 0;    // mean over the step's micro-batches, weighted by their weights
   double weight = 0;  // M, or the sum of the micro-batches' weights
   double sum_of_squares = 0;
-  int64_t non_finite = 0;  // elements of the sums
-  /// Where there are any: the first parameter of the model's order that has some, and the first rank that handed over
-  /// some of the first parameter of which a rank did (-1: none did, or none looked); and whose loss was not finite.
-  int64_t first_param = -1, first_local_param = -1;
-  int non_finite_rank = -1, loss_rank = -1;
-  int64_t tokens = 0;
-  std::vector<char> touched;
-  int stop = 0;                               // a signal that some rank got
-  bool save_failed = false;                   // a checkpoint in the background
+  int64_t non_finite = 0;  // number of non-finite elements of the reduced gradients
+  /// The first parameter, in the model's order, with a non-finite reduced gradient; -1: none.
+  int64_t first_param = -1;
+  /// The first parameter for which a rank handed over a non-finite gradient, and the first such rank; -1: no rank did,
+  /// or the ranks did not check.
+  int64_t first_local_param = -1;
+  int non_finite_rank = -1;
+  int loss_rank = -1;         // the first rank whose loss was not finite; -1: none
+  int64_t tokens = 0;         // of all ranks
+  std::vector<char> touched;  // by parameter: not 0 if it had a gradient on any rank
+  int stop = 0;               // a signal that a rank received; 0: none
+  bool save_failed = false;   // whether a background save failed on any rank
   std::vector<WeightDigest::Digest> digests;  // by rank
 };
 
-/// Training thread. While it lives, the communicator's collectives report to norm() what they have summed.
+/// Training thread only. While the object exists, it passes the results of the communicator's collectives to norm().
 class StepSync {
  public:
-  /// What it refers to outlives it; `slices` are this rank's; pages: see NormBlocks.
+  /// The arguments of NormBlocks; all outlive the object.
   StepSync(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages);
   ~StepSync();
   StepSync(const StepSync&) = delete;
 
+  /// The statistics of this rank.
   struct LocalStats {
     std::vector<double> losses, weights;  // by micro-step
     int64_t tokens;
-    const std::vector<char>* touched;
-    int64_t first_non_finite;  // parameter, of the gradients handed over; -1: none
-    int stop = 0;
-    bool save_failed = false;
+    const std::vector<char>* touched;  // by parameter: not 0 if it had a gradient
+    int64_t first_non_finite;  // the first parameter for which a non-finite gradient was handed over; -1: none
+    int stop = 0;              // the signal that this rank received; 0: none
+    bool save_failed = false;  // whether this rank's background save failed
     WeightDigest::Digest digest{};
   };
   NormBlocks& norm() { return norm_; }
   const NormBlocks& norm() const { return norm_; }
-  /// Collective. Reads the slices' sums, which must be complete.
+  /// Exchanges the statistics. The slices' reduced gradients must be final. Collective.
   GlobalStats exchange(const LocalStats& local);
 
  private:

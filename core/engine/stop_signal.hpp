@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as a wish that the engine reads between steps (checkpoint.on_signal = "save").
+// SIGTERM and SIGINT as a request to stop, which the engine reads after each step (checkpoint.on_signal = "save").
 #pragma once
 
 #include <memory>
@@ -7,13 +7,14 @@ namespace zr::host {
 
 class Control;
 
-/// While one lives, these signals are noted and do nothing else, and the job's store says so of this rank. Any thread.
+/// While an object of this class exists, these signals are only recorded, and this rank's saves_on_signal_key() in the
+/// job's store is "yes". Any thread.
 class StopSignal {
  public:
   explicit StopSignal(std::shared_ptr<Control> control);
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
-  /// The signal that came, since the first of these objects was made; 0: none.
+  /// The last signal received since the first object was created; 0: none.
   static int received();
 
  private:

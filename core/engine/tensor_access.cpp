@@ -53,8 +53,8 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   const std::size_t index = find_buffer(name);
   if (parts_.buffers.in_evaluation())
     fail_user("engine.set_buffer('" + name +
-              "') while a zr::Engine::Evaluation exists, whose end gives the buffer its earlier value back; call it "
-              "before or after the evaluation");
+              "') was called during a zr::Engine::Evaluation, which restores the buffer's earlier value when it ends; "
+              "call it before or after the evaluation");
   const uint64_t hash = hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
   std::vector<std::string> hashes;
   parts_.step_recorder.exclude([&] {
@@ -64,7 +64,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   for (std::size_t r = 1; r < hashes.size(); ++r)
     if (hashes[r] != hashes[0])
       fail_user("engine.set_buffer('" + name + "'): rank " + std::to_string(r) +
-                " passes other values than rank 0; pass equal tensors on all ranks");
+                " passes different values than rank 0; pass the same tensor on all ranks");
   std::memcpy(parts_.buffers.own()[index].data, bytes.data(), bytes.size());
   parts_.step_recorder.restart_clock();
 }
@@ -93,12 +93,15 @@ void TensorAccess::check_same_values(const Parameter& parameter, const float* va
   for (std::size_t r = 1; r < all.size(); ++r)
     if (all[r] != all[0])
       fail_user("engine.set('" + parameter.name + "'): rank " + std::to_string(r) +
-                " gives other values than rank 0; give the same tensor on all ranks");
+                " passes different values than rank 0; pass the same tensor on all ranks");
 }
 
 void TensorAccess::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
   const Parameter& parameter = context_.plan.input.parameters[param];
-  if (role == LogicalRole::gradient) fail_user("a gradient cannot be set: it is the sum of what backward gave");
+  if (role == LogicalRole::gradient)
+    fail_user("engine.set('" + parameter.name +
+              "', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() computes it; set the "
+              "value or an optimizer state");
   if (role == LogicalRole::state && parameter.frozen)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
   check_same_values(parameter, values);

@@ -1,4 +1,4 @@
-// Tensors by name, unsharded, whatever the strategy: engine.get(), set(), buffer(), set_buffer() and weights_hash().
+// Unsharded tensors by name, under every strategy: engine.get(), set(), buffer(), set_buffer() and weights_hash().
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@ namespace zr::host {
 /// Training thread only; all methods but find() are collective.
 class TensorAccess {
  public:
-  /// Refers to all of it.
+  /// Keeps references to the context and to all parts.
   TensorAccess(const StepContext& context, const TrainingParts& parts);
   TensorAccess(const TensorAccess&) = delete;
 
   /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
   uint32_t find(const std::string& parameter) const;
-  /// Writes the full tensor, fp32, to out[count]. `slot` names an optimizer state.
+  /// Writes the full tensor as fp32 to out[count]. `slot` names an optimizer state.
   void read(uint32_t param, LogicalRole role, const std::string& slot, float* out);
-  /// Sets the full tensor, on all ranks to the same values.
+  /// Sets the full tensor. The values must be equal on all ranks.
   void write(uint32_t param, LogicalRole role, const std::string& slot, const float* values);
-  /// XXH3 of the fp32 values in name order, 16 hex digits.
+  /// XXH3 (64 bits) of all parameters' names and fp32 values, in name order, as 16 hex digits.
   std::string weights_hash();
-  /// The bytes that train.buffers declares for a buffer.
+  /// The bytes that train.buffers selects for a buffer.
   std::string buffer(const std::string& name);
-  /// Sets a buffer on all ranks to these bytes, which must be equal on all of them.
+  /// Sets a buffer. The bytes must be equal on all ranks.
   void set_buffer(const std::string& name, const std::string& bytes);
 
  private:
   std::size_t find_buffer(const std::string& name);
-  // Throws Failure(user) on all ranks, before anything changes, if the ranks' values for engine.set() differ.
+  // Throws Failure(user) on all ranks if the values that the ranks pass to engine.set() differ. Nothing has changed then.
   void check_same_values(const Parameter& parameter, const float* values);
 
   const StepContext& context_;

@@ -1,4 +1,4 @@
-// What a checkpoint holds, and what follows from loading one or from writing to a tensor.
+// The parts of a session that saving, loading, and setting a tensor read or change.
 #pragma once
 
 #include "engine/engine_name.hpp"
@@ -12,7 +12,7 @@
 
 namespace zr::host {
 
-/// Parts of a session, for those that save, load and set what they hold; all outlive them. Training thread only.
+/// Passed to the objects that save, load and set tensors; the parts outlive these objects. Training thread only.
 struct TrainingParts {
   ShardedState& state;
   TrainingProgress& progress;

@@ -78,7 +78,7 @@ void TrainingProgress::begin_load() {
 
 void TrainingProgress::check_complete() const {
   if (incomplete_)
-    fail_user("the checkpoint that was loaded last was not whole, so the weights are none: load another one");
+    fail_user("the last load failed part-way, so the weights are undefined; load another checkpoint");
 }
 
 // Gradients of half a backward are in the buckets, and nobody knows which.
@@ -86,8 +86,8 @@ void TrainingProgress::check_backward() const {
   check_complete();
   if (in_backward_)
     fail_user(
-        "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "
-        "make a new engine");
+        "the last engine.backward() ended with an exception, so its gradients are incomplete; end the job, or create "
+        "a new engine");
 }
 
 // Before the boundary the sums differ by strategy: of one rank, of a shard, or not begun.
@@ -95,9 +95,9 @@ void TrainingProgress::check_gradients(const std::string& parameter) const {
   if (gradients_summed_) return;
   const std::string call = "engine.get('" + parameter + "', zr::TensorKind::gradient): ";
   if (within_step())
-    fail_user(call + "the gradient is not summed over ranks and micro-batches before engine.step() ends the step; " +
-              "call it after engine.step(), which keeps the sum until the next engine.backward()");
-  fail_user(call + "this engine has no gradient yet; call it after engine.backward() and engine.step()");
+    fail_user(call + "the gradient is not reduced over ranks and micro-batches until engine.step() ends the step; " +
+              "call engine.get() after engine.step(), which keeps the gradient until the next engine.backward()");
+  fail_user(call + "this engine has no gradient yet; call engine.get() after engine.backward() and engine.step()");
 }
 
 }  // namespace zr::host

@@ -1,4 +1,5 @@
-// How far training has come: steps and updates made, the micro-steps of the coming step, and results of the last one.
+// The progress of training: numbers of steps and updates, the micro-steps of the current step, and results of the last
+// step.
 #pragma once
 
 #include <cstdint>
@@ -10,82 +11,82 @@
 
 namespace zr::host {
 
-/// Counters and flags without communication or I/O; the same on all ranks, except losses, weights and tokens of the
-/// coming step, which are this rank's. Training thread only.
+/// Counters and flags, without communication or I/O. They are the same on all ranks, except the losses, weights and
+/// tokens of the current step, which are this rank's. Training thread only.
 class TrainingProgress {
  public:
-  /// `parameters`: their number; `steps`: train.steps.
+  /// `parameters`: number of parameters; `steps`: train.steps.
   TrainingProgress(const LossScaleKeys& keys, int accumulation, std::size_t parameters, int64_t steps);
-  /// With the keys of a configuration.
+  /// Takes the other values from the configuration.
   TrainingProgress(const JobConfig& config, std::size_t parameters);
 
-  int64_t step() const { return step_; }                               // steps made
-  int64_t updates() const { return updates_; }                         // of them not skipped: the schedule's clock
+  int64_t step() const { return step_; }                               // number of steps made
+  int64_t updates() const { return updates_; }                         // steps not skipped; the schedule's clock
   int64_t samples() const { return samples_; }                         // of all ranks, in all steps
   int64_t steps() const { return steps_; }                             // train.steps
-  bool last_step_applied() const { return applied_; }                  // it updated the weights
-  int64_t steps_of_run() const { return step_ - begun_; }              // made since this run began
-  bool updated_in_run() const { return updates_ != updates_before_; }  // some step of this run updated the weights
-  bool stopped() const { return stopped_; }  // a signal asked for the end, and this step is the last
+  bool last_step_applied() const { return applied_; }                  // whether it updated the weights
+  int64_t steps_of_run() const { return step_ - begun_; }              // steps made since this run began
+  bool updated_in_run() const { return updates_ != updates_before_; }  // whether a step of this run updated the weights
+  bool stopped() const { return stopped_; }                            // a signal made this step the last one
   void stop() { stopped_ = true; }
   bool done() const { return stopped_ || step_ >= steps_; }
   double loss() const { return loss_; }            // of the last step
-  double grad_norm() const { return grad_norm_; }  // likewise
-  float grad_mul() const { return grad_mul_; }     // reduced gradients were multiplied by it before the last update
+  double grad_norm() const { return grad_norm_; }  // of the last step
+  float grad_mul() const { return grad_mul_; }     // factor of the reduced gradients in the last update
   LossScale& loss_scale() { return loss_scale_; }
   const LossScale& loss_scale() const { return loss_scale_; }
-  /// By parameter: the number of its updates.
+  /// By parameter: number of its updates.
   const std::vector<int64_t>& param_steps() const { return param_steps_; }
   void set_param_steps(uint32_t param, int64_t steps) { param_steps_[param] = steps; }
 
   int accumulation() const { return accumulation_; }
-  int micro() const { return micro_; }  // micro-steps of the coming step that were made
-  /// The coming step has all its micro-steps.
+  int micro() const { return micro_; }  // number of micro-steps made in the current step
+  /// True if the current step has all its micro-steps.
   bool at_boundary() const { return micro_ == accumulation_; }
-  bool in_backward() const { return in_backward_; }                // also after an exception ended one
-  bool within_step() const { return in_backward_ || micro_ > 0; }  // after the first backward of a step
+  bool in_backward() const { return in_backward_; }                // stays true if an exception ended backward
+  bool within_step() const { return in_backward_ || micro_ > 0; }  // the current step's first backward has begun
   const std::vector<double>& losses() const { return losses_; }    // by micro-step
-  const std::vector<double>& weights() const { return weights_; }  // likewise: of the micro-batches
+  const std::vector<double>& weights() const { return weights_; }  // by micro-step: weight of the micro-batch
   int64_t tokens() const { return tokens_; }                       // of this rank since the last step
   void add_tokens(int64_t tokens) { tokens_ += tokens; }
 
-  /// Around one backward; cancel_micro() instead of end_micro() makes it as if it had not begun.
+  /// Begins a micro-step with its backward.
   void begin_micro(double loss, double weight);
-  void cancel_micro();  // see above
-  void end_micro();     // see above
-  /// The coming step begins again with its first micro-step.
+  void cancel_micro();  // undoes begin_micro()
+  void end_micro();     // ends the micro-step
+  /// Discards the micro-steps made in the current step, so that the step begins again.
   void drop_micro_steps();
 
-  /// What gradients of the coming update are multiplied by.
+  /// Sets the factor of the reduced gradients in the next update.
   void set_grad_mul(float factor) { grad_mul_ = factor; }
-  /// The optimizer is about to update these parameters (by parameter: not 0); updated(): it did.
+  /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
-  void updated() { ++updates_; }  // see above
-  /// The step was made, with an update or without; its reduced gradients can be read until the next backward.
+  void updated() { ++updates_; }  // call after an update
+  /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
   void made(double loss, double grad_norm, bool applied);
-  /// Its micro-steps are over; `samples`: of all ranks.
+  /// Discards the losses, weights and tokens of the step that was made. samples: of all ranks in this step.
   void end_step(int64_t samples);
 
-  /// Continues from a checkpoint's counters; this run then begins there.
+  /// Continues from a checkpoint's counters; the run begins at this step.
   void restore(int64_t step, int64_t updates, int64_t samples, bool applied);
-  /// What a session with another list of parameters had come to: this one continues its run.
+  /// The progress of a run that a refresh hands over to the next session.
   struct Run {
-    int64_t begun = 0, updates_before = 0;  // steps and updates before the run
+    int64_t begun = 0, updates_before = 0;  // numbers of steps and updates when the run began
     bool stopped = false;
     double loss = 0, grad_norm = 0;
   };
   Run run() const { return {begun_, updates_before_, stopped_, loss_, grad_norm_}; }
-  /// See Run.
+  /// Continues the run of the previous session.
   void continue_run(const Run& run);
 
-  /// A load began to overwrite the weights, or ended.
+  /// Call before a load overwrites the weights.
   void begin_load();
-  void end_load() { incomplete_ = false; }  // see above
-  /// Throws Failure(user) if the last load failed after it had begun to overwrite the weights.
+  void end_load() { incomplete_ = false; }  // call when the load has succeeded
+  /// Throws Failure(user) if the last load failed after begin_load().
   void check_complete() const;
-  /// Likewise, and if the last backward ended with an exception.
+  /// check_complete(); also throws Failure(user) if the last backward ended with an exception.
   void check_backward() const;
-  /// Throws Failure(user), naming the parameter, if there are no reduced gradients of a step to read.
+  /// Throws Failure(user), naming the parameter, if no reduced gradients can be read now.
   void check_gradients(const std::string& parameter) const;
 
  private:
@@ -100,8 +101,8 @@ class TrainingProgress {
   float grad_mul_ = 1;
   int micro_ = 0;
   bool in_backward_ = false;
-  bool gradients_summed_ = false;  // those of the last step, until the next backward or load
-  bool incomplete_ = false;
+  bool gradients_summed_ = false;  // reduced gradients can be read: from a step to the next backward or load
+  bool incomplete_ = false;        // a load has begun to overwrite the weights and has not succeeded
   std::vector<double> losses_, weights_;
   int64_t tokens_ = 0;
 };

@@ -149,10 +149,10 @@ void WeightDigest::compare(const std::vector<Digest>& words, CommRuntime& comm, 
     fail_user(
         "weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
         std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " + list_of(wrong) +
-        (wrong.size() == 1 ? " has" : " have") + " other values than " + list_of(right->second) + " (found in step " +
-        std::to_string(step) +
-        "); write the same values to a weight on all ranks (seed generators alike, write on every rank), or use " +
-        "engine.set()");
+        (wrong.size() == 1 ? " has" : " have") + " different values than " + list_of(right->second) +
+        " (found in step " + std::to_string(step) +
+        "); write the same values to a weight on all ranks (write on every rank, from generators with the same " +
+        "seed), or use engine.set()");
   }
 }
 

@@ -56,7 +56,7 @@ void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
   const std::string name = "zr::gather(\"" + plan_.input.parameters[params[0]].name + "\"" +
                            (n > 1 ? " and " + std::to_string(n - 1) + " more" : "") + ")";
   if (std::this_thread::get_id() != thread_)
-    fail_user(name + ": called on another thread than the one that made the engine; use one thread for both");
+    fail_user(name + " was called on another thread than the one that created the engine; use one thread for both");
   const std::string call = name + (begins ? "" : " at the end of its scope");
   const std::lock_guard lock(context_.use);
   const CallScope scope(comm_, call);
@@ -93,8 +93,9 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
-        fail_bug(strategy_.who("acquire") + " gave '" + parameter.name + "' " + std::to_string(gathered[i].count) +
-                 " elements of its " + std::to_string(parameter.count));
+        fail_bug(strategy_.who("acquire") + " returned an invalid view for '" + parameter.name + "': it must have " +
+                 std::to_string(parameter.count) + " elements (it has " + std::to_string(gathered[i].count) +
+                 "), the dtype of the weights, and memory; this is a bug in the plug-in");
       memory_[absent[i]] = gathered[i].data;
       model_.attach(absent[i], gathered[i].data);
     }

@@ -27,10 +27,10 @@ void WeightMonitor::report_unsaved(uint32_t param) {
   if (!differs) return;
   saved_.clear();
   unsaved_write_ = true;
-  log(ZR_LOG_WARN, "weights were written to after the checkpoint of step " + std::to_string(parts_.progress.step()) +
-                       " ('" + context_.plan.input.parameters[param].name +
-                       "'): checkpoint.every saves at the end of engine.step(), before what the program does then; "
-                       "to have it in the checkpoint, call engine.save() after it instead");
+  log(ZR_LOG_WARN, "the program wrote to weights ('" + context_.plan.input.parameters[param].name +
+                       "') after the checkpoint of step " + std::to_string(parts_.progress.step()) +
+                       " was saved, so the checkpoint does not contain the new values: checkpoint.every saves at the "
+                       "end of engine.step(); to include such writes, call engine.save() after them instead");
 }
 
 void WeightMonitor::take_written() {

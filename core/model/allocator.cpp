@@ -23,7 +23,7 @@ std::mutex& over_mutex() {
 }
 std::shared_ptr<const std::function<void(int64_t)>> over_limit;
 
-// What the C library gave: known again when it is freed, so that no size need be kept.
+// The size that the C library allocated. It returns the same size at release, so sizes are not stored.
 int64_t size_of_block(void* data) { return static_cast<int64_t>(::malloc_usable_size(data)); }
 
 void give_back(void* data) {
@@ -42,7 +42,7 @@ void report_over_limit(int64_t requested) {
   if (over) (*over)(requested);
 }
 
-// As libtorch's own, but for the counting.
+// libtorch's own CPU allocator, with counting.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -66,7 +66,7 @@ class CountingAllocator final : public c10::Allocator {
 
 void TorchMemory::count() {
   static CountingAllocator* const allocator = [] {
-    auto* made = new CountingAllocator;  // libtorch keeps it for the life of the process
+    auto* made = new CountingAllocator;  // libtorch keeps it until the process ends
     c10::SetCPUAllocator(made);
     return made;
   }();

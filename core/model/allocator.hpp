@@ -1,4 +1,4 @@
-// Libtorch's CPU memory, counted: activations, gradients under way, temporaries, batches. One per process.
+// Counts libtorch's CPU memory: activations, gradients in progress, temporaries, batches. One count per process.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,18 +11,18 @@ namespace zr::host {
 /// [any]
 class TorchMemory {
  public:
-  /// From now on libtorch's allocations are counted as they are made and freed; what was allocated before never is.
-  /// Again: no effect.
+  /// From now on counts libtorch's allocations and releases; memory that was allocated before is never counted.
+  /// Idempotent.
   static void count();
-  /// It is memory that is counted, and that freeing it gives back.
+  /// True if this memory is counted, so that freeing it reduces held().
   static bool counts(const at::DataPtr& memory);
-  /// Bytes that are allocated now, as the C library rounds them; the most since the last forget_peak().
+  /// Bytes that are allocated now, as the C library rounds them.
   static int64_t held();
-  static int64_t peak();      // as above
-  static void forget_peak();  // the peak is what is held now
+  static int64_t peak();      // the maximum of held() since the last forget_peak()
+  static void forget_peak();  // sets the peak to held()
 
-  /// Before more than `bytes` would be held, over(requested) is called, on the thread that asked; if it returns, the
-  /// allocation is made. Replaces the limit before. No limit: empty `over`.
+  /// Before an allocation that would raise held() above `bytes`, calls over(requested) on the allocating thread; if it
+  /// returns, the allocation is made. Replaces the previous limit. An empty `over` removes the limit.
   static void limit(int64_t bytes, std::function<void(int64_t requested)> over);
 };
 

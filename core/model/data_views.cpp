@@ -19,11 +19,11 @@ struct DataViews::Counters {
   };
   std::mutex mutex;
   std::vector<Counter> all;
-  bool uncounted = false;  // a tensor was made that has no counter
-  bool moved = false;      // a counter that is forgotten had moved
-  std::size_t most = 64;   // of them before they are looked through
+  bool uncounted = false;  // a tensor without a counter was made
+  bool moved = false;      // a removed counter had changed
+  std::size_t most = 64;   // counters before the next prune()
 
-  // Forgets the counters that no tensor has any more.
+  // Removes the counters that no tensor uses any more.
   void prune() {
     std::erase_if(all, [this](const Counter& counter) {
       if (!counter.version.unique()) return false;
@@ -33,7 +33,7 @@ struct DataViews::Counters {
     most = std::max<std::size_t>(64, 2 * all.size());
   }
 
-  // By storage. What an engine leaves behind is taken over by the next one on that storage (engine.refresh()).
+  // By storage. The next engine on a storage takes over the counters of the previous one (engine.refresh()).
   static std::mutex map_mutex;
   static std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Counters>>& map() {
     static std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Counters>> all;
@@ -48,7 +48,7 @@ struct DataViews::Counters {
 std::mutex DataViews::Counters::map_mutex;
 
 namespace {
-// libtorch's own, and a word to the storage's object when data() makes a tensor.
+// Forwards to libtorch's own hooks, and calls `made` when data() makes a tensor.
 class Hooks final : public at::impl::VariableHooksInterface {
  public:
   using Made = void (*)(const at::TensorBase& made);
@@ -100,10 +100,10 @@ class Hooks final : public at::impl::VariableHooksInterface {
   const Made made_;
 };
 
-// For the life of the process, as libtorch keeps the address.
+// Installed until the process ends, because libtorch keeps the address.
 void install(Hooks::Made made) {
   static const bool once =
-      (at::impl::SetVariableHooks(new Hooks(at::impl::GetVariableHooks(), made)), true);  // NOLINT: lives on
+      (at::impl::SetVariableHooks(new Hooks(at::impl::GetVariableHooks(), made)), true);  // NOLINT: never freed
   (void)once;
 }
 }  // namespace

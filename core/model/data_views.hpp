@@ -1,4 +1,4 @@
-// Writes through tensors that `data()` made of a parameter, which the parameter's own version does not count.
+// Detects writes through tensors that `data()` made from a parameter; the parameter's own version does not count them.
 #pragma once
 
 #include <torch/types.h>
@@ -8,20 +8,20 @@
 namespace zr::host {
 
 /// Watches the tensors that tensor.data() and tensor.variable_data() make on one storage, from now until it is
-/// destroyed. They have a version counter of their own, shared with their views; copies of the counters are kept, not
-/// of the tensors. Calls of data() may come on any thread, those of methods on one at a time. The first object in a
-/// process puts hooks around libtorch's own (at::impl::SetVariableHooks).
+/// destroyed. Such a tensor has its own version counter, shared with its views; this class keeps references to the
+/// counters, not to the tensors. data() may be called on any thread, methods of this class on one thread at a time. The
+/// first object in a process wraps libtorch's own hooks (at::impl::SetVariableHooks).
 class DataViews {
  public:
   explicit DataViews(const c10::Storage& storage);
   ~DataViews();
   DataViews(const DataViews&) = delete;
-  /// One of them, or a view of one, was written to in place since the last call.
+  /// True if such a tensor or a view of it was written to in place since the last call.
   bool written();
 
  private:
   struct Counters;
-  const c10::StorageImpl* const storage_;  // as a key
+  const c10::StorageImpl* const storage_;  // only used as a key
   std::shared_ptr<Counters> counters_;
 };
 

@@ -16,7 +16,7 @@
 namespace zr::host {
 
 namespace {
-// Constructions that tensors still wait for.
+// Constructions that have not been replayed yet.
 struct Waiting {
   std::mutex mutex;
   std::vector<std::shared_ptr<Construction>> all;
@@ -35,7 +35,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-// Applies fn to every tensor of a value, in lists too.
+// Applies fn to every tensor of a value, also in lists.
 template <class F>
 c10::IValue map_tensors(const c10::IValue& value, F&& fn) {
   if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(fn(value.toTensor())) : value;
@@ -57,7 +57,7 @@ at::Tensor to_meta(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
 }
 
-// In place on a whole storage, whose values do not matter before.
+// True if the operator overwrites a full storage in place, so that its previous values are not used.
 bool overwrites(const c10::OperatorHandle& op, const c10::IValue& self) {
   static const std::unordered_set<std::string> names{"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_",
                                                      "aten::copy_"};
@@ -83,10 +83,10 @@ Construction::Scope::Scope() : construction_(std::make_shared<Construction>()) {
 }
 
 void Construction::Scope::record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
-  // Views and changes of shape touch no memory. Some copy when they must (to, reshape, contiguous): what they call
-  // comes here again.
+  // Views and changes of shape use no memory. Some copy if necessary (to, reshape, contiguous): the operators that they
+  // call are recorded here.
   if (is_view(op.schema()) || op.hasTag(at::Tag::inplace_view)) return op.redispatchBoxed(below, stack);
-  // What any other operator is made of is not recorded again.
+  // Operators that another operator calls are not recorded.
   const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
   construction_->add(op, below, stack);
 }
@@ -110,11 +110,10 @@ void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(pa
 at::Tensor Construction::placeholder(const at::Tensor& like) {
   return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, made_++,
                            "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
-                           "them with engine.get(), or "
-                           "build the model without zr::deferred");
+                           "them with engine.get(), or build the model without zr::deferred");
 }
 
-// Runs an operator without data, and gives its results placeholders.
+// Runs an operator on meta tensors, and makes placeholders for its results.
 void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results) {
   const auto& arguments = op.schema().arguments();
   const std::size_t first = stack->size() - arguments.size();
@@ -127,8 +126,8 @@ void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vecto
     op.callBoxed(shapes);
   } catch (const c10::Error&) {
     fail_user("zr::deferred: " + op.schema().name() +
-              " needs values, which a deferred model has only when the engine is made; do it after that, or build the "
-              "model without zr::deferred");
+              " needs values, which a deferred model has only after the engine is made; call it after that, or build "
+              "the model without zr::deferred");
   }
   torch::jit::drop(*stack, arguments.size());
   for (const c10::IValue& shape : shapes)
@@ -145,7 +144,7 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
   const bool has_tensors =
       std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
                   [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
-  // What works on ordinary tensors alone is done.
+  // Operators that use only ordinary tensors run at once.
   if (param_uses.empty() && has_tensors) return op.redispatchBoxed(below, stack);
   Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
   keep_inputs(op, step.arguments);
@@ -171,7 +170,7 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
   steps_.push_back(std::move(step));
 }
 
-// Ordinary tensors are read when the operator runs, later: a copy of now is kept. They cannot be written to then.
+// The operator runs later, so ordinary tensors are copied now. A later run cannot write to them.
 void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = op.schema().arguments()[i].alias_info();
@@ -180,14 +179,14 @@ void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) 
       if (Placeholder::find(tensor)) return tensor;
       if (written)
         fail_user("zr::deferred: " + op.schema().name() +
-                  " writes a deferred tensor into an ordinary one, which has values before it does; build both within "
-                  "zr::deferred, or the model without it");
+                  " writes a deferred tensor, which has no values yet, into an ordinary tensor; build both within "
+                  "zr::deferred, or build the model without it");
       return tensor.clone();
     });
   }
 }
 
-// One parameter at a time stands in the room; an operator that touches several gets memory for the others of its own.
+// One parameter at a time uses the staging memory. If an operator uses several, the others get separate memory.
 class Construction::Replay {
  public:
   Replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes)
@@ -211,7 +210,7 @@ class Construction::Replay {
       if (step.random) set_random_state(*step.random);
       Stack stack = step.arguments;
       step.op.callBoxed(stack);
-      // New tensors were given memory by need(): what was computed goes there.
+      // need() gave the new tensors memory: the results are copied there.
       std::size_t i = 0;
       for (const c10::IValue& value : stack)
         map_tensors(value, [&](const at::Tensor& computed) {
@@ -219,7 +218,8 @@ class Construction::Replay {
           return computed;
         });
     }
-    while (inside_.size() > 1) store_and_detach(inside_.front());  // the room's first: store() may use the room
+    // The one in the staging memory first: store() may use that memory.
+    while (inside_.size() > 1) store_and_detach(inside_.front());
   }
   void finish() {
     while (!inside_.empty()) store_and_detach(inside_.front());
@@ -234,7 +234,7 @@ class Construction::Replay {
     }
     const auto at = param_of_.find(&placeholder->storage());
     if (at == param_of_.end()) return placeholder->keep(real(placeholder->storage().nbytes()));
-    // Its memory is the room, or one of its own while another of the same operator stands there.
+    // Uses the staging memory, or separate memory while another parameter of this operator uses it.
     for (Placeholder* other : std::vector<Placeholder*>(inside_))
       if (std::find(params.begin(), params.end(), other) == params.end()) store_and_detach(other);
     params.push_back(placeholder);
@@ -264,9 +264,9 @@ class Construction::Replay {
   const Storages& param_of_;
   const Model::ConstructMemory& load_;
   bool computes_;
-  const Placeholder* overwritten_ = nullptr;     // by the present operator, as a whole
+  const Placeholder* overwritten_ = nullptr;     // by the current operator, completely
   std::vector<Placeholder*> inside_;             // parameters with memory
-  std::vector<std::unique_ptr<float[]>> apart_;  // of those that do not stand in the room
+  std::vector<std::unique_ptr<float[]>> apart_;  // separate memory of the others
   int64_t apart_bytes_ = 0;
   std::unordered_set<uint32_t> stored_;
 };
@@ -275,7 +275,7 @@ void Construction::replay(const Storages& param_of, const Model::ConstructMemory
   Replay replay(param_of, load, computes);
   for (Step& step : steps_) {
     replay.run(step);
-    step = Step{step.op, {}, {}, {}};  // temporaries go as soon as nothing needs them
+    step = Step{step.op, {}, {}, {}};  // frees temporaries as soon as possible
   }
   replay.finish();
   const std::lock_guard lock(Waiting::get().mutex);

@@ -1,5 +1,5 @@
-// Models that are built without ever being whole: their constructors' operators are recorded, and run later, one
-// parameter in memory at a time.
+// Builds models that are never in memory as a whole: records the operators of their constructors and runs them later,
+// with one parameter in memory at a time.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -14,11 +14,12 @@
 
 namespace zr::host {
 
-/// What a constructor did. Every tensor it makes is a placeholder of this; operators on placeholders are recorded,
-/// views of them are made at once. On the thread that builds.
+/// The recorded operators of a constructor. This class is the provider of every tensor that the constructor makes, a
+/// placeholder. Operators on placeholders are recorded; views of them are created at once. Used on the thread that
+/// builds the model.
 class Construction final : public MemoryProvider, public std::enable_shared_from_this<Construction> {
  public:
-  /// Records this thread's operators while it lives.
+  /// Records the operators of this thread during its lifetime.
   class Scope final : public Recorder {
    public:
     Scope();
@@ -27,18 +28,18 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
    private:
     std::shared_ptr<Construction> construction_;
   };
-  /// The one a tensor waits for; null for an ordinary tensor.
+  /// The construction that will give the tensor its values; null for an ordinary tensor.
   static std::shared_ptr<Construction> of(const at::Tensor& tensor);
 
-  /// Operators recorded: equal on ranks that build the same model.
+  /// Number of recorded operators: equal on ranks that build the same model.
   std::size_t size() const { return steps_.size(); }
-  /// Runs what was recorded, in its order and with its random state where `computes`, and makes every other tensor
-  /// real. param_of: the number of a parameter by its storage. A parameter has memory while operators in a row touch
-  /// it, then load.store takes it over. Forgets all.
+  /// If `computes`, runs the recorded operators in their order and with their random state. Gives memory to all tensors
+  /// that are not parameters. param_of: the index of a parameter by its storage. A parameter has memory while
+  /// consecutive operators use it; then load.store() takes its values over. Clears the record.
   using Storages = std::unordered_map<const c10::StorageImpl*, uint32_t>;
   void replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes);
 
-  /// Operators outside the scope: refused.
+  /// Called for operators outside the scope; throws Failure(user).
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse*, std::size_t, bool) override {}
   std::string alternative() const override;
@@ -48,20 +49,20 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
     c10::OperatorHandle op;
     Stack arguments;
     std::vector<at::Tensor> results;   // new tensors
-    std::optional<at::Tensor> random;  // set before: the state was changed otherwise than by these operators
+    std::optional<at::Tensor> random;  // state to restore first, if other code changed it between two steps
   };
   class Replay;
-  // A new tensor of that shape.
+  // A new placeholder with the shape, strides and type of `like`.
   at::Tensor placeholder(const at::Tensor& like);
-  // Puts results of the right shapes in the place of the arguments.
+  // Replaces the arguments on the stack by results of the right shapes.
   void infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results);
-  // Copies what is not deferred among the arguments.
+  // Replaces ordinary tensors among the arguments by copies.
   static void keep_inputs(const c10::OperatorHandle& op, Stack& arguments);
-  // Records an operator, or runs it where it touches no placeholder's memory.
+  // Records an operator, or runs it if it uses no placeholder's memory.
   void add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack);
 
   std::vector<Step> steps_;
-  at::Tensor random_;  // when last looked at
+  at::Tensor random_;  // random state when the last operator was recorded
   uint32_t made_ = 0;
 };
 

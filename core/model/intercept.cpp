@@ -39,10 +39,10 @@ void add(const c10::IValue& value, bool written, std::vector<ParamUse>& param_us
   }
 }
 
-// What must be known of an operator at each call.
+// Properties of an operator that each call needs.
 struct Traits {
   bool view;
-  bool replaces;  // exchanges a tensor's storage; Module::to asks the last of these before it does so
+  bool replaces;  // replaces a tensor's storage; Module::to calls the last of these before it does that
 };
 const Traits& traits_of(const c10::FunctionSchema& schema) {
   thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
@@ -53,8 +53,8 @@ const Traits& traits_of(const c10::FunctionSchema& schema) {
   return known.emplace(&schema, Traits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
 }
 
-// An operator that exchanges the storage of a placeholder's tensor. Within a scope set_(source), which torch::load()
-// calls, copies the source's values instead; all else is an error.
+// Handles an operator that replaces the storage of a placeholder's tensor. Within a zr::gather scope set_(source),
+// which torch::load() calls, copies the source's values instead; all other cases are errors.
 void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const at::Tensor self = (*stack)[first].toTensor();
@@ -67,13 +67,13 @@ void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* st
   if (source.sizes() != self.sizes())
     fail_user("cannot load a tensor of " + std::to_string(source.numel()) + " elements and " +
               std::to_string(source.dim()) + " dimensions into a parameter of " + std::to_string(self.numel()) +
-              " and " + std::to_string(self.dim()) + ": " + placeholder->reason());
-  self.copy_(source);  // comes here again
+              " elements and " + std::to_string(self.dim()) + " dimensions: " + placeholder->reason());
+  self.copy_(source);  // calls fallback() again
   torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(self);
 }
 
-// Calls each provider for its own uses, which stand side by side; `n` of them in all.
+// Calls `call` once per provider with its uses, which are adjacent. `n`: the total number of uses.
 template <class F>
 void by_provider(const std::vector<ParamUse>& param_uses, std::size_t n, F&& call) {
   for (std::size_t first = 0; first < n;) {
@@ -116,11 +116,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (param_uses.empty()) return op.redispatchBoxed(below, stack);
   const Traits& traits = traits_of(op.schema());
   if (traits.replaces) return replace(op, below, stack);
-  // Some `views` copy when they must (contiguous, reshape, to): what they call comes here again.
+  // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call reach fallback().
   if (traits.view) return op.redispatchBoxed(below, stack);
   enter(param_uses);
   try {
-    const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // nested operators have the memory already
+    const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // memory is attached for nested operators
     op.redispatchBoxed(below, stack);
   } catch (...) {
     leave(param_uses, param_uses.size(), false);

@@ -1,4 +1,4 @@
-// What the step needs of a model, without a word of libtorch: parameters, their memory, and gradients as they appear.
+// The interface of a model that the engine uses, without libtorch: parameters, their memory, and their gradients.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace zr::host {
 
-/// A named buffer of the model (running statistics): raw bytes, alive as long as the model.
+/// A named buffer of the model (running statistics): raw bytes, valid as long as the model.
 struct ModelBuffer {
   std::string name;
   void* data;
@@ -20,100 +20,105 @@ struct ModelBuffer {
   std::vector<int64_t> shape;
 };
 
-/// Implemented once over libtorch (torch_model.hpp) and once by tests. Training thread only, but for the gradient
-/// calls.
+/// Implemented on libtorch (torch_model.hpp) and by tests. Training thread only, except the gradient calls.
 class Model {
  public:
   virtual ~Model() = default;
   virtual const std::vector<Parameter>& parameters() const = 0;
   virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order
-  /// The parameter's present value as fp32: out[count]. Not of a deferred model.
+  /// Copies the parameter's current value as fp32 to out[count]. Not for a deferred model.
   virtual void read(uint32_t param, float* out) = 0;
-  /// Operators that a deferred model's construction still has to run; 0 for a model that is there.
+  /// Number of operators that must run to construct a deferred model; 0 for a model that is not deferred.
   virtual std::size_t deferred() const = 0;
-  /// Room for one parameter in fp32, whose values store() takes over and load() gives back. Collective, as both.
+  /// Staging memory for one parameter in fp32. store() takes its values over, load() returns them; both are
+  /// collective.
   struct ConstructMemory {
     float* staging;
     std::function<void(uint32_t param, const float* values)> store;
     std::function<void(uint32_t param, float* values)> load;
-    std::function<void(int64_t bytes)> account;  // more room was taken, or (negative) given back
+    std::function<void(int64_t bytes)> account;  // allocated, or (negative) freed more memory
   };
-  /// Constructs a deferred model, its buffers too; where `computes` is false the operators are left out, and store()
-  /// brings another rank's values.
+  /// Constructs a deferred model and its buffers. If `computes` is false, skips the operators: store() gets the
+  /// values from another rank. Collective.
   virtual void construct(const ConstructMemory& memory, bool computes) = 0;
-  /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which outlives the model's
-  /// use of it.
+  /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which must outlive its use
+  /// by the model.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
-  /// Operators on parameters without memory of their own: they are about to touch these, or have, and written[i] says
-  /// which they wrote to. Any thread, several at once. `phase`: ZR_EXPORT_PHASE for a program that asked for their
-  /// memory, ZR_EVAL for an operator without gradients, else ZR_FORWARD.
+  /// Callbacks for operators on parameters without their own memory: begin() before an operator uses them, end() after,
+  /// with written[i] true if it wrote to params[i]. Any thread, several at once. `phase`: ZR_EXPORT_PHASE if the
+  /// program requested their memory (zr::gather), ZR_EVAL for an operator without gradients, else ZR_FORWARD.
   struct Uses {
     std::function<void(const uint32_t* params, uint32_t n, uint32_t phase)> begin;
     std::function<void(const uint32_t* params, const bool* written, uint32_t n)> end;
-    /// A shared parameter was written to, in a copy of this rank's own: it is to be taken over. Collective.
+    /// This rank wrote to its own copy of a shared parameter, `full`; the engine takes the values over. Collective.
     std::function<void(uint32_t param, const void* full)> wrote;
-    /// A zr::gather scope over these parameters, bound ones too, begins or ends in order. Collective; training thread.
+    /// A zr::gather scope over these parameters (bound ones too) begins, or ends without an exception. Collective;
+    /// training thread.
     std::function<void(const uint32_t* params, uint32_t n, bool begins)> scope;
   };
-  virtual void on_use(Uses uses) = 0;  // replaces the ones before
-  /// From now on the parameter's data is `memory`, which all ranks of this host read in place and nobody writes to.
+  virtual void on_use(Uses uses) = 0;  // replaces the previous callbacks
+  /// From now on the parameter's data is `memory`, which all ranks of this host read in place. Operators never write to
+  /// it.
   virtual void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) = 0;
-  /// From now on the parameter's data has no memory but what attach() gives it, between begin and end of a use.
+  /// From now on the parameter has memory only if attach() gives it some, between begin() and end() of a use.
   virtual void unbind(uint32_t param, zr_dtype dtype) = 0;
-  /// `memory` as for bind(); null takes it back.
+  /// Attaches `memory`, as in bind(); null detaches it.
   virtual void attach(uint32_t param, void* memory) = 0;
   /// Parameters bound by bind() that were written to in place since the last call.
   virtual std::vector<uint32_t> written() = 0;
   /// Bound parameters that tensors from before bind() may write to, which written() does not see.
   virtual std::vector<uint32_t> exposed() { return {}; }
-  /// Throws Failure(user) naming a bound parameter whose data was exchanged behind the engine.
+  /// Throws Failure(user) naming a bound parameter whose data the program replaced without the engine.
   virtual void verify() = 0;
-  /// Throws Failure(user) naming `call` and a parameter that a scope of the program still holds; of `param` alone.
+  /// Throws Failure(user) naming `call` and a parameter with an open zr::gather scope.
   virtual void check_scopes(const std::string& call) = 0;
+  /// The same check for one parameter.
   virtual void check_scope(uint32_t param, const std::string& call) = 0;
-  /// Memory of the model's own for a parameter, which it takes at release(); throws if there is none. `other`: in that
-  /// type, for the caller to fill, instead of a copy of what is bound; else null.
+  /// Allocates memory for a parameter that release() will use; throws if the allocation fails. `other`: returns memory
+  /// of the given type that the caller must fill; otherwise release() copies the bound memory, and the result is null.
   virtual void* reserve_release(uint32_t, zr_dtype, bool /*other*/) { return nullptr; }
-  virtual void cancel_release() {}  // frees what was reserved
-  /// Converts floating-point buffers that are not of that type.
+  virtual void cancel_release() {}  // frees the reserved memory
+  /// Converts floating-point buffers to that type.
   virtual void convert_buffers(zr_dtype) {}
-  /// Gives bound parameters memory of their own again, with the present values; unbound ones cannot be used any more.
+  /// Gives bound parameters their own memory again, with the current values. Unbound parameters without reserved memory
+  /// become unusable.
   virtual void release() = 0;
 
-  /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward is there; [use].
+  /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward has arrived; [use].
   using Arrived = std::function<void(uint32_t param)>;
-  virtual void on_gradient(Arrived arrived) = 0;  // replaces the one before; empty: none
+  virtual void on_gradient(Arrived arrived) = 0;  // replaces the previous callback; empty: none
   /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
   virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
-  /// Adds those elements, in fp32, to what dst holds, rounding to its dtype.
+  /// Adds these elements to dst, in fp32, and rounds the results to its dtype.
   virtual void add_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
-  /// The gradient that arrived is no longer needed.
+  /// Frees the gradient that arrived.
   virtual void drop_gradient(uint32_t param) = 0;
-  /// Between backwards a parameter's own gradient is one whose use throws what to do instead; `hidden` false: none.
+  /// `hidden`: sets .grad() of all trained parameters to a placeholder whose use throws an error with the remedy;
+  /// otherwise clears it.
   virtual void hide_gradients(bool hidden) = 0;
 
-  /// What the model's library holds beside parameters: activations, gradients under way, temporaries, batches. Of the
-  /// whole process, from the moment the first model was made. [any]
+  /// Memory of the model's library other than parameters: activations, gradients in progress, temporaries, batches.
+  /// Counted for the process since the first model was made. [any]
   struct Temporaries {
     int64_t held = 0, peak = 0;  // bytes; peak: since forget_peak()
   };
   virtual Temporaries temporaries() const { return {}; }
-  virtual void forget_peak() {}  // it is what is held now
-  /// Before more than `bytes` of them would be held, over(requested) is called where they are asked for; if it returns,
-  /// they are given. Replaces the limit before; empty: none.
+  virtual void forget_peak() {}  // sets the peak to the bytes held now
+  /// Before an allocation that would exceed `bytes`, calls over(requested) on the allocating thread; if it returns, the
+  /// allocation is made. Replaces the previous limit; an empty function removes it.
   virtual void limit_temporaries(int64_t, const std::function<void(int64_t requested)>&) {}
 
-  /// Keeps what autograd saves in forward for backward, as records of bytes. One call at a time, any thread.
+  /// Store for tensors that autograd saves for backward, as records of bytes. One call at a time, any thread.
   struct OffloadCallbacks {
-    int64_t least_bytes = 0;                                       // of a storage; smaller ones stay where they are
-    std::function<uint64_t(const void* data, int64_t bytes)> put;  // copied when it returns: the record's number
-    std::function<void(uint64_t record, void* to)> get;            // as often as wanted
-    std::function<void(const std::vector<uint64_t>& records)> prefetch;  // will be wanted next, in this order
-    std::function<void(uint64_t record)> drop;                           // never wanted again; throws nothing
+    int64_t least_bytes = 0;                                             // smaller storages are not offloaded
+    std::function<uint64_t(const void* data, int64_t bytes)> put;        // copies data; returns the record's number
+    std::function<void(uint64_t record, void* to)> get;                  // may be called repeatedly
+    std::function<void(const std::vector<uint64_t>& records)> prefetch;  // needed next, in this order
+    std::function<void(uint64_t record)> drop;                           // no longer needed; must not throw
   };
-  /// From now on, what operators of this thread save is put aside, and their memory is free once nobody else uses it.
-  /// The same bits come back. Replaces the one before; without put(): autograd keeps all itself, and graphs that were
-  /// made before can no longer be used.
+  /// From now on, offloads the tensors that operators of this thread save; their memory is freed when nothing else uses
+  /// it. They are restored bit-identically. Replaces the previous callbacks. Without put(), autograd keeps all saved
+  /// tensors itself, and graphs recorded before can no longer be used.
   virtual void offload_saved_tensors(OffloadCallbacks) {}
 
   /// Reseeds the random generator that dropout draws from.

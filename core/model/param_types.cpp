@@ -10,7 +10,7 @@ namespace zr::host {
 namespace {
 constexpr std::size_t kMaxNames = 4;
 
-// As train.dtype and C++ name it.
+// The type's name, as in train.dtype or C++.
 std::string type_name(at::ScalarType type) {
   switch (type) {
     case at::kDouble: return "double";
@@ -20,7 +20,7 @@ std::string type_name(at::ScalarType type) {
   }
 }
 
-// Weights are row-major in the flat buffers: another layout is not kept, which as_strided() can see.
+// Weights are row-major in the flat buffers: other layouts are lost, which as_strided() can observe.
 void report_layout(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) {
   std::string names;
   std::size_t count = 0;

@@ -1,4 +1,4 @@
-// Parameters whose element type is not the one that they are trained in.
+// Reports parameters whose element type differs from the type that they are trained in.
 #pragma once
 
 #include <torch/types.h>
@@ -11,7 +11,7 @@
 
 namespace zr::host {
 
-/// Reports parameters that are neither fp32 nor of train.dtype in one log line, on rank 0; with
+/// Logs one line on rank 0 that names the parameters that are neither fp32 nor of train.dtype; with
 /// `train.param_dtype = "reject"` throws Failure(user) instead, on all ranks.
 void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
                        int rank);

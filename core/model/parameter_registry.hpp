@@ -1,4 +1,4 @@
-// Which of this process's tensors some engine trains.
+// The tensors of this process that engines train.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -12,17 +12,17 @@ namespace zr::host {
 
 class TorchModel;
 
-/// One list per process. [any]
+/// One registry per process. [any]
 class ParameterRegistry {
  public:
   struct ParamRef {
     TorchModel* model;
     uint32_t param;
   };
-  /// False if an engine trains the tensor already.
+  /// Returns false if an engine trains the tensor already.
   static bool add(const c10::TensorImpl* parameter, ParamRef ref);
   static void remove(const c10::TensorImpl* parameter);
-  /// The model and number of a parameter; nothing for another tensor.
+  /// The model and index of a parameter; nullopt for another tensor.
   static std::optional<ParamRef> find(const c10::TensorImpl* parameter);
 
  private:

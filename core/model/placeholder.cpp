@@ -18,9 +18,9 @@ struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) { return tensor.*(&KeySet::key_set_); }
 };
 
-// The switches that make reads of a storage's pointer throw are private up to libtorch 2.11, which can set them but not
-// clear them. An explicit instantiation may name a private member. The second one guards the mutable accessors
-// (data_ptr(), mutable_data()): they look at the first only if the second is set.
+// The flags that make reads of a storage's pointer throw are private up to libtorch 2.11, whose API can set but not
+// clear them. An explicit instantiation may name a private member. The mutable accessors (data_ptr(), mutable_data())
+// check the first flag only if the second one is set.
 bool c10::StorageImpl::*throws_on_read();
 bool c10::StorageImpl::*checks_mutable();
 template <bool c10::StorageImpl::*Read, bool c10::StorageImpl::*Mutable>
@@ -89,7 +89,7 @@ void Placeholder::attach(void* memory) {
 }
 
 void Placeholder::detach() {
-  expose(false);  // with the text of make()
+  expose(false);  // reads throw the message that make() set
   storage_->set_data_ptr_noswap(pointer(nullptr));
 }
 

@@ -12,7 +12,7 @@
 namespace zr::host {
 
 namespace {
-// The random state and autocast mode of the block's first run, while the block runs again.
+// Restores the random state and autocast mode of the block's first run while the block runs again.
 class Restored {
  public:
   Restored(const torch::Tensor& random, bool autocast, at::ScalarType type)
@@ -38,7 +38,7 @@ class Restored {
 };
 }  // namespace
 
-// Stands for a tensor of the first run.
+// The hooks of one tensor that the first run saves.
 class RecomputeFrame::Dropped final : public SavedHooks {
  public:
   explicit Dropped(std::shared_ptr<RecomputeFrame> frame) : frame_(std::move(frame)) {}
@@ -56,7 +56,7 @@ class RecomputeFrame::Dropped final : public SavedHooks {
   std::size_t index_ = 0;
 };
 
-// Takes in what a further run saves. Its graph is thrown away, so nothing is ever asked back.
+// Collects the tensors that a later run saves. The graph of that run is discarded, so they are never unpacked.
 class RecomputeFrame::Recorded final : public SavedHooks {
  public:
   Recorded(std::vector<torch::Tensor>& values, const std::vector<torch::Tensor>& leaves)
@@ -70,7 +70,7 @@ class RecomputeFrame::Recorded final : public SavedHooks {
 
  private:
   std::vector<torch::Tensor>& values_;
-  const std::vector<torch::Tensor>& leaves_;  // the block's inputs, which were no leaves at first
+  const std::vector<torch::Tensor>& leaves_;  // the block's inputs, which were not leaf tensors in the first run
 };
 
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
@@ -108,8 +108,8 @@ void RecomputeFrame::run_again() {
     const torch::Tensor tensor = input.dropped ? input.dropped->call_unpack_hook() : input.kept;
     if (!input.dropped && tensor.defined() && version_of(tensor) != input.version)
       fail_user(
-          "an input of zr::checkpoint was changed in place after the block had run, so that it cannot be computed "
-          "again; change a copy");
+          "an input of zr::checkpoint was changed in place after the block had run, so the block cannot be recomputed; "
+          "change a copy of the input");
     if (!tensor.defined() || is_free_to_save(tensor))
       inputs.push_back(tensor);
     else
@@ -124,8 +124,9 @@ void RecomputeFrame::run_again() {
   }
   if (values_.size() != dropped_)
     fail_user("the block of zr::checkpoint saved " + std::to_string(values_.size()) +
-              " tensors when it ran again, but " + std::to_string(dropped_) +
-              " at first; it must do the same both times: depend on its inputs and the model alone");
+              " tensors when it was recomputed, but " + std::to_string(dropped_) +
+              " in its first run; both runs must execute the same operators, so the block may depend only on its "
+              "inputs and the model");
 }
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// A block of a model whose activations are dropped after its forward and computed again when backward comes to it.
+// A block of a model whose activations are dropped after its forward and recomputed when backward reaches it.
 #pragma once
 
 #include <torch/types.h>
@@ -11,16 +11,16 @@
 
 namespace zr::host {
 
-/// One run of a block. What its operators save is dropped, but for parameters; the first that backward asks for runs
-/// the block anew, with the same random state and autocast mode, and keeps what it saves until it is asked for. No
-/// backward runs inside backward, so that gradients arrive once. Frames nest: what an inner one starts from is dropped
-/// by the outer one.
+/// One run of a block. The tensors that its operators save are dropped, except parameters. When backward needs the
+/// first of these tensors, the block runs again, with the same random state and autocast mode, and the frame keeps the
+/// tensors that this run saves until backward takes them. No backward runs inside backward, so each gradient arrives
+/// once. Frames nest: the outer frame drops the inputs of the inner one.
 class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
  public:
   using Block = std::function<void(const std::vector<torch::Tensor>& inputs)>;
   /// `again` runs the block; its results are not used.
   RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs);
-  /// For SavedTensorScope around the first run.
+  /// Hooks for a SavedTensorScope around the first run.
   SavedTensorScope::Make hooks();
 
  private:
@@ -28,7 +28,7 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
   class Recorded;
   struct Input {
     torch::Tensor kept;
-    std::unique_ptr<SavedHooks> dropped;  // by the enclosing frame, instead
+    std::unique_ptr<SavedHooks> dropped;  // set instead if the enclosing frame dropped the input
     bool requires_grad = false;
     int64_t version = 0;
   };
@@ -40,7 +40,7 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
   torch::Tensor random_;
   bool autocast_;
   at::ScalarType autocast_type_;
-  std::size_t dropped_ = 0;            // in the first run
+  std::size_t dropped_ = 0;            // tensors dropped in the first run
   std::vector<torch::Tensor> values_;  // of the last run, until taken
 };
 

@@ -18,12 +18,12 @@ namespace {
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 using Version = c10::VariableVersion;
 
-constexpr std::size_t kAhead = 32;       // records that are told of before they are asked for
-constexpr std::size_t kRecent = 4;       // storages that stay a while for those who saved the same
-constexpr std::size_t kOutlivers = 256;  // storages to remember, of which dead ones are forgotten
+constexpr std::size_t kAhead = 32;       // records that are prefetched
+constexpr std::size_t kRecent = 4;       // restored storages that are kept for other users
+constexpr std::size_t kOutlivers = 256;  // entries of `outlivers` before freed storages are removed
 
-// Tensors on one storage may count their changes apart (Tensor::data). Whose count it is, libtorch keeps to itself; an
-// explicit instantiation may name a private member.
+// Tensors on one storage may have different version counters (Tensor::data). libtorch has no public identity of a
+// counter; an explicit instantiation may name a private member.
 const void* counter_of(const Version& version);
 template <auto Member>
 struct Named {
@@ -33,7 +33,7 @@ template struct Named<&Version::version_counter_>;
 
 int64_t now(const Version& version) { return version.enabled() ? version.current_version() : 0; }
 
-// A storage without memory, for tensors that stand for their sizes and strides alone.
+// A storage without memory, for tensors that only hold sizes and strides.
 const c10::Storage& nowhere() {
   static const c10::Storage storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::Device(at::kCPU)));
   return storage;
@@ -48,16 +48,16 @@ at::Tensor on(const at::Tensor& tensor, const c10::Storage& storage) {
 bool alive(const Weak& storage) { return storage.use_count() > 0; }
 }  // namespace
 
-// All but the constants under the mutex. Its holder frees no tensor that may have a graph behind it: hooks of that
-// would come here.
+// The mutex protects all members. While it is locked, no tensor with a graph may be freed: the hooks of that graph
+// would lock it again.
 struct SavedTensorOffload::Shared {
   std::mutex mutex;
-  Model::OffloadCallbacks callbacks;  // without functions once the engine is gone
+  Model::OffloadCallbacks callbacks;  // empty after the engine is destroyed
   std::set<const c10::StorageImpl*> buffers;
-  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Record>> newest;  // of a storage
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Record>> newest;  // by storage
   std::unordered_map<const c10::StorageImpl*, Weak> outlivers;                // storages that outlived their records
-  std::map<uint64_t, Record*> saved;                                          // by when it was, until dropped
-  uint64_t times = 0;                                                         // something was saved
+  std::map<uint64_t, Record*> saved;                                          // by time of saving, until dropped
+  uint64_t times = 0;                                                         // number of saved tensors
   std::deque<Record*> recent;
 
   bool is_kept(const torch::Tensor& tensor) const;
@@ -66,7 +66,7 @@ struct SavedTensorOffload::Shared {
   void announce(uint64_t before);
 };
 
-// One storage's bytes at one time. Its last owner drops it under the mutex.
+// The bytes of one storage at one time. Its last owner drops it with the mutex locked.
 struct SavedTensorOffload::Record {
   Record(uint64_t number_, const c10::Storage& storage, const Version& version_)
       : number(number_),
@@ -77,17 +77,17 @@ struct SavedTensorOffload::Record {
         changes(now(version_)) {}
   const uint64_t number;
   const int64_t bytes;
-  const Weak original;  // also so that no other storage has its address meanwhile
+  const Weak original;  // also prevents that another storage gets its address
   const void* const data;
   const Version version;
   const int64_t changes;
   std::optional<Weak> restored;
-  c10::Storage held;  // the same, while it is recent
+  c10::Storage held;  // the restored storage, while it is in `recent`
 
   bool is_as_saved(const c10::StorageImpl& storage) const {
     return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes && now(version) == changes;
   }
-  /// The original, or what was restored, if one of them is in memory.
+  /// The restored or the original storage if it is in memory; otherwise empty.
   c10::Storage present() const {
     if (restored)
       if (auto storage = restored->lock()) return storage;
@@ -117,7 +117,7 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
       return record;
   const uint64_t number = callbacks.put(storage.data(), static_cast<int64_t>(storage.nbytes()));
   std::shared_ptr<Record> record(new Record(number, storage, version), [self](Record* dropped) {
-    // Its last hooks hold the mutex.
+    // The last hooks that own the record have locked the mutex.
     const c10::StorageImpl* original = dropped->original._unsafe_get_target();
     if (const auto at = self->newest.find(original); at != self->newest.end() && at->second.expired())
       self->newest.erase(at);
@@ -152,7 +152,7 @@ c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool others)
   return storage;
 }
 
-// Backward asks in the reverse order of saving.
+// Prefetches records. Backward needs them in the reverse order of saving.
 void SavedTensorOffload::Shared::announce(uint64_t before) {
   std::vector<uint64_t> records;
   std::size_t looked = 0;
@@ -166,7 +166,7 @@ void SavedTensorOffload::Shared::announce(uint64_t before) {
   if (!records.empty()) callbacks.prefetch(records);
 }
 
-// One tensor that one operator saves.
+// The hooks of one tensor that one operator saves.
 class SavedTensorOffload::Hooks final : public SavedHooks {
  public:
   explicit Hooks(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
@@ -183,7 +183,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
     version_ = tensor.unsafeGetTensorImpl()->version_counter();
     changes_ = now(version_);
     if (shared_->is_kept(tensor)) {
-      // Not the tensor itself: an output that its own operator keeps would never be freed.
+      // Not the tensor itself: an output that its own operator saves would never be freed.
       tensor_ = is_free_to_save(tensor) ? tensor : tensor.detach();
       return;
     }
@@ -204,7 +204,9 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
     if (!record_) return tensor_;
     const std::lock_guard lock(shared_->mutex);
     if (!shared_->callbacks.get)
-      fail_user("backward needs what an engine kept for it (offload.activations), and that engine is gone");
+      fail_user(
+          "backward needs activations that an engine offloaded (offload.activations), and that engine was released or "
+          "destroyed; call backward before that");
     const c10::Storage storage = shared_->storage_of(*record_, record_.use_count() > 1);
     shared_->announce(time_);
     return on(tensor_, storage);
@@ -212,7 +214,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
 
  private:
   const std::shared_ptr<Shared> shared_;
-  torch::Tensor tensor_;  // kept; with a record, its sizes and strides
+  torch::Tensor tensor_;  // with a record, only its sizes and strides
   std::shared_ptr<Record> record_;
   Version version_;
   int64_t changes_ = 0;

@@ -1,4 +1,4 @@
-// What autograd saves in forward for backward, put aside until backward asks for it.
+// Offloads tensors that autograd saves for backward until backward needs them.
 #pragma once
 
 #include <torch/types.h>
@@ -13,11 +13,11 @@
 
 namespace zr::host {
 
-/// While one lives, what operators of this thread save is put aside: the whole storage behind it, once for all views of
-/// it and all operators, as long as it is not changed. What stays: parameters, buffers of the model, memory that is not
-/// libtorch's, storages below OffloadCallbacks::least_bytes, and what outlived a backward before. What comes back has
-/// the same sizes, strides and bits, on a storage that all who ask at the time share. As without it, backward refuses
-/// what was changed in place after it was saved.
+/// While one exists, offloads the tensors that operators of this thread save: the full storage of each, once for all
+/// its views and all operators, as long as its contents do not change. Not offloaded: parameters, buffers of the model,
+/// memory that libtorch did not allocate, storages smaller than OffloadCallbacks::least_bytes, and storages that
+/// outlived an earlier backward. A restored tensor has the same sizes, strides and bits; users at the same time share
+/// its storage. As without offloading, backward throws if a tensor was changed in place after it was saved.
 class SavedTensorOffload {
  public:
   using Buffers = std::vector<std::pair<std::string, torch::Tensor>>;

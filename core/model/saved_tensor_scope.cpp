@@ -32,7 +32,7 @@ SavedTensorScope::SavedTensorScope(Make make) : make_(std::move(make)), outer_(i
 }
 
 SavedTensorScope::~SavedTensorScope() {
-  SavedTensorScope** at = &innermost;  // or the one inside that began later
+  SavedTensorScope** at = &innermost;  // scopes that began later may still exist
   while (*at && *at != this) at = &(*at)->outer_;
   if (*at) *at = outer_;
 }

@@ -1,4 +1,4 @@
-// What autograd keeps of a forward for its backward, kept in another way: the saved-tensor engine.
+// Replaces how autograd keeps the tensors that forward saves for backward.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -11,22 +11,22 @@ namespace zr::host {
 
 using SavedHooks = torch::autograd::SavedVariableHooks;
 
-/// Parameters, and views of sharded ones, cost nothing to keep.
+/// True for parameters and views of sharded parameters: keeping them needs no extra memory.
 bool is_free_to_save(const torch::Tensor& tensor);
-/// How often it was changed in place.
+/// How often the tensor was changed in place.
 int64_t version_of(const torch::Tensor& tensor);
 
-/// While one lives, every tensor that an operator of this thread saves for backward is packed into what make() returns,
-/// and comes back from it. Scopes nest, and may end in another order; the innermost counts. The first in a process
-/// replaces libtorch's default autograd engine by one that differs in this alone, so no backward may run on another
-/// thread then.
+/// While one exists, each tensor that an operator of this thread saves for backward is packed by hooks from make(), and
+/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process replaces
+/// libtorch's default autograd engine by one that differs only in this, so no backward may run on another thread at
+/// that time.
 class SavedTensorScope {
  public:
   using Make = std::function<std::unique_ptr<SavedHooks>()>;
   explicit SavedTensorScope(Make make);
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
-  /// From this thread's innermost scope; null without one.
+  /// Hooks from the innermost scope of this thread; null without a scope.
   static std::unique_ptr<SavedHooks> hooks();
 
  private:

@@ -16,7 +16,7 @@ namespace zr::host {
 namespace {
 const c10::StorageImpl* storage_of(const torch::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// First byte and end of what the tensor spans of its storage.
+// First byte and end of the range that the tensor spans in its storage.
 std::pair<int64_t, int64_t> extent(const torch::Tensor& tensor) {
   int64_t last = tensor.storage_offset();
   for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
@@ -49,7 +49,7 @@ void each_element(const torch::Tensor& tensor, F&& fn) {
   }
 }
 
-// Its elements fill its extent.
+// True if the tensor's elements fill its extent.
 bool dense(const torch::Tensor& tensor) {
   const auto [begin, end] = extent(tensor);
   return end - begin == static_cast<int64_t>(tensor.nbytes());
@@ -57,7 +57,7 @@ bool dense(const torch::Tensor& tensor) {
 
 void in_use(void*) {}
 
-// Tensors on the storage that are no registered ones, except bases that only autograd's views refer to.
+// Number of unregistered tensors on the storage, except bases that only views in autograd refer to.
 int64_t count_unregistered(const Storages::Tensors& registered) {
   std::map<const c10::TensorImpl*, std::size_t> views;  // by base
   int64_t known = 0, held = 0;
@@ -130,7 +130,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
 
 void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers) {
   struct Span {
-    const void* memory;  // null: of the process; else of a storage without memory, whose offsets count alone
+    const void* memory;  // null: begin and end are addresses; else a storage without memory, and they are offsets
     int64_t begin, end;
     bool parameter;
     std::size_t order;
@@ -150,7 +150,7 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
   });
-  // Neighbours alone are compared: a model may have all its parameters on one storage.
+  // Compares only neighbours, because a model may have all its parameters on one storage.
   for (auto one = spans.begin(); one != spans.end(); ++one)
     for (auto next = one + 1; next != spans.end() && next->memory == one->memory && next->begin < one->end; ++next) {
       if (!(one->parameter || next->parameter) || !overlap(one->tensor->second, next->tensor->second)) continue;
@@ -160,10 +160,10 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
       if (both)
         fail_user("parameters '" + a.tensor->first + "' and '" + b.tensor->first +
                   "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
-                  "parameter, so that they would no longer share it; to tie weights, register one tensor under both "
-                  "names, else register a clone()");
-      fail_user("buffer '" + b.tensor->first + "' is on the memory of parameter '" + a.tensor->first +
-                "'; the engine moves the parameter, so that the buffer would keep its old values; compute it in "
+                  "parameter, so they would no longer share memory; to tie weights, register one tensor under both "
+                  "names, otherwise register a clone()");
+      fail_user("buffer '" + b.tensor->first + "' shares memory with parameter '" + a.tensor->first +
+                "'; the engine moves the parameter, so the buffer would keep the old values; compute it in "
                 "forward(), or register a clone()");
     }
 }
@@ -176,7 +176,7 @@ void Storages::check_unregistered(const Users& users) const {
     fail_user("parameter '" + users.parameters.front().first + "' and buffer '" + users.buffers.front().first +
               "' are parts of one storage, which " + std::to_string(others) +
               (others == 1 ? " unregistered tensor also uses" : " unregistered tensors also use") +
-              "; the engine moves the parameter, so that these tensors would keep its old values; register a clone() "
+              "; the engine moves the parameter, so these tensors would keep its old values; register a clone() "
               "of the parameter");
 }
 
@@ -195,8 +195,8 @@ void Storages::move_buffer(const std::string& name, const torch::Tensor& buffer,
     for (const auto& [with, values] : users->second.buffers)
       if (!values.is_same(buffer) && overlap(buffer, values))
         fail_user("buffers '" + name + "' and '" + with +
-                  "' are on the same memory, and train.dtype or a row-major layout gives each its own; register one "
-                  "tensor under both names, or a clone()");
+                  "' share memory, and converting them to train.dtype or to a row-major layout would separate them; "
+                  "register one tensor under both names, or a clone()");
   leave("buffer '" + name + "'", buffer, other);
 }
 
@@ -212,9 +212,9 @@ void Storages::leave(const std::string& what, const torch::Tensor& tensor, const
   storage.set_resizable(false);
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "this tensor was made from " + what +
-      " before the zr::Engine, which has moved its data: the values here would be stale; make it in forward() (a view, "
-      "t(), detach() that a constructor or a class member keeps), or after the engine");
+      "this tensor was created from " + what +
+      " before the zr::Engine moved the data, so its values would be stale (a view, t() or detach() that a constructor "
+      "or a class member keeps); create it in forward(), or after the engine is made");
 }
 
 at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &in_use, at::Device(at::kCPU)}; }

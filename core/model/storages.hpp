@@ -1,4 +1,4 @@
-// Which tensors of a model share storage, and what becomes of a storage whose parameter moves elsewhere.
+// Tensors of a model that share a storage, and storages whose parameter the engine moved to other memory.
 #pragma once
 
 #include <torch/types.h>
@@ -10,27 +10,28 @@
 
 namespace zr::host {
 
-/// True if an element of one tensor occupies a byte of the other. Both are dense tensors.
+/// True if the two tensors share at least one byte. Both must be strided tensors.
 bool overlap(const torch::Tensor& a, const torch::Tensor& b);
 
-/// The storages of a model's parameters and buffers before the engine moves the parameters. A parameter that is moved
-/// leaves tensors behind that were made from it earlier (a view or a detach() that a constructor kept): their storage
-/// is closed, so that a read of stale values throws. Training thread.
+/// The storages of a model's parameters and buffers before the engine moves the parameters. Tensors that were created
+/// from a parameter earlier (a view or a detach() that a constructor kept) stay on the old storage. It is closed, so
+/// that a read of stale values throws. Training thread.
 class Storages {
  public:
   using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
-  /// Throws Failure(user) naming two tensors whose memory overlaps, and parameters with overlapping elements of their
-  /// own. Tied weights are listed once.
+  /// Throws Failure(user) naming two tensors whose memory overlaps, or a parameter whose own elements overlap. Tied
+  /// weights must be listed once.
   Storages(const Tensors& parameters, const Tensors& buffers);
 
-  /// The parameter's whole storage can be given other memory of `type`, which all tensors on it then see.
+  /// True if the memory of the parameter's storage can be replaced by other memory of `type`, so that all tensors on
+  /// the storage see it.
   bool replaceable(const torch::Tensor& parameter, at::ScalarType type) const;
-  /// Gives the parameter the data of `other`, as set_data() does, and closes the storage it leaves.
+  /// Gives the parameter the data of `other`, as set_data() does, and closes its old storage.
   void move(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other);
-  /// The same of a buffer.
+  /// The same for a buffer.
   void move_buffer(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other);
 
-  /// Memory of an engine; any storage with it belongs to a parameter in training.
+  /// A data pointer to memory of an engine; a storage with such a pointer belongs to a parameter in training.
   static at::DataPtr engine_memory(void* memory);
   static bool has_engine_memory(const at::TensorBase& tensor);
 
@@ -38,12 +39,12 @@ class Storages {
   struct Users {
     std::vector<std::pair<std::string, torch::Tensor>> parameters, buffers;
   };
-  /// Of tensors on one storage, or on several at the same addresses (from_blob()).
+  /// Checks tensors on one storage, or on several storages at the same addresses (from_blob()).
   static void check_overlaps(const Tensors& parameters, const Tensors& buffers);
   void check_unregistered(const Users& users) const;
   void leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
-  std::map<const c10::StorageImpl*, Users> users_;       // of storages with several registered tensors
-  std::map<const c10::StorageImpl*, std::size_t> left_;  // registered tensors that are still on it
+  std::map<const c10::StorageImpl*, Users> users_;       // storages with several registered tensors
+  std::map<const c10::StorageImpl*, std::size_t> left_;  // number of registered tensors still on the storage
 };
 
 }  // namespace zr::host

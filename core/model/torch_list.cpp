@@ -1,4 +1,4 @@
-// TorchModel's list of parameters: which tensors of the program's model can be trained, and which are.
+// TorchModel's list of parameters: which tensors of the program's model can be trained, and which are trained.
 #include <algorithm>
 #include <map>
 
@@ -11,10 +11,10 @@ namespace zr::host {
 namespace {
 struct Listed {
   std::vector<Parameter> parameters;
-  Storages::Tensors tensors;  // of each its first name
+  Storages::Tensors tensors;  // each with its first name
 };
 
-// Parameters by tensor. Throws for those that cannot be trained.
+// One parameter per tensor. Throws for tensors that cannot be trained.
 Listed list(const Storages::Tensors& parameters) {
   Listed listed;
   std::map<const c10::TensorImpl*, std::size_t> seen;
@@ -28,7 +28,8 @@ Listed list(const Storages::Tensors& parameters) {
                 "' is not a dense floating-point tensor in CPU memory; register it as a buffer, or convert it before "
                 "the engine is made");
     if (tensor.grad_fn())
-      fail_user("parameter '" + name + "' is not a leaf of autograd; register the tensor it is computed from");
+      fail_user("parameter '" + name +
+                "' is not a leaf tensor of autograd; register the tensor that it is computed from");
     seen.emplace(tensor.unsafeGetTensorImpl(), listed.tensors.size());
     listed.parameters.push_back({name, {}, tensor.sizes().vec(), tensor.numel(), !tensor.requires_grad(), 0});
     listed.tensors.emplace_back(name, tensor);
@@ -41,7 +42,7 @@ Storages::Tensors filled(Storages::Tensors buffers) {
   return buffers;
 }
 
-// The first of them, and how many more there are.
+// The first entries, and how many more there are.
 std::string first_of(const std::vector<std::string>& all) {
   constexpr std::size_t kShown = 5;
   std::string list;
@@ -55,18 +56,18 @@ void check_other_engine(const std::string& name, const torch::Tensor& tensor, co
   if (ref && ref->model != own)
     fail_user("parameter '" + name +
               "' is trained by another zr::Engine; call release() on that engine first, or give each engine "
-              "a model of its own");
+              "its own model");
   if (!ref && Storages::has_engine_memory(tensor))
     fail_user("parameter '" + name +
-              "' is on the memory of a parameter that a zr::Engine trains; destroy that engine first, or register a "
+              "' shares memory with a parameter that a zr::Engine trains; destroy that engine first, or register a "
               "clone()");
 }
 
 void check_added(const char* what, const std::string& name, const torch::Tensor& tensor) {
   if (Construction::of(tensor))
     fail_user(std::string(what) + " '" + name +
-              "' was built by zr::deferred, which engine.refresh() does not support; build what is added to a model in "
-              "training without zr::deferred");
+              "' was built by zr::deferred, which engine.refresh() does not support; build tensors that are added "
+              "during training without zr::deferred");
 }
 }  // namespace
 
@@ -76,7 +77,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   TorchMemory::count();
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
-    // On all ranks alike, before anything is compared: the engine that had the parameter is gone.
+    // The engine that trained the parameter was destroyed. Fails on all ranks, before they compare anything.
     if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
         left && !left->provider())
       fail_user(left->reason());
@@ -96,7 +97,8 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   for (const auto& [name, tensor] : state_->buffers)
     if (const auto construction = Construction::of(tensor); construction && construction != state_->construction)
       fail_user("buffer '" + name +
-                "' was not built in the same zr::deferred as the parameters; build the whole model in one, or without");
+                "' was not built in the same zr::deferred call as the parameters; build the whole model in one call, "
+                "or without zr::deferred");
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
   for (const auto& [name, tensor] : buffers)
     if (tensor.defined()) state_->buffer_kinds.emplace(name, State::kind_of(tensor));
@@ -123,7 +125,7 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
     if (ref && ref->model == this) {
       const Parameter& known = state_->parameters[ref->param];
       if (known.frozen && tensor.requires_grad() && known.name == name)
-        untrained.push_back("'" + name + "' was frozen then, and requires a gradient now");
+        untrained.push_back("'" + name + "' was frozen when the engine was made, and requires a gradient now");
       continue;
     }
     const bool replaced =
@@ -159,7 +161,7 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
     const std::string& before = state_->buffer_kinds.at(name);
     changed.push_back(
         "'" + name + "' " +
-        (State::kind_of(tensor) == before ? what : "is " + State::kind_of(tensor) + " now and was " + before));
+        (State::kind_of(tensor) == before ? what : "is now " + State::kind_of(tensor) + " and was " + before));
   };
   for (const auto& [name, tensor] : state_->buffers) {
     const auto found = now.find(name);
@@ -187,7 +189,7 @@ void TorchModel::adopt_buffers(const Storages::Tensors& buffers) {
         Placeholder::find(found->second))
       continue;
     tensor = found->second;
-    // The engine writes to buffers: not to a batch of the program, or a parameter, that the tensor is a view of.
+    // The engine writes to buffers. It must not write to a batch or a parameter that the tensor is a view of.
     const c10::Storage& storage = tensor.storage();
     if (storage.use_count() > 1 || !storage.allocator() || !tensor.is_contiguous()) {
       const torch::NoGradGuard no_grad;
@@ -201,7 +203,7 @@ void TorchModel::check_buffers(const Storages::Tensors& buffers) {
   const std::vector<std::string> changed = changed_buffers(buffers);
   if (changed.empty()) return;
   fail_user(
-      "this engine does not have the buffers of its model, which changed after the engine was made: " +
+      "this engine does not use the current buffers of its model, which changed after the engine was made: " +
       first_of(changed) +
       "; call engine.refresh() on all ranks between two steps, or make the engine after the change; a forward() " +
       "that assigns its buffers must keep their shape and type");

@@ -24,7 +24,7 @@ at::ScalarType torch_type(zr_dtype dtype) {
 
 namespace {
 
-// Fires when autograd has accumulated into one parameter's .grad.
+// Called when autograd has accumulated into one parameter's .grad.
 class Hook final : public torch::autograd::FunctionPostHook {
  public:
   explicit Hook(std::function<void()> fired) : fired_(std::move(fired)) {}
@@ -55,7 +55,7 @@ TorchModel::~TorchModel() {
 const std::vector<Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
 namespace {
-// As safetensors names it.
+// The type's name in safetensors.
 std::string safetensors_type(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return "F32";
@@ -94,18 +94,19 @@ void TorchModel::read(uint32_t param, float* out) {
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
 }
 
-// A deferred parameter is the whole of its storage, in fp32, and all are of one construction.
+// A deferred parameter must fill its storage, in fp32, and all parameters must be of one construction.
 void TorchModel::check_deferred(const std::string& name, const torch::Tensor& tensor) {
   const auto construction = Construction::of(tensor);
   if (!construction && !state_->construction) return;
   if (construction && state_->entries.empty()) state_->construction = construction;
   if (construction != state_->construction)
     fail_user("parameter '" + name +
-              "' was not built in the same zr::deferred as the others; build the whole model in one");
+              "' was not built in the same zr::deferred call as the other parameters; build the whole model in one "
+              "call");
   if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes())
     fail_user("parameter '" + name +
-              "' is not a whole row-major fp32 tensor, as zr::deferred needs; train.dtype decides in what type it is "
-              "trained");
+              "' is not a row-major fp32 tensor that fills its storage, which zr::deferred requires; build it as fp32 "
+              "(train.dtype sets the type that it is trained in)");
 }
 
 std::size_t TorchModel::deferred() const { return state_->construction ? state_->construction->size() : 0; }
@@ -117,10 +118,11 @@ void TorchModel::construct(const ConstructMemory& memory, bool computes) {
   state_->construction->replay(param_of, memory, computes);
   for (std::size_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
-    // Views taken while it was built stay with what it was built on.
+    // Views that the constructor created stay on the placeholder.
     if (Placeholder* built = Placeholder::find(entry.tensor))
       built->orphan("parameter '" + state_->parameters[i].name +
-                    "' was built by zr::deferred: a view taken in a constructor cannot be used; take it in forward()");
+                    "' was built by zr::deferred: a view created in a constructor cannot be used; create it in "
+                    "forward()");
     Placeholder::mark(entry.tensor, false);
     if (entry.tensor.numel() == 0) entry.tensor.set_data(at::empty(entry.tensor.sizes(), entry.tensor.options()));
   }
@@ -182,7 +184,7 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool takes_over
     auto& entry = state_->entries[param];
     --entry.scopes;
     misfit = misfit.empty() ? state_->rebind_exchanged(param, takes_over) : misfit;
-    entry.binding.version = -1;  // writes through pointers leave no other trace
+    entry.binding.version = -1;  // reports the parameter as written: writes through pointers change no counter
     if (entry.shared) {
       state_->end_write_copy(param, takes_over);
       state_->expose(param, -1);
@@ -196,7 +198,8 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool takes_over
   if (!misfit.empty())
     fail_user(
         "the data of parameter '" + misfit +
-        "' was exchanged for a tensor of another shape within a zr::gather scope; load a file that fits the model");
+        "' was replaced by a tensor of another shape within a zr::gather scope; load a file whose shapes match the "
+        "model");
 }
 
 void TorchModel::attach(uint32_t param, void* memory) {
@@ -238,7 +241,7 @@ void TorchModel::verify() {
         (!entry.tensor.storage().is_alias_of(entry.binding.storage) ||
          entry.binding.storage.data() != entry.binding.memory || entry.tensor.scalar_type() != entry.binding.type))
       fail_user("the data of parameter '" + state_->parameters[i].name +
-                "' was exchanged after the engine was made (torch::load(), module->to(), set_data()); " +
+                "' was replaced after the engine was made (torch::load(), module->to(), set_data()); " +
                 state_->alternative());
   }
 }
@@ -283,7 +286,7 @@ void TorchModel::release() {
   for (std::size_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
     if (entry.shared) {
-      const c10::Storage old = entry.tensor.storage();  // views of it may live on
+      const c10::Storage old = entry.tensor.storage();  // views may still use it
       if (!state_->hands_over) {
         entry.placeholder->expose(true);
         Placeholder::mark(entry.tensor, false);
@@ -293,23 +296,23 @@ void TorchModel::release() {
         entry.tensor.set_data(entry.returned);
       }
       entry.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
-                                "' is gone, and with it the memory of views taken before; take them anew");
+                                "' was released, and views of it created before have no memory; create them again");
       entry.shared = nullptr;
       entry.placeholder = nullptr;
     } else if (entry.placeholder && entry.returned.defined()) {
-      const c10::Storage old = entry.tensor.storage();  // views of it may live on
+      const c10::Storage old = entry.tensor.storage();  // views may still use it
       Placeholder::mark(entry.tensor, false);
       entry.tensor.set_data(entry.returned);
       entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                                "' was released, and views of it taken before have no memory; take them again");
+                                "' was released, and views of it created before have no memory; create them again");
       entry.placeholder = nullptr;
     } else if (entry.placeholder) {
       entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                                "' was destroyed and with it the parameter's values; call engine.release() on all "
-                                "ranks before that, which gives the model its full weights");
+                                "' was destroyed, and the parameter's values are lost; call engine.release() on all "
+                                "ranks before the engine is destroyed, which gives the model its full weights");
     } else if (entry.binding.storage) {
       c10::StorageImpl& storage = *entry.binding.storage.unsafeGetStorageImpl();
-      if (storage.data() == entry.binding.memory) {  // tensors made from the parameter see its values after the engine
+      if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
         c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
         at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
                                                       : allocator->allocate(storage.nbytes());
@@ -332,11 +335,11 @@ void TorchModel::hide_gradients(bool hidden) {
     if (hidden && !entry.hidden.defined())
       entry.hidden = Placeholder::make(
           entry.tensor.sizes(), entry.tensor.scalar_type(), nullptr, 0,
-          "the gradient of '" + state_->parameters[i].name + "' is the engine's: read it with engine.get(\"" +
+          "the gradient of '" + state_->parameters[i].name + "' belongs to the engine: read it with engine.get(\"" +
               state_->parameters[i].name +
               "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
               "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
-              "engine (a GAN), call requires_grad_(false) on these parameters around its backward");
+              "engine (as in a GAN), call requires_grad_(false) on these parameters around its backward");
     entry.tensor.mutable_grad() = hidden ? entry.hidden : torch::Tensor();
   }
 }
@@ -362,7 +365,7 @@ void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst
 void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
-  // Added in fp32 and rounded once, whatever the two types are.
+  // Adds in fp32 and rounds once, for any two types.
   torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
       .add_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }

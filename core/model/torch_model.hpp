@@ -1,4 +1,4 @@
-// The libtorch side of Model: parameters bound to flat memory, gradients caught where autograd accumulates them.
+// Model on libtorch: binds parameters to flat memory and takes gradients where autograd accumulates them.
 #pragma once
 
 #include <torch/types.h>
@@ -11,9 +11,9 @@ namespace zr::host {
 
 class TorchModel final : public Model {
  public:
-  /// Names in the model's order; a tensor under several names is one parameter. Throws Failure(user) for parameters
+  /// Names are in the model's order; a tensor with several names is one parameter. Throws Failure(user) for parameters
   /// that are not dense floating-point CPU tensors, or that another engine trains.
-  /// `reloads`: parameters that an engine left without memory read as zeros, until their values are stored.
+  /// `reloads`: parameters that an earlier engine left without memory read as zeros until their values are loaded.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
              const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false);
   ~TorchModel() override;
@@ -48,34 +48,33 @@ class TorchModel final : public Model {
   void offload_saved_tensors(OffloadCallbacks callbacks) override;
   void seed(uint64_t seed) override;
 
-  /// Throws Failure(user) naming parameters of the program's model, as it is now, that this one does not train: added
-  /// or replaced since, or frozen then and no longer. `parameters`: all of its, or those in question.
+  /// Throws Failure(user) naming parameters of the program's current model that this TorchModel does not train: added,
+  /// replaced or unfrozen since it was made. `parameters`: all parameters of the model, or those to check.
   void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const;
-  /// What a TorchModel of these would train instead of this one. Throws Failure(user) where none can be made.
+  /// The parameters that a new TorchModel of these tensors would train. Throws Failure(user) if it cannot be made.
   std::vector<Parameter> list_parameters(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                                          const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
-  /// How the program's buffers, as they are now, are not those that this model was made with: "'x' was replaced by
+  /// How the program's current buffers differ from those that this model was made with, as in "'x' was replaced by
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
   bool has_buffers() const;
-  /// Takes the program's buffers, as they are now, for its own where only the tensor changed, not its shape or type:
-  /// the forward of a TorchScript module assigns new tensors to its buffers. One whose memory others use, too, gets a
-  /// copy.
+  /// Uses the program's current buffers if only the tensor changed, not its shape or type: the forward of a TorchScript
+  /// module assigns new tensors to its buffers. Copies a buffer if other tensors use its memory too.
   void adopt_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
-  /// adopt_buffers(), then throws Failure(user) naming those that changed otherwise, if there are any.
+  /// Calls adopt_buffers(), then throws Failure(user) naming buffers that changed in another way, if any.
   void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
-  /// True for a buffer that this model was made with.
+  /// True for a buffer of this model.
   bool has_buffer(const torch::Tensor& tensor) const;
-  /// release() leaves sharded and shared parameters without memory, for a TorchModel that reloads them.
+  /// Makes release() leave sharded and shared parameters without memory, for a TorchModel that reloads them.
   void hand_over();
 
-  /// Real memory for parameters, each named once, until end_gather(), which takes over what was written to it, or not.
-  /// Collective; letting go without taking over is not.
+  /// Gives the parameters (each listed once) full memory until end_gather(). With `takes_over`, end_gather() takes over
+  /// the values written to it; otherwise it discards them. Collective, except end_gather() without `takes_over`.
   void begin_gather(const std::vector<uint32_t>& params);
   void end_gather(const std::vector<uint32_t>& params, bool takes_over);
   /// Expires with this model.
   std::weak_ptr<const void> life() const;
-  /// How many were made before it in this process; their order is the same on all ranks.
+  /// How many TorchModels this process made before; their order is the same on all ranks.
   uint64_t number() const;
 
  private:

@@ -20,7 +20,7 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
   auto& entry = entries[param];
   const torch::Tensor empty =
       Placeholder::make(entry.tensor.sizes(), type, this, param, "parameter '" + parameters[param].name + reason);
-  Placeholder::mark(empty, false);  // set_data wants the same keys
+  Placeholder::mark(empty, false);  // set_data() requires the same dispatch keys
   storages->move(parameters[param].name, entry.tensor, empty);
   Placeholder::mark(entry.tensor, true);
   entry.placeholder = Placeholder::find(entry.tensor);
@@ -74,7 +74,7 @@ std::string TorchModel::State::rebind_exchanged(uint32_t param, bool takes_over)
   torch::Tensor bound = torch::empty({0}, entry.binding.type);
   bound.set_(entry.binding.storage, 0, parameters[param].shape);
   entry.tensor.set_data(bound);
-  // set_() gives the tensor another accumulator at its next use, which would not have the hook.
+  // After set_() the tensor would get a new accumulator at its next use, without the hook.
   if (entry.accumulator) torch::autograd::impl::set_grad_accumulator(entry.tensor, entry.accumulator);
   if (!takes_over) return "";
   if (values.sizes() != bound.sizes()) return parameters[param].name;
@@ -113,15 +113,16 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   const std::lock_guard lock(mutex);
   ParamEntry& entry = entries[param];
   torch::Tensor gradient = entry.tensor.grad();
-  if (!gradient.defined()) return;  // a reentrant backward may fire with nothing
+  if (!gradient.defined()) return;  // a reentrant backward may call the hook without a gradient
   entry.tensor.mutable_grad() = torch::Tensor();
   if (gradient.is_sparse()) {
-    if (!entry.densified) log(ZR_LOG_INFO, "the sparse gradient of '" + parameters[param].name + "' is made dense");
+    if (!entry.densified)
+      log(ZR_LOG_INFO, "the sparse gradient of '" + parameters[param].name + "' is converted to dense");
     entry.densified = true;
     gradient = gradient.to_dense();
   }
   gradient = gradient.detach();
-  // A second firing within one backward adds in fp32; rounding to the wire's dtype happens once, at the copy.
+  // A second call within one backward adds in fp32; the copy rounds once, to the communication dtype.
   entry.gradient = entry.gradient.defined() ? entry.gradient.to(at::kFloat) + gradient.to(at::kFloat) : gradient;
   if (arrived) arrived(param);
 }

@@ -1,4 +1,4 @@
-// What TorchModel keeps of each parameter, and what happens around operators on it. Included by torch_*.cpp alone.
+// The state that TorchModel keeps for each parameter, and its callbacks around operators. Only torch_*.cpp include it.
 #pragma once
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -23,47 +23,47 @@
 
 namespace zr::host {
 
-/// The type of weights; others are a bug.
+/// The libtorch type of weights; fails as a bug for other types.
 at::ScalarType torch_type(zr_dtype dtype);
 
-/// What bind() made of a parameter.
+/// How bind() bound a parameter.
 struct Binding {
-  c10::Storage storage;  // tensors that share it outlive the engine's memory
+  c10::Storage storage;  // tensors that share it may outlive the engine's memory
   const void* memory = nullptr;
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
-  bool early = false;                // tensors that were made before bind() are on the storage
-  std::unique_ptr<DataViews> views;  // made later
+  bool early = false;                // tensors from before bind() use the storage
+  std::unique_ptr<DataViews> views;  // tensors that data() makes later
 };
 
-/// Any thread, as MemoryProvider says, but for what TorchModel calls itself.
+/// MemoryProvider's functions: any thread. Functions that TorchModel calls: its thread.
 struct TorchModel::State final : MemoryProvider {
   struct ParamEntry {
     torch::Tensor tensor;
     Binding binding;
-    Placeholder* placeholder = nullptr;  // unbound: lives as long as the tensor's storage
-    const void* shared = nullptr;        // bound to memory that all ranks read
-    at::DataPtr copy;                    // of it, while it is written to
-    int readers = 0, writers = 0;        // operators and scopes on what is shared
-    int scopes = 0;                      // of zr::gather, however the parameter is stored
-    bool vacant = false;                 // an earlier engine left it without memory
-    torch::Tensor returned;              // what release() gives the parameter; undefined: a copy of its memory
-    torch::Tensor copy_buffer;           // bytes for that copy
-    torch::Tensor hidden;                // stands in .grad between backwards
-    // The accumulator must be kept alive: a fresh one would not know the hook.
+    Placeholder* placeholder = nullptr;  // if unbound; lives as long as the tensor's storage
+    const void* shared = nullptr;        // memory that all ranks read, if bound to it
+    at::DataPtr copy;                    // of `shared`, while an operator or scope writes
+    int readers = 0, writers = 0;        // operators and scopes that use `shared`
+    int scopes = 0;                      // open zr::gather scopes, for any kind of storage
+    bool vacant = false;                 // an earlier engine left the parameter without memory
+    torch::Tensor returned;              // data that release() gives the parameter; undefined: a copy
+    torch::Tensor copy_buffer;           // memory for that copy
+    torch::Tensor hidden;                // .grad between backwards: a placeholder
+    // Must be kept alive: a new accumulator would not have the hook.
     decltype(torch::autograd::impl::grad_accumulator(std::declval<torch::Tensor>())) accumulator;
     std::uintptr_t hook = 0;
-    torch::Tensor gradient;  // of this backward, as autograd handed it over
+    torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
   std::vector<Parameter> parameters;
   std::vector<ParamEntry> entries;
-  std::vector<std::pair<std::string, torch::Tensor>> buffers;  // but empty ones
-  std::map<std::string, std::string> buffer_kinds;             // type and shape when this was made; of empty ones, too
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;  // without empty ones
+  std::map<std::string, std::string> buffer_kinds;             // original type and shape; also of empty ones
   std::shared_ptr<Construction> construction;                  // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
   at::ScalarType buffer_type;  // of floating-point buffers
-  bool hands_over = false;     // see TorchModel
+  bool hands_over = false;     // hand_over() was called
   Arrived arrived;
   Uses uses;
   std::unique_ptr<SavedTensorOffload> saved_tensor_offload;
@@ -80,26 +80,26 @@ struct TorchModel::State final : MemoryProvider {
   static std::string kind_of(const torch::Tensor& tensor) {
     return c10::str(tensor.scalar_type(), " ", tensor.sizes());
   }
-  /// Floating-point buffers follow the weights' dtype; all are row-major.
+  /// Converts floating-point buffers to the weights' dtype and all buffers to row-major layout.
   void convert_buffers();
-  /// The parameter has no memory, and its operators come to enter() and leave(); reads past them throw `reason`.
+  /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
-  /// See MemoryProvider.
+  /// Implements MemoryProvider.
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse* param_uses, std::size_t n, bool done) override;
   bool in_scope(const Placeholder& placeholder) const override;
   std::string alternative() const override;
-  /// One more (by = 1) or less (-1) may read what is shared. Outside operators and scopes nobody can, so that a write
-  /// past both is refused, not a fault.
+  /// Adds `by` (1 or -1) to the readers of shared memory. Without readers it is not readable, so an access outside
+  /// operators and scopes throws an error instead of causing a segmentation fault.
   void expose(uint32_t param, int by);
-  /// What is shared is written to in a copy of this rank's own, one for scopes and the operators within them; the
-  /// owners of its parts then take them over, unless an exception ended the scope.
+  /// Writes to shared memory go to a copy of this rank, one for scopes and the operators within them. Each rank that
+  /// owns a shard then takes over its part, unless an exception ended the scope.
   void begin_write_copy(uint32_t param);
   void end_write_copy(uint32_t param, bool takes_over);
-  /// A bound parameter whose data was exchanged within a scope (torch::load): its values are copied to the engine's
-  /// memory if the engine takes them over, and the parameter is bound again. Returns its name if the shapes differ.
+  /// Binds a bound parameter again if its data was replaced within a scope (torch::load). With `takes_over`, copies the
+  /// new values to the engine's memory. Returns the parameter's name if the shapes differ.
   std::string rebind_exchanged(uint32_t param, bool takes_over);
-  /// Autograd has accumulated into a parameter's .grad.
+  /// Called when autograd has accumulated into a parameter's .grad.
   void gradient_accumulated(uint32_t param);
 };
 

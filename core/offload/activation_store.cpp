@@ -14,7 +14,7 @@ namespace zr::host {
 namespace {
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// Sizes in steps of an eighth of their power of two, so that records of nearly one size share their slots.
+// Rounds up in steps of an eighth of a power of two, so that records of similar sizes can reuse allocations.
 int64_t size_class(int64_t bytes, int64_t align) {
   int64_t step = align;
   while (step * 16 <= bytes) step *= 2;
@@ -31,7 +31,7 @@ ActivationStore::ActivationStore(TierStore& tier, Ledger& ledger, int64_t stagin
   if (tier_.info().in_memory()) return;
   const int64_t parts = std::max<int64_t>(staging / part_capacity_, 2);
   memory_ = TrackedMemory(parts * part_capacity_, tier.info().align, ledger, Tier::host, MemoryKind::staging,
-                          "activations under way");
+                          "activations in flight");
   registered_ = RegisteredMemory(memory_.data(), memory_.bytes(), {&tier_});
   parts_.resize(static_cast<std::size_t>(parts));
   for (std::size_t i = 0; i < parts_.size(); ++i)
@@ -39,7 +39,7 @@ ActivationStore::ActivationStore(TierStore& tier, Ledger& ledger, int64_t stagin
 }
 
 ActivationStore::~ActivationStore() {
-  parts_.clear();  // waits
+  parts_.clear();  // waits for transfers
 }
 
 std::string ActivationStore::name_of(const Record& record) const {
@@ -48,7 +48,7 @@ std::string ActivationStore::name_of(const Record& record) const {
 
 ActivationStore::Record& ActivationStore::find(uint64_t record) {
   const auto at = records_.find(record);
-  if (at == records_.end()) fail_bug("activation " + std::to_string(record) + " is asked for, which is none");
+  if (at == records_.end()) fail_bug("unknown activation record " + std::to_string(record));
   return at->second;
 }
 
@@ -57,7 +57,7 @@ bool ActivationStore::is_in_flight(uint64_t record) const {
                      [&](const Part& part) { return part.record == record && !part.transfer.is_over(); });
 }
 
-// Its slot is another's from now on, so nothing of it may be under way.
+// Makes the record's allocation free for other records, after its transfers.
 void ActivationStore::retire(uint64_t number) {
   for (Part& part : parts_) {
     if (part.record != number) continue;
@@ -79,8 +79,8 @@ void ActivationStore::take_allocation(Record& record) {
     if (over) retire(number);
     return over;
   });
-  std::vector<TierAllocation>& slots = free_[record.capacity];
-  if (slots.empty()) {
+  std::vector<TierAllocation>& available = free_[record.capacity];
+  if (available.empty()) {
     const auto same = std::find_if(pending_release_.begin(), pending_release_.end(),
                                    [&](uint64_t number) { return records_.at(number).capacity == record.capacity; });
     if (same != pending_release_.end()) {
@@ -88,17 +88,17 @@ void ActivationStore::take_allocation(Record& record) {
       pending_release_.erase(same);
     }
   }
-  if (!slots.empty()) {
-    record.allocation = std::move(slots.back());
-    slots.pop_back();
+  if (!available.empty()) {
+    record.allocation = std::move(available.back());
+    available.pop_back();
     return;
   }
   try {
-    TierAllocation slot(tier_, record.capacity, {{MemoryKind::activations, "activations", record.capacity}});
-    if (tier_.info().in_memory()) mapped_[slot.id()] = static_cast<char*>(tier_.map(slot.id()));
-    record.allocation = std::move(slot);
+    TierAllocation allocation(tier_, record.capacity, {{MemoryKind::activations, "activations", record.capacity}});
+    if (tier_.info().in_memory()) mapped_[allocation.id()] = static_cast<char*>(tier_.map(allocation.id()));
+    record.allocation = std::move(allocation);
   } catch (const Failure& failure) {
-    throw Failure(failure.exit(), std::string(failure.what()) + "; it was for " + name_of(record));
+    throw Failure(failure.exit(), std::string(failure.what()) + "; needed for " + name_of(record));
   }
   ++counts_.reserved;
 }
@@ -125,8 +125,8 @@ void ActivationStore::wait(Part& part) {
   (part.writes ? counts_.write_wait : counts_.read_wait) += since(begin);
 }
 
-// One that holds nothing, or what stands on the disk already, of the oldest record and only one before `before`: it is
-// wanted after that.
+// An unused part; else a part whose data is on disk already, of the oldest record. That record must be older than
+// `before`, because backward needs it later. Null if there is none.
 ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
   Part* oldest = nullptr;
   for (Part& part : parts_) {
@@ -140,13 +140,13 @@ ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
   return oldest;
 }
 
-// The same if it takes waiting, or what was read for another record.
+// As free_part(), but also waits for transfers, and discards data that was read for another record.
 ActivationStore::Part& ActivationStore::make_free(uint64_t number) {
   if (Part* part = free_part(number)) return *part;
   Part* oldest = nullptr;
   for (Part& part : parts_)
     if (part.record != number && (!oldest || part.record < oldest->record)) oldest = &part;
-  if (!oldest) oldest = &parts_.front();  // all hold this record
+  if (!oldest) oldest = &parts_.front();  // all parts belong to this record
   wait(*oldest);
   oldest->record = 0;
   return *oldest;
@@ -199,7 +199,7 @@ void ActivationStore::get(uint64_t number, void* to) {
   const int64_t n = (record.bytes + part_capacity_ - 1) / part_capacity_;
   bool ready = true;
   for (int64_t i = 0, started = 0; i < n; ++i) {
-    for (; started < n; ++started) {  // as far as there is room, and this one in any case
+    for (; started < n; ++started) {  // as many as there are free parts, and at least part i
       if (part_of(number, started)) continue;
       Part* part = started == i ? &make_free(number) : free_part(number);
       if (!part) break;
@@ -208,7 +208,7 @@ void ActivationStore::get(uint64_t number, void* to) {
     }
     Part* part = part_of(number, i);
     ready &= part->writes || part->transfer.is_over();
-    if (!part->writes) wait(*part);  // what is being written is whole in memory
+    if (!part->writes) wait(*part);  // during a write, the data in memory is complete
     std::memcpy(static_cast<char*>(to) + i * part_capacity_, part->memory,
                 static_cast<std::size_t>(part_bytes(record, i)));
     if (!part->writes) part->record = 0;

@@ -1,4 +1,4 @@
-// What forward keeps for backward, on a tier: records of bytes, written behind forward and read ahead of backward.
+// Offloaded activations on a tier: records of bytes, written while forward continues and read ahead of backward.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@
 
 namespace zr::host {
 
-/// One call at a time, any thread. Room on the tier is reserved when it is first needed and kept for the next records
-/// of its size, so that steps of the same shapes reserve in the first alone.
+/// One call at a time, any thread. An allocation on the tier is reserved when it is first needed and reused for records
+/// of its size, so with constant shapes only the first step reserves any.
 class ActivationStore {
  public:
-  /// Refers to both. `staging`: bytes of host memory that records pass through on their way to a disk.
+  /// Keeps references to both. `staging`: bytes of host memory that records pass through to and from a disk.
   ActivationStore(TierStore& tier, Ledger& ledger, int64_t staging);
   ~ActivationStore();
   ActivationStore(const ActivationStore&) = delete;
 
-  /// Takes a copy. The number of the record is never 0.
+  /// Copies the data. Returns the number of the record, never 0.
   uint64_t put(const void* data, int64_t bytes);
-  /// Copies a record to memory of its size. Throws Failure(environment) with what the tier says.
+  /// Copies a record to memory of its size. Throws Failure(environment) with the tier's error.
   void get(uint64_t record, void* to);
-  /// Begins to read what will be asked for next, in this order, as far as there is room.
+  /// Starts to read the records that are needed next, in this order, as far as buffers are free.
   void prefetch(const std::vector<uint64_t>& records);
-  /// It is never asked for again. A write that failed meanwhile is thrown by the next put() or get().
+  /// Deletes a record. If its write failed, the next put() or get() throws.
   void drop(uint64_t record) noexcept;
 
   struct Counts {
-    int64_t reserved = 0;                  // slots, of all sizes
+    int64_t reserved = 0;                  // allocations, of all sizes
     int64_t put = 0, got = 0;              // records
-    int64_t ready = 0;                     // of those got from a disk: nothing had to be waited for
+    int64_t ready = 0;                     // records got from a disk without waiting
     double write_wait = 0, read_wait = 0;  // seconds
   };
   const Counts& counts() const { return counts_; }
@@ -44,7 +44,7 @@ class ActivationStore {
     int64_t bytes, capacity;
     TierAllocation allocation;
   };
-  /// A part of a record in host memory, on its way to the disk or back, or left of that.
+  /// A buffer in host memory for a part of a record: being written, being read, or kept after the write.
   struct Part {
     char* memory;
     uint64_t record = 0;  // 0: free
@@ -56,7 +56,7 @@ class ActivationStore {
   bool is_in_flight(uint64_t record) const;
   void retire(uint64_t number);
   void take_allocation(Record& record);
-  int64_t part_bytes(const Record& record, int64_t index) const;  // what of it is data
+  int64_t part_bytes(const Record& record, int64_t index) const;  // without padding
   Part* part_of(uint64_t record, int64_t index);
   Part* free_part(uint64_t before);
   Part& make_free(uint64_t number);
@@ -66,15 +66,15 @@ class ActivationStore {
 
   TierStore& tier_;
   const int64_t part_capacity_;  // bytes
-  TrackedMemory memory_;         // of all parts
-  RegisteredMemory registered_;  // likewise
+  TrackedMemory memory_;         // for all parts
+  RegisteredMemory registered_;  // for all parts
   std::vector<Part> parts_;
   std::unordered_map<uint64_t, Record> records_;
   std::vector<uint64_t> pending_release_;                // dropped, but still being written
-  std::map<int64_t, std::vector<TierAllocation>> free_;  // slots by size
-  std::unordered_map<uint64_t, char*> mapped_;           // by slot
+  std::map<int64_t, std::vector<TierAllocation>> free_;  // allocations by size
+  std::unordered_map<uint64_t, char*> mapped_;           // by allocation
   uint64_t last_ = 0;
-  std::string failed_;  // a write that nobody waited for
+  std::string failed_;  // error of a background write; empty: none
   Counts counts_;
 };
 

@@ -11,7 +11,7 @@
 namespace zr::host {
 
 namespace {
-constexpr const char* kEdges = "blocks of pages in memory";
+constexpr const char* kResidentTag = "resident blocks of disk-backed buffers";
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 }  // namespace
 
@@ -26,10 +26,10 @@ DiskBackedBuffer::DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::Le
   void* space =
       ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED)
-    fail_environment("no addresses for " + tag_ + ": " + bytes_text(bytes) +
-                     " are needed; raise the limit on them (ulimit -v)");
+    fail_environment("cannot reserve " + bytes_text(bytes) + " of address space for '" + tag_ +
+                     "'; raise the limit on virtual memory (ulimit -v)");
   space_ = {static_cast<char*>(space), Unmap{size_}};
-  slot_ = TierAllocation(tier_, size_, {std::move(held)});
+  allocation_ = TierAllocation(tier_, size_, {std::move(held)});
   for (const int64_t block : resident_blocks) make_resident(block, "");
 }
 
@@ -72,7 +72,7 @@ uint64_t DiskBackedBuffer::read(int64_t from, int64_t to, char* staging, const s
       std::memset(at, 0, bytes);
     else
       pending_.push_back({number, first * block_, end * block_, false,
-                          tier_.read(slot_.id(), first * block_, at, static_cast<int64_t>(bytes), what)});
+                          tier_.read(allocation_.id(), first * block_, at, static_cast<int64_t>(bytes), what)});
   });
   return number;
 }
@@ -95,19 +95,19 @@ uint64_t DiskBackedBuffer::write(int64_t from, int64_t to, const char* staging, 
       std::memcpy(kept + (begin - first * block_), at, static_cast<std::size_t>(stop - begin));
       return;
     }
-    if (begin != first * block_ || stop != end * block_) fail_bug("a block of " + tag_ + " is written in part");
-    pending_.push_back({number, begin, stop, true, tier_.write(slot_.id(), begin, at, stop - begin, what)});
+    if (begin != first * block_ || stop != end * block_) fail_bug("partial write of a block of '" + tag_ + "'");
+    pending_.push_back({number, begin, stop, true, tier_.write(allocation_.id(), begin, at, stop - begin, what)});
     std::fill(written_.begin() + first, written_.begin() + end, true);
   });
   return number;
 }
 
-// What was on disk of it comes along; nothing is on disk of those that are kept from the start.
+// Reads the block from disk if it was written before; blocks that are resident from the start never were.
 void DiskBackedBuffer::make_resident(int64_t block, const std::string& what) {
-  TrackedMemory memory(block_, block_, ledger_, Tier::host, MemoryKind::staging, kEdges);
+  TrackedMemory memory(block_, block_, ledger_, Tier::host, MemoryKind::staging, kResidentTag);
   if (written_[static_cast<std::size_t>(block)]) {
     wait_for(block * block_, (block + 1) * block_, true);
-    tier_.read(slot_.id(), block * block_, memory.data(), block_, what).wait();
+    tier_.read(allocation_.id(), block * block_, memory.data(), block_, what).wait();
   }
   resident_.emplace(block, std::move(memory));
 }

@@ -1,4 +1,4 @@
-// One buffer of the plan that stands on a disk: addresses without memory, a slot, and ranges of it on their way.
+// One buffer of the plan that is stored on disk: addresses without memory, an allocation, and transfers of its ranges.
 #pragma once
 
 #include <cstdint>
@@ -12,40 +12,41 @@
 
 namespace zr::host {
 
-/// Ranges are bytes [from, to). A staging is memory for a range's whole blocks: block_begin(from) to block_end(to). One
-/// call at a time.
+/// Ranges are bytes [from, to). Staging memory covers the full blocks of a range: block_begin(from) to block_end(to).
+/// One call at a time.
 class DiskBackedBuffer {
  public:
-  /// `edges`: blocks that stay in memory (DiskStaging).
+  /// `resident_blocks`: blocks that stay in memory (DiskStaging).
   DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry held,
                    const std::vector<int64_t>& resident_blocks, Ledger& ledger);
   DiskBackedBuffer(const DiskBackedBuffer&) = delete;
 
-  /// Its first address.
+  /// The first address.
   char* base() const { return space_.get(); }
-  /// The address is one of its own.
+  /// True if the address is in this buffer.
   bool holds(const void* at) const {
     const char* const address = static_cast<const char*>(at);
     return base() <= address && address < base() + size_;
   }
-  /// The edges of blocks at or before and at or behind a byte.
+  /// The block boundary at or before a byte, and the one at or after it.
   int64_t block_begin(int64_t at) const { return at / block_ * block_; }
   int64_t block_end(int64_t at) const { return (at + block_ - 1) / block_ * block_; }
   int64_t block() const { return block_; }         // bytes
   const std::string& tag() const { return tag_; }  // of the plan's buffer
 
-  /// Begins to bring a range into its staging. Waits for a write of it that is under way. Returns what to wait() for.
+  /// Starts to read a range into `staging`, after writes to it in progress. Returns the number for wait().
   uint64_t read(int64_t from, int64_t to, char* staging, const std::string& what);
-  /// Begins to write a range from its staging, and waits for what is under way with it. Bytes of the staging outside
-  /// the range are not used.
+  /// Starts to write a range from `staging`, after its transfers in progress. Bytes of `staging` outside the range are
+  /// not used. Returns the number for wait().
   uint64_t write(int64_t from, int64_t to, const char* staging, const std::string& what);
-  /// Before a range is written: reads what is needed besides, where its ends are not planned edges.
+  /// Call before write(): if an end of the range is inside a block that is not resident, makes that block resident.
   void prepare_write(int64_t from, int64_t to, const std::string& what);
-  /// Throws Failure(environment) as Transfer does. A number that is over is nothing.
+  /// Waits for the transfers of a read() or write(); does nothing if they are over. Throws Failure(environment) as
+  /// Transfer does.
   void wait(uint64_t number);
-  /// wait() returns at once.
+  /// True if wait() would return at once.
   bool is_over(uint64_t number) const;
-  /// A write of some of it is under way.
+  /// True if a write of a part of the range is in progress.
   bool is_written(int64_t from, int64_t to) const;
 
  private:
@@ -59,8 +60,8 @@ class DiskBackedBuffer {
     int64_t bytes;
     void operator()(char* space) const;
   };
-  // Calls fn(first, end, kept) over runs of a range's blocks: one that stays in memory, or many on disk, all of them
-  // written before (true) or none.
+  // Calls fn(first, end, resident, written) for runs of a range's blocks: a single resident block, or several blocks on
+  // disk. With `by_written`, either all blocks of a run were written before or none.
   template <class F>
   void each_run(int64_t from, int64_t to, bool by_written, F&& fn) const;
   void wait_for(int64_t from, int64_t to, bool writes_only);
@@ -69,12 +70,12 @@ class DiskBackedBuffer {
   TierStore& tier_;
   Ledger& ledger_;
   const std::string tag_;
-  const int64_t block_, size_;          // size_: of the slot
-  std::unique_ptr<char, Unmap> space_;  // addresses
-  TierAllocation slot_;
+  const int64_t block_, size_;          // size_: of the allocation
+  std::unique_ptr<char, Unmap> space_;  // addresses without memory
+  TierAllocation allocation_;
   std::map<int64_t, TrackedMemory> resident_;  // by block
-  std::vector<bool> written_;                  // likewise: it has been; else zeros
-  std::vector<PendingTransfer> pending_;  // under way, or nobody waited for them yet; waited for before all above goes
+  std::vector<bool> written_;                  // by block; zeros until it is written
+  std::vector<PendingTransfer> pending_;       // in progress or not waited for; destroyed before the above, waits
   uint64_t last_ = 0;
 };
 

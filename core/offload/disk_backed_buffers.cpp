@@ -11,8 +11,8 @@
 namespace zr::host {
 
 namespace {
-constexpr const char* kTag = "pages under way";
-constexpr int kAhead = 2;  // ranges that are read before they are asked for
+constexpr const char* kTag = "disk-backed buffers in flight";
+constexpr int kAhead = 2;  // ranges that are read ahead
 }  // namespace
 
 DiskBackedBuffers::DiskBackedBuffers(const MemoryPlan& plan, Tiers& tiers, CommRuntime& comm, Ledger& ledger)
@@ -64,7 +64,7 @@ void DiskBackedBuffers::wait(const BufferRange& range, double& seconds) {
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Rooms whose writes are over.
+// Frees the staging memory of writes that are over.
 void DiskBackedBuffers::sweep() {
   for (auto at = behind_.begin(); at != behind_.end();) {
     if (!at->buffer->is_over(at->move)) {
@@ -78,7 +78,8 @@ void DiskBackedBuffers::sweep() {
   }
 }
 
-// What was read too early goes first, then what is being written; the rest is for collectives under way to give.
+// Allocates staging memory for a range. If there is none, drops ranges that were read ahead, then waits for writes.
+// Returns false if collectives in progress must free memory first.
 bool DiskBackedBuffers::take_staging(BufferRange& range) {
   sweep();
   const int64_t bytes = staging_bytes_of(range);
@@ -96,7 +97,7 @@ bool DiskBackedBuffers::take_staging(BufferRange& range) {
       wait(first, waits_.write);
     } else if (!staged_.empty()) {
       return false;
-    } else {  // what it needs besides takes the rest
+    } else {  // other ranges of this collective use the rest
       ledger_.plan(Tier::host, MemoryKind::staging, bytes);
       grow(bytes);
     }
@@ -124,7 +125,8 @@ void DiskBackedBuffers::read(BufferRange& range) {
   waits_.write += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A collective under way is to write some of it, to the byte: blocks in which two ranges meet stay in memory.
+// True if a collective in progress will write a byte of the range. Bytes are compared, not blocks: a block that two
+// ranges share is resident.
 bool DiskBackedBuffers::is_entered_to_write(const BufferRange& range) const {
   for (const auto& [number, ranges] : staged_)
     for (const BufferRange& one : ranges)
@@ -213,7 +215,7 @@ void DiskBackedBuffers::unstage(uint64_t number, bool well) noexcept {
   staged_.erase(at);
 }
 
-// Whether the order is still that of the last step.
+// Records a range, and checks that this step still follows the order of the last one.
 void DiskBackedBuffers::follow(const BufferRange& range, bool reads) {
   const std::size_t i = this_step_.size();
   follows_ = follows_ && i < last_step_.size() && last_step_[i].range.buffer == range.buffer &&
@@ -222,7 +224,7 @@ void DiskBackedBuffers::follow(const BufferRange& range, bool reads) {
   this_step_.push_back({range, reads});
 }
 
-// Not what is written before it is read.
+// Starts the next reads of the recorded order, except ranges that are written before they are read.
 void DiskBackedBuffers::read_ahead() {
   if (!follows_) return;
   int read = 0;

@@ -1,5 +1,5 @@
-// Sums and shards on disk. The strategy is bound with addresses that have no memory; here they get some for as long as
-// a collective uses them, and the host reads, writes and updates what stands there in parts.
+// Reduced gradients and weight shards on disk. The strategy is bound to addresses without memory. This class gives them
+// staging memory while a collective uses them, and reads, writes and updates their data in parts.
 #pragma once
 
 #include <cstdint>
@@ -22,44 +22,47 @@
 
 namespace zr::host {
 
-/// Calls are [use]; one at a time.
+/// Calls are [use], one at a time.
 class DiskBackedBuffers final : public CollectiveStaging {
  public:
-  /// Takes slots of the plan's tiers and the memory that DiskStaging counts. Refers to all of them.
+  /// Reserves allocations on the plan's tiers and the memory that DiskStaging counts. Keeps references to all
+  /// arguments.
   DiskBackedBuffers(const MemoryPlan& plan, Tiers& tiers, CommRuntime& comm, Ledger& ledger);
   DiskBackedBuffers(const DiskBackedBuffers&) = delete;
 
-  /// Where a buffer of the plan stands; null: it has memory.
+  /// The first address of a buffer of the plan; null if the buffer is in memory.
   char* base(std::size_t buffer) const { return buffers_[buffer] ? buffers_[buffer]->base() : nullptr; }
-  /// The address has no memory.
+  /// True if the address belongs to a disk-backed buffer.
   bool holds(const void* at) const { return find(at) != nullptr; }
 
-  /// CollectiveStaging: what a collective reads is brought in, unless it was read ahead.
+  /// Implements CollectiveStaging: reads a collective's input into staging memory, unless it was read ahead.
   uint64_t stage(zr_coll& coll) override;
-  /// What it wrote is written behind.
+  /// Starts to write the results of a collective to disk.
   void unstage(uint64_t number, bool well) noexcept override;
-  /// The order of collectives begins anew: what the last step read next is read ahead in the coming one.
+  /// Ends the recorded order of collectives: the next step reads ahead in this order.
   void step_end();
 
-  /// Calls fn(memory, first, count) over all elements of a view of paged addresses, in parts that begin at leaves if
-  /// they are read only. `what` names them in errors. `write`: fn writes all of them.
+  /// Calls fn(memory, first, count) over all elements of a view of disk-backed addresses, in parts. With Access::read,
+  /// parts begin at norm blocks; with Access::write, fn must write all elements. `what` names the elements in errors.
   void visit(const zr_view& view, OptimizerStates::Access use, const std::string& what,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
-  /// Hands touched slices to `work` in parts whose sums and weights are in memory, and writes new weights behind it.
+  /// Passes slices of touched parameters to `work` in parts whose reduced gradients and weights are in memory, then
+  /// writes the new weights to disk.
   void update(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
               const std::function<void(const std::vector<UpdateSlice>& slices)>& work);
 
-  const TierWaits& waits() const { return waits_; }  // of training
-  /// Ranges that collectives read, and those of them that were read ahead.
+  const TierWaits& waits() const { return waits_; }  // of the training thread
+  /// Number of ranges that collectives read.
   int64_t reads() const { return reads_; }
+  /// Number of these that were read ahead.
   int64_t reads_ahead() const { return reads_ahead_; }
 
  private:
-  struct BufferRange {  // of a buffer, and its staging
+  struct BufferRange {  // a range of a buffer, and its staging memory
     DiskBackedBuffer* buffer = nullptr;
     int64_t from = 0, to = 0;  // bytes
     char* staging = nullptr;
-    uint64_t move = 0;  // of the buffer: what is under way with it
+    uint64_t move = 0;  // number of its transfer; 0: none
     bool writes = false;
     std::string what{};
     int64_t staging_bytes() const { return buffer->block_end(to) - buffer->block_begin(from); }
@@ -69,7 +72,7 @@ class DiskBackedBuffers final : public CollectiveStaging {
              buffer->block_begin(other.from) < buffer->block_end(to);
     }
   };
-  struct Seen {  // of the order of collectives
+  struct Seen {  // an entry of the recorded order
     BufferRange range;
     bool reads;
   };
@@ -108,18 +111,18 @@ class DiskBackedBuffers final : public CollectiveStaging {
   CommRuntime& comm_;
   Ledger& ledger_;
   DiskStaging disk_staging_;
-  std::vector<TierStore*> stores_;  // of the buffers
+  std::vector<TierStore*> stores_;  // tiers of the buffers
   std::vector<PeerBuffer> peer_memory_;
   TrackedMemory chunks_;         // kChunksInFlight of them
   RegisteredMemory registered_;  // of chunks_
   std::vector<std::unique_ptr<DiskBackedBuffer>>
-      buffers_;  // by buffer of the plan; null: it has memory. First to go: waits
+      buffers_;  // by buffer of the plan; null: in memory. Destroyed first, because its destructor waits
   mutable std::mutex mutex_;
-  StagingAllocator staging_;                                       // of peer_memory_
+  StagingAllocator staging_;                                       // in peer_memory_
   std::unordered_map<uint64_t, std::vector<BufferRange>> staged_;  // by number
-  std::list<BufferRange> ahead_, behind_;                          // read for what comes next; being written
+  std::list<BufferRange> ahead_, behind_;                          // read ahead; being written
   std::vector<Seen> last_step_, this_step_;
-  bool follows_ = false;  // this step began as the last one did
+  bool follows_ = false;  // this step has the order of the last one so far
   uint64_t last_ = 0;
   int64_t reads_ = 0, reads_ahead_ = 0;
   std::exception_ptr failed_;

@@ -1,4 +1,4 @@
-// The host's own ways to what stands in pages: parts of it, and the update.
+// DiskBackedBuffers: access by the engine (visit()) and the update.
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -16,21 +16,21 @@ void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, 
   if (view.count == 0) return;
   const std::lock_guard lock(mutex_);
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
-  const BufferRange whole = range_of(view);
-  const int64_t size = size_of(view.dtype), leaf = kNormBlock * size, block = whole.buffer->block();
-  const int64_t most = (disk_staging_.chunk_bytes() - 2 * block) / leaf * leaf;
-  for (int64_t at = whole.from; at < whole.to;) {
-    BufferRange part = whole;
+  const BufferRange all = range_of(view);
+  const int64_t size = size_of(view.dtype), norm_block = kNormBlock * size, block = all.buffer->block();
+  const int64_t most = (disk_staging_.chunk_bytes() - 2 * block) / norm_block * norm_block;
+  for (int64_t at = all.from; at < all.to;) {
+    BufferRange part = all;
     part.from = at;
-    part.to = std::min(whole.to, at + most);
-    if (use != OptimizerStates::Access::read && part.to < whole.to) part.to = part.to / block * block;
+    part.to = std::min(all.to, at + most);
+    if (use != OptimizerStates::Access::read && part.to < all.to) part.to = part.to / block * block;
     part.staging = chunks_.data();
     part.what = what;
     if (use != OptimizerStates::Access::write) {
       read(part);
       wait(part, waits_.read);
     }
-    fn(part.data(), (at - whole.from) / size, (part.to - at) / size);
+    fn(part.data(), (at - all.from) / size, (part.to - at) / size);
     if (use != OptimizerStates::Access::read) {
       drop_ahead(part);
       part.buffer->prepare_write(part.from, part.to, what);
@@ -41,38 +41,39 @@ void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, 
   }
 }
 
-// Takes as much of `rest` as there is staging for: all of it behind others, else what fits. False: nothing does.
+// Moves elements from `rest` to the chunk: as many as fit if the chunk is empty, otherwise all or none. Returns false
+// if it moves none.
 bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
   const auto used = [](const std::vector<BufferRange>& ranges) {
     int64_t bytes = 0;
     for (const BufferRange& range : ranges) bytes += range.staging_bytes();
     return bytes;
   };
-  BufferRange sums = range_of(rest.grad), weights = range_of(rest.weight);
-  const int64_t sum_size = size_of(rest.grad.dtype), weight_size = size_of(rest.weight.dtype);
+  BufferRange gradients = range_of(rest.grad), weights = range_of(rest.weight);
+  const int64_t gradient_size = size_of(rest.grad.dtype), weight_size = size_of(rest.weight.dtype);
   int64_t count = rest.count;
   const auto limit = [&](const BufferRange& range, int64_t staging, int64_t size) {
     if (!range.buffer || range.staging_bytes() <= staging) return;
     const int64_t end = range.buffer->block_begin(range.buffer->block_begin(range.from) + staging);
     count = std::min(count, (end - range.from) / size);
   };
-  limit(sums, disk_staging_.chunk_gradients - used(chunk.reduced_gradients), sum_size);
+  limit(gradients, disk_staging_.chunk_gradients - used(chunk.reduced_gradients), gradient_size);
   limit(weights, disk_staging_.chunk_weights - used(chunk.weights), weight_size);
   if (count < rest.count) {
     if (!chunk.slices.empty()) return false;
     if (weights.buffer)
       count = (weights.buffer->block_begin(weights.from + count * weight_size) - weights.from) / weight_size;
-    if (count <= 0 || !plan_.input.wanted.elementwise) fail_bug("a chunk of pages is smaller than what it must hold");
+    if (count <= 0 || !plan_.input.wanted.elementwise) fail_bug("a staging chunk is too small for an update slice");
   }
   UpdateSlice slice = rest;
   slice.count = count;
   slice.grad = part_of(rest.grad, 0, count);
   slice.weight = part_of(rest.weight, 0, count);
-  const auto cut = [&](zr_view& view) {  // what fits of a view, and the rest of it
-    const zr_view whole = view;
-    if (whole.count == 0) return whole;
-    view = part_of(whole, count, whole.count - count);
-    return part_of(whole, 0, count);
+  const auto cut = [&](zr_view& view) {  // returns the first `count` elements and leaves the rest in `view`
+    const zr_view all = view;
+    if (all.count == 0) return all;
+    view = part_of(all, count, all.count - count);
+    return part_of(all, 0, count);
   };
   slice.master = cut(rest.master);
   for (std::size_t i = 0; i < rest.slots.size(); ++i) slice.slots[i] = cut(rest.slots[i]);
@@ -81,22 +82,22 @@ bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
   rest.first += count;
   rest.state += count;
   rest.count -= count;
-  if (sums.buffer) chunk.reduced_gradients.push_back(range_of(slice.grad));
+  if (gradients.buffer) chunk.reduced_gradients.push_back(range_of(slice.grad));
   if (weights.buffer) chunk.weights.push_back(range_of(slice.weight));
   chunk.slices.push_back(std::move(slice));
   return true;
 }
 
-// Begins to read a chunk, and points its slices to where it will be.
+// Starts to read a chunk, and points its slices to the staging memory.
 void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
-  char *sums = staging, *weights = staging + disk_staging_.chunk_gradients;
-  std::size_t next_sum = 0, next_weight = 0;
+  char *gradients = staging, *weights = staging + disk_staging_.chunk_gradients;
+  std::size_t next_gradient = 0, next_weight = 0;
   for (UpdateSlice& slice : chunk.slices) {
     if (find(slice.grad.data)) {
-      BufferRange& range = chunk.reduced_gradients[next_sum++];
-      range.staging = sums;
-      sums += range.staging_bytes();
-      range.what = name_of("gradient sums", slice);
+      BufferRange& range = chunk.reduced_gradients[next_gradient++];
+      range.staging = gradients;
+      gradients += range.staging_bytes();
+      range.what = name_of("reduced gradient", slice);
       read(range);
       slice.grad.data = range.data();
     }
@@ -106,7 +107,7 @@ void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
       weights += range.staging_bytes();
       range.what = name_of("weights", slice);
       range.buffer->prepare_write(range.from, range.to, range.what);
-      if (!plan_.has_master) read(range);  // they are their own master
+      if (!plan_.has_master) read(range);  // the weights are the master weights
       slice.weight.data = range.data();
     }
   }

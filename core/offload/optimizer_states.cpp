@@ -63,7 +63,7 @@ OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& l
     disks.push_back(tier.get());
     align = std::max(align, tier->info().align);
   }
-  staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "tiles under way");
+  staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "tiles in flight");
   registered_ = RegisteredMemory(staging_.data(), staging_.bytes(), std::move(disks));
   writes_.resize(static_cast<std::size_t>(std::min(kTilesInFlight, std::ssize(tiles))));
 }
@@ -80,7 +80,7 @@ std::vector<StateRun> OptimizerStates::runs(int64_t first, int64_t count) const 
 const OptimizerStates::Run& OptimizerStates::run_of(int64_t element) const {
   for (const Run& run : runs_)
     if (run.at.first <= element && element < run.at.first + run.at.count) return run;
-  fail_bug("there is no state " + std::to_string(element));
+  fail_bug("no tier holds optimizer state element " + std::to_string(element));
 }
 
 zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) const {
@@ -124,11 +124,11 @@ void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Acc
   }
 }
 
-// Through the first staging, which no pass uses then. Whole blocks are read and written, so the edges of what is
-// written are read before.
+// Uses the first staging buffer, after all transfers of a pass. Transfers move full blocks, so a partial block is read
+// before it is written.
 void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t first, int64_t count, Access use,
                                  const std::string& what, const std::function<void(void*, int64_t, int64_t)>& fn) {
-  steps_.clear();  // what was read ahead is read again
+  steps_.clear();  // the next pass reads again what was read ahead
   started_ = 0;
   for (Transfer& transfer : writes_) transfer.wait();
   const StateTile& tile = plan_.placement.tiles[index];
@@ -179,7 +179,7 @@ void OptimizerStates::start_read(std::size_t index) {
     const int64_t at = offset_in_tile(tile, a),
                   bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).info().align);
     step.read = store_of(tile).read(allocation_of(tile), tile.at + at, tile_buffer(index) + at, bytes, step.what);
-    step.read.wait();  // in the first pass only
+    step.read.wait();  // only in the first pass
   }
 }
 
@@ -187,7 +187,7 @@ std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<U
                                                              const std::vector<char>* touched) const {
   std::vector<Step> steps;
   const std::vector<StateTile>& tiles = plan_.placement.tiles;
-  std::size_t next = 0;  // the first slice that reaches into the tile
+  std::size_t next = 0;  // the first slice that overlaps the tile
   for (std::size_t t = 0; t < tiles.size(); ++t) {
     Step step{t, {}, "", {}};
     const int64_t begin = tiles[t].first, end = begin + tiles[t].count;
@@ -207,13 +207,13 @@ std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<U
 
 void OptimizerStates::read_ahead(const std::vector<UpdateSlice>& slices) {
   if (writes_.empty()) return;
-  for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");  // tiles may change rooms
+  for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");  // tiles may change staging buffers
   steps_ = steps_of(slices, nullptr);
   const std::size_t ahead = std::max<std::size_t>(writes_.size() - 1, 1);
   for (started_ = 0; started_ < std::min(steps_.size(), ahead); ++started_) start_read(started_);
 }
 
-// The slices of a tile, with their states where they were read to.
+// The slices of a tile, with their states in the staging buffer.
 std::vector<UpdateSlice> OptimizerStates::slices_in(const Step& step, std::size_t index) const {
   const StateTile& tile = plan_.placement.tiles[step.tile];
   std::vector<UpdateSlice> slices;
@@ -249,7 +249,7 @@ void OptimizerStates::pass(const std::vector<UpdateSlice>& slices, const std::ve
   if (same) {
     for (std::size_t i = 0; i < started_; ++i) steps[i].read = std::move(steps_[i].read);
   } else {
-    steps_.clear();  // waits for what was read ahead
+    steps_.clear();  // waits for reads ahead
     started_ = 0;
     for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");
   }

@@ -1,5 +1,5 @@
-// Master weights and optimizer states of what a rank updates, each run of them on its tier: reached, and updated in
-// one pass.
+// Master weights and optimizer states of the parameters that a rank updates, each run on its tier: access to them, and
+// the pass that updates them.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace zr::host {
 
-/// Seconds that the training thread stood still for a tier.
+/// Seconds that the training thread waited for a tier.
 struct TierWaits {
   double read = 0, write = 0;
 };
@@ -24,46 +24,46 @@ struct TierWaits {
 /// Training thread only.
 class OptimizerStates {
  public:
-  /// Takes the plan's memory and disk, zeroed. Refers to all of them.
+  /// Reserves the plan's memory and disk allocations; all states are zero. Keeps references to all arguments.
   OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& ledger);
   OptimizerStates(const OptimizerStates&) = delete;
 
-  /// The runs of a piece of sums, each on one tier: elements of the state space.
+  /// The runs of elements [first, first + count) of the state space, each on one tier.
   std::vector<StateRun> runs(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
-  /// Elements of an array (MemoryPlan::state_arrays) within a run that is in memory.
+  /// Elements of an array (MemoryPlan::state_arrays) within one run that is in memory.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
 
   enum class Access { read, write, modify };
-  /// Calls fn(memory, first, count) over elements [first, first + count) of an array, wherever they stand. `what` names
-  /// them in errors.
+  /// Calls fn(memory, first, count) over elements [first, first + count) of an array, on any tier. `what` names them in
+  /// errors.
   void visit(std::size_t array, int64_t first, int64_t count, Access use, const std::string& what,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
 
-  /// Reads what a pass begins with, while the caller does something else. `slices`: all of this rank, until the pass.
+  /// Starts to read the first tiles of a pass and returns. `slices`: all of this rank; must be valid until the pass.
   void read_ahead(const std::vector<UpdateSlice>& slices);
-  /// One pass over all states on disk: each tile is read, handed to `work` as slices whose states are in memory, and
-  /// written. Tiles of parameters that were not touched are passed over. Returns before the last are written.
+  /// One pass over all states on disk: reads each tile, calls `work` with its slices, whose states are then in memory,
+  /// and writes the tile. Skips tiles without touched parameters. Returns before the last tiles are written.
   void pass(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
             const std::function<void(const std::vector<UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
-  /// Of a tier's work for this pass, for traces: name, begin, end.
+  /// Called after each wait for a tier, for traces, with its name and begin.
   using WaitObserver = std::function<void(const char* what, std::chrono::steady_clock::time_point begin)>;
   void on_wait(WaitObserver observer) { on_wait_ = std::move(observer); }
 
  private:
   struct Run {
     StateRun at;
-    std::vector<void*> memory;                // by array, in memory
-    std::vector<TrackedMemory> owned;         // likewise, on the device
-    std::vector<TierAllocation> allocations;  // likewise, of a tier
+    std::vector<void*> memory;                // by array; empty on disk
+    std::vector<TrackedMemory> owned;         // by array; on the device
+    std::vector<TierAllocation> allocations;  // by array; on a tier in memory
   };
-  struct Part {  // of a tile
+  struct Part {  // the part of a slice in a tile
     const UpdateSlice* slice;
-    int64_t first, count;  // of the state space
+    int64_t first, count;  // elements of the state space
   };
-  struct Step {  // a tile of the pass under way
+  struct Step {  // a tile of the current pass
     std::size_t tile;
     std::vector<Part> parts;
     std::string what;
@@ -89,12 +89,12 @@ class OptimizerStates {
   Tiers& tiers_;
   const std::vector<MemoryPlan::StateArray> arrays_;
   std::vector<Run> runs_;
-  std::vector<std::vector<char>> written_;   // by tile, array: it has been; else zeros
-  std::vector<TierAllocation> allocations_;  // by tier: on disk
+  std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
+  std::vector<TierAllocation> allocations_;  // by tier; on disk
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_
-  std::vector<Transfer> writes_;             // what is being written from each; waited for before all above goes
-  std::vector<Step> steps_;                  // and being read
+  std::vector<Transfer> writes_;             // by staging buffer; destroyed before the above, waits
+  std::vector<Step> steps_;                  // with their reads
   std::size_t started_ = 0;
   TierWaits waits_;
   WaitObserver on_wait_;

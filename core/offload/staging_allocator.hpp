@@ -1,4 +1,4 @@
-// Memory that ranges of paged buffers pass through, cut to their sizes: the first tier that fits.
+// Allocates staging memory for ranges of disk-backed buffers from a list of areas, first fit.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace zr::host {
 
 class StagingAllocator {
  public:
-  /// Null: nothing fits.
+  /// Returns null if nothing fits.
   char* allocate(int64_t bytes) {
     for (Area& area : areas_) {
       int64_t at = 0;
@@ -23,14 +23,14 @@ class StagingAllocator {
     }
     return nullptr;
   }
-  /// Takes it back.
+  /// Frees memory that allocate() returned.
   void release(const char* staging) {
     for (Area& area : areas_)
       if (area.memory <= staging && staging < area.memory + area.bytes) area.taken.erase(staging - area.memory);
   }
-  /// More memory for rooms; the caller keeps it.
+  /// Adds an area of memory, which the caller owns.
   void add(char* memory, int64_t bytes) { areas_.push_back({memory, bytes, {}}); }
-  /// Some staging of that size would fit if none were taken.
+  /// True if this size fits when nothing is allocated.
   bool fits_when_empty(int64_t bytes) const {
     for (const Area& area : areas_)
       if (area.bytes >= bytes) return true;

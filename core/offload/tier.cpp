@@ -80,7 +80,7 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
   try {
     for (LedgerEntry& one : held) {
       const LedgerEntry& kept = allocations_.back().held.emplace_back(std::move(one));
-      host_.ledger().add(info_.tier, kept.kind, kept.tag, kept.bytes);  // counted even if it throws
+      host_.ledger().add(info_.tier, kept.kind, kept.tag, kept.bytes);  // counts the bytes even if it throws
     }
   } catch (...) {
     release(id);
@@ -89,33 +89,33 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
   return id;
 }
 
-void TierStore::release(uint64_t slot) {
-  const auto at =
-      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& one) { return one.id == slot; });
+void TierStore::release(uint64_t allocation) {
+  const auto at = std::find_if(allocations_.begin(), allocations_.end(),
+                               [&](const Allocation& one) { return one.id == allocation; });
   if (at == allocations_.end()) return;
-  if (at->mapped) api_->unmap(instance_->self(), slot);
-  api_->release(instance_->self(), slot);
+  if (at->mapped) api_->unmap(instance_->self(), allocation);
+  api_->release(instance_->self(), allocation);
   for (const LedgerEntry& one : at->held) host_.ledger().add(info_.tier, one.kind, one.tag, -one.bytes);
   allocations_.erase(at);
 }
 
-void* TierStore::map(uint64_t slot) {
-  const auto at =
-      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& one) { return one.id == slot; });
-  if (at == allocations_.end() || !info_.in_memory()) fail_bug("a slot that cannot be mapped is mapped");
+void* TierStore::map(uint64_t allocation) {
+  const auto at = std::find_if(allocations_.begin(), allocations_.end(),
+                               [&](const Allocation& one) { return one.id == allocation; });
+  if (at == allocations_.end() || !info_.in_memory()) fail_bug("this allocation of a tier cannot be mapped");
   zr_view view{};
   CallError error;
-  check(api_->map(instance_->self(), slot, &view, &error), error, instance_->who("map"));
+  check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->who("map"));
   at->mapped = true;
   return view.data;
 }
 
-Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes,
+Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
                          const std::string& what) {
-  const zr_transfer one{slot, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
+  const zr_transfer one{allocation, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
   Transfer transfer(*instance_, done_new(host_.abi()), what, failure_);
   zr_done* done = transfer.done();
-  if (!done) fail_environment("no memory for a transfer to " + info_.id);
+  if (!done) fail_environment("cannot allocate a transfer for tier '" + info_.id + "'");
   if (trace_)
     done->then = [trace = trace_, track = info_.id, name = (writes ? "write " : "read ") + what,
                   begin = Trace::Time::clock::now()](zr_code) {
@@ -133,12 +133,13 @@ Transfer TierStore::move(bool writes, uint64_t slot, int64_t offset, void* memor
   return transfer;
 }
 
-Transfer TierStore::read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what) {
-  return move(false, slot, offset, memory, bytes, what);
+Transfer TierStore::read(uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what) {
+  return move(false, allocation, offset, memory, bytes, what);
 }
 
-Transfer TierStore::write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what) {
-  return move(true, slot, offset, const_cast<void*>(memory), bytes, what);
+Transfer TierStore::write(uint64_t allocation, int64_t offset, const void* memory, int64_t bytes,
+                          const std::string& what) {
+  return move(true, allocation, offset, const_cast<void*>(memory), bytes, what);
 }
 
 void TierStore::prepare(void* memory, int64_t bytes) {

@@ -1,4 +1,4 @@
-// One tier in use: its slots, transfers to and from them, and how long the host waited for it.
+// One open tier: its allocations, and transfers to and from them.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@
 
 namespace zr::host {
 
-/// What a tier's plug-in says of itself, before or after it is open.
+/// The capabilities that a tier's plug-in reports, before or after open().
 TierInfo tier_info_of(const Instance& tier);
 
-/// What the first transfer of a tier that failed was told with; empty: none did. [any]
+/// The error of a tier's first failed transfer; empty if none failed. [any]
 class TierFailure {
  public:
   void note(const std::string& text) {
@@ -37,17 +37,18 @@ class TierFailure {
   std::string text_;
 };
 
-/// A transfer under way. Memory it uses stays until it is over.
+/// A transfer in progress. Its memory must be valid until it is over.
 class Transfer {
  public:
   Transfer() = default;
-  /// Takes over the reference to `done`. `what`: whose bytes they are, for errors.
+  /// Takes over the reference to `done`. `what` names the data in errors.
   Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
   ~Transfer();  // waits
-  /// The other is none then, or this one's.
+  /// Leaves the other one empty.
   Transfer(Transfer&& other) noexcept;
+  /// Swaps the two transfers.
   Transfer& operator=(Transfer&& other) noexcept;
-  /// Returns when it is over. Throws Failure(environment) with what the tier says of it, and whose bytes they are.
+  /// Returns when it is over. If it failed, throws Failure(environment) with the tier's error and the data's name.
   void wait();
   bool is_over() const;
   zr_done* done() const { return done_; }
@@ -59,40 +60,42 @@ class Transfer {
   std::shared_ptr<TierFailure> failure_;  // of the tier
 };
 
-/// Calls on one thread at a time, but for counts.
+/// Calls on one thread at a time, except the counts, failed() and failure().
 class TierStore {
  public:
-  /// Opens it. `index`: of the plan's places.
+  /// Opens the tier. `index`: in the plan's list of tiers.
   TierStore(PluginHost& host, std::unique_ptr<Instance> instance, int index);
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
   const TierInfo& info() const { return info_; }
   int index() const { return index_; }
-  /// What a slot holds, for the ledger.
+  /// The contents of an allocation, for the ledger.
   struct LedgerEntry {
     MemoryKind kind;
     std::string tag;
     int64_t bytes;
   };
-  /// A slot of that many bytes. Throws Failure(environment) with what the tier says, or what the ledger throws.
+  /// Reserves an allocation of that many bytes and returns its id. Throws Failure(environment) with the tier's error,
+  /// or the ledger's exception.
   uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> held);
-  void release(uint64_t slot);
-  /// Memory of a slot, where info().in_memory().
-  void* map(uint64_t slot);
-  /// Starts to move [offset, offset + bytes) of a slot, all multiples of info().align. `what`: whose they are.
-  Transfer read(uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
-  Transfer write(uint64_t slot, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
-  /// Memory that many transfers will use, until forget().
+  void release(uint64_t allocation);
+  /// The memory of an allocation; requires info().in_memory().
+  void* map(uint64_t allocation);
+  /// Starts to transfer bytes [offset, offset + bytes) of an allocation, all multiples of info().align. `what` names
+  /// the data in errors.
+  Transfer read(uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Transfer write(uint64_t allocation, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
+  /// Registers memory that many transfers will use, until forget().
   void prepare(void* memory, int64_t bytes);
   void forget(void* memory, int64_t bytes);
 
-  /// Transfers become spans of it; it outlives them. Null: none.
+  /// Records transfers as spans of `trace`, which must outlive them. Null: no trace.
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// A transfer failed that somebody waited for: what stands here is not whole, whoever was told.
+  /// True if the start of a transfer failed, or a transfer that was waited for: data on this tier is incomplete.
   bool failed() const { return !failure().empty(); }
-  /// And what was said of the first; empty: none did.
+  /// The error of the first failed transfer; empty if none failed.
   std::string failure() const { return failure_->text(); }
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
@@ -104,7 +107,7 @@ class TierStore {
     std::vector<LedgerEntry> held;
     bool mapped;
   };
-  Transfer move(bool writes, uint64_t slot, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Transfer move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what);
   PluginHost& host_;
   std::unique_ptr<Instance> instance_;
   const zr_offload_api* api_;
@@ -116,7 +119,7 @@ class TierStore {
   Trace* trace_ = nullptr;
 };
 
-/// By index of the plan's places; null: the device, or a tier that is not used.
+/// By index of the plan's tiers; null for the device and for tiers that are not used.
 using Tiers = std::vector<std::unique_ptr<TierStore>>;
 
 }  // namespace zr::host

@@ -13,12 +13,12 @@ TrackedMemory::TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier 
   const int64_t size = std::max<int64_t>(bytes, 64);
   memory_ = allocate_huge_pages(size, align);
   if (!memory_)
-    fail_environment("no memory for " + tag_ + ": " + bytes_text(bytes) +
-                     " are needed on each rank; use more ranks, or a strategy that shards them");
+    fail_environment("cannot allocate " + bytes_text(bytes) + " per rank for '" + tag_ +
+                     "'; use more ranks, or a strategy that shards this memory");
   std::memset(memory_.get(), 0, static_cast<std::size_t>(size));
   try {
     ledger.add(tier, kind, tag_, bytes);
-  } catch (...) {  // it is counted then, too
+  } catch (...) {  // add() counts the bytes even if it throws
     ledger.add(tier, kind, tag_, -bytes);
     throw;
   }

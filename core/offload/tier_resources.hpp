@@ -1,4 +1,4 @@
-// What a part of the host has of tiers and of memory, given back when it goes, and when its maker fails halfway.
+// RAII owners of tier allocations and memory, so that they are released also if a constructor throws.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace zr::host {
 
-/// A slot of a tier. No transfer is under way with it when it goes.
+/// An allocation on a tier. No transfer may use it when it is destroyed.
 class TierAllocation {
  public:
   TierAllocation() = default;
-  /// As TierStore::reserve().
+  /// Calls TierStore::reserve().
   TierAllocation(TierStore& tier, int64_t bytes, std::vector<TierStore::LedgerEntry> held)
       : tier_(&tier), id_(tier.reserve(bytes, std::move(held))) {}
   ~TierAllocation() {
@@ -36,15 +36,16 @@ class TierAllocation {
   uint64_t id_ = 0;
 };
 
-/// Memory that is in the ledger for as long as it is there.
+/// Memory that is counted in the ledger during its lifetime.
 class TrackedMemory {
  public:
   TrackedMemory() = default;
-  /// Zeroed allocate_huge_pages(bytes, align). Throws Failure(environment) if there is none, or what the ledger throws.
+  /// Zeroed memory of allocate_huge_pages(bytes, align). Throws Failure(environment) if the allocation fails, or the
+  /// ledger's exception.
   TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, MemoryKind kind, std::string tag);
   ~TrackedMemory();
   TrackedMemory(TrackedMemory&& other) noexcept = default;
-  /// The other has what this one had.
+  /// Swaps the two objects.
   TrackedMemory& operator=(TrackedMemory&& other) noexcept;
   char* data() const { return memory_.get(); }
   int64_t bytes() const { return bytes_; }
@@ -58,15 +59,15 @@ class TrackedMemory {
   std::string tag_;
 };
 
-/// Tells tiers of memory that many transfers use (TierStore::prepare), for as long as it lives.
+/// Registers memory that many transfers use with tiers (TierStore::prepare) during its lifetime.
 class RegisteredMemory {
  public:
   RegisteredMemory() = default;
-  /// Refers to memory and tiers.
+  /// Keeps references to the memory and the tiers.
   RegisteredMemory(char* memory, int64_t bytes, std::vector<TierStore*> tiers);
   ~RegisteredMemory();
   RegisteredMemory(RegisteredMemory&& other) noexcept = default;
-  /// The other has what this one had.
+  /// Swaps the two objects.
   RegisteredMemory& operator=(RegisteredMemory&& other) noexcept;
 
  private:

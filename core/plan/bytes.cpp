@@ -1,4 +1,4 @@
-// What a plan comes to: bytes by kind, traffic, and both as text.
+// Bytes by kind and communication of a plan, and both as text.
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -20,7 +20,7 @@ MemoryKind kind_of_role(uint32_t role) {
   }
 }
 
-// Calls fn(tier, kind, tag, elements, dtype) for everything a rank holds.
+// Calls fn(tier, kind, tag, elements, dtype) for all memory of a rank.
 template <class F>
 void each_holding(const MemoryPlan& plan, F&& fn) {
   const std::vector<TierInfo>& tiers = plan.input.tiers;
@@ -39,16 +39,16 @@ void each_holding(const MemoryPlan& plan, F&& fn) {
         fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::slots, arrays[a].name, elements,
            arrays[a].dtype);
     }
-  fn(on(0), MemoryKind::other, "start of training, norm leaves", plan.working_bytes(), ZR_U8);
+  fn(on(0), MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
   static const TierInfo staging{"host memory", Tier::host};
-  if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "tiles under way", plan.staging_bytes(), ZR_U8);
+  if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "tiles in flight", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
-    fn(staging, MemoryKind::staging, "activations under way", bytes, ZR_U8);
+    fn(staging, MemoryKind::staging, "activations in flight", bytes, ZR_U8);
   for (const TierInfo& tier : tiers)
     if (const int64_t bytes = plan.tier_overhead_bytes(tier))
-      fn(staging, MemoryKind::other, "kept by " + tier.id, bytes, ZR_U8);
+      fn(staging, MemoryKind::other, "overhead of " + tier.id, bytes, ZR_U8);
   if (const DiskStaging disk_staging = plan_disk_staging(plan); disk_staging.any)
-    fn(staging, MemoryKind::staging, "pages", disk_staging.bytes(), ZR_U8);
+    fn(staging, MemoryKind::staging, "disk-backed buffers", disk_staging.bytes(), ZR_U8);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {
@@ -76,8 +76,8 @@ std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_runs(uint32_t param) 
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
     if (me == segment.owners.end()) continue;
     const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners),
-                  leaves = norm_blocks_of(segment.count);
-    const auto cut = [&](int64_t i) { return std::min(segment.count, leaves * i / n * kNormBlock); };
+                  blocks = norm_blocks_of(segment.count);
+    const auto cut = [&](int64_t i) { return std::min(segment.count, blocks * i / n * kNormBlock); };
     if (cut(index + 1) > cut(index)) runs.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
   }
   return runs;
@@ -90,7 +90,7 @@ int64_t MemoryPlan::snapshot_bytes() const {
     const Parameter& p = input.parameters[i];
     int64_t elements = 0;
     if (segments.empty()) {
-      elements = (p.count + input.world - 1) / input.world;  // planned for people: about that
+      elements = (p.count + input.world - 1) / input.world;  // plan_of_rank(): an approximation
     } else {
       for (const auto& [first, count] : saved_runs(i)) elements += count;
     }
@@ -120,7 +120,7 @@ void MemoryPlan::add_to(Ledger& ledger) const {
 }
 
 Traffic MemoryPlan::traffic() const {
-  int64_t all = 0, trainable = 0, whole = 0, whole_trainable = 0;
+  int64_t all = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0;
   for (const Parameter& p : input.parameters) {
     all += p.count;
     trainable += p.frozen ? 0 : p.count;
@@ -128,8 +128,8 @@ Traffic MemoryPlan::traffic() const {
   for (const Piece& piece : mine.weights) {
     const Parameter& p = input.parameters[piece.param];
     if (piece.count != p.count) continue;
-    whole += p.count;
-    whole_trainable += p.frozen ? 0 : p.count;
+    unsharded += p.count;
+    unsharded_trainable += p.frozen ? 0 : p.count;
   }
   const int64_t peers = input.world - 1, micro_steps = input.accumulation;
   const int64_t w = size_of(input.weight_dtype), r = size_of(input.grad_dtype), g = size_of(input.reduced_grad_dtype);
@@ -139,16 +139,16 @@ Traffic MemoryPlan::traffic() const {
   if (everywhere) {
     traffic.reduced_gradients = {1, trainable, g, peers};
   } else if (!input.alias) {
-    traffic.weights = {1, whole_trainable, w, peers};
+    traffic.weights = {1, unsharded_trainable, w, peers};
   }
-  traffic.gathers = {2 * micro_steps, all - whole, w, peers};
+  traffic.gathers = {2 * micro_steps, all - unsharded, w, peers};
   return traffic;
 }
 
 namespace {
 std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic, int64_t bytes) {
   char line[200];
-  std::snprintf(line, sizeof line, "  %-11s  %-29s %28s %12s\n", kind.c_str(), tag.c_str(), arithmetic.c_str(),
+  std::snprintf(line, sizeof line, "  %-13s  %-29s %28s %12s\n", kind.c_str(), tag.c_str(), arithmetic.c_str(),
                 bytes_text(bytes).c_str());
   return line;
 }
@@ -161,7 +161,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   if (frozen) out += " and " + std::to_string(frozen) + " frozen";
   out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
          (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
-  std::map<std::string, int64_t> elsewhere;  // by tier
+  std::map<std::string, int64_t> elsewhere;  // bytes per tier other than the device
   each_holding(*this, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements,
                           zr_dtype dtype) {
     const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
@@ -171,25 +171,25 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
                each, elements * size_of(dtype));
     if (!here) elsewhere[where.id] += elements * size_of(dtype);
   });
-  out += row("in all", "without activations", "", bytes());
-  for (const auto& [id, bytes] : elsewhere) out += row("in all", "on " + id, "", bytes);
+  out += row("total", "without activations", "", bytes());
+  for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
   out += placement_text();
   out += context.activations ? row("activations", "measured: " + context.measured_by, "", *context.activations)
-                             : "  activations  unknown until a run has measured them\n";
+                             : "  activations    unknown until measured by a run\n";
   if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const Traffic moved = traffic();
-  const auto wire = [&](const std::string& what, const Traffic::Part& part) {
+  const auto communication = [&](const std::string& what, const Traffic::Part& part) {
     if (part.bytes() > 0)
-      out += row("wire a step", what,
+      out += row("communication", what + " per step",
                  std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
                      std::to_string(part.size) + " x " + std::to_string(part.peers),
                  part.bytes());
   };
-  wire("gradients", moved.gradients);
-  wire("sums", moved.reduced_gradients);
-  wire("new weights", moved.weights);
-  wire("gathers, at most", moved.gathers);
+  communication("gradients", moved.gradients);
+  communication("reduced gradients", moved.reduced_gradients);
+  communication("new weights", moved.weights);
+  communication("at most, all-gathers", moved.gathers);
   return out;
 }
 

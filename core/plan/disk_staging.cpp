@@ -14,7 +14,7 @@ class Edges {
  public:
   Edges(const MemoryPlan& plan, DiskStaging& staging) : plan_(plan), disk_staging_(staging) {}
 
-  // Something that is written by itself begins or ends at this element of a buffer.
+  // Separately written data begins or ends at this element of a buffer.
   void add(uint32_t buffer, int64_t element) {
     const Buffer& b = plan_.mine.buffers[buffer];
     const TierInfo& tier = plan_.input.tiers[static_cast<std::size_t>(plan_.tier_of(b))];
@@ -25,7 +25,7 @@ class Edges {
     add(piece.buffer, piece.offset);
     add(piece.buffer, piece.offset + piece.count);
   }
-  // Of the weights that are updated with element `first` of a piece of sums.
+  // The same for the weight that is updated with element `first` of a reduced-gradient piece.
   void add_weight(const Piece& sum, int64_t first) {
     const auto& weights = plan_.mine.weights;
     auto piece = std::lower_bound(weights.begin(), weights.end(), sum.param,
@@ -34,7 +34,7 @@ class Edges {
       if (piece->first <= sum.first && sum.first + sum.count <= piece->first + piece->count)
         return add(piece->buffer, piece->offset + first - piece->first);
   }
-  // The same by element of the state space.
+  // The same for an element of the state space.
   void add_state(int64_t element) {
     const std::vector<int64_t>& starts = plan_.mine.state_offset;
     const auto i = std::upper_bound(starts.begin(), starts.end(), element) - starts.begin() - 1;
@@ -78,7 +78,7 @@ void add_edges(const MemoryPlan& plan, DiskStaging& staging) {
 DiskStaging plan_disk_staging(const MemoryPlan& plan) {
   DiskStaging staging;
   staging.resident_blocks.resize(plan.mine.buffers.size());
-  int64_t longest = 0;  // elements that are updated at a time at least
+  int64_t longest = 0;  // elements of the longest piece: the least that is updated at a time
   for (const Piece& piece : plan.mine.reduced_gradients) longest = std::max(longest, piece.count);
   for (std::size_t i = 0; i < plan.mine.buffers.size(); ++i) {
     const Buffer& b = plan.mine.buffers[i];
@@ -92,13 +92,14 @@ DiskStaging plan_disk_staging(const MemoryPlan& plan) {
       for (const Piece& piece : *pieces)
         if (piece.buffer == i) largest = std::max(largest, piece.count * size);
     // A range may begin and end inside a block.
-    const auto room = [&](int64_t bytes) { return up(bytes, tier.align) + 2 * tier.align; };
-    staging.collective_bytes += std::min(room(b.elements * size), std::max(2 * room(largest), up(busy, tier.align)));
+    const auto padded = [&](int64_t bytes) { return up(bytes, tier.align) + 2 * tier.align; };
+    staging.collective_bytes +=
+        std::min(padded(b.elements * size), std::max(2 * padded(largest), up(busy, tier.align)));
     int64_t elements = longest;
     if (plan.input.wanted.elementwise)
       elements = std::min(longest, std::max(busy / kChunksInFlight / size / kNormBlock, int64_t{1}) * kNormBlock);
     int64_t& chunk = b.role == ZR_ROLE_REDUCED_GRAD ? staging.chunk_gradients : staging.chunk_weights;
-    chunk = std::max(chunk, room(elements * size));
+    chunk = std::max(chunk, padded(elements * size));
   }
   for (int64_t* bytes : {&staging.collective_bytes, &staging.chunk_gradients, &staging.chunk_weights})
     *bytes = up(*bytes, staging.align);

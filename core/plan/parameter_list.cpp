@@ -37,7 +37,7 @@ std::string to_json(const std::vector<Parameter>& parameters) {
 std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who) {
   const auto at = output.rfind(kMark);
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
-    fail_user(who + " did not say what it trains: its main() must construct a zr::Engine from its zr::Program");
+    fail_user(who + " did not print its parameters; its main() must construct a zr::Engine from its zr::Program");
   try {
     const Json line = Json::parse(output.substr(at, output.find('\n', at) - at));
     std::vector<Parameter> parameters;
@@ -49,44 +49,44 @@ std::vector<Parameter> parameters_from_json(const std::string& output, const std
     }
     return parameters;
   } catch (const Json::exception& error) {
-    fail_user(who + " describes its parameters in a form this zeroth does not read (" + error.what() +
-              "): build both from the same release");
+    fail_user(who + " printed its parameters in a format that this zeroth cannot read (" + error.what() +
+              "); build both from the same release");
   }
 }
 
 namespace {
-int64_t of_block(int64_t width) { return 12 * width * width + 13 * width; }
+int64_t block_size(int64_t width) { return 12 * width * width + 13 * width; }
 }  // namespace
 
 Sizes complete(Sizes s) {
-  const auto blocks_at_most = [&](int64_t width) { return std::max<int64_t>(1, s.parameters / of_block(width)); };
-  if (s.layers > 0 && s.width > 0 && s.parameters == 0) s.parameters = s.layers * of_block(s.width);
+  const auto blocks_at_most = [&](int64_t width) { return std::max<int64_t>(1, s.parameters / block_size(width)); };
+  if (s.layers > 0 && s.width > 0 && s.parameters == 0) s.parameters = s.layers * block_size(s.width);
   if (s.parameters == 0)
-    fail_user("zeroth plan: give --params, or both --layers and --hidden: with less the model's size is not known");
-  if (s.layers == 0 && s.width == 0 && s.parameters < of_block(1)) {
+    fail_user("zeroth plan: give --params, or both --layers and --hidden; otherwise the size of the model is unknown");
+  if (s.layers == 0 && s.width == 0 && s.parameters < block_size(1)) {
     s.width = 1;
-  } else if (s.layers == 0 && s.width == 0) {  // as wide as 128 times its depth
+  } else if (s.layers == 0 && s.width == 0) {  // width = 128 x layers
     s.layers = std::max<int64_t>(1, std::llround(std::cbrt(static_cast<double>(s.parameters) / (12 * 128 * 128))));
     s.width = 128 * s.layers;
-    while (s.layers > 1 && s.layers * of_block(s.width) > s.parameters) --s.layers;
-    while (s.width > 1 && of_block(s.width) > s.parameters) s.width /= 2;
+    while (s.layers > 1 && s.layers * block_size(s.width) > s.parameters) --s.layers;
+    while (s.width > 1 && block_size(s.width) > s.parameters) s.width /= 2;
   } else if (s.width == 0) {
     const double per_block = static_cast<double>(s.parameters) / static_cast<double>(12 * s.layers);
     s.width = std::max<int64_t>(1, static_cast<int64_t>(std::sqrt(per_block)));
-    while (s.width > 1 && s.layers * of_block(s.width) > s.parameters) --s.width;
+    while (s.width > 1 && s.layers * block_size(s.width) > s.parameters) --s.width;
   } else if (s.layers == 0) {
     s.layers = blocks_at_most(s.width);
   }
-  if (s.layers * of_block(s.width) > s.parameters)
+  if (s.layers * block_size(s.width) > s.parameters)
     fail_user("zeroth plan: " + std::to_string(s.layers) + " layers of width " + std::to_string(s.width) +
-              " alone have " + std::to_string(s.layers * of_block(s.width)) + " parameters, more than the " +
-              std::to_string(s.parameters) + " of --params; leave one of the three out");
+              " alone have " + std::to_string(s.layers * block_size(s.width)) + " parameters, more than the " +
+              std::to_string(s.parameters) + " of --params; omit one of the three options");
   return s;
 }
 
 std::vector<Parameter> parameters_of(const Sizes& s) {
   std::vector<Parameter> all;
-  const int64_t w = s.width, rest = s.parameters - s.layers * of_block(w);
+  const int64_t w = s.width, rest = s.parameters - s.layers * block_size(w);
   if (rest >= w) all.push_back(parameter_of("embedding", {rest / w, w}));
   if (rest % w > 0) all.push_back(parameter_of("other", {rest % w}));
   for (int64_t layer = 0; layer < s.layers; ++layer) {

@@ -1,4 +1,4 @@
-// Parameters from elsewhere than a model in memory: a program's answer, or sizes alone.
+// Parameters without a model in memory: from a program's answer, or from sizes.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace zr::host {
 
-/// One line: {"zeroth_parameters":1,...}, how a program tells `zeroth plan` what it would train.
+/// One line, {"zeroth_parameters":1,...}: a program reports its parameters to `zeroth plan`.
 std::string to_json(const std::vector<Parameter>& parameters);
 /// The parameters in the last such line of a program's output. Throws Failure(user) naming `who` if there is none.
 std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who);
 
-/// A GPT of that many parameters, blocks and width: blocks of 12 width^2 + 13 width, the rest an embedding.
+/// The size of a GPT: `layers` blocks of 12 width^2 + 13 width parameters; the rest is an embedding.
 struct Sizes {
   int64_t parameters = 0, layers = 0, width = 0;
 };
-/// What is 0 follows from the others. Throws Failure(user) if they contradict one another.
+/// Derives the sizes that are 0 from the others. Throws Failure(user) if they contradict each other.
 Sizes complete(Sizes sizes);
-/// Of sizes that are complete.
+/// The parameters of a GPT of these complete sizes.
 std::vector<Parameter> parameters_of(const Sizes& complete_sizes);
 
 }  // namespace zr::host

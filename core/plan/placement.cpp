@@ -1,4 +1,4 @@
-// Which part of the training state stands where, and in what pieces it goes there and back.
+// Assigns parts of the training state to tiers, and cuts the states on disk into tiles.
 #include "plan/placement.hpp"
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace zr::host {
 namespace {
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-int64_t state_bytes(const MemoryPlan& plan) {  // of an element, all arrays
+int64_t state_bytes(const MemoryPlan& plan) {  // per element, all arrays
   int64_t bytes = 0;
   for (const MemoryPlan::StateArray& array : plan.state_arrays()) bytes += size_of(array.dtype);
   return bytes;
 }
 
-// The last tier at or before `element` where the state space may be cut.
+// The last position at or before `element` where the state space may be cut.
 int64_t cut_before(const MemoryPlan& plan, int64_t element) {
   const std::vector<int64_t>& starts = plan.mine.state_offset;
   if (element >= plan.mine.state_elements) return plan.mine.state_elements;
@@ -29,7 +29,7 @@ int64_t cut_before(const MemoryPlan& plan, int64_t element) {
   return plan.input.wanted.elementwise ? start + (element - start) / kNormBlock * kNormBlock : start;
 }
 
-// Tiles of a run: as many elements as keep the tier busy, whole pieces where the optimizer wants them.
+// Cuts a run into tiles: enough elements to keep the tier busy, and complete pieces if the optimizer needs them.
 void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement) {
   const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(run.tier)];
   const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
@@ -37,9 +37,9 @@ void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement
   const int64_t wanted =
       std::max<int64_t>(tier.io_bytes * tier.io_depth / std::max<int64_t>(state_bytes(plan), 1) / kNormBlock, 1) *
       kNormBlock;
-  int64_t slot = 0;
+  int64_t end_of_tiles = 0;
   for (const StateTile& tile : placement.tiles)
-    if (tile.tier == run.tier) slot = tile.at + tile.bytes;
+    if (tile.tier == run.tier) end_of_tiles = tile.at + tile.bytes;
   for (int64_t first = run.first, end = run.first + run.count; first < end;) {
     int64_t next = std::min(end, first + wanted);
     if (!plan.input.wanted.elementwise && next < end) {
@@ -47,18 +47,18 @@ void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement
       const auto after = std::upper_bound(starts.begin(), starts.end(), first);
       next = std::max(cut_before(plan, next), after == starts.end() ? end : std::min(*after, end));
     }
-    StateTile tile{run.tier, first, next - first, slot, 0};
+    StateTile tile{run.tier, first, next - first, end_of_tiles, 0};
     for (const MemoryPlan::StateArray& array : arrays) tile.bytes += up(tile.count * size_of(array.dtype), tier.align);
     placement.largest_tile = std::max(placement.largest_tile, tile.bytes);
-    slot += tile.bytes;
+    end_of_tiles += tile.bytes;
     placement.tiles.push_back(tile);
     first = next;
   }
 }
-// Finds tiers, one part after another, by what the plan then takes of each kind of memory.
-class Filling {
+// Assigns tiers, one part after another, by the memory that the plan then takes on each tier.
+class TierAssigner {
  public:
-  explicit Filling(MemoryPlan& plan) : plan_(plan), wanted_(plan.input.wanted) {
+  explicit TierAssigner(MemoryPlan& plan) : plan_(plan), wanted_(plan.input.wanted) {
     plan.placement = {};
     const auto bytes_of = [&](uint32_t role) {
       int64_t bytes = 0;
@@ -68,17 +68,18 @@ class Filling {
     };
     shards_ = bytes_of(ZR_ROLE_WEIGHT_SHARD);
     gradients_ = bytes_of(ZR_ROLE_REDUCED_GRAD);
-    // What has its tier takes its room before anything looks for one; the rest takes none until it has one.
+    // Parts with a fixed tier count from the start; other parts count only when they have a tier.
     plan.placement.shards = std::max(wanted_.shards, 0);
     plan.placement.reduced_gradients = std::max(wanted_.reduced_gradients, 0);
     undecided_ = (wanted_.shards == kAnyTier ? shards_ : 0) + (wanted_.reduced_gradients == kAnyTier ? gradients_ : 0);
     if (wanted_.states != kAnyTier) put_states({{0, stays()}, {wanted_.states, all()}});
   }
-  void fill() {
+  void assign() {
     activations();
     if (shards_ > 0) decide("weight shards", "parameters", wanted_.shards, plan_.placement.shards, shards_);
     if (gradients_ > 0)
-      decide("gradient sums", "gradients", wanted_.reduced_gradients, plan_.placement.reduced_gradients, gradients_);
+      decide("reduced gradients", "gradients", wanted_.reduced_gradients, plan_.placement.reduced_gradients,
+             gradients_);
     states();
   }
 
@@ -92,17 +93,18 @@ class Filling {
     return wanted_.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all()) * wanted_.device_fraction);
   }
 
-  // What is left of a kind of memory, below nothing where more is taken.
+  // Free bytes of a tier; negative if the plan exceeds its capacity.
   int64_t left(Tier tier) const {
     if (tier == Tier::device && wanted_.device_capacity > 0 && tiers() > 1)
-      return wanted_.device_capacity - plan_.bytes(tier) + undecided_ - here_;
+      return wanted_.device_capacity - plan_.bytes(tier) + undecided_ - activations_on_device_;
     if (tier == Tier::host && wanted_.host_capacity > 0)
-      return wanted_.host_capacity - plan_.bytes(tier) - aside_ - (wanted_.snapshot ? plan_.snapshot_bytes() : 0);
+      return wanted_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
+             (wanted_.snapshot ? plan_.snapshot_bytes() : 0);
     return kNoLimit;
   }
   int64_t left(int tier) const { return left(info(tier).tier); }
   int64_t excess() const { return std::max<int64_t>(-left(Tier::device), 0) + std::max<int64_t>(-left(Tier::host), 0); }
-  // The first tier of those allowed with which nothing is over its budget, else that with which least is.
+  // The first allowed tier with which no budget is exceeded, else the tier with the smallest excess.
   template <class Try>
   int first_that_fits(bool disks, const Try& with) {
     int best = 0;
@@ -120,44 +122,46 @@ class Filling {
     return best;
   }
 
-  void tell(const std::string& part, int tier, const std::string& why) {
+  void report(const std::string& part, int tier, const std::string& why) {
     plan_.placement.parts.push_back({part, tier, why});
   }
-  std::string room_text(int tier) const {
-    const int64_t room = left(tier);
-    return info(tier).id +
-           (room > kNoLimit / 2 ? " has no budget" : " has " + bytes_text(std::max<int64_t>(room, 0)) + " left");
+  std::string capacity_text(int tier) const {
+    const int64_t bytes_left = left(tier);
+    return info(tier).id + (bytes_left > kNoLimit / 2
+                                ? " has no budget"
+                                : " has " + bytes_text(std::max<int64_t>(bytes_left, 0)) + " left");
   }
-  std::vector<std::string> rooms() const {
+  std::vector<std::string> capacities() const {
     std::vector<std::string> texts;
-    for (int tier = 0; tier < tiers(); ++tier) texts.push_back(room_text(tier));
+    for (int tier = 0; tier < tiers(); ++tier) texts.push_back(capacity_text(tier));
     return texts;
   }
-  static std::string upto(const std::vector<std::string>& rooms, int tier) {
+  static std::string upto(const std::vector<std::string>& capacities, int tier) {
     std::string text;
-    for (int i = 0; i <= tier; ++i) text += (i ? ", " : "") + rooms[static_cast<std::size_t>(i)];
+    for (int i = 0; i <= tier; ++i) text += (i ? ", " : "") + capacities[static_cast<std::size_t>(i)];
     return text;
   }
-  std::string asked_for(const char* key, int tier) const {
+  std::string requested_by(const char* key, int tier) const {
     return std::string("offload.") + key + " = \"" + info(tier).id + "\"";
   }
 
-  void decide(const std::string& part, const char* key, int asked, int& tier, int64_t bytes) {
-    if (asked != kAnyTier) return tell(part, asked, asked_for(key, asked));
-    const std::vector<std::string> before = rooms();
+  void decide(const std::string& part, const char* key, int requested, int& tier, int64_t bytes) {
+    if (requested != kAnyTier) return report(part, requested, requested_by(key, requested));
+    const std::vector<std::string> before = capacities();
     undecided_ -= bytes;
-    const bool disks = &tier != &plan_.placement.shards || !whole_shards();
+    const bool disks = &tier != &plan_.placement.shards || !shards_used_in_place();
     tier = first_that_fits(disks, [&](int at) { tier = at; });
-    tell(part, tier, "auto: " + bytes_text(bytes) + "; " + upto(before, tier));
+    report(part, tier, "auto: " + bytes_text(bytes) + "; " + upto(before, tier));
   }
-  // Shards that operators use where they stand.
-  bool whole_shards() const {
+  // True if operators use a shard buffer in place.
+  bool shards_used_in_place() const {
     return std::any_of(plan_.mine.weights.begin(), plan_.mine.weights.end(), [&](const Piece& piece) {
       return plan_.mine.buffers[piece.buffer].role == ZR_ROLE_WEIGHT_SHARD && !piece.shard;
     });
   }
 
-  // TierRequest most often, twice a micro-step. Temporaries stay on the device: half, until it is measured.
+  // Activations come first because they are used most often, twice per micro-step. Temporaries stay on the device: half
+  // of the bytes, until a run has measured them.
   void activations() {
     const int64_t quarter = wanted_.device_capacity / 4,
                   known = wanted_.activations_on_device + wanted_.activations_offloaded;
@@ -165,22 +169,24 @@ class Filling {
     const auto put = [&](int tier) {
       plan_.placement.activations = tier;
       const bool measured_there = tier > 0 && wanted_.activations_offloaded > 0;
-      here_ = measured_there ? wanted_.activations_on_device : tier > 0 ? bytes / 2 : bytes;
-      aside_ = info(tier).tier == Tier::host ? (measured_there ? wanted_.activations_offloaded : bytes) : 0;
+      activations_on_device_ = measured_there ? wanted_.activations_on_device : tier > 0 ? bytes / 2 : bytes;
+      activations_on_host_ =
+          info(tier).tier == Tier::host ? (measured_there ? wanted_.activations_offloaded : bytes) : 0;
     };
     if (wanted_.activations != kAnyTier) {
       put(wanted_.activations);
-      return tell("activations", wanted_.activations, asked_for("activations", wanted_.activations));
+      return report("activations", wanted_.activations, requested_by("activations", wanted_.activations));
     }
-    const std::vector<std::string> before = rooms();
+    const std::vector<std::string> before = capacities();
     const int tier = first_that_fits(true, put);
-    const std::string what = wanted_.activations_known ? bytes_text(bytes) + " measured; "
-                             : quarter > 0 ? bytes_text(quarter) + ", a quarter until a run has measured them; "
-                                           : "";
-    tell("activations", tier, "auto: " + what + upto(before, tier));
+    const std::string what =
+        wanted_.activations_known ? bytes_text(bytes) + " measured; "
+        : quarter > 0 ? bytes_text(quarter) + " assumed, a quarter of the budget, until a run has measured them; "
+                      : "";
+    report("activations", tier, "auto: " + what + upto(before, tier));
   }
 
-  // Runs and tiles: elements up to `end` on each tier, one after another.
+  // Computes runs and tiles: for each (tier, end), the elements up to `end` go to `tier`.
   void put_states(const std::vector<std::pair<int, int64_t>>& ends) {
     Placement& placement = plan_.placement;
     placement.states.clear();
@@ -198,16 +204,16 @@ class Filling {
   void states() {
     if (plan_.state_arrays().empty()) {
       plan_.placement.states = {{0, 0, all()}};
-      return tell("states", 0, "none: the optimizer keeps none");
+      return report("states", 0, "the optimizer has none");
     }
     if (wanted_.states != kAnyTier) {
       for (const StateRun& run : plan_.placement.states)
-        tell(share(run.count), run.tier,
-             run.tier == 0 && wanted_.states != 0 ? "offload.device_fraction = " + shortest(wanted_.device_fraction)
-                                                  : asked_for("optimizer", run.tier));
+        report(share(run.count), run.tier,
+               run.tier == 0 && wanted_.states != 0 ? "offload.device_fraction = " + shortest(wanted_.device_fraction)
+                                                    : requested_by("optimizer", run.tier));
       return;
     }
-    const std::vector<std::string> before = rooms();
+    const std::vector<std::string> before = capacities();
     std::vector<std::pair<int, int64_t>> ends;
     int64_t at = 0;
     for (int tier = 0; tier < tiers() && at < all(); ++tier) {
@@ -218,16 +224,16 @@ class Filling {
       at = plan_.placement.states.empty() ? 0
                                           : plan_.placement.states.back().first + plan_.placement.states.back().count;
     }
-    give_way(ends);
+    move_states_to_disk(ends);
     int64_t placed = 0;
     for (const StateRun& run : plan_.placement.states) {
-      tell(share(run.count), run.tier,
-           "auto: " + bytes_text((all() - placed) * each()) + "; " + upto(before, run.tier));
+      report(share(run.count), run.tier,
+             "auto: " + bytes_text((all() - placed) * each()) + "; " + upto(before, run.tier));
       placed += run.count;
     }
   }
-  // Tiles and what a disk keeps take of host memory too: states in it give way until all has room.
-  void give_way(std::vector<std::pair<int, int64_t>>& ends) {
+  // Staging memory of a disk tier takes host memory too: moves states from host memory to the disk until all fits.
+  void move_states_to_disk(std::vector<std::pair<int, int64_t>>& ends) {
     if (ends.size() < 2 || info(ends.back().first).in_memory()) return;
     for (auto tier = ends.rbegin() + 1; tier != ends.rend(); ++tier) {
       if (info(tier->first).tier != Tier::host) continue;
@@ -238,7 +244,7 @@ class Filling {
       }
     }
   }
-  // The last element on a tier, and one; 0 if there is none.
+  // One past the last element on a tier; 0 if the tier has none.
   int64_t end_on(int tier) const {
     for (const StateRun& run : plan_.placement.states)
       if (run.tier == tier) return run.first + run.count;
@@ -251,8 +257,8 @@ class Filling {
   MemoryPlan& plan_;
   const TierRequest& wanted_;
   int64_t shards_ = 0, gradients_ = 0;  // bytes
-  int64_t undecided_ = 0;               // of them, that the plan has on the device until they have a tier
-  int64_t here_ = 0, aside_ = 0;        // of activations: on the device, in host memory
+  int64_t undecided_ = 0;               // bytes that the plan counts on the device until their tier is known
+  int64_t activations_on_device_ = 0, activations_on_host_ = 0;  // bytes of activations: on the device, in host memory
 };
 }  // namespace
 
@@ -275,7 +281,7 @@ int64_t MemoryPlan::staging_bytes() const {
 
 int64_t MemoryPlan::activation_staging_bytes() const {
   const TierInfo& tier = input.tiers[static_cast<std::size_t>(placement.activations)];
-  return tier.tier == Tier::disk ? 2 * tier.io_bytes * tier.io_depth : 0;  // what is on its way, and what waits
+  return tier.tier == Tier::disk ? 2 * tier.io_bytes * tier.io_depth : 0;  // requests in flight, and requests that wait
 }
 
 int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
@@ -288,14 +294,14 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);
 }
 
-void assign_tiers(MemoryPlan& plan) { Filling(plan).fill(); }
+void assign_tiers(MemoryPlan& plan) { TierAssigner(plan).assign(); }
 
 std::string MemoryPlan::placement_text() const {
   std::string text;
   if (input.tiers.size() == 1) return text;
   for (const TierAssignment& one : placement.parts) {
     char line[400];
-    std::snprintf(line, sizeof line, "  placement    %-15s  on %-8s  %s\n", one.part.c_str(),
+    std::snprintf(line, sizeof line, "  placement      %-17s  on %-8s  %s\n", one.part.c_str(),
                   input.tiers[static_cast<std::size_t>(one.tier)].id.c_str(), one.why.c_str());
     text += line;
   }

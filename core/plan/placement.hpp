@@ -1,4 +1,4 @@
-// Where each part of the training state stands: on the device, or on a tier behind it.
+// The tier on which each part of the training state is stored: the device, host memory or a disk.
 #pragma once
 
 #include <cstdint>
@@ -9,29 +9,29 @@
 
 namespace zr::host {
 
-/// Something that can hold a part of the training state; of a plan, 0 is the device.
+/// A tier that can store a part of the training state. Index 0 of a plan's tiers is the device.
 struct TierInfo {
   std::string id = "device";
   Tier tier = Tier::device;
-  bool in_memory() const { return tier != Tier::disk; }  // worked on where it stands
-  int64_t io_bytes = 0, io_depth = 1, align = 64;        // of transfers, where it is not
-  int64_t host_bytes_per_mib = 0;                        // host memory of its own that it takes for what it stores
+  bool in_memory() const { return tier != Tier::disk; }  // the optimizer can update data on it in place
+  int64_t io_bytes = 0, io_depth = 1, align = 64;  // of transfers, if not in memory: bytes, requests in flight, bytes
+  int64_t host_bytes_per_mib = 0;                  // host memory overhead of stored data, bytes per MiB
 };
 
-/// A tier that the plan is to find: the first with room.
+/// `auto`: the plan chooses the first tier with enough capacity.
 inline constexpr int kAnyTier = -1;
 
-/// What the configuration asks for, as indices of tiers.
+/// The tiers that the configuration requests, as indices.
 struct TierRequest {
   int states = 0, reduced_gradients = 0, shards = 0, activations = 0;
-  double device_fraction = 0;   // of the states that stays on the device
-  int64_t device_capacity = 0;  // of a rank; 0: no limit. For kAnyTier only, as host_capacity
-  int64_t host_capacity = 0;    // of a rank
-  bool snapshot = false;        // of host_capacity, a copy for checkpoints is taken
+  double device_fraction = 0;   // fraction of the states that stays on the device
+  int64_t device_capacity = 0;  // bytes per rank; 0: no limit; used for kAnyTier only
+  int64_t host_capacity = 0;    // bytes per rank; 0: no limit; used for kAnyTier only
+  bool snapshot = false;        // a copy for checkpoints is part of host_capacity
   bool activations_known = false;
-  int64_t activations_on_device = 0;  // measured, of a rank on the device, temporaries too
-  int64_t activations_offloaded = 0;  // then, on tiers
-  bool elementwise = true;            // the optimizer lets a run of states be cut anywhere
+  int64_t activations_on_device = 0;  // measured bytes per rank, temporaries included
+  int64_t activations_offloaded = 0;  // measured bytes per rank on tiers, in the same run
+  bool elementwise = true;            // the states may be cut at any norm block
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one tier.
@@ -40,15 +40,15 @@ struct StateRun {
   int64_t first, count;
 };
 
-/// A part of a run on disk that is read, updated and written at a time; arrays one after another, each at a multiple of
-/// the tier's alignment.
+/// A part of a run on disk that is read, updated and written as one. Its arrays follow each other, each at a multiple
+/// of the tier's alignment.
 struct StateTile {
   int tier;
   int64_t first, count;  // elements
-  int64_t at, bytes;     // in the tier's slot
+  int64_t at, bytes;     // bytes, in the tier's allocation
 };
 
-/// What stands on a tier, and why.
+/// The tier of one part of the training state, and the reason.
 struct TierAssignment {
   std::string part;
   int tier;
@@ -56,11 +56,11 @@ struct TierAssignment {
 };
 
 struct Placement {
-  std::vector<StateRun> states;  // ascending, all of the state space
-  std::vector<StateTile> tiles;  // of the runs on disk, ascending
+  std::vector<StateRun> states;  // ascending; they cover the state space
+  std::vector<StateTile> tiles;  // of the runs on disk; ascending
   int reduced_gradients = 0, shards = 0, activations = 0;
   int64_t largest_tile = 0;           // bytes
-  std::vector<TierAssignment> parts;  // for people
+  std::vector<TierAssignment> parts;  // for placement_text()
 };
 
 }  // namespace zr::host

@@ -32,7 +32,7 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
 
 namespace {
 
-// Collects one rank's plan and checks each piece as it comes.
+// Collects the plan of one rank and checks each piece.
 class Collector {
  public:
   Collector(const PlanInput& input, int rank) : input_(input), rank_(rank) {}
@@ -44,8 +44,8 @@ class Collector {
   }
 
   RankPlan finish() {
-    // The sinks are called from C: what they found wrong is thrown here.
-    if (!wrong_.empty()) fail_bug("the strategy's plan for rank " + std::to_string(rank_) + " is unsound: " + wrong_);
+    // Plug-ins call the sinks through C; their first problem is thrown here.
+    if (!wrong_.empty()) fail_bug("the strategy's plan for rank " + std::to_string(rank_) + " is invalid: " + wrong_);
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
@@ -60,40 +60,40 @@ class Collector {
 
   void buffer(const zr_buffer& b) {
     if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WEIGHT_SHARD)
-      wrong("buffer " + std::to_string(plan_.buffers.size()) + " has no size, dtype or role");
+      wrong("buffer " + std::to_string(plan_.buffers.size()) + " has a negative size, or an unknown dtype or role");
     const bool alias = b.flags & ZR_BUFFER_SHARED;
     if (alias && (!input_.alias || b.role != ZR_ROLE_WEIGHT))
-      wrong("buffer " + std::to_string(plan_.buffers.size()) + " is aliased, which " +
-            (input_.alias ? "only whole weights can be" : "this job does not offer"));
+      wrong("buffer " + std::to_string(plan_.buffers.size()) + " is shared by all ranks, but " +
+            (input_.alias ? "only unsharded weights can be shared" : "this job does not share weights"));
     plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, alias});
   }
 
   void piece(const zr_piece& p) {
     if (p.param >= input_.parameters.size())
-      return wrong("a piece of parameter " + std::to_string(p.param) + ", which is not");
+      return wrong("a piece of parameter " + std::to_string(p.param) + ", which does not exist");
     const Parameter& parameter = input_.parameters[p.param];
     const std::string where =
         "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
     if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_WEIGHT_SHARD && p.role != ZR_ROLE_REDUCED_GRAD)
-      return wrong(where + ": a piece is of role weight, shard or sum");
+      return wrong(where + ": the role of a piece must be weight, weight shard or reduced gradient");
     if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count)
       return wrong(where + " is outside the parameter");
     if (p.first % kNormBlock || ((p.first + p.count) % kNormBlock && p.first + p.count != parameter.count))
-      return wrong(where + " is cut inside a leaf of " + std::to_string(kNormBlock) + " elements");
+      return wrong(where + " is cut inside a norm block of " + std::to_string(kNormBlock) + " elements");
     if (p.buffer >= plan_.buffers.size())
-      return wrong(where + " lies in buffer " + std::to_string(p.buffer) + ", which is not");
+      return wrong(where + " is in buffer " + std::to_string(p.buffer) + ", which does not exist");
     const Buffer& buffer = plan_.buffers[p.buffer];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
     const bool weight = p.role != ZR_ROLE_REDUCED_GRAD;
     if (buffer.dtype != (weight ? input_.weight_dtype : input_.reduced_grad_dtype))
-      return wrong(where + " lies in a buffer of another dtype");
+      return wrong(where + " is in a buffer of another dtype");
     if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
     std::vector<Piece>& list = weight ? plan_.weights : plan_.reduced_gradients;
     if (!list.empty()) {
       const Piece& last = list.back();
       if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
-        return wrong(where + ": pieces of a role come by parameter, ascending, and do not overlap");
+        return wrong(where + ": pieces of a role must be in ascending order of parameter and element, without overlap");
     }
     list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_WEIGHT_SHARD});
   }
@@ -104,7 +104,7 @@ class Collector {
   std::string wrong_;
 };
 
-// Runs of one parameter with the set of ranks that hold each.
+// Cuts one parameter into runs, each with the set of ranks that hold it.
 std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<std::pair<int, const Piece*>>& held) {
   std::vector<int64_t> edges{0, parameter.count};
   for (const auto& [rank, piece] : held) {
@@ -150,7 +150,7 @@ MemoryPlan::NormBlocks norm_blocks_of_rank(const MemoryPlan& plan) {
   return norm_blocks;
 }
 
-RankPlan ask(const PlanInput& input, int rank, const StrategyPlan& strategy) {
+RankPlan collect_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   const PlanInputView view(input, rank);
   Collector collector(input, rank);
   strategy(view.in(), collector.sink());
@@ -169,7 +169,7 @@ MemoryPlan empty_plan(const PlanInput& input, int rank) {
 
 MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   std::vector<RankPlan> ranks;
-  for (int r = 0; r < input.world; ++r) ranks.push_back(ask(input, r, strategy));
+  for (int r = 0; r < input.world; ++r) ranks.push_back(collect_plan(input, r, strategy));
   std::vector<std::vector<std::pair<int, const Piece*>>> held(input.parameters.size());
   for (int r = 0; r < input.world; ++r) {
     const RankPlan& plan = ranks[static_cast<std::size_t>(r)];
@@ -200,7 +200,7 @@ int64_t Buffer::bytes(int rank, int world) const {
 
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   MemoryPlan plan = empty_plan(input, rank);
-  plan.mine = ask(input, rank, strategy);
+  plan.mine = collect_plan(input, rank, strategy);
   plan.norm_blocks = norm_blocks_of_rank(plan);
   assign_tiers(plan);
   plan.max_bytes = plan.bytes();

@@ -1,4 +1,4 @@
-// "zr.host.config/1": a component's checked values.
+// "zr.host.config/1": the validated values of a component.
 #include "plugin/services.hpp"
 
 struct zr_config_s {

@@ -1,5 +1,5 @@
-// Boost.DLL 1.74's library_info would do, but it reads .symtab alone, which a stripped file has not, and takes its
-// names from whichever string table comes last.
+// Boost.DLL 1.74's library_info is not enough: it reads only .symtab, which stripped files do not have, and takes the
+// names from the last string table of the file.
 #include "plugin/elf.hpp"
 
 #include <elf.h>
@@ -61,7 +61,7 @@ bool native(const Elf64_Ehdr& head) {
 #elif defined(__aarch64__)
   constexpr Elf64_Half machine = EM_AARCH64;
 #else
-#error "which ELF machine is this?"
+#error "unsupported architecture: add its ELF machine number"
 #endif
   return std::memcmp(head.e_ident, ELFMAG, SELFMAG) == 0 && head.e_ident[EI_CLASS] == ELFCLASS64 &&
          head.e_ident[EI_DATA] == ELFDATA2LSB && head.e_machine == machine && head.e_type == ET_DYN;

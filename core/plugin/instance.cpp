@@ -1,4 +1,4 @@
-// A component's life: its module started once, created with its table's values, destroyed, the module shut down.
+// The life of a component: module startup (once), create with the values of its table, destroy, module shutdown.
 #include <map>
 #include <mutex>
 
@@ -9,7 +9,7 @@ namespace zr::host {
 
 namespace {
 
-// A C function of a plug-in that lets an exception out breaks the ABI; what it said is worth more than a crash.
+// A C function that throws breaks the ABI. The call reports the text of the exception instead of crashing.
 template <class F>
 void call(const std::string& who, F&& fn) {
   CallError error;
@@ -17,9 +17,9 @@ void call(const std::string& who, F&& fn) {
   try {
     code = fn(&error);
   } catch (const std::exception& escaped) {
-    fail_bug(who + " threw across the C boundary: " + escaped.what() + "; its author must return a code");
+    fail_bug(who + " threw an exception across the C ABI: " + escaped.what() + "; this is a bug in the plug-in");
   } catch (...) {
-    fail_bug(who + " threw across the C boundary; its author must return a code");
+    fail_bug(who + " threw an exception across the C ABI; this is a bug in the plug-in");
   }
   check(code, error, who);
 }
@@ -33,7 +33,7 @@ Users& users() {
   return *all;
 }
 
-// Startup stands before the first create, shutdown after the last destroy; both may happen several times.
+// Startup runs before the first create, shutdown after the last destroy; both may run several times.
 void start(PluginHost& host, const zr_module* module, const std::string& who) {
   const std::lock_guard lock(users().mutex);
   if (users().count[module] == 0 && module->startup)
@@ -46,14 +46,14 @@ void stop(const zr_module* module) {
   if (--users().count[module] == 0 && module->shutdown) module->shutdown();
 }
 
-// The plug-in's own text may not say what it missed; the host knows what was asked for.
+// The plug-in's text may not name the missing services; the host knows which ones it requested.
 std::string with_missing_services(const Failure& failure, const std::vector<std::string>& missing_services) {
   std::string text = failure.what();
   std::string ids;
   for (const auto& id : missing_services)
     if (text.find(id) == text.npos) ids += (ids.empty() ? "" : ", ") + id;
-  if (!ids.empty()) text += " (it asked for " + ids + ", which this host does not offer)";
-  return missing_services.empty() ? text : text + ": install a newer zeroth, or a plug-in for this one";
+  if (!ids.empty()) text += " (it requested " + ids + ", which this host does not offer)";
+  return missing_services.empty() ? text : text + "; install a newer zeroth, or a plug-in for this one";
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ Instance::Instance(PluginHost& host, const Component& component, const JobConfig
   try {
     call(who("create"),
          [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
-    if (!self_) fail_bug(who("create") + " reported success, but made nothing; its author must set *self");
+    if (!self_) fail_bug(who("create") + " reported success, but left *self null; this is a bug in the plug-in");
   } catch (const Failure& failure) {
     stop(component.module);
     if (code != ZR_UNSUPPORTED) throw;

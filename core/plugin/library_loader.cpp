@@ -20,10 +20,10 @@ constexpr std::string_view kTag = "zr_tag_";
 
 std::string abi_text(unsigned major, unsigned minor) { return std::to_string(major) + "." + std::to_string(minor); }
 
-// Before anything is read: whose file is it, and may this process read it?
+// Checks, before the file is read, that it is trusted and that this process may read it.
 std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
   std::error_code error;
-  if (!file.is_absolute()) return "the path is relative: write it in full, from /";
+  if (!file.is_absolute()) return "the path is relative; write an absolute one";
   if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return "there is no such file";
   const std::string problem = trust_problem(file, found);
   if (!problem.empty()) return problem;
@@ -48,11 +48,11 @@ std::string abi_problem(unsigned major, unsigned minor) {
          (newer ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ") + here;
 }
 
-// The library objects of this process; never destroyed, so that nothing is ever unloaded.
+// The libraries of this process; never destroyed, so that none is unloaded.
 struct Loaded {
   std::mutex mutex;
   bool probes = false;
-  std::map<std::pair<dev_t, ino_t>, std::string> probed;  // a file, and what is wrong with it or ""
+  std::map<std::pair<dev_t, ino_t>, std::string> probed;  // the problem per file, or ""
   std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries;
 };
 Loaded& loaded() {
@@ -62,17 +62,17 @@ Loaded& loaded() {
 
 const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
   if (!library.has("zr_module_v1")) {
-    problem = "it does not export zr_module_v1: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
+    problem = "it does not export zr_module_v1; build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
     return nullptr;
   }
   try {
     const zr_module* module = library.get<const zr_module*(uint32_t)>("zr_module_v1")(ZR_ABI_MINOR);
-    if (!module) problem = "zr_module_v1 returned no module: its author must return static data";
+    if (!module) problem = "zr_module_v1 returned null; this is a bug in the plug-in";
     return module;
   } catch (const std::exception& error) {
-    problem = std::string("zr_module_v1 threw: ") + error.what() + "; its author must return static data";
+    problem = std::string("zr_module_v1 threw an exception: ") + error.what() + "; this is a bug in the plug-in";
   } catch (...) {
-    problem = "zr_module_v1 threw; its author must return static data";
+    problem = "zr_module_v1 threw an exception; this is a bug in the plug-in";
   }
   return nullptr;
 }
@@ -86,7 +86,7 @@ Tags read_tags(const std::filesystem::path& file) {
   const auto symbols = exported_symbols(tags.file.path, "zrabi");
   if (!symbols) {
     tags.rejection =
-        "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
+        "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
     return tags;
   }
   unsigned major = 0, minor = 0;
@@ -100,20 +100,21 @@ Tags read_tags(const std::filesystem::path& file) {
   }
   if (!has_abi) {
     tags.rejection =
-        "it is no Zeroth plug-in, for it names no ABI: build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
+        "it is not a Zeroth plug-in (no ABI tag); build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
   } else if (tags.rejection = abi_problem(major, minor); tags.rejection.empty() && tags.roles.empty()) {
     tags.rejection =
-        "it names no kind that this zeroth knows: strategy, communicator, optimizer or offload; install a newer zeroth";
+        "it has no tag of a role that this zeroth knows: strategy, communicator, optimizer or offload; install a newer "
+        "zeroth";
   }
   return tags;
 }
 
 namespace {
 
-// Loads and enters the library, and reads its tables as a loader does.
+// Loads the library and reads its tables, as load_library() does.
 std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   boost::dll::fs::error_code error;
-  static boost::dll::shared_library library;  // never destroyed: the process ends without it
+  static boost::dll::shared_library library;  // never destroyed: the child process exits first
   library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
   std::string problem;
   const zr_module* module = error ? nullptr : enter(library, problem);
@@ -156,7 +157,7 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
     at = all.libraries.emplace(key, std::pair(std::move(library), module)).first;
   }
   const zr_module* module = at->second.second;
-  if (!module && validation.reason.empty()) validation.reason = "it has no module";
+  if (!module && validation.reason.empty()) validation.reason = "its module could not be read when it was first loaded";
   if (validation.reason.empty()) validation.reason = module_problem(module, tags);
   if (!validation.reason.empty()) return validation;
   validation.accepted = true;

@@ -1,4 +1,4 @@
-// The steps from a file to a module: examined without running, loaded, its tables checked. Inside core/plugin.
+// The steps from a file to a module: reads tags without running code, loads, checks tables. Internal to core/plugin.
 #pragma once
 
 #include <filesystem>
@@ -12,19 +12,20 @@ namespace zr::host {
 
 inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::optimizer, Role::offload};
 
-/// What a file says of itself before any of its code runs.
+/// The data tags of a file, read before any of its code runs.
 struct Tags {
   std::string rejection;  // "" if the file may be loaded
   std::vector<Role> roles;
-  TrustedFile file;  // what was examined, and what is to be loaded
+  TrustedFile file;  // the examined file; load_library() loads exactly this one
 };
-/// Reads its data tags.
+/// Checks trust and reads the data tags of a file.
 Tags read_tags(const std::filesystem::path& file);
 
-/// Loads an examined file, once per process; never unloads. After probe_before_loading() a child process does so first.
+/// Loads an examined file, once per process; never unloads it. After probe_before_loading(), a child process loads it
+/// first.
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags);
 
-/// What is wrong with a module's own tables, or "".
+/// The problem with a module's tables, or "".
 std::string module_problem(const zr_module* module, const Tags& tags);
 
 /// "an optimizer", "a strategy and an optimizer".

@@ -12,8 +12,8 @@ namespace zr::host {
 
 namespace {
 
-constexpr uint64_t kMinPageMemory = uint64_t{4} << 20, kMinAlign = 64;  // pages: of page_memory
-static_assert(kMinPageMemory >= kHugePageBytes, "only from there on it is zeroed");
+constexpr uint64_t kMinPageMemory = uint64_t{4} << 20, kMinAlign = 64;  // from kMinPageMemory on: huge pages
+static_assert(kMinPageMemory >= kHugePageBytes, "only mapped memory is zeroed");
 
 zr_code fail_with(zr_error* error, zr_code code, const std::string& text) {
   error->code = code;
@@ -21,7 +21,7 @@ zr_code fail_with(zr_error* error, zr_code code, const std::string& text) {
   return code;
 }
 
-// A tag may begin with the ledger's kind: "window: double buffer". Others count as `fallback`.
+// A tag may begin with a ledger kind: "window: double buffer". Other tags count as `fallback`.
 MemoryKind kind_of_tag(const std::string& tag, MemoryKind fallback) {
   const std::string start = tag.substr(0, tag.find(':'));
   for (std::size_t i = 0; i < kMemoryKindNames.size(); ++i)
@@ -29,7 +29,7 @@ MemoryKind kind_of_tag(const std::string& tag, MemoryKind fallback) {
   return fallback;
 }
 
-// What grows with the model stands where its weights do; the rest is the host's.
+// Kinds that grow with the model count for the tier of the weights, the other kinds for host memory.
 Tier tier_of(MemoryKind kind) {
   return kind == MemoryKind::other || kind == MemoryKind::communicator || kind == MemoryKind::snapshot ||
                  kind == MemoryKind::staging
@@ -38,14 +38,14 @@ Tier tier_of(MemoryKind kind) {
 }
 
 void free_view(const zr_host* abi, const zr_view* view) {
-  if (!abi->ctx || !view->data) return;  // gone with its host, or empty
+  if (!abi->ctx || !view->data) return;  // freed with its host, or empty
   PluginHost& host = PluginHost::from_abi(abi);
   PluginHost::Memory::Block block;
   {
     const std::lock_guard lock(host.memory().mutex);
     const auto at = host.memory().blocks.find(view->data);
     if (at == host.memory().blocks.end()) {
-      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not lend it");
+      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not allocate");
       return;
     }
     block = std::move(at->second);
@@ -56,14 +56,14 @@ void free_view(const zr_host* abi, const zr_view* view) {
 }
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
-  if (!abi->ctx) return fail_with(error, ZR_STATE, "the host of this instance is gone");
+  if (!abi->ctx) return fail_with(error, ZR_STATE, "the host of this instance no longer exists");
   if (align & (align - 1))
-    return fail_with(error, ZR_INVALID, "alignment " + std::to_string(align) + " is no power of two");
+    return fail_with(error, ZR_INVALID, "alignment " + std::to_string(align) + " is not a power of two");
   if (align > uint64_t{1} << 47)
     return fail_with(error, ZR_NOMEM,
-                     "no memory for '" + std::string(tag) + "' is at a multiple of " + std::to_string(align));
+                     "cannot allocate memory for '" + std::string(tag) + "' at a multiple of " + std::to_string(align));
   if (bytes > uint64_t{1} << 47)
-    return fail_with(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+    return fail_with(error, ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "'");
   PluginHost& host = PluginHost::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
@@ -76,7 +76,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       std::memset(view.data, 0, bytes);
     }
     if (!view.data)
-      return fail_with(error, ZR_NOMEM, std::to_string(bytes) + " bytes for '" + tag + "' are not to be had");
+      return fail_with(error, ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "'");
     const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
     {
       const std::lock_guard lock(host.memory().mutex);
@@ -84,7 +84,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     }
     try {
       host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));
-    } catch (const std::exception& over) {  // its budget
+    } catch (const std::exception& over) {  // exceeds the budget
       free_view(abi, &view);
       const std::lock_guard lock(host.memory().mutex);
       host.memory().failure = std::current_exception();
@@ -99,7 +99,7 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   if (!abi->ctx) return;
   try {
     PluginHost::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, MemoryKind::communicator), tag, delta_bytes);
-  } catch (const std::exception& over) {  // its budget: the bytes are taken already
+  } catch (const std::exception& over) {  // exceeds the budget, but the bytes are allocated already
     abi->log(abi, ZR_LOG_ERROR, over.what());
   }
 }

@@ -1,4 +1,4 @@
-// A module's own tables, checked once after loading: what the rest of the host then relies on.
+// Checks a module's tables once after loading; the rest of the host relies on them.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -17,7 +17,7 @@ struct RequiredFunction {
   std::size_t offset;
   const char* name;
 };
-// What a role's table must hold: its least size and the slots that may not be null.
+// The requirements for a role's table: its minimum size and the functions that may not be null.
 struct TableShape {
   std::size_t size;
   std::vector<RequiredFunction> functions;
@@ -51,7 +51,7 @@ const TableShape& shape_of(Role role) {
 #undef REQUIRED
 
 std::string too_short(const char* what, std::size_t has, std::size_t needs) {
-  return std::string(what) + " has " + std::to_string(has) + " bytes, the least is " + std::to_string(needs);
+  return std::string(what) + " has " + std::to_string(has) + " bytes, but needs at least " + std::to_string(needs);
 }
 
 std::string api_problem(const zr_component& component, Role role) {
@@ -63,15 +63,15 @@ std::string api_problem(const zr_component& component, Role role) {
     const void* function = nullptr;
     std::memcpy(&function, static_cast<const char*>(component.api) + required.offset, sizeof function);
     if (!function)
-      return "its slot '" + std::string(required.name) + "' is null, but every " + std::string(name_of(role)) +
-             " needs it";
+      return "its function '" + std::string(required.name) + "' is null, but every " + std::string(name_of(role)) +
+             " must have it";
   }
   return "";
 }
 
 std::string key_problem(const zr_component& component, Role role) {
   if (component.n_keys && !component.keys)
-    return "it counts " + std::to_string(component.n_keys) + " keys, but has no list of them";
+    return "it declares " + std::to_string(component.n_keys) + " keys, but its list of keys is null";
   for (uint32_t i = 0; i < component.n_keys; ++i) {
     const zr_key* key = component.keys[i];
     if (!key || !key->name) return "key " + std::to_string(i) + " has no name";
@@ -110,10 +110,10 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
     for (const Role role : kRoles) {
       if (kind_of(role) != component->kind) continue;
       const std::string who = std::string(name_of(role)) + " '" + component->id + "'";
-      if (!is_id(component->id)) return who + ": an id is small letters, digits and underscores";
-      if (!seen.insert(who).second) return "it holds " + who + " twice";
+      if (!is_id(component->id)) return who + ": an id consists of lower-case letters, digits and underscores";
+      if (!seen.insert(who).second) return "it contains " + who + " twice";
       if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
-        return "it holds " + who + ", but exports no tag zr_tag_kind_" + std::string(name_of(role)) + ": add ZR_TAG";
+        return "it contains " + who + ", but exports no tag zr_tag_kind_" + std::string(name_of(role)) + "; add ZR_TAG";
       const std::string problem = component_problem(*component, role);
       if (!problem.empty()) return who + ": " + problem;
     }
@@ -121,13 +121,13 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
   for (const Role role : tags.roles)
     if (std::none_of(seen.begin(), seen.end(),
                      [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
-      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " promises a " + std::string(kind_of(role)) +
-             ", but it holds none";
+      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " announces a " + std::string(kind_of(role)) +
+             ", but it contains none";
   return "";
 }
 
 std::string as_plugin_bug(const std::string& problem) {
-  return problem.empty() ? "" : problem + ": its author must mend it";
+  return problem.empty() ? "" : problem + ": this is a bug in the plug-in";
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ std::string module_problem(const zr_module* module, const Tags& tags) {
   if (module->size < sizeof(zr_module)) return as_plugin_bug(too_short("its module", module->size, sizeof(zr_module)));
   if (module->need_minor > ZR_ABI_MINOR)
     return "its module needs plug-in ABI " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(module->need_minor) +
-           ", though its tag says less; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." +
+           ", but its tag names an older one; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." +
            std::to_string(ZR_ABI_MINOR) + ": install a newer zeroth";
   return as_plugin_bug(table_problem(*module, tags));
 }

@@ -1,4 +1,4 @@
-// Plug-in libraries: found by role and id in absolute directories, judged without running, loaded, never unloaded.
+// Plug-in libraries: found by role and id in absolute directories, validated before any code runs, never unloaded.
 #pragma once
 
 #include <filesystem>
@@ -25,19 +25,19 @@ struct Component {
 /// "strategy", from the component's kind.
 std::string_view role_of(const Component& component);
 
-/// What was found in one file: id, kinds and ABI from its data tags, or why it is refused.
+/// The result of validating one file: its components, or the reason why it is rejected.
 struct PluginValidation {
   std::filesystem::path file;
   bool accepted = false;
-  std::string reason;                 // why not, and the remedy
+  std::string reason;                 // if not accepted: the problem and the remedy
   std::vector<Component> components;  // if accepted
 };
 
-/// From now on this process loads a library only after a child process has done so, so that one which crashes, ends its
-/// process or never returns is named and rejected. For a process that has one thread when it loads (`zeroth`).
+/// From now on, a child process loads each library before this process does, so that a library that crashes, exits or
+/// never returns is rejected by name. Only for processes with one thread when they load (`zeroth`).
 void probe_before_loading();
 
-/// Why a folder of the search path cannot be searched ("not there", "cannot be read: Permission denied"), or "".
+/// Why a folder of the search path cannot be searched ("does not exist", "cannot be read: Permission denied"), or "".
 std::string folder_problem(const std::filesystem::path& folder);
 
 /// The search path of this process. Files are named zr_<role>_<id>.so.
@@ -47,16 +47,17 @@ class Registry {
   static std::vector<std::filesystem::path> standard_directories();
   explicit Registry(const std::vector<std::filesystem::path>& directories = standard_directories());
 
-  /// Loads `id`, or the library at an absolute path. Throws Failure naming file, need and remedy; a missing id lists
-  /// the ids there are and the nearest. `where` is where it was named ("gpt.toml:3:12"). [control]
-  Component load(Role role, const std::string& id, const std::string& where) const;
-  /// The ids of a role for which there is a file, in order, judged by name alone.
-  std::vector<std::string> ids(Role role) const;
-  /// A file zr_<role>_<id>.so exists in a directory.
-  bool exists(Role role, const std::string& id) const;
-  /// Every candidate file of the directories, judged and, if sound, loaded. [control]
-  std::vector<PluginValidation> list() const;
+  /// Loads `id`, or the library at an absolute path. Throws Failure with file, problem and remedy; for an unknown id,
+  /// the message lists the available ids and the nearest one. `where` is the origin of the id ("gpt.toml:3:12").
   /// [control]
+  Component load(Role role, const std::string& id, const std::string& where) const;
+  /// The ids of a role, sorted, by file name only.
+  std::vector<std::string> ids(Role role) const;
+  /// True if a file zr_<role>_<id>.so exists in a directory.
+  bool exists(Role role, const std::string& id) const;
+  /// Validates every candidate file of the directories, and loads the valid ones. [control]
+  std::vector<PluginValidation> list() const;
+  /// Validates one file, and loads it if it is valid. [control]
   static PluginValidation validate(const std::filesystem::path& file);
   const std::vector<std::filesystem::path>& directories() const { return directories_; }
 

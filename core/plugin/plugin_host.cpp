@@ -25,7 +25,7 @@ const zr_task_service kTaskService{sizeof(zr_task_service), 0, width, parallel_f
 
 void log_for_plugin(const zr_host*, int32_t level, const char* text) { log(level, text); }
 
-// Every zr_host of this process: plug-ins may keep theirs for good.
+// Creates a zr_host that lives until the process ends, because plug-ins may keep it.
 zr_host* make_abi() {
   static std::mutex mutex;
   static auto* all = new std::vector<std::unique_ptr<zr_host>>;
@@ -68,7 +68,7 @@ PluginHost::PluginHost(Ledger& ledger, ThreadPool& pool) : state_(std::make_uniq
 PluginHost::~PluginHost() {
   state_->abi->ctx = nullptr;
   if (const int64_t left = state_->memory.clear(state_->ledger))
-    log(ZR_LOG_WARN, "plug-ins did not give back " + bytes_text(left) + " of host memory; it is freed now");
+    log(ZR_LOG_WARN, "plug-ins did not free " + bytes_text(left) + " of host memory; the host frees it now");
 }
 
 void PluginHost::offer(const std::string& id, const void* table) {

@@ -17,33 +17,32 @@ namespace zr::host {
 
 class PluginHost {
  public:
-  /// Offers config, memory and tasks; other rooms offer theirs before an instance is created. Refers to ledger and
-  /// pool.
+  /// Offers the config, memory and task services; other subsystems offer theirs before an instance is created. `ledger`
+  /// and `pool` must outlive the PluginHost.
   PluginHost(Ledger& ledger, ThreadPool& pool);
-  /// After the last Instance. Memory that plug-ins did not give back is freed, with a warning.
+  /// All Instances must be destroyed before. Frees memory that plug-ins did not free, with a warning.
   ~PluginHost();
   PluginHost(const PluginHost&) = delete;
-  /// `table` must outlive the PluginHost.
+  /// Offers the service table `table` under `id`; `table` must outlive the PluginHost.
   void offer(const std::string& id, const void* table);
-  /// Lives as long as the process, as plug-ins are promised; once the PluginHost is gone it offers nothing.
+  /// The zr_host for plug-ins. It lives until the process ends; after the PluginHost is destroyed it offers no service.
   const zr_host* abi() const;
-  /// What services reach their own state through: service tables receive `const zr_host*`, from_abi gives the
-  /// PluginHost back.
+  /// The PluginHost of a zr_host; service functions, which receive a `const zr_host*`, use it to find their state.
   static PluginHost& from_abi(const zr_host* host);
-  /// A room's own pointer, kept for its service ("comm", "control"); null if never set.
+  /// The pointer that a subsystem stored for its service ("comm", "control"); null if never set.
   void* context(const std::string& id) const;
   void set_context(const std::string& id, void* context);
 
-  /// As given to the constructor.
+  /// The ledger and the thread pool that the constructor received.
   Ledger& ledger();
   ThreadPool& pool();
-  /// Services that were asked for and are not offered, since the last call; emptied.
+  /// Returns the ids of services that plug-ins requested but that are not offered, and clears the list.
   std::vector<std::string> take_missing_services();
-  /// What the memory service last refused memory with, as the Failure it is on this side; null if nothing. Clears it.
+  /// Returns the exception of the last failed allocation of the memory service, or null, and clears it.
   std::exception_ptr take_failure();
-  /// The memory service's books: what is lent to plug-ins. [any]
+  /// State of the memory service: the blocks that plug-ins hold. [any]
   struct Memory;
-  Memory& memory();  // see above
+  Memory& memory();  // the state of the memory service
 
  private:
   struct State;
@@ -53,8 +52,8 @@ class PluginHost {
 /// A created component; destroys it. Module startup and shutdown are counted per process.
 class Instance {
  public:
-  /// Calls startup (once a module) and create with the values of table "<role>.<id>". Throws naming plug-in and
-  /// message.
+  /// Calls startup (once per module) and create with the values of `table` ("<role>.<id>"). Throws Failure with the
+  /// plug-in and its message.
   Instance(PluginHost& host, const Component& component, const JobConfig& config, const std::string& table);
   ~Instance();
   Instance(const Instance&) = delete;
@@ -71,7 +70,7 @@ class Instance {
   void* self_ = nullptr;
 };
 
-/// A zr_config over entries, for create() and add_group(). Valid while the entries live.
+/// A zr_config of entries, for create() and add_group(). Valid while the entries live.
 class ConfigView {
  public:
   explicit ConfigView(std::vector<const Entry*> entries);

@@ -14,7 +14,7 @@ Component load(Role role, const Document& document, const Registry& registry, Pl
   Origin origin;
   const std::string id = document.chosen(name, &origin);
   const bool standard = origin.from == Origin::From::key_default;
-  // Where the role's own name is misspelt, a missing default is not what is wrong.
+  // If the name of the role is misspelt in the file, report that, not the missing default.
   if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : "";
       !misspelt.empty())
     fail_user(misspelt);
@@ -25,7 +25,7 @@ Component load(Role role, const Document& document, const Registry& registry, Pl
   return component;
 }
 
-// Named, or with a table of keys: then it must exist and its keys be right, whether or not it is needed.
+// True if the file names the plug-in or has a table for it. It must then exist and have valid keys, needed or not.
 bool is_given(const Document& document, Role role) {
   const std::string name(name_of(role));
   Origin origin;
@@ -33,7 +33,7 @@ bool is_given(const Document& document, Role role) {
   return origin.from != Origin::From::key_default || document.holds(name + "." + id);
 }
 
-// The tiers that parts of the training state are to stand on, those of offload.tiers first, in its order.
+// Loads the tiers of the training state: first those of offload.tiers, in its order.
 void load_tiers(const Document& document, const Registry& registry, PluginSelection& selection) {
   const auto add = [&](const std::string& id, const Origin& origin) {
     const bool standard = origin.from == Origin::From::key_default;

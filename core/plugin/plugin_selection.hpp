@@ -1,4 +1,4 @@
-// The plug-ins a file chooses, loaded, and with them the keys the file may hold.
+// Loads the plug-ins that a file selects, and collects the keys that the file may contain.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace zr::host {
 
-/// The keys that name a place for a part of the training state, and their values that are no tier.
+/// The keys that select a tier for a part of the training state, and their values that are not tiers.
 inline constexpr std::array<const char*, 4> kTierKeys{"offload.optimizer", "offload.gradients", "offload.parameters",
                                                       "offload.activations"};
 inline constexpr const char *kOnDevice = "device", *kAutomatic = "auto";
@@ -20,29 +20,30 @@ inline constexpr const char *kOnDevice = "device", *kAutomatic = "auto";
 struct PluginSelection {
   Component strategy, optimizer;
   std::optional<Component> communicator;  // from two ranks on
-  std::vector<Component> tiers;           // that [offload] names
+  std::vector<Component> tiers;           // selected in [offload]
   std::vector<ConfigKey> keys;            // of the loaded plug-ins
-  PluginIds not_loaded;                   // plug-ins that were not loaded
+  PluginIds not_loaded;                   // ids that exist but were not loaded
 };
 
-/// Loads what the file names. One rank needs no communicator: one that the file does not mention is then not loaded,
-/// one that it mentions is loaded for its keys alone. [control]
+/// Loads the plug-ins that the file names. A single rank needs no communicator: it is loaded, for its keys only, if the
+/// file names one. [control]
 PluginSelection select_plugins(const Document& document, const Registry& registry, int64_t ranks);
 
-/// A job judged: its configuration, complete, and its plug-ins, loaded.
+/// A validated job: its complete configuration and its loaded plug-ins.
 struct ResolvedJob {
   JobConfig config;
   Component strategy, optimizer;
   std::optional<Component> communicator;  // needed from two ranks on
-  std::vector<std::string> strategies;    // ids of all that there are
-  std::vector<Component> tiers;           // that [offload] names, or lets auto fill, in this order
-  std::vector<std::string> tier_ids;      // ids of all that there are
+  std::vector<std::string> strategies;    // ids of all strategies found
+  std::vector<Component> tiers;           // selected in [offload], directly or by auto, in this order
+  std::vector<std::string> tier_ids;      // ids of all tiers found
   std::string engine{};                   // name of the engine that runs it; empty: the job's unnamed one
 };
-/// Chooses and checks at once; `own`: the program's keys; world 0: job.ranks. [control]
+/// Loads the plug-ins and validates the file. `own`: the program's keys; world 0 means job.ranks. If `knows_all_keys`
+/// is false, unknown keys are not rejected. [control]
 ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
                         int world, bool knows_all_keys = true);
-/// The same job with more overrides laid over it. Throws Failure if they make no sense.
+/// Resolves the same job with additional overrides. Throws Failure if they are invalid.
 using Revalidate = std::function<ResolvedJob(const std::vector<std::string>& more, int world)>;
 
 }  // namespace zr::host

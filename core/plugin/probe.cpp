@@ -23,9 +23,9 @@ namespace zr::host {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr double kSeconds = 20, kMaxSeconds = 86400;
-constexpr std::size_t kMaxOutput = 4096;  // of what the child printed last
+constexpr std::size_t kMaxOutput = 4096;  // the end of the output of the child
 constexpr char kAlive = 'a';
-constexpr int kUnknownStatus = -1;  // how the child ended
+constexpr int kUnknownStatus = -1;  // the child ended, but its status is unknown
 
 double limit_seconds() {
   const char* set = ::secure_getenv("ZR_PLUGIN_LOAD_SECONDS");
@@ -75,7 +75,7 @@ struct Pipe {
   ::_exit(0);
 }
 
-// False: the other end is closed.
+// False if the other end is closed.
 bool read_some(int fd, std::string& text) {
   std::array<char, 4096> buffer;
   const ssize_t got = ::read(fd, buffer.data(), buffer.size());
@@ -98,7 +98,7 @@ std::string ending_text(int status) {
   return "crashed with signal " + std::to_string(WTERMSIG(status)) + (name ? " (SIG" + std::string(name) + ")" : "");
 }
 
-// How the child ended, if it did. The system does not tell where this process ignores SIGCHLD.
+// The status of the child if it has ended. The status is unknown if this process ignores SIGCHLD.
 std::optional<int> ending(pid_t child) {
   int status = 0;
   const pid_t got = ::waitpid(child, &status, WNOHANG);
@@ -122,26 +122,26 @@ std::string probe_problem(const std::function<void()>& load) {
   output.close_write();
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  std::string said, printed;
+  std::string answered, printed;
   bool open = true, prints = true;
   std::optional<int> status;
-  while (said.empty() && !status && Clock::now() < deadline) {
+  while (answered.empty() && !status && Clock::now() < deadline) {
     std::array<pollfd, 2> waits{pollfd{open ? answer.read : -1, POLLIN, 0},
                                 pollfd{prints ? output.read : -1, POLLIN, 0}};
     ::poll(waits.data(), waits.size(), 20);
     if (waits[1].revents) prints = read_some(output.read, printed);
-    if (waits[0].revents) open = read_some(answer.read, said);
-    if (said.empty()) status = ending(child);
-    if (status) read_some(answer.read, said);  // it may have said it since
+    if (waits[0].revents) open = read_some(answer.read, answered);
+    if (answered.empty()) status = ending(child);
+    if (status) read_some(answer.read, answered);  // it may have answered before it ended
   }
-  const bool in_time = status.has_value() || !said.empty();
+  const bool in_time = status.has_value() || !answered.empty();
   if (!status) {
     ::kill(-child, SIGKILL);
     ::kill(child, SIGKILL);  // it may have left its group
     while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
-  if (!said.empty()) return "";
+  if (!answered.empty()) return "";
   std::array<pollfd, 1> more{pollfd{output.read, POLLIN, 0}};
   for (int reads = 0; prints && reads < 64 && ::poll(more.data(), 1, 0) > 0; ++reads)
     prints = read_some(output.read, printed);

@@ -34,7 +34,7 @@ std::string_view kind_of(Role role) {
 std::string_view role_of(const Component& component) {
   for (const Role role : kRoles)
     if (kind_of(role) == component.table->kind) return name_of(role);
-  fail_bug(component.file.string() + ": a component of kind '" + component.table->kind + "' was loaded");
+  fail_bug(component.file.string() + ": a component of the unknown kind '" + component.table->kind + "' was loaded");
 }
 
 std::string with_articles(const std::vector<Role>& roles) {
@@ -52,7 +52,7 @@ std::string file_name(Role role, const std::string& id) {
   return "zr_" + std::string(name_of(role)) + "_" + id + ".so";
 }
 
-// "strategy", "flat" of zr_strategy_flat.so.
+// Splits zr_strategy_flat.so into "strategy" and "flat".
 bool split_name(const fs::path& file, Role& role, std::string& id) {
   const std::string name = file.filename().string();
   for (const Role one : kRoles) {
@@ -72,24 +72,24 @@ const Component* find(const PluginValidation& validation, Role role, const std::
 }
 
 std::string duplicate_problem(const std::vector<fs::path>& files) {
-  std::string text = "two folders hold it, ";
+  std::string text = "several folders contain it: ";
   for (const fs::path& file : files) text += (&file == &files.front() ? "" : " and ") + file.string();
-  return text + ": remove one, or name the file by its absolute path";
+  return text + "; remove all but one, or name the file by its absolute path";
 }
 
-// The file of an id must hold it.
+// The file that is named after an id must contain that id.
 std::string name_problem(const PluginValidation& validation, Role role, const std::string& id) {
   if (find(validation, role, id)) return "";
   const Component* other = find(validation, role, "");
   const std::string held = other ? other->table->id : "";
-  return "it holds " + std::string(name_of(role)) + " '" + held + "', not '" + id + "': call the file " +
+  return "it contains " + std::string(name_of(role)) + " '" + held + "', not '" + id + "'; rename the file to " +
          file_name(role, held);
 }
 
 std::string kind_problem(const Tags& tags, Role role) {
   if (!tags.rejection.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
-  return "it holds " + with_articles(tags.roles) + ", but " + with_articles({role}) +
-         " is needed here: name one of that kind";
+  return "it contains " + with_articles(tags.roles) + ", but " + with_articles({role}) +
+         " is needed here; name a plug-in of that kind";
 }
 
 std::vector<fs::path> candidates(const fs::path& folder) {
@@ -108,7 +108,7 @@ std::vector<fs::path> candidates(const fs::path& folder) {
 std::string folder_problem(const fs::path& folder) {
   std::error_code error;
   const auto status = fs::status(folder, error);
-  if (status.type() == fs::file_type::not_found) return "not there";
+  if (status.type() == fs::file_type::not_found) return "does not exist";
   if (!error && !fs::is_directory(status)) return "not a folder";
   if (!error) fs::directory_iterator(folder, error);
   return error ? "cannot be read: " + error.message() : "";
@@ -121,14 +121,14 @@ std::vector<fs::path> Registry::standard_directories() {
     for (std::string one; std::getline(in, one, ':');) {
       if (one.empty()) continue;
       if (!fs::path(one).is_absolute())
-        fail_user("ZR_PLUGIN_PATH: '" + one + "' is relative: write the folder in full, from /");
+        fail_user("ZR_PLUGIN_PATH: '" + one + "' is a relative path; write an absolute one");
       all.emplace_back(one);
     }
   }
   Dl_info self{};
   std::error_code error;
   if (!::dladdr(reinterpret_cast<const void*>(&split_name), &self) || !self.dli_fname) return all;
-  // A program's own name may be relative to a folder since left; /proc knows.
+  // The program's path may be relative to an earlier working directory; /proc/self/exe is reliable.
   const fs::path program = fs::canonical("/proc/self/exe", error);
   fs::path file = fs::canonical(self.dli_fname, error);
   if (error || file.filename() == program.filename()) file = program;
@@ -151,8 +151,7 @@ std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
   std::vector<fs::path> found;
   std::error_code error;
   for (const fs::path& folder : directories_)
-    if (fs::exists(
-            fs::symlink_status(folder / file_name(role, id), error)))  // a link that leads nowhere has its own error
+    if (fs::exists(fs::symlink_status(folder / file_name(role, id), error)))  // a dangling link has its own error
       found.push_back(folder / file_name(role, id));
   return found;
 }
@@ -174,7 +173,7 @@ void Registry::fail_missing(Role role, const std::string& id, const std::string&
   const std::string near = nearest(id, there);
   std::string text = where + ": there is no " + std::string(name_of(role)) + " plug-in '" + id + "'";
   if (!near.empty()) text += "; did you mean '" + near + "'?";
-  text += near.empty() ? "; there are" : " There are";
+  text += near.empty() ? "; available:" : " Available:";
   for (const auto& one : there) text += (&one == &there.front() ? " " : ", ") + one;
   if (there.empty()) text += " none";
   text += " (looked for " + file_name(role, id) + " in ";
@@ -189,8 +188,7 @@ void Registry::fail_missing(Role role, const std::string& id, const std::string&
 Component Registry::load(Role role, const std::string& id, const std::string& where) const {
   const std::string who = where + ": " + std::string(name_of(role)) + " plug-in '" + id + "': ";
   const bool by_path = !id.empty() && id[0] == '/';
-  if (!by_path && id.find('/') != id.npos)
-    fail_user(who + "a plug-in is named by its id or by an absolute path, from /");
+  if (!by_path && id.find('/') != id.npos) fail_user(who + "name a plug-in by its id or by an absolute path");
   const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
   std::error_code error;
   if (by_path && !fs::exists(fs::symlink_status(found[0], error)))
@@ -207,7 +205,8 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
       fail_environment(prefix + problem);
   const auto of_role = [&](const Component& one) { return kind_of(role) == one.table->kind; };
   if (by_path && std::count_if(validation.components.begin(), validation.components.end(), of_role) > 1)
-    fail_user(prefix + "it holds several of them: name one by its id, with the folder in ZR_PLUGIN_PATH");
+    fail_user(prefix +
+              "it contains several plug-ins of this role; name one by its id, and add the folder to ZR_PLUGIN_PATH");
   return *find(validation, role, by_path ? "" : id);
 }
 

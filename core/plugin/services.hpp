@@ -1,4 +1,4 @@
-// The tables of the services that every PluginHost offers. Inside core/plugin.
+// The service tables that every PluginHost offers. Internal to core/plugin.
 #pragma once
 
 #include <cstdlib>
@@ -21,15 +21,15 @@ struct PluginHost::Memory {
     int64_t bytes = 0;
     MemoryKind kind = MemoryKind::other;
     std::string tag;
-    void free(void* memory) {  // the block of this memory
+    void free(void* memory) {  // `memory` is the address of this block
       if (!pages) std::free(memory);
       pages.reset();
     }
   };
   std::mutex mutex;
   std::map<void*, Block> blocks;
-  std::exception_ptr failure;  // what an allocation failed with
-  /// Frees what is left and says how many bytes that was.
+  std::exception_ptr failure;  // of the last failed allocation
+  /// Frees all blocks; returns their bytes.
   int64_t clear(Ledger& ledger);
 };
 

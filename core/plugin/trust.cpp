@@ -21,9 +21,9 @@ namespace zr::host {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr int kMaxLinks = 40;  // as Linux
+constexpr int kMaxLinks = 40;  // as in Linux
 
-// What the kernel shows for every user that a user namespace does not know: it stands for several.
+// The uid that the kernel reports for all users unknown in a user namespace; several users share it.
 uid_t unknown_user() {
   uid_t user = 65534;
   std::ifstream("/proc/sys/kernel/overflowuid") >> user;
@@ -56,9 +56,9 @@ std::string user_text(uid_t user) {
   return (entry ? "'" + std::string(entry->pw_name) + "' (uid " : "uid ") + std::to_string(user) + (entry ? ")" : "");
 }
 
-// The group that systems make for one user: its members, as far as this machine's tables tell, are trusted.
+// True if `group` is the owner's private group, and all its members in this machine's user tables are trusted.
 bool is_private_group(gid_t group, uid_t owner) {
-  static std::mutex mutex;  // the tables are read with functions that keep state
+  static std::mutex mutex;  // getgrgid(), getpwuid() and getpwent() are not thread-safe
   static std::map<std::pair<gid_t, uid_t>, bool> known;
   const std::lock_guard lock(mutex);
   const auto [at, fresh] = known.try_emplace({group, owner}, false);
@@ -69,25 +69,25 @@ bool is_private_group(gid_t group, uid_t owner) {
   std::vector<std::string> members;
   for (char** one = entry->gr_mem; *one; ++one) members.emplace_back(*one);
   const passwd* user = ::getpwuid(owner);
-  bool sound = user && name == user->pw_name;
+  bool trusted = user && name == user->pw_name;
   for (const std::string& member : members) {
     user = ::getpwnam(member.c_str());
-    sound = sound && user && is_trusted(user->pw_uid);
+    trusted = trusted && user && is_trusted(user->pw_uid);
   }
   ::setpwent();
-  while (sound && (user = ::getpwent()))
-    if (user->pw_gid == group) sound = is_trusted(user->pw_uid);
+  while (trusted && (user = ::getpwent()))
+    if (user->pw_gid == group) trusted = is_trusted(user->pw_uid);
   ::endpwent();
-  return at->second = sound;
+  return at->second = trusted;
 }
 
-// Why others can change what is at `path`, or "".
+// Why other users can change the component at `path`, or "".
 std::string component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
   const std::string risk = ", who could run code as you: ";
   if (!is_trusted(status.st_uid))
     return what + " belongs to user " + user_text(status.st_uid) + risk +
-           "use a copy that you, root or the owner of zeroth made, in a folder of theirs";
-  if (S_ISLNK(status.st_mode)) return "";  // its mode says nothing
+           "use a copy that you, root or the owner of zeroth made, in a folder that this user owns";
+  if (S_ISLNK(status.st_mode)) return "";  // the mode of a link has no meaning
   if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return "";
   const bool listed = ::getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
   if ((status.st_mode & S_IWGRP) && (listed || !is_private_group(status.st_gid, status.st_uid)))
@@ -128,7 +128,7 @@ std::string trust_problem(const fs::path& file, TrustedFile& found) {
                                          : "its folder " + at.string();
     if (const std::string problem = component_problem(at, status, what); !problem.empty()) return problem;
     if (!S_ISLNK(status.st_mode)) continue;
-    if (++links > kMaxLinks) return "too many links lead to it; name the file itself";
+    if (++links > kMaxLinks) return "more than 40 symbolic links lead to it; name the file itself";
     const fs::path target = fs::read_symlink(at, error);
     if (error) return "the link " + at.string() + " cannot be read: " + error.message();
     at = target.is_absolute() ? fs::path("/") : at.parent_path();

@@ -1,4 +1,4 @@
-// Who may have written a plug-in: its code runs with the user's rights. Inside core/plugin.
+// Checks who can write a plug-in, because its code runs with the user's rights. Internal to core/plugin.
 #pragma once
 
 #include <sys/types.h>
@@ -9,24 +9,24 @@
 
 namespace zr::host {
 
-/// What a file was when it was checked.
+/// The identity of a file when it was checked.
 struct TrustedFile {
   std::filesystem::path path;  // resolved: no component is a link
   dev_t device = 0;
   ino_t inode = 0;
 };
 
-/// Follows `file` (absolute) from / as the kernel would and checks every component on the way, links included. "" and
-/// `found`, or why its code must not run, with the remedy. A component passes if
+/// Resolves `file` (absolute) from / as the kernel does, and checks every component, links included. Returns "" and
+/// sets `found`; or returns why the code must not run, with the remedy. A component passes if
 ///  - its owner is root, the effective user, or the owner of the running program or of the library that holds this
 ///    code (their code runs already); and
-///  - nobody else can write it: not the world, nor a group other than the owner's private one (the group has the
-///    owner's name, and every user it has is trusted as an owner is); no group if the file has an access control list.
+///  - no other user can write it: neither the world, nor a group other than the owner's private one (the group has the
+///    owner's name, and all its users are trusted owners); no group at all if the file has an access control list.
 ///    A folder with the sticky bit may be written by others (/tmp): they cannot replace what trusted users own there.
 /// Any thread.
 std::string trust_problem(const std::filesystem::path& file, TrustedFile& found);
 
-/// `file` is still what trust_problem() found.
+/// True if `file` is still the file that trust_problem() found.
 bool is_unchanged(const TrustedFile& file);
 
 }  // namespace zr::host

@@ -1,4 +1,5 @@
-// Between fp32 and the narrower types: widening is exact, narrowing rounds to nearest even (NUMERICS.md 10).
+// Casts between fp32 and narrower dtypes: upcasts are exact, downcasts round to nearest even (docs/numerics.md, section
+// 10).
 #pragma once
 
 #include <cstdint>
@@ -7,11 +8,12 @@
 
 namespace zr::host {
 
-/// out[count] = fp32 of `count` elements of `dtype` (fp32, bf16, fp16).
+/// out[count] = `count` elements of `dtype` (fp32, bf16, fp16) as fp32.
 void upcast(const void* values, zr_dtype dtype, int64_t count, float* out);
-/// out[count] of `dtype` = values rounded; NaN stays NaN.
+/// out[count] of `dtype` = rounded values; NaN stays NaN.
 void downcast(const float* values, int64_t count, zr_dtype dtype, void* out);
-/// Where values[i] is not what master[i] rounds to, someone wrote the former: master[i] becomes it.
+/// Finds weights that the program wrote: where values[i] differs from the rounded master[i], master[i] = values[i].
+/// Returns true if there were any.
 bool sync_master_from_weights(const void* values, zr_dtype dtype, int64_t count, float* master);
 
 }  // namespace zr::host

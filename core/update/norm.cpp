@@ -7,7 +7,7 @@
 #include "plan/plan.hpp"
 #include "update/cast.hpp"
 
-// One source, compiled for several processors; the lanes are fixed, so that all of them give the same bits.
+// One source, compiled for several instruction sets; the lane order is fixed, so that all give the same bits.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define ZR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -52,7 +52,7 @@ void norm_block_sums(const zr_view& values, double* out) {
 }
 
 void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs) {
-  std::vector<NormBlockRun> parts;  // of a size that many threads can share
+  std::vector<NormBlockRun> parts;  // cut to a size that spreads over many threads
   constexpr int64_t kPart = 64 * kNormBlock;
   for (const NormBlockRun& run : runs)
     for (int64_t first = 0; first < run.values.count; first += kPart)

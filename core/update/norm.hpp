@@ -1,4 +1,5 @@
-// The gradient norm, NUMERICS.md 7: sums of squares in double over leaves of 1024 elements, in a fixed lane order.
+// The gradient norm (docs/numerics.md, section 7): sums of squares in double over norm blocks of 1024 elements, in a
+// fixed lane order.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +10,20 @@
 
 namespace zr::host {
 
-/// Lanes of a leaf: element i goes to lane i % 16; the lanes are added in ascending order.
+/// Lanes of a norm block: element i goes to lane i % 16; the lanes are added in ascending order.
 inline constexpr int kLanes = 16;
 
-/// Sum of squares of each leaf of `values` (fp32, bf16 or fp16), which start at a leaf's edge: out[(count + 1023) /
-/// 1024]. Squares of fp32 are exact in double, so that a sum is finite exactly if all its elements are.
+/// Sum of squares of each norm block of `values` (fp32, bf16 or fp16), which begin at the start of a norm block:
+/// out[(count + 1023) / 1024]. Squares of fp32 are exact in double, so a sum is finite exactly if all its elements are.
 void norm_block_sums(const zr_view& values, double* out);
-/// One call of it.
+/// The arguments of one norm_block_sums() call.
 struct NormBlockRun {
   zr_view values;
   double* out;
 };
-/// Many of them, spread over the pool.
+/// Computes many runs, in parallel on the pool.
 void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs);
-/// Elements of `values` (fp32, bf16 or fp16) that are infinite or not a number.
+/// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);
 
 }  // namespace zr::host

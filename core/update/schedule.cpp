@@ -12,7 +12,7 @@ namespace {
 
 using std::numbers::pi;
 
-// One schedule's keys: [schedule.<name>].
+// The keys of one schedule: [schedule.<name>].
 struct Table {
   const JobConfig& config;
   std::string prefix;
@@ -24,8 +24,7 @@ struct Table {
 // From 1/(W+1) at step 0 to 1 at step W.
 double warmup(int64_t step, int64_t steps) { return step < steps ? double(step + 1) / double(steps + 1) : 1.0; }
 
-// How much of the way from the end of the warm-up to the end of the job lies behind: 0 at step W, 1 at step T and
-// after.
+// Progress from the end of the warm-up to the end of the job: 0 at step W, 1 from step T on.
 double progress(int64_t step, int64_t warm, int64_t total) {
   return step >= total ? 1.0 : double(step - warm) / double(total - warm);
 }
@@ -55,8 +54,7 @@ double range_test(const Table& keys, int64_t step) {
   return keys.number("min_lr") * (1 + keys.number("step_rate") * (stairs ? std::floor(interval) : interval));
 }
 
-// The reference system's warm-up: its counter runs one behind the update's index, and it never warms up in under 2
-// steps.
+// DeepSpeed's warm-up: its counter is one behind the index of the update, and the warm-up takes at least 2 steps.
 struct DeepSpeedWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }
@@ -109,7 +107,7 @@ double learning_rate(const JobConfig& config, int64_t step) {
   if (name == "WarmupLR") return warmup_lr(keys, step, false);
   if (name == "WarmupDecayLR") return warmup_lr(keys, step, true);
   if (name == "WarmupCosineLR") return warmup_cosine_lr(keys, lr, step);
-  fail_bug("no schedule '" + name + "'");
+  fail_bug("unknown schedule '" + name + "'");
 }
 
 }  // namespace zr::host

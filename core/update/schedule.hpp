@@ -7,8 +7,8 @@
 
 namespace zr::host {
 
-/// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale. The formulas
-/// stand in core/config/README.md.
+/// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale.
+/// core/config/README.md has the formulas.
 double learning_rate(const JobConfig& config, int64_t step);
 
 }  // namespace zr::host

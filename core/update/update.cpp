@@ -12,9 +12,9 @@ namespace zr::host {
 
 namespace {
 constexpr int64_t kTile = 64 * kNormBlock;
-constexpr int64_t kCopiedTile = 16 * kNormBlock;  // the copies stay in a core's cache
+constexpr int64_t kCopiedTile = 16 * kNormBlock;  // copies of this size stay in a core's cache
 constexpr int64_t kLine = 64;                     // bytes
-constexpr int64_t kAhead = 4096;                  // bytes that are on their way to a copy
+constexpr int64_t kAhead = 4096;                  // prefetch distance, bytes
 
 struct Tile {
   const UpdateSlice* slice;
@@ -39,12 +39,12 @@ struct Copy {
   int64_t bytes;
 };
 
-// Both at once, with what comes next fetched along: one after the other, each would wait for memory alone, and the
-// hardware's own fetching stops at every page.
+// Copies both at once and prefetches: one after the other, each would wait for memory, and the hardware prefetcher
+// stops at every page.
 void copy(const Copy& one, const Copy& two) {
   const auto line = [](const Copy& of, int64_t at) {
     const char* from = static_cast<const char*>(of.from) + at;
-    __builtin_prefetch(from + kAhead);  // of no memory at all, it does nothing
+    __builtin_prefetch(from + kAhead);  // harmless past the end of the memory
     std::memcpy(static_cast<char*>(of.to) + at, from, kLine);
   };
   const auto rest = [](const Copy& of, int64_t at) {
@@ -63,7 +63,8 @@ void copy(const Copy& one, const Copy& two) {
   rest(two, at);
 }
 
-// The tile's sums and weights as the optimizer reads and writes them; copies, where need be, until the next call.
+// The tile's gradients and weights as the optimizer reads and writes them. Copies use the buffers that the caller
+// passes.
 class Operands {
  public:
   Operands(const Tile& tile, bool staged, std::vector<float>& upcasted, std::vector<char>& rounded)
@@ -80,10 +81,10 @@ class Operands {
     if (!staged) return;
     rounded.resize(std::max(rounded.size(), bytes()));
     weights.data = rounded.data();
-    const bool own_master = !tile.slice->master.count;  // else weights are only written
+    const bool own_master = !tile.slice->master.count;  // fp32 weights are their own master; others are only written
     copy(of_grads, {own_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
   }
-  // New weights to where they stand; past the cache, if nobody read them there.
+  // Copies the new weights back; bypasses the cache unless they were read there.
   void write_back() const {
     if (staged_) copy_bytes(own_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
   }

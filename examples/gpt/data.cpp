@@ -13,7 +13,7 @@
 namespace gpt {
 namespace {
 
-// Sebastiano Vigna's splitmix64 finaliser: a counter-based generator has no state to carry or to restore.
+// Sebastiano Vigna's splitmix64 finaliser: a counter-based generator has no state to save or restore.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -34,7 +34,7 @@ Text::Text(const std::string& file) : file_(file) {
   if (::stat(file.c_str(), &status) != 0) {
     fail_reading(file, std::strerror(errno));
   }
-  if (!S_ISREG(status.st_mode)) {  // a pipe would be waited for, a device never ends
+  if (!S_ISREG(status.st_mode)) {  // a pipe could block, a device may never end
     fail_reading(file,
                  S_ISDIR(status.st_mode) ? "is a folder, not a file" : "is a pipe or a device, not a regular file");
   }
@@ -48,7 +48,7 @@ Text::Text(const std::string& file) : file_(file) {
     bytes_.append(block.data(), static_cast<size_t>(n));
   }
   int code = Z_OK;
-  gzerror(in.get(), &code);  // a cut-off file ends in good order, but says so here
+  gzerror(in.get(), &code);  // gzread() reports no error for a truncated file
   if (n < 0 || code != Z_OK) {
     fail_reading(file, code == Z_ERRNO ? std::strerror(errno) : "its gzip data is damaged or cut off");
   }
@@ -74,7 +74,7 @@ Batch Text::training(int64_t seed, int64_t step, int64_t m, int64_t samples, int
 int64_t Text::validation_chunks(int64_t context) const {
   const auto chunks = (static_cast<int64_t>(bytes_.size()) - split_ - 1) / (context * kChunk);
   if (chunks < 1) {
-    fail_reading(file_, "holds " + std::to_string(bytes_.size()) + " bytes, a twentieth of which is too little for " +
+    fail_reading(file_, "holds " + std::to_string(bytes_.size()) + " bytes; the last twentieth is too small for " +
                             std::to_string(kChunk) +
                             " validation samples of model.context = " + std::to_string(context));
   }

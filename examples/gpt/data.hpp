@@ -1,4 +1,4 @@
-// The bytes of one text as training and validation batches.
+// Training and validation batches of the bytes of one text.
 #pragma once
 
 #include <torch/types.h>
@@ -10,20 +10,20 @@
 namespace gpt {
 
 struct Batch {
-  torch::Tensor bytes, next;  // int64 [samples, context]; next is bytes, one later
+  torch::Tensor bytes, next;  // int64 [samples, context]; next[i] is the byte after bytes[i]
 };
 
-/// The first 95 % of the text are for training, the rest for validation. Immutable.
+/// The first 95 % of the text is for training, the rest for validation. Immutable.
 class Text {
  public:
   /// Reads a plain or gzipped file. Throws std::invalid_argument with file and remedy.
   explicit Text(const std::string& file);
 
-  /// Micro-batch m of a step: a function of its arguments alone, so ranks and accumulation do not change what is
-  /// trained on.
+  /// Micro-batch m of a step. It depends only on the arguments, so ranks and accumulation do not change the training
+  /// data.
   Batch training(int64_t seed, int64_t step, int64_t m, int64_t samples, int64_t context) const;
 
-  /// Fixed windows, side by side, in chunks of kChunk samples.
+  /// Fixed adjacent windows, in chunks of kChunk samples.
   static constexpr int64_t kChunk = 32;
   int64_t validation_chunks(int64_t context) const;
   Batch validation(int64_t chunk, int64_t context) const;

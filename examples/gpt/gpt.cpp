@@ -1,4 +1,4 @@
-// Trains the GPT of model.hpp on text with Zeroth: `zeroth train gpt.toml`. The comparison is plain.cpp.
+// Trains the GPT of model.hpp on text with Zeroth: `zeroth train gpt.toml`. plain.cpp is the same without Zeroth.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -16,17 +16,17 @@ std::vector<zr::Key> keys() {
       {"model.layers", 4, "transformer blocks", 1, 1000},
       {"model.width", 192, "channels of the residual stream, a multiple of heads", 1, 65536},
       {"model.heads", 6, "attention heads", 1, 1024},
-      {"model.context", 128, "bytes the model looks at", 1, 65536},
-      {"model.dropout", 0.0, "share of activations dropped in training", 0, 0.99},
-      {"model.recompute", false, "blocks keep nothing for backward and run again there"},
-      {"data.text", ZR_DATA_DIR "/jargon.txt.gz", "text to learn, plain or .gz; relative to this file's folder"},
-      {"sample.length", 400, "bytes written after training; 0 for none", 0, 1000000},
-      {"sample.temperature", 0.8, "below 1 the likely bytes are preferred", 0.01, 10},
+      {"model.context", 128, "context length in bytes", 1, 65536},
+      {"model.dropout", 0.0, "fraction of activations dropped in training", 0, 0.99},
+      {"model.recompute", false, "drop the activations of each block and recompute them in backward"},
+      {"data.text", ZR_DATA_DIR "/jargon.txt.gz", "training text, plain or .gz; relative to this file's folder"},
+      {"sample.length", 400, "bytes to sample after training; 0: none", 0, 1000000},
+      {"sample.temperature", 0.8, "sampling temperature; below 1 prefers likely bytes", 0.01, 10},
   };
 }
 
-// Chunk i of the validation windows belongs to rank i modulo world. All ranks run the model equally often, as a sharded
-// one needs; what is over counts for nothing.
+// Rank i % world evaluates chunk i of the validation windows. All ranks run the model equally often, because a sharded
+// model requires it; the results of surplus runs are discarded.
 double validate(zr::Engine& engine, gpt::Model& model, const gpt::Text& text, int64_t context) {
   const zr::Engine::Evaluation evaluation(engine);
   model->eval();
@@ -46,14 +46,14 @@ void train(const zr::Program& program) {
   const gpt::Config config{program.integer("model.layers"), program.integer("model.width"),
                            program.integer("model.heads"), program.integer("model.context"),
                            program.number("model.dropout")};
-  if (config.width % config.heads != 0) {  // here, where the place in the file is known
+  if (config.width % config.heads != 0) {  // checked here, where the position in the file is known
     throw std::invalid_argument(program.origin("model.width") + ": model.width = " + std::to_string(config.width) +
                                 " is not a multiple of model.heads = " + std::to_string(config.heads) + " (" +
                                 program.origin("model.heads") + ")");
   }
   const gpt::Text text(std::filesystem::path(program.folder()) / program.text("data.text"));
   torch::manual_seed(static_cast<uint64_t>(program.integer("train.seed")));
-  auto model = zr::deferred([&] { return gpt::Model(config); });  // has memory when the engine is made
+  auto model = zr::deferred([&] { return gpt::Model(config); });  // gets memory when the engine is made
   if (program.boolean("model.recompute")) {
     model->around_block = [](const auto& block, const auto& x) { return zr::checkpoint(block, x); };
   }

@@ -83,7 +83,7 @@ class ModelImpl : public torch::nn::Module {
     return torch::linear(ln_(x), wte_->weight);
   }
 
-  /// How a block is run, where not plainly: to keep less of it, say.
+  /// If set, runs each block instead of calling it directly, for example to recompute it in backward.
   using Run = std::function<torch::Tensor(const torch::Tensor&)>;
   std::function<torch::Tensor(const Run& block, const torch::Tensor& x)> around_block;
 
@@ -92,7 +92,7 @@ class ModelImpl : public torch::nn::Module {
     return torch::cross_entropy_loss(forward(bytes).flatten(0, 1).to(torch::kFloat), next.flatten());
   }
 
-  /// `length` bytes that continue `prompt`. Draws from its own generator: training's random state is not touched.
+  /// `length` bytes that continue `prompt`. Uses its own generator, so the random state of training does not change.
   std::string sample(const std::string& prompt, int64_t length, uint64_t seed, double temperature = 0.8) {
     torch::NoGradGuard no_grad;
     auto generator = torch::make_generator<at::CPUGeneratorImpl>(seed);

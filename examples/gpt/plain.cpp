@@ -1,4 +1,4 @@
-// The same training in plain libtorch, one process, no Zeroth: what there was before.
+// The same training in plain libtorch, in one process, without Zeroth, for comparison.
 #include <torch/optim/adamw.h>
 
 #include <charconv>
@@ -16,7 +16,7 @@ namespace {
 using Flags = std::map<std::string, std::string>;
 
 Flags parse(int argc, char** argv) {
-  // The defaults are those of gpt.toml; micro-batches is its ranks times accumulation.
+  // The defaults are those of gpt.toml; micro-batches is ranks times gradient accumulation.
   Flags flags{
       {"steps", "1200"},     {"seed", "0"},           {"micro-batch", "8"},    {"micro-batches", "2"},
       {"layers", "4"},       {"width", "192"},        {"heads", "6"},          {"context", "128"},
@@ -42,7 +42,7 @@ std::string shortest(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-// The factor of `schedule = "cosine"`: linear warm-up, then half a cosine down to final_ratio.
+// The learning-rate factor of `schedule = "cosine"`: linear warm-up, then half a cosine down to final_ratio.
 double schedule(int64_t step, int64_t steps, int64_t warmup, double final_ratio) {
   if (step < warmup) {
     return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
@@ -64,7 +64,7 @@ double validate(gpt::Model& model, const gpt::Text& text, int64_t context) {
   return sum / static_cast<double>(chunks);
 }
 
-// fp32 weights that the optimizer works on: the model's own, or master copies of its bf16 ones.
+// The fp32 weights that the optimizer updates: the model's own, or master weights of a bf16 model.
 struct Weights {
   std::vector<torch::Tensor> model, master;
 

@@ -1,4 +1,4 @@
-// A main() of one's own: an unmodified libtorch module, trained with whatever quickstart.toml names.
+// Your own main(): trains an unmodified libtorch module as quickstart.toml configures.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn.h>
 
@@ -8,10 +8,10 @@
 
 namespace {
 
-// A function to learn, and points at which it is known.
+// The function to learn.
 torch::Tensor truth(const torch::Tensor& x) { return torch::sin(3 * x).sum(1, /*keepdim=*/true); }
 
-// Which points is a function of seed, step and micro-batch alone: ranks and accumulation do not change what is learnt.
+// The points depend only on seed, step and micro-batch index: ranks and accumulation do not change the training data.
 torch::Tensor points(const zr::Engine& engine) {
   const auto counter = (engine.seed() * 1'000'003 + engine.step_index()) * 1'000'003 + engine.micro_index();
   auto generator = torch::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(counter));

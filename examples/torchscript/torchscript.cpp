@@ -1,4 +1,4 @@
-// Trains a TorchScript file: a model that is data, not code. Without the file it writes one first.
+// Trains a model that is stored in a TorchScript file. If the file does not exist, it writes the file first.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// As `torch.jit.script(model).save(file)` in Python would; the weights are drawn from the default generator.
+// Does what `torch.jit.script(model).save(file)` does in Python; the default generator draws the weights.
 void write_model(const std::string& file) {
   torch::jit::Module model("Net");
   const auto add = [&](const std::string& name, int64_t in, int64_t out) {
@@ -34,7 +34,7 @@ void write_model(const std::string& file) {
   std::filesystem::rename(file + ".part" + std::to_string(::getpid()), file);
 }
 
-// A function to learn, at points that are a function of seed, step and micro-batch alone.
+// The function to learn, and points that depend only on seed, step and micro-batch index.
 torch::Tensor truth(const torch::Tensor& x) { return torch::sin(3 * x).sum(1, /*keepdim=*/true); }
 torch::Tensor points(const zr::Engine& engine) {
   const auto counter = (engine.seed() * 1'000'003 + engine.step_index()) * 1'000'003 + engine.micro_index();

@@ -33,7 +33,7 @@ std::string pid_namespace() {
   return ::stat("/proc/self/ns/pid", &info) == 0 ? std::to_string(info.st_ino) : "unknown";
 }
 
-// Bytes the machine can still give, -1 if it does not say.
+// Bytes of memory that the machine has available; -1 if unknown.
 int64_t available() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -59,8 +59,9 @@ Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
   const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) reject(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
   fds_[rank] = fd;
-  ::fcntl(fd, F_ADD_SEALS,
-          F_SEAL_SHRINK);  // so that no peer can be hurt by a cut; a kernel that refuses costs nothing else
+  // A truncated file would crash the peers that map it. If the kernel does not support seals, only this protection is
+  // missing.
+  ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
   extend(layout_.bytes, "counters and staging");
   control_blocks_[rank] = map(fd, 0, layout_.bytes, "counters and staging");
   host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(layout_.bytes));
@@ -92,32 +93,33 @@ void Arena::connect(int peer, const MemoryFileAddress& address) {
   const MemoryFileAddress mine = this->address();
   const std::string who = "rank " + std::to_string(peer);
   if (address.boot != mine.boot)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm serves ranks of one host: " + who + " is on host '" + address.host +
-                                        "', this is rank " + std::to_string(rank_) + " on '" + mine.host +
-                                        "'; start all ranks on one host, or choose a communicator for several");
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm connects ranks of one host only: " + who + " is on host '" +
+                                        address.host + "', this is rank " + std::to_string(rank_) + " on '" +
+                                        mine.host +
+                                        "'; start all ranks on one host, or choose a communicator for several hosts");
   if (address.container != mine.container)
     throw zr::Error(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
                                         address.host + "' is in another container (PID namespace) than rank " +
-                                        std::to_string(rank_) + "; start all ranks in one");
+                                        std::to_string(rank_) + "; start all ranks in one container");
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
     reject(ZR_COMM,
-           "cannot open the memory of " + who + " (" + path + "), whose process must be alive and of the same user");
+           "cannot open the memory of " + who + " (" + path + "); its process must be alive and run as the same user");
   fds_[peer] = fd;
-  control_blocks_[peer] = map(fd, 0, layout_.bytes, "the head of " + who);
+  control_blocks_[peer] = map(fd, 0, layout_.bytes, "the control block of " + who);
   if (control_block(peer).magic != kMagic || control_block(peer).identity != address.identity)
     throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
-                                 std::to_string(address.pid) + " has ended or was replaced");
+                                 std::to_string(address.pid) + " has ended, and its process id may have been reused");
 }
 
 void Arena::extend(uint64_t bytes, const char* what) {
-  // The kernel knows no limit for such files: it would rather end processes.
+  // The kernel does not limit the size of such files: without this check its OOM killer would end processes.
   if (const int64_t left = available(); left >= 0 && bytes > static_cast<uint64_t>(left))
     throw zr::Error(ZR_NOMEM,
-                    "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what +
+                    "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what +
                         "): the machine has " + std::to_string(left) +
-                        " left; use fewer ranks here, or a strategy that shards more",
+                        " bytes available; use fewer ranks on this host, or a strategy that shards more",
                     ENOMEM);
   const auto offset = static_cast<off_t>(end_);
   int error = 0;
@@ -127,7 +129,7 @@ void Arena::extend(uint64_t bytes, const char* what) {
   } while (error == EINTR);
   if (error) {
     errno = error;
-    reject(ZR_NOMEM, "no room for " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+    reject(ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
   }
   end_ += bytes;
 }
@@ -146,8 +148,8 @@ void* Arena::allocate(uint64_t bytes) {
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
   if (free == kSegments)
-    throw zr::Error(ZR_NOMEM, "more than " + std::to_string(kSegments) +
-                                  " pieces of shared memory at a time; allocate fewer and larger ones");
+    throw zr::Error(ZR_NOMEM, "cannot allocate more than " + std::to_string(kSegments) +
+                                  " segments of shared memory at a time; allocate fewer and larger ones");
   const uint64_t offset = end_;
   extend(bytes, "a buffer");
   char* memory = map(fds_[rank_], offset, bytes, "a buffer");
@@ -163,7 +165,7 @@ void Arena::release(void* memory) {
   if (at == own_.end()) return;
   control_block(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
   ::munmap(memory, at->second.bytes);
-  // A peer that has it mapped still holds addresses only: the pages go now.
+  // Free the pages now. A peer that still maps the segment keeps only the address range.
   ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset),
               static_cast<off_t>(at->second.bytes));
   own_.erase(at);
@@ -199,7 +201,7 @@ char* Arena::at(int r, const ShmAddress& address) {
     if (seen.memory) ::munmap(seen.memory, seen.bytes);
     seen = {};
     const Segment& segment = control_block(r).segments[address.segment];
-    // A rank uses a part of what its peers hold: only that shall count as its own.
+    // Without MAP_POPULATE: a rank uses only a part of its peers' memory, and only that part should count as its own.
     seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
     seen.bytes = segment.bytes;
     seen.generation = address.generation;
@@ -213,7 +215,8 @@ const char* Arena::map_reader(int r, const ShmAddress& address, const void* writ
       ::mmap(nullptr, segment.bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fds_[r], static_cast<off_t>(segment.offset));
   if (memory == MAP_FAILED) reject(ZR_NOMEM, "cannot map " + std::to_string(segment.bytes) + " bytes of shared memory");
   readers_[writer] = {memory, segment.bytes};
-  // Of the mapping to write a rank uses its part alone; the memory stays, its pages come back at the next write.
+  // A rank uses only its own part of the writable mapping. Drop its page table entries: the memory itself stays, and
+  // the next write maps a page again.
   ::madvise(const_cast<void*>(writer), segment.bytes, MADV_DONTNEED);
   return static_cast<const char*>(memory);
 }

@@ -1,6 +1,6 @@
-// One memory file (memfd) a rank: its head, its staging room, and the segments handed out by mem_alloc. Peers map
-// segments when an operation first refers to them. Nothing of it has a name in a file system, so nothing is left when
-// processes die.
+// One memory file (memfd) per rank: its control block, its staging buffers, and the segments allocated by mem_alloc.
+// Peers map a segment when an operation first refers to it. The file has no name in a file system, so nothing is left
+// behind when processes die.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 
 namespace shm {
 
-/// Where a rank's memory file is found: told to the others through the store.
+/// How peers find a rank's memory file. Each rank publishes its address in the store.
 struct MemoryFileAddress {
   std::string host, boot, container;  // container: the PID namespace
   int64_t pid = 0;
@@ -29,7 +29,7 @@ class Arena {
   Arena(const Arena&) = delete;
 
   MemoryFileAddress address() const;
-  /// Opens a peer's file. Throws naming the rank and the remedy.
+  /// Opens a peer's file. An error names the rank and the remedy.
   void connect(int peer, const MemoryFileAddress& address);
 
   SharedCounters& counters(int r) const { return reinterpret_cast<ControlBlock*>(control_blocks_[r])->counters; }
@@ -40,20 +40,20 @@ class Arena {
   Message* messages(int from, int to) const {
     return reinterpret_cast<Message*>(control_blocks_[from] + layout_.messages) + to * static_cast<int>(kMessages);
   }
-  /// Where a rank's loads for collectives stand, and those for messages: staging_capacity() bytes each.
+  /// A rank's staging buffers, for collectives and for messages: staging_capacity() bytes each.
   char* staging(int r) const { return control_blocks_[r] + layout_.staging; }
   char* message_staging(int r) const { return staging(r) + layout_.staging_capacity(); }
   int64_t staging_capacity() const { return static_cast<int64_t>(layout_.staging_capacity()); }
 
-  /// Zeroed, on a page.
+  /// Zeroed, aligned to a page.
   void* allocate(uint64_t bytes);
   void release(void* memory);
-  /// Nowhere unless all of [data, data + bytes) is one of this rank's segments.
+  /// The address of [data, data + bytes) for peers; kNowhere unless one of this rank's segments contains all of it.
   ShmAddress address_of(const void* data, int64_t bytes) const;
-  /// A peer's (or one's own) memory in this process. Maps its segment at the first use.
+  /// The memory of a peer (or of this rank) in this process. Maps the segment at its first use.
   char* at(int r, const ShmAddress& address);
-  /// The whole segment of a place once more, read-only; `writer` names it for release_reader(). Its memory stays until
-  /// all ranks have closed: nobody may take it from under those who still read.
+  /// Maps the segment of an address a second time, read-only; `writer` identifies it for release_reader(). The memory
+  /// stays allocated until all ranks have closed, because peers may still read it.
   const char* map_reader(int r, const ShmAddress& address, const void* writer);
   void release_reader(const void* writer);
 
@@ -75,9 +75,9 @@ class Arena {
   zr::Host host_;
   const int rank_, world_;
   const Layout layout_;
-  uint64_t identity_ = 0, end_ = 0;        // end_: of the file
+  uint64_t identity_ = 0, end_ = 0;        // end_: size of the file
   std::vector<int> fds_;                   // by rank
-  std::vector<char*> control_blocks_;      // by rank: the file's start
+  std::vector<char*> control_blocks_;      // by rank: the start of its file
   std::map<const char*, OwnSegment> own_;  // by address
   std::vector<std::vector<PeerSegment>> seen_;
   std::map<const void*, std::pair<void*, uint64_t>> readers_;  // by writer

@@ -1,5 +1,5 @@
-// What a rank shows its peers at the start of its memory file. All of it is read and written by several processes at
-// once: plain fields are published by the release of the counter or state named beside them.
+// What a rank shows its peers at the start of its memory file. Several processes read and write it at once: a plain
+// member is published by a release store of the counter or state that its comment names.
 #pragma once
 
 #include <atomic>
@@ -10,71 +10,71 @@
 namespace shm {
 
 inline constexpr uint64_t kMagic = 0x31306d687372657a;  // "zershm01"
-inline constexpr uint32_t kSegments = 512;              // pieces of memory a rank may hold at a time
-inline constexpr uint32_t kRing = 64;                   // collectives a rank may be ahead of its slowest peer
-inline constexpr uint32_t kMessages = 16;               // messages to one peer that it has not taken yet
+inline constexpr uint32_t kSegments = 512;              // most segments that a rank has allocated at a time
+inline constexpr uint32_t kRing = 64;                   // most collectives that a rank is ahead of its slowest peer
+inline constexpr uint32_t kMessages = 16;               // most messages that one peer has not received yet
 inline constexpr uint32_t kNowhere = ~0u;
 
 using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
 
-/// An address within a rank's memory file, in words that hold in every process.
+/// An address within a rank's memory file, valid in every process.
 struct ShmAddress {
   uint32_t segment = kNowhere, generation = 0;
   uint64_t offset = 0;
 };
 
 struct Segment {
-  uint64_t offset, bytes;            // in the file; published by whatever refers to the segment
+  uint64_t offset, bytes;            // in the file; published by the announcement or message that refers to the segment
   std::atomic<uint32_t> generation;  // odd: in use
   uint32_t rsv;
 };
 
-/// Written by one rank, watched by all. `changes` changes after every other change, and is the futex.
+/// Written by one rank, read by all. `changes` is incremented after every other change; ranks wait on it with a futex.
 struct alignas(64) SharedCounters {
-  Counter posted;    // collectives announced: announcements up to this one may be read
-  Counter finished;  // collectives whose part of this rank is done: it reads no more of any peer for them, nor their
-                     // announcements
-  Counter filled;    // loads put into the staging room
-  Counter drained;   // loads read from everybody's staging room
+  Counter posted;    // announced collectives: announcements up to this number may be read
+  Counter finished;  // collectives of which this rank has done its part: it reads neither peers' memory nor
+                     // announcements for them any more
+  Counter filled;    // loads copied into this rank's staging buffer
+  Counter drained;   // loads read from the staging buffers of all ranks
   std::atomic<uint32_t> changes, sleepers, closed;
 };
 
 enum : uint32_t { kSrcShared = 1, kDstShared = 2, kInPlace = 4 };
 
-/// One announced collective; published by SharedCounters::posted. Two arrays of `world` elements follow: all_to_all's
-/// counts to and from every rank.
+/// One announced collective; published by SharedCounters::posted. Two arrays of `world` elements follow it in memory:
+/// the counts of an all_to_all to and from every rank.
 struct alignas(64) Announcement {
   uint64_t number, fingerprint;
   uint32_t op, traits;
   zr_dtype dst_dtype, dtype;
-  int64_t elements;  // these, of dtype, and the label: for reports
+  int64_t elements;  // elements, dtype and label are for reports
   ShmAddress src, dst;
   char label[64];
   int64_t* to() { return reinterpret_cast<int64_t*>(this + 1); }
 };
 
-/// A message to one peer. The state says whose turn it is; it publishes the rest.
+/// A message to one peer. `state` says which side acts next; storing it publishes the other members.
 struct alignas(64) Message {
   enum State : uint32_t { empty, sent, wanted, filled, taken, rejected };
   std::atomic<uint32_t> state;
   int32_t tag;
   zr_dtype dtype;
-  uint32_t traits;  // kSrcShared, or it comes load by load through the staging room: wanted, filled, wanted, ...
-  uint64_t number;  // 1, 2, ... to this peer
+  uint32_t traits;  // kSrcShared; else it is sent in loads through the staging buffer: wanted, filled, wanted, ...
+  uint64_t number;  // 1, 2, ... per peer
   int64_t count;
   ShmAddress src;
   char label[64];
-  char rejection[192];  // written by the receiver before it refuses
+  char rejection[192];  // error message, written by the receiver before it sets `rejected`
 };
 
 struct ControlBlock {
-  uint64_t magic, identity;  // identity: as told in the store
+  uint64_t magic, identity;  // identity: equal to the one published in the store
   SharedCounters counters;
   Segment segments[kSegments];
 };
 
-/// Offsets in the file.
+/// Offsets in the memory file, in bytes.
 struct Layout {
   Layout(int world, int64_t staging_bytes)
       : announcement_bytes(aligned(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<uint64_t>(world))),
@@ -83,7 +83,7 @@ struct Layout {
         staging(page(messages + static_cast<uint64_t>(world) * kMessages * sizeof(Message))),
         bytes(staging + 2 * page(static_cast<uint64_t>(staging_bytes) / 2)) {}
   uint64_t announcement_bytes, ring, messages;
-  uint64_t staging, bytes;  // two halves: collectives, messages
+  uint64_t staging, bytes;  // the staging buffer has two halves: collectives, messages
   uint64_t staging_capacity() const { return (bytes - staging) / 2; }
   static uint64_t aligned(uint64_t n) { return (n + 63) / 64 * 64; }
   static uint64_t page(uint64_t n) { return (n + 4095) / 4096 * 4096; }

@@ -7,12 +7,11 @@ namespace shm {
 
 namespace {
 using Finish = Operation::Finish;
-constexpr int64_t kStreams =
-    int64_t{2} << 20;  // bytes from which on a result would only push other data out of the cache
-constexpr int64_t kParallel = int64_t{1} << 20;  // bytes from which on more threads pay
+constexpr int64_t kStreams = int64_t{2} << 20;   // bytes from which on non-temporal stores are faster
+constexpr int64_t kParallel = int64_t{1} << 20;  // bytes from which on several threads are faster
 constexpr int64_t kCopyRun = int64_t{64} << 10;
 
-// Rank r's share of n elements when all ranks reduce for all: on cache lines, whatever the type.
+// Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
 Extent share(int64_t n, int r, int world) {
   const auto cut = [&](int64_t i) { return std::min(n, (n * i / world + 63) / 64 * 64); };
   return {cut(r), cut(r + 1) - cut(r), cut(r)};
@@ -48,8 +47,8 @@ void ShmCommunicator::compare(const Operation& op) {
            shape_text(announcement.dtype, announcement.elements);
   };
   const auto differ = [&](int p, int r, const std::string& how) {
-    fail(ZR_MISMATCH, "the ranks disagree about their collective " + std::to_string(op.number) + ": " + said(p) + ", " +
-                          said(r) + how);
+    fail(ZR_MISMATCH,
+         "the ranks disagree about collective " + std::to_string(op.number) + ": " + said(p) + ", " + said(r) + how);
   };
   for (int r = 1; r < world_; ++r) {
     const Announcement& other = arena_.announcement(r, op.number);
@@ -62,8 +61,8 @@ void ShmCommunicator::compare(const Operation& op) {
                     expected = arena_.announcement(r, op.number).to()[world_ + p];
       if (sent != expected)
         differ(p, r,
-               "; the former sends the latter " + std::to_string(sent) + " elements, which expects " +
-                   std::to_string(expected));
+               "; rank " + std::to_string(p) + " sends " + std::to_string(sent) + " elements to rank " +
+                   std::to_string(r) + ", which expects " + std::to_string(expected));
     }
 }
 
@@ -77,10 +76,10 @@ ShmCommunicator::Route ShmCommunicator::route(const Operation& op) {
     in_place |= (traits & kInPlace) != 0;
   }
   const bool everywhere = op.coll.op == ZR_ALL_REDUCE;
-  // With ACCUMULATE an all_reduce's results may differ between ranks, so each rank folds for itself.
+  // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
   if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
     return Route::push;
-  // Read by peers while it is written.
+  // Peers would read memory while this rank writes it.
   const bool clash = in_place && (everywhere || op.coll.op == ZR_ALL_TO_ALL);
   return src_shared && !clash ? Route::pull : Route::stage;
 }
@@ -112,9 +111,9 @@ void ShmCommunicator::pull(const Operation& op) {
     return;
   }
   for (int i = 1; i <= world_; ++i) {
-    const int p = (rank_ + i) % world_;  // not all ranks from one at a time
-    if (p == rank_)
-      publish(&SharedCounters::finished, op.number);  // peers' parts are read; they need not wait for the rest
+    const int p = (rank_ + i) % world_;  // start at different ranks, so that not all read from the same rank
+    // This rank has read its peers' parts, so they need not wait for the rest.
+    if (p == rank_) publish(&SharedCounters::finished, op.number);
     const Extent part = op.sends(p) ? extent(op, p, rank_) : Extent{};
     if (part.count == 0) continue;
     char* to = static_cast<char*>(op.coll.dst.data) + part.to * size;
@@ -123,7 +122,7 @@ void ShmCommunicator::pull(const Operation& op) {
   }
 }
 
-// This rank reduces its share of the elements for all who receive.
+// This rank reduces its share of the elements for all receivers.
 void ShmCommunicator::push(const Operation& op) {
   const Extent mine = share(op.coll.src.count, rank_, world_);
   if (mine.count == 0) return;
@@ -141,7 +140,7 @@ void ShmCommunicator::push(const Operation& op) {
   reduce(op, dst_dtype, mine.from, mine.count, !rewrites && mine.count * size_of(op.coll.src.dtype) >= kStreams);
 }
 
-// Load by load: every rank puts a part of its src into its staging room, then takes its part of everybody's.
+// In loads: every rank copies a part of its src into its staging buffer, then reads its part of all staging buffers.
 bool ShmCommunicator::through_staging(Operation& op) {
   const int64_t size = op.width();
   const int64_t chunk = op.is_cut() ? arena_.staging_capacity() / world_ / 64 * 64 : arena_.staging_capacity();
@@ -172,10 +171,10 @@ uint64_t ShmCommunicator::loads_of(const Operation& op, int64_t run) {
 }
 
 namespace {
-// The load's part of an extent.
-Extent cut(const Extent& whole, uint64_t load, int64_t run) {
-  const int64_t first = std::min(whole.count, static_cast<int64_t>(load) * run);
-  return {whole.from + first, std::min(run, whole.count - first), whole.to + first};
+// The part of an extent that a load contains.
+Extent cut(const Extent& full, uint64_t load, int64_t run) {
+  const int64_t first = std::min(full.count, static_cast<int64_t>(load) * run);
+  return {full.from + first, std::min(run, full.count - first), full.to + first};
 }
 }  // namespace
 

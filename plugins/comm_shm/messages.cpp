@@ -1,4 +1,4 @@
-// Sends and receives: a message lies in the sender's pages until the receiver takes it.
+// Sends and receives: a message stays in the sender's control block until the receiver has taken it.
 #include <algorithm>
 #include <cstdio>
 

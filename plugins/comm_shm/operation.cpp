@@ -87,22 +87,23 @@ void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   world = ranks;
   coll = given;
   label = given.label ? given.label : "";
-  check(coll.op >= ZR_ALL_REDUCE && coll.op <= ZR_BARRIER, "no such operation");
+  check(coll.op >= ZR_ALL_REDUCE && coll.op <= ZR_BARRIER, "unknown operation code");
   if (coll.op == ZR_BARRIER) {
     coll.src = coll.dst = zr_view{};
     return;
   }
   check(!sends(rank) || (size_of(coll.src.dtype) && coll.src.count >= 0 && (coll.src.data || coll.src.count == 0)),
-        "src is no valid view");
+        "src is not a valid view");
   check(!receives(rank) || (size_of(coll.dst.dtype) && coll.dst.count >= 0 && (coll.dst.data || coll.dst.count == 0)),
-        "dst is no valid view");
+        "dst is not a valid view");
   const bool both = sends(rank) && receives(rank),
-             wide = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
-  check(!both || coll.src.dtype == coll.dst.dtype || (is_reduction() && wide), "src and dst are of different types");
-  check(!is_reduction() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "no such reduction");
+             upcasts = coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  check(!both || coll.src.dtype == coll.dst.dtype || (is_reduction() && upcasts), "src and dst have different types");
+  check(!is_reduction() || (coll.reduce >= ZR_SUM && coll.reduce <= ZR_MAX), "unknown reduction");
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
-  check(!rooted || (coll.root >= 0 && coll.root < world), "root is no rank");
-  check(!is_message() || (coll.peer >= 0 && coll.peer < world && coll.peer != rank), "peer is no other rank");
+  check(!rooted || (coll.root >= 0 && coll.root < world), "root is out of range");
+  check(!is_message() || (coll.peer >= 0 && coll.peer < world && coll.peer != rank),
+        "peer is out of range or this rank itself");
   check_counts();
   check_overlap();
 }
@@ -113,7 +114,7 @@ void Operation::check_counts() {
   recv_counts.clear();
   starts.clear();
   if (!parts) {
-    check(!sends(rank) || !receives(rank) || coll.src.count == coll.dst.count, "src and dst are of different lengths");
+    check(!sends(rank) || !receives(rank) || coll.src.count == coll.dst.count, "src and dst have different lengths");
     return;
   }
   const bool by_src = coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER;
@@ -128,13 +129,13 @@ void Operation::check_counts() {
   starts.assign(1, 0);
   for (const int64_t n : counts) starts.push_back(starts.back() + n);
   const int64_t total = starts.back(), mine = counts[static_cast<size_t>(rank)];
-  if (sends(rank)) check(coll.src.count == (by_src ? mine : total), "src is not as long as the counts say");
+  if (sends(rank)) check(coll.src.count == (by_src ? mine : total), "the length of src does not match the counts");
   if (!receives(rank)) return;
   const int64_t received = std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0});
   check(coll.dst.count == (coll.op == ZR_ALL_TO_ALL ? received
                            : by_src                 ? total
                                                     : mine),
-        "dst is not as long as the counts say");
+        "the length of dst does not match the counts");
 }
 
 void Operation::check_overlap() {

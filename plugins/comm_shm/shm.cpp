@@ -1,12 +1,12 @@
-// The communicator "shm": ranks of one host, which read each other's memory in place.
+// The communicator "shm": the ranks of one host read each other's memory in place.
 #include "shm_communicator.hpp"
 
 namespace {
 
 class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
  public:
-  static constexpr zr_key keys[] = {zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12,
-                                                  "room through which memory that peers cannot read in place travels")};
+  static constexpr zr_key keys[] = {
+      zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12, "buffer for data that peers cannot read in place")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }

@@ -17,8 +17,8 @@ namespace shm {
 namespace {
 using Clock = std::chrono::steady_clock;
 using State = Operation::State;
-constexpr auto kSpin = std::chrono::microseconds(50);  // ranks own their cores: a wake-up costs as much
-constexpr timespec kNap{0, 1000000};                   // how late an abort may be seen
+constexpr auto kSpin = std::chrono::microseconds(50);  // about the cost of a wake-up; only if each rank has a core
+constexpr timespec kNap{0, 1000000};                   // the longest time until abort() is noticed
 
 bool more_ranks_than_cores(int world) {
   cpu_set_t set;
@@ -78,10 +78,11 @@ void ShmCommunicator::rendezvous(const zr_comm_open& how, uint64_t opened) {
     std::istringstream said(get("address", r));
     if (!(said >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
       throw zr::Error(ZR_COMM, "rank " + std::to_string(r) +
-                                   " announced no address that comm_shm understands: is it of another version?");
+                                   " announced an address that comm_shm cannot parse; use the same version of "
+                                   "Zeroth on all ranks");
     arena_.connect(r, peer);
   }
-  // Nobody leaves, or writes to a peer, before all have found one another.
+  // No rank may leave, or write to a peer's memory, before all ranks have opened each other's memory.
   put("met", "");
   for (int r = 0; r < world_; ++r)
     if (r != rank_) get("met", r);
@@ -105,16 +106,17 @@ zr_comm_caps ShmCommunicator::caps() const {
 }
 
 void* ShmCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
-  if (flags != 0) throw zr::Error(ZR_UNSUPPORTED, "memory with flags " + std::to_string(flags) + " is not offered");
+  if (flags != 0)
+    throw zr::Error(ZR_UNSUPPORTED, "comm_shm does not support memory with flags " + std::to_string(flags));
   if (align > 4096)
     throw zr::Error(ZR_UNSUPPORTED,
-                    "memory is aligned to 4096 bytes at most, " + std::to_string(align) + " were asked for");
+                    "comm_shm cannot align memory to " + std::to_string(align) + " bytes; the limit is 4096");
   return arena_.allocate(bytes);
 }
 
 void ShmCommunicator::mem_free(void* memory) noexcept { arena_.release(memory); }
 
-// The memory is rank 0's; the others learn where it stands.
+// Rank 0 allocates the memory and broadcasts its address.
 void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** reader) {
   ShmAddress address;
   void* own = nullptr;
@@ -123,7 +125,7 @@ void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** r
     address = arena_.address_of(own, static_cast<int64_t>(bytes));
   }
   const zr_view view{&address, static_cast<int64_t>(sizeof address), ZR_U8, 0, {1, 0}};
-  submit(zr::broadcast(view, 0, "where shared weights stand"), nullptr, nullptr);
+  submit(zr::broadcast(view, 0, "address of shared weights"), nullptr, nullptr);
   *writer = own ? own : arena_.at(0, address);
   *reader = arena_.map_reader(0, address, *writer);
 }
@@ -153,7 +155,7 @@ void ShmCommunicator::progress() {
 
 void ShmCommunicator::advance() try { advance_operations(); } catch (const zr::Error& error) {
   if (failed_) throw;
-  fail(error.code(), error.what());  // some operation could not be carried out: none can follow
+  fail(error.code(), error.what());  // an operation failed, so no later one can be executed
 }
 
 void ShmCommunicator::advance_operations() {
@@ -169,11 +171,11 @@ void ShmCommunicator::advance_operations() {
   }
   resolve_completed();
   if (closed && blocked_on_ == peer)
-    fail(ZR_COMM,
-         "rank " + std::to_string(peer) + " has closed its communicator, this rank is in " + queue_.front()->what());
+    fail(ZR_COMM, "rank " + std::to_string(peer) + " has closed its communicator while this rank is in " +
+                      queue_.front()->what());
 }
 
-// One move of one operation; false if it has to wait.
+// Advances one operation by one state; false if it has to wait.
 bool ShmCommunicator::step(Operation& op) {
   switch (op.state) {
     case State::waiting:
@@ -202,7 +204,7 @@ bool ShmCommunicator::step(Operation& op) {
 }
 
 bool ShmCommunicator::may_announce(const Operation& op) {
-  // In order: collectives among themselves, messages to one peer among themselves.
+  // Collectives are announced in order, and so are messages to the same peer.
   for (const auto& earlier : queue_) {
     if (earlier.get() == &op) break;
     if (earlier->blocks(op)) return false;
@@ -210,7 +212,7 @@ bool ShmCommunicator::may_announce(const Operation& op) {
     if (!op.is_message() || (earlier->coll.op == op.coll.op && earlier->coll.peer == op.coll.peer)) return false;
   }
   if (op.is_message()) return true;
-  // The announcement that stood at this place of the ring has been read by all.
+  // The ring entry can be reused once all ranks have read its previous announcement.
   const uint64_t number = announced_ + 1;
   return number <= kRing || (executed_ >= number - kRing && all_reached(&SharedCounters::finished, number - kRing));
 }
@@ -263,7 +265,7 @@ void ShmCommunicator::resolve_completed() {
 void ShmCommunicator::fail(zr_code code, const std::string& text) {
   failed_ = Failed{code, text};
   for (auto& op : queue_) {
-    // The caller of submit learns it from submit.
+    // The caller of submit() gets the error from submit() itself.
     if (op->done && op.get() != submitting_)
       op->done.resolve(op->state == State::complete ? zr_code{ZR_OK} : code, 0, text.c_str());
     op->done = zr::Done();

@@ -1,8 +1,8 @@
-// One opened communicator: a queue of operations that advance whenever somebody calls in. It has no thread of its own.
+// One open communicator: a queue of operations that advance during calls. It has no thread of its own.
 //
-// A collective is announced in this rank's ring of announcements, and executed once all ranks have announced it: this
-// rank's part, straight from the peers' memory. It is complete when whoever reads or writes this rank's memory has done
-// its part too. Calls are [use], one at a time; abort() is [any].
+// A collective is announced in this rank's ring of announcements. Once all ranks have announced it, this rank executes
+// its part, directly on the peers' memory. The collective is complete when every rank that reads or writes this rank's
+// memory has done its part too. Calls are [use], one at a time; abort() is [any].
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace shm {
 
 class ShmCommunicator {
  public:
-  /// Exchanges the ranks' addresses through the host's store and opens every peer's memory. `opened` tells apart the
+  /// Exchanges the ranks' addresses through the host's store and opens every peer's memory. `opened` distinguishes the
   /// communicators that one process opens one after the other.
   ShmCommunicator(const zr::Host& host, const zr_comm_open& how, int64_t staging_bytes, uint64_t opened);
   ~ShmCommunicator();
@@ -36,7 +36,7 @@ class ShmCommunicator {
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 
  private:
-  // wire.cpp: the queue
+  // shm_communicator.cpp: the queue
   void rendezvous(const zr_comm_open& how, uint64_t opened);
   void advance();
   void advance_operations();
@@ -51,7 +51,7 @@ class ShmCommunicator {
 
   // execute.cpp: a rank's part of a collective
   enum class Route { nothing, pull, push, stage };
-  bool execute(Operation& op);  // false: not yet
+  bool execute(Operation& op);  // false: not finished yet
   void compare(const Operation& op);
   Route route(const Operation& op);
   void pull(const Operation& op);
@@ -63,9 +63,9 @@ class ShmCommunicator {
   Extent extent(const Operation& op, int p, int r) const;
   const char* source(const Operation& op, int p);
   char* destination(const Operation& op, int r);
-  // sources_ to outs_
+  // Reduces sources_ to outs_.
   void reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams);
-  // streams: the whole result would only push other data out of the cache, though these bytes may not.
+  // streams: use non-temporal stores, because the full result exceeds the cache even if these bytes do not.
   void copy(void* dst, const void* src, int64_t bytes, bool streams = false);
 
   // messages.cpp
@@ -76,11 +76,11 @@ class ShmCommunicator {
   Message* matching(const Operation& op);
   void set_state(Message& message, Message::State state);
 
-  // True if the counter has reached `value`; else blocked_on_ is a rank whose has not.
+  // True if the counter has reached `value`; else sets blocked_on_ to a rank whose counter has not.
   bool reached(int r, Counter SharedCounters::*counter, uint64_t value);
   bool all_reached(Counter SharedCounters::*counter, uint64_t value);
   void publish(Counter SharedCounters::*counter, uint64_t value);
-  void notify_peers();  // tells peers that something of this rank changed
+  void notify_peers();  // wakes peers that wait for a change of this rank
 
   zr::Host host_;
   zr::Tasks tasks_;
@@ -93,9 +93,9 @@ class ShmCommunicator {
   std::vector<std::unique_ptr<Operation>> queue_, spare_;  // in order of submission
   const Operation* submitting_ = nullptr;
   uint64_t announced_ = 0, executed_ = 0;    // collectives
-  uint64_t loads_ = 0;                       // through the staging room
+  uint64_t loads_ = 0;                       // through the staging buffer
   std::vector<uint64_t> messages_sent_;      // by peer
-  const Operation* staging_user_ = nullptr;  // the message that uses this rank's staging room
+  const Operation* staging_user_ = nullptr;  // the message that uses this rank's staging buffer
   int blocked_on_ = -1;
   std::atomic<bool> aborted_{false};
   struct Failed {
@@ -103,7 +103,7 @@ class ShmCommunicator {
     std::string text;
   };
   std::optional<Failed> failed_;
-  std::vector<const void*> sources_;  // of a fold, in rank order
+  std::vector<const void*> sources_;  // of a reduction, in rank order
   std::vector<void*> outs_;
 };
 

@@ -1,5 +1,5 @@
-// Copies past the cache: what is put away is not looked at soon, and its lines need not be read before they are
-// written.
+// Copies with non-temporal stores, which bypass the cache: offloaded data is not used soon, and its cache lines need
+// not be read before they are written.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace cpu {
 
 constexpr std::size_t kLine = 64;
 
-/// As memcpy; the bytes are there for every thread that is told of them.
+/// Like memcpy. Ends with a store fence, so that a thread that synchronises with this one sees the bytes.
 inline void stream(char* to, const char* from, std::size_t bytes) {
 #ifdef __SSE2__
   const std::size_t head = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine);

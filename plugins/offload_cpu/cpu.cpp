@@ -1,4 +1,4 @@
-// The tier "cpu": slots are memory of this machine, which the host may also use in place.
+// The tier "cpu": allocations are memory of this machine, which the host may also use in place.
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -16,7 +16,7 @@ constexpr std::size_t kStreamedWrites = std::size_t{256} << 10, kStreamedReads =
 class Cpu : public zr::Offload<Cpu> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_text("pin", "\"auto\"", "auto|true|false", "locked for a CUDA device, where there is one")};
+      zr::key_text("pin", "\"auto\"", "auto|true|false", "lock memory for a CUDA device, if there is one")};
   Cpu(const zr::Config& config, const zr::Host& host) : host_(host), pin_(host, config.text("pin")) {}
   ~Cpu() {
     for (const auto& [id, allocation] : allocations_)
@@ -25,9 +25,9 @@ class Cpu : public zr::Offload<Cpu> {
 
   zr_offload_caps caps() const {
     zr_offload_caps caps{};
-    const cpu::AvailableMemory room = cpu::available_memory();
+    const cpu::AvailableMemory memory = cpu::available_memory();
     const std::lock_guard lock(mutex_);
-    caps.capacity = room.bytes < 0 ? 0 : static_cast<uint64_t>(room.bytes) + mapped_;
+    caps.capacity = memory.bytes < 0 ? 0 : static_cast<uint64_t>(memory.bytes) + mapped_;
     caps.io_align = 1;
     caps.io_bytes = uint64_t{1} << 20;
     caps.io_depth = 1;
@@ -46,13 +46,14 @@ class Cpu : public zr::Offload<Cpu> {
   void release(uint64_t id) noexcept {
     const std::lock_guard lock(mutex_);
     const auto one = allocations_.find(id);
-    if (one == allocations_.end()) return host_.log(ZR_LOG_ERROR, "tier cpu: a slot was released that is none");
+    if (one == allocations_.end())
+      return host_.log(ZR_LOG_ERROR, "tier cpu: release of unknown allocation " + std::to_string(id));
     if (one->second.locked) pin_.unlock(one->second.block->data());
     mapped_ -= one->second.block->mapped();
     allocations_.erase(one);
   }
 
-  // What is put away goes past the cache; what is fetched is used next, and stays there if it fits.
+  // Large writes bypass the cache. Data that is read is used next, so it stays in the cache if it fits.
   void write(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
     each(all, n, stream, done, [](char* allocation, char* memory, std::size_t bytes) {
       bytes < kStreamedWrites ? static_cast<void>(std::memcpy(allocation, memory, bytes))
@@ -69,7 +70,8 @@ class Cpu : public zr::Offload<Cpu> {
   zr_view map(uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto one = allocations_.find(id);
-    if (one == allocations_.end()) throw zr::Error(ZR_INVALID, "tier cpu: a slot is mapped that is not reserved");
+    if (one == allocations_.end())
+      throw zr::Error(ZR_INVALID, "tier cpu: cannot map allocation " + std::to_string(id) + ", which is not reserved");
     const cpu::Block& block = *one->second.block;
     return {block.data(), static_cast<int64_t>(block.bytes()), ZR_U8, 0, {1, 0}};
   }
@@ -81,10 +83,11 @@ class Cpu : public zr::Offload<Cpu> {
     bool locked;
   };
 
-  // All are checked before any is begun.
+  // Validates all transfers before it starts the first.
   template <class Copy>
   void each(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, Copy&& copy) {
-    if (stream) throw zr::Error(ZR_UNSUPPORTED, "tier cpu knows no streams: wait for them, and give none");
+    if (stream)
+      throw zr::Error(ZR_UNSUPPORTED, "tier cpu does not support streams; wait for the stream, and pass none");
     for (uint32_t i = 0; i < n; ++i) address_of(all[i], i);
     for (uint32_t i = 0; i < n; ++i)
       if (all[i].memory.count > 0)
@@ -99,18 +102,18 @@ class Cpu : public zr::Offload<Cpu> {
     const std::lock_guard lock(mutex_);
     const auto allocation = allocations_.find(one.allocation);
     if (allocation == allocations_.end())
-      reject("is of slot " + std::to_string(one.allocation) + ", which is not reserved");
-    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("is not of bytes in the CPU's memory");
-    const uint64_t room = allocation->second.block->bytes(), bytes = static_cast<uint64_t>(one.memory.count);
-    if (one.offset > room || bytes > room - one.offset)
+      reject("refers to allocation " + std::to_string(one.allocation) + ", which is not reserved");
+    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("must be a view of bytes in CPU memory");
+    const uint64_t size = allocation->second.block->bytes(), bytes = static_cast<uint64_t>(one.memory.count);
+    if (one.offset > size || bytes > size - one.offset)
       reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
-             ") goes beyond its slot of " + std::to_string(room) + " bytes");
+             ") exceeds its allocation of " + std::to_string(size) + " bytes");
     return allocation->second.block->data() + one.offset;
   }
 
   const zr::Host host_;
   cpu::Pin pin_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::unordered_map<uint64_t, Allocation> allocations_;
   uint64_t mapped_ = 0, last_ = 0;
 };

@@ -23,18 +23,18 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20, kHugeFrom = uint64_t{4} << 20,
 
 [[noreturn]] void reject(uint64_t bytes, const std::string& tag, const std::string& why, int error) {
   throw zr::Error(ZR_NOMEM,
-                  "tier cpu: " + std::to_string(bytes) + " bytes for '" + tag + "' are not to be had: " + why +
+                  "tier cpu: cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "': " + why +
                       "; offload less, run fewer ranks on this host, or offload to a disk",
                   error);
 }
 
-// The number a file begins with, or -1: no such file, or "max".
+// The number at the start of a file; -1 if the file does not exist or contains "max".
 int64_t number_in(const std::string& path) {
   std::ifstream in(path);
   int64_t value = -1;
   return in >> value ? value : -1;
 }
-// The number behind a word at the start of a line, or `missing`.
+// The number after a word at the start of a line; `missing` if there is no such line.
 int64_t number_after(const std::string& path, const std::string& word, int64_t missing) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);)
@@ -42,22 +42,22 @@ int64_t number_after(const std::string& path, const std::string& word, int64_t m
   return missing;
 }
 
-// What a control group can still give: cache that nobody uses is given up first.
-void look(AvailableMemory& room, const std::string& folder, bool second) {
+// Applies the limit of one control group. Inactive page cache counts as free, because the kernel reclaims it first.
+void apply_limit(AvailableMemory& memory, const std::string& folder, bool second) {
   const int64_t limit = number_in(folder + (second ? "/memory.max" : "/memory.limit_in_bytes"));
   const int64_t used = number_in(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"));
   if (limit < 0 || used < 0) return;
   const int64_t cache = number_after(folder + "/memory.stat", second ? "inactive_file " : "total_inactive_file ", 0);
   const int64_t left = std::max<int64_t>(limit - used + std::min(cache, used), 0);
-  if (room.bytes < 0 || left < room.bytes) room = {left, "the limit of control group " + folder};
+  if (memory.bytes < 0 || left < memory.bytes) memory = {left, "the limit of control group " + folder};
 }
 
 }  // namespace
 
 AvailableMemory available_memory(const std::string& root) {
-  AvailableMemory room;
+  AvailableMemory memory;
   const int64_t available = number_after(root + "/proc/meminfo", "MemAvailable:", -1);
-  if (available >= 0) room = {available * 1024, "MemAvailable of /proc/meminfo"};
+  if (available >= 0) memory = {available * 1024, "MemAvailable of /proc/meminfo"};
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     std::istringstream in(line);
@@ -66,23 +66,23 @@ AvailableMemory available_memory(const std::string& root) {
     const bool second = controllers.empty();
     if (!second && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
     const std::string top = root + "/sys/fs/cgroup" + (second ? "" : "/memory");
-    for (;; path.resize(path.rfind('/'))) {  // each group above bounds it too
+    for (;; path.resize(path.rfind('/'))) {  // parent groups limit it too
       if (path == "/") path.clear();
-      look(room, top + path, second);
+      apply_limit(memory, top + path, second);
       if (path.rfind('/') == std::string::npos) break;
     }
   }
-  return room;
+  return memory;
 }
 
 Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : bytes_(bytes) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (bytes > uint64_t{1} << 46) reject(bytes, tag, "no machine has them", ENOMEM);
+  if (bytes > uint64_t{1} << 46) reject(bytes, tag, "more than any machine has", ENOMEM);
   mapped_ = std::max((bytes + page - 1) / page * page, page);
-  const AvailableMemory room = available_memory();
-  if (room.bytes >= 0 && mapped_ > static_cast<uint64_t>(room.bytes))
-    reject(mapped_, tag, std::to_string(room.bytes) + " are there (" + room.source + ")", ENOMEM);
-  // Begins where a huge page may; what is beyond either end goes back.
+  const AvailableMemory memory = available_memory();
+  if (memory.bytes >= 0 && mapped_ > static_cast<uint64_t>(memory.bytes))
+    reject(mapped_, tag, std::to_string(memory.bytes) + " bytes are available (" + memory.source + ")", ENOMEM);
+  // Map more than needed, begin at a huge-page boundary, and unmap the rest at both ends.
   const uint64_t more = mapped_ >= kHugeFrom ? kHugePage - page : 0;
   void* all = ::mmap(nullptr, mapped_ + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) reject(mapped_, tag, std::strerror(errno), errno);
@@ -102,7 +102,7 @@ Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : byt
 
 Block::~Block() { ::munmap(data_, mapped_); }
 
-// All pages now, on the host's threads: later there is nobody who could be told that there are none.
+// Faults in all pages now, on the host's threads: a failure later, on first access, could not be reported.
 void Block::populate(const zr::Host& host) const {
   const auto fill = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

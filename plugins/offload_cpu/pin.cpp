@@ -10,7 +10,7 @@ constexpr const char* kDevice = "/dev/nvidia0";
 constexpr const char* kNames[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
 constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: for every device's context
 
-// What libtorch has loaded, if it has: two runtimes would do, but take memory twice.
+// Prefers the runtime that libtorch has loaded: a second one would work, but needs its own memory.
 void* runtime() {
   for (const int how : {RTLD_NOLOAD, 0})
     for (const char* name : kNames)
@@ -31,7 +31,7 @@ Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(
     load();
   } else if (required_) {
     throw zr::Error(ZR_UNSUPPORTED, std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") +
-                                        kDevice + " is not there); give \"auto\" or \"false\"");
+                                        kDevice + " does not exist); set \"auto\" or \"false\"");
   }
 }
 
@@ -44,13 +44,13 @@ void Pin::load() {
   const std::string text = "there is a CUDA device, but no CUDA runtime (libcudart.so.12) to lock memory for it";
   if (required_)
     throw zr::Error(ZR_UNSUPPORTED, "offload.cpu.pin = \"true\": " + text +
-                                        "; put its folder into LD_LIBRARY_PATH, or give \"auto\" or \"false\"");
+                                        "; add its folder to LD_LIBRARY_PATH, or set \"auto\" or \"false\"");
   host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
 }
 
 std::string Pin::text_of(int error) const {
   const char* text = error_text_(error);
-  last_error_();  // libtorch would take it for its own
+  last_error_();  // clears the error, which libtorch would otherwise report as its own
   return text ? text : "error " + std::to_string(error);
 }
 
@@ -58,17 +58,16 @@ bool Pin::lock(void* data, uint64_t bytes) {
   if (!register_) return false;
   const int error = register_(data, bytes, kPortable);
   if (error == 0) return true;
-  const std::string text = std::to_string(bytes) + " bytes could not be locked for the CUDA device: " + text_of(error);
+  const std::string text = "cannot lock " + std::to_string(bytes) + " bytes for the CUDA device: " + text_of(error);
   if (required_)
-    throw zr::Error(ZR_NOMEM, "tier cpu: " + text + "; offload less, or give offload.cpu.pin = \"auto\"", error);
+    throw zr::Error(ZR_NOMEM, "tier cpu: " + text + "; offload less, or set offload.cpu.pin = \"auto\"", error);
   if (!reported_) host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
   reported_ = true;
   return false;
 }
 
 void Pin::unlock(void* data) const {
-  if (const int error = unregister_(data))
-    host_.log(ZR_LOG_WARN, "tier cpu: unlocking memory failed: " + text_of(error));
+  if (const int error = unregister_(data)) host_.log(ZR_LOG_WARN, "tier cpu: cannot unlock memory: " + text_of(error));
 }
 
 }  // namespace cpu

@@ -1,4 +1,4 @@
-// Pages locked for a CUDA device, through the runtime that the process has or finds; none is linked.
+// Locks memory for a CUDA device, through a CUDA runtime that is already loaded or found at run time; none is linked.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace cpu {
 
-/// `pin`: "auto", "true", "false". Where there is no /dev/nvidia0, nothing is loaded.
+/// `pin`: "auto", "true", "false". Without /dev/nvidia0 nothing is loaded.
 class Pin {
  public:
-  /// Throws zr::Error where "true" cannot be had.
+  /// Throws zr::Error if pin is "true" and memory cannot be locked on this machine.
   Pin(const zr::Host& host, const std::string& pin);
-  /// Locks these bytes, or throws if it must; false: they are not locked.
+  /// Locks memory. If it cannot be locked: throws if pin is "true", else returns false.
   bool lock(void* data, uint64_t bytes);
   void unlock(void* data) const;
 

@@ -1,4 +1,4 @@
-// Where a slot's bytes stand in the files, and what they should be.
+// Where the bytes of an allocation are in the files, and their checksums.
 #pragma once
 
 #include <atomic>
@@ -8,38 +8,38 @@
 
 namespace nvme {
 
-/// Block i of a slot stands in file i % files; a file's blocks of a slot are one range.
+/// Block i of an allocation is in file i % files; the blocks of an allocation in one file are one range.
 struct Stripes {
   uint64_t block_bytes;
   uint32_t files;
-  /// What a slot of `bytes` takes in a file.
+  /// Bytes in one file of an allocation of `bytes`.
   uint64_t bytes_in(uint32_t file, uint64_t bytes) const {
     const uint64_t blocks = (bytes + block_bytes - 1) / block_bytes;
     if (file >= blocks) return 0;
-    const uint64_t whole = (blocks - file + files - 1) / files * block_bytes;
-    return (blocks - 1) % files == file ? whole - (blocks * block_bytes - bytes) : whole;
+    const uint64_t full = (blocks - file + files - 1) / files * block_bytes;
+    return (blocks - 1) % files == file ? full - (blocks * block_bytes - bytes) : full;
   }
 };
 
 struct Allocation {
   Allocation(uint64_t size, uint64_t checked) : bytes(size), checksums(checked) {}
   uint64_t bytes;
-  std::vector<uint64_t> at;                      // its range's begin, by file
-  std::vector<std::atomic<uint32_t>> checksums;  // of every kAlign bytes; 0: not written yet; empty: without checksums
+  std::vector<uint64_t> at;                      // by file: the begin of its range
+  std::vector<std::atomic<uint32_t>> checksums;  // of every kAlign bytes; 0: not written yet; empty: no checksums
 };
 
-/// The ranges of one file: the first that is large enough is taken.
+/// The free ranges of one file. take() uses the first that is large enough, else extends the file.
 class Ranges {
  public:
   uint64_t end() const { return end_; }
   uint64_t take(uint64_t bytes) {
     for (auto one = free_.begin(); one != free_.end(); ++one) {
-      const auto [at, room] = *one;
-      const bool last = at + room == end_;
-      if (room < bytes && !last) continue;
+      const auto [at, size] = *one;
+      const bool last = at + size == end_;
+      if (size < bytes && !last) continue;
       free_.erase(one);
-      if (room > bytes) free_[at + bytes] = room - bytes;
-      if (room < bytes) end_ = at + bytes;
+      if (size > bytes) free_[at + bytes] = size - bytes;
+      if (size < bytes) end_ = at + bytes;
       return at;
     }
     end_ += bytes;
@@ -59,7 +59,7 @@ class Ranges {
       free_[at] = bytes;
     }
   }
-  /// What is behind `end` was not to be had; all there is free.
+  /// The file could not be extended beyond `end`: forgets everything after it, which must all be free.
   void cut(uint64_t end) {
     end_ = end;
     free_.erase(free_.lower_bound(end), free_.end());

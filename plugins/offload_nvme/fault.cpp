@@ -1,4 +1,4 @@
-// Compiled into the tests' own build of the plug-in only.
+// Compiled only into the tests' own build of the plug-in.
 #include "fault.hpp"
 
 #ifdef ZR_FAILPOINTS

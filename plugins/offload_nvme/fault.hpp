@@ -1,5 +1,5 @@
-// Faults that tests ask for: ZR_TIER_FAULT="read=EIO@12,slow=50ms", and on one rank alone "rank=1:read=EIO@12".
-// Compiled in where ZR_FAILPOINTS is defined.
+// Faults for tests: ZR_TIER_FAULT="read=EIO@12,slow=50ms"; on one rank only: "rank=1:read=EIO@12". Compiled in if
+// ZR_FAILPOINTS is defined.
 #pragma once
 
 #include "zr/base.hpp"
@@ -13,18 +13,18 @@
 namespace nvme {
 
 struct Fault {
-  int error = 0;     // what the call shall fail with, or 0
-  bool cut = false;  // it shall end before its bytes do
+  int error = 0;     // the errno with which the call must fail, or 0
+  bool cut = false;  // the call must transfer fewer bytes than requested
 };
 
-/// One per instance, so that n counts from its beginning. [any]
+/// One object per instance, so that n counts the calls of this instance. [any]
 #ifdef ZR_FAILPOINTS
 class Faults {
  public:
   explicit Faults(const zr::Host& host);
-  Fault at(const char* call);  // the next "read", "write", "uring", "unnamed"
-  bool flips();                // a bit of what is just being written changes on the disk
-  void slow() const;           // sleeps as long as was asked for
+  Fault at(const char* call);  // the fault of the next "read", "write", "uring" or "unnamed"
+  bool flips();                // true: flip one bit on the disk, of the data just written
+  void slow() const;           // sleeps for the requested time
 
  private:
   std::mutex mutex_;

@@ -17,7 +17,7 @@ namespace {
 [[noreturn]] void fail(const std::string& what, int error, const std::string& remedy) {
   throw zr::Error(ZR_IO, "tier nvme: " + what + ": " + std::strerror(error) + "; " + remedy, error);
 }
-const char* const kElsewhere = "name a folder on a disk with offload.nvme.path, which this user may write";
+const char* const kElsewhere = "set offload.nvme.path to a folder on a disk that this user may write to";
 
 std::unique_ptr<void, decltype(&std::free)> aligned(std::size_t bytes) {
   std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(kAlign, bytes), &std::free);
@@ -29,10 +29,10 @@ std::unique_ptr<void, decltype(&std::free)> aligned(std::size_t bytes) {
 
 File::File(const zr::Host& host, const std::string& folder, Direct direct, Faults& faults) : folder_(folder) {
   struct stat about {};
-  if (::stat(folder.c_str(), &about) != 0) fail(folder + " is not to be had", errno, kElsewhere);
-  if (!S_ISDIR(about.st_mode)) fail(folder + " is no folder", ENOTDIR, kElsewhere);
+  if (::stat(folder.c_str(), &about) != 0) fail("cannot access " + folder, errno, kElsewhere);
+  if (!S_ISDIR(about.st_mode)) fail(folder + " is not a folder", ENOTDIR, kElsewhere);
   remove_abandoned(folder, [&](const std::string& left) {
-    host.log(ZR_LOG_INFO, "tier nvme: " + left + " was left by a job that has ended; it is removed");
+    host.log(ZR_LOG_INFO, "tier nvme: removed " + left + ", left by a job that has ended");
   });
   make(host, folder, faults);
   try {
@@ -58,7 +58,7 @@ void File::make(const zr::Host& host, const std::string& folder, Faults& faults)
   name_ = folder + " (unnamed file)";
   if (!error) return;
   if (error != EOPNOTSUPP && error != EISDIR && error != ENOENT && error != EINVAL && error != EPERM)
-    fail(folder + ": no file can be made there", error, kElsewhere);
+    fail("cannot create a file in " + folder, error, kElsewhere);
   const auto* job = host.find<zr_job_service>();
   const std::string id = job && job->job_id[0] ? job->job_id : "pid-" + std::to_string(::getpid());
   swap_ = std::make_unique<SwapFolder>(folder, id);
@@ -66,7 +66,7 @@ void File::make(const zr::Host& host, const std::string& folder, Faults& faults)
   name_ = path_;
 }
 
-// Some file systems take O_DIRECT and then refuse to be read that way: one block goes there and back.
+// Some file systems accept O_DIRECT but then fail to read or write: write one block and read it back.
 void File::try_out(const zr::Host& host, const std::string& folder, Direct direct) {
   const auto block = aligned(kAlign);
   const int flags = ::fcntl(fd_, F_GETFL);
@@ -77,16 +77,16 @@ void File::try_out(const zr::Host& host, const std::string& folder, Direct direc
     if (!error && ::pread(fd_, block.get(), kAlign, 0) < 0) error = errno;
     direct_ = error == 0;
     if (error && error != EINVAL && error != EOPNOTSUPP && error != ENOTSUP)
-      fail(folder + ": a first block could not be written and read", error, kElsewhere);
+      fail("cannot write and read a test block in " + folder, error, kElsewhere);
   }
   if (error && direct == Direct::yes)
-    fail(folder + " cannot be read and written past the page cache (O_DIRECT)", error,
-         "give offload.nvme.direct = \"auto\", or a folder on another file system");
+    fail(folder + " does not support O_DIRECT (transfers that bypass the page cache)", error,
+         "set offload.nvme.direct = \"auto\", or use a folder on another file system");
   if (error) {
     ::fcntl(fd_, F_SETFL, flags);
-    host.log(ZR_LOG_INFO, "tier nvme: " + folder + " has no O_DIRECT; transfers go through the page cache");
+    host.log(ZR_LOG_INFO, "tier nvme: " + folder + " does not support O_DIRECT; transfers go through the page cache");
   }
-  if (::ftruncate(fd_, 0) != 0) fail(folder + ": its file cannot be cut", errno, kElsewhere);
+  if (::ftruncate(fd_, 0) != 0) fail("cannot truncate the file in " + folder, errno, kElsewhere);
 }
 
 int File::write_zeros(uint64_t at, uint64_t bytes) const {
@@ -107,10 +107,10 @@ void File::extend(uint64_t at, uint64_t bytes) {
   while (error == EINTR);
   if (error == EOPNOTSUPP || error == ENOSYS) error = write_zeros(at, bytes);
   if (!error) return;
-  static_cast<void>(!::ftruncate(fd_, static_cast<off_t>(at)));  // what it did get
-  fail(
-      folder_ + ": " + std::to_string(bytes) + " bytes are needed there, " + std::to_string(free_bytes()) + " are free",
-      error, "free space there, or name a larger disk with offload.nvme.path");
+  static_cast<void>(!::ftruncate(fd_, static_cast<off_t>(at)));  // frees what a partial extension reserved
+  fail("cannot reserve " + std::to_string(bytes) + " bytes in " + folder_ + ", " + std::to_string(free_bytes()) +
+           " bytes are free",
+       error, "free disk space there, or set offload.nvme.path to a larger disk");
 }
 
 uint64_t File::free_bytes() const {

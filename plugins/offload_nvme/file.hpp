@@ -1,4 +1,4 @@
-// The file of an instance in one folder: unnamed where the file system has that, so that nothing can be left behind.
+// The file of an instance in one folder: unnamed if the file system supports it, so that nothing can be left behind.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace nvme {
 
-constexpr uint64_t kAlign = 4096;  // of offsets, lengths, addresses, and what a checksum stands for
+constexpr uint64_t kAlign = 4096;  // alignment of offsets, lengths and addresses; bytes covered by one checksum
 
 enum class Direct { automatic, yes, no };
 
 class File {
  public:
-  /// Makes it in `folder` and tries it. Throws zr::Error naming folder and remedy.
+  /// Creates the file in `folder` and tests it. Throws zr::Error with the folder and a remedy.
   File(const zr::Host& host, const std::string& folder, Direct direct, Faults& faults);
   ~File();
   File(const File&) = delete;
   int fd() const { return fd_; }
-  const std::string& name() const { return name_; }  // for texts: "/scratch (unnamed file)"
+  const std::string& name() const { return name_; }  // for messages: "/scratch (unnamed file)"
   bool direct() const { return direct_; }
-  /// Bytes [at, at + bytes), behind all others, are the file's own from now on, or ZR_IO.
+  /// Reserves disk space for bytes [at, at + bytes) at the end of the file. Throws ZR_IO.
   void extend(uint64_t at, uint64_t bytes);
-  /// What the file system has left, and which one it is.
+  /// Free bytes of the file system, and its device number.
   uint64_t free_bytes() const;
   uint64_t device() const;
 
@@ -34,7 +34,7 @@ class File {
   void make(const zr::Host& host, const std::string& folder, Faults& faults);
   void try_out(const zr::Host& host, const std::string& folder, Direct direct);
   int write_zeros(uint64_t at, uint64_t bytes) const;
-  std::unique_ptr<SwapFolder> swap_;  // where it has a name
+  std::unique_ptr<SwapFolder> swap_;  // if the file has a name
   std::string folder_, name_, path_;
   int fd_ = -1;
   bool direct_ = false;

@@ -1,4 +1,4 @@
-// What moves pieces: io_uring, or threads that read and write.
+// I/O engines: io_uring, or threads that read and write.
 #pragma once
 
 #include <memory>
@@ -7,22 +7,23 @@
 
 namespace nvme {
 
-/// Takes pieces of `transfers` until it is stopped; at most `depth` at a time.
+/// Takes pieces from `transfers` and executes them until it is stopped; at most `depth` at a time.
 class IoEngine {
  public:
-  virtual ~IoEngine() = default;  // stops, waits for what is under way
-  /// Memory that many transfers will use. Throws zr::Error: they are slower then.
+  virtual ~IoEngine() = default;  // stops, and waits for the pieces in flight
+  /// Registers memory that many transfers will use. If it throws zr::Error, the transfers still work, but slower.
   virtual void reg(const zr_view&) {}
   virtual void unreg(const zr_view&) {}
 };
 
-/// Throws zr::Error(ZR_UNSUPPORTED) where the kernel or a sandbox refuses io_uring. Both refer to all arguments.
+/// make_uring throws zr::Error(ZR_UNSUPPORTED) if the kernel or a sandbox does not permit io_uring. Both engines keep
+/// references to all arguments.
 std::unique_ptr<IoEngine> make_uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
                                      uint32_t depth, Faults& faults);
 std::unique_ptr<IoEngine> make_threads(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
                                        uint32_t depth);
 
-/// Signals are for the program's own threads: none reaches the threads begun while it lives.
+/// Blocks all signals for threads that are started during its lifetime: signals belong to the program's own threads.
 class BlockedSignals {
  public:
   BlockedSignals();

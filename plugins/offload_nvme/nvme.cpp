@@ -1,4 +1,4 @@
-// The tier "nvme": slots are ranges of one unnamed file per folder.
+// The tier "nvme": allocations are ranges of one unnamed file per folder.
 #include <filesystem>
 #include <sstream>
 #include <unordered_map>
@@ -10,7 +10,7 @@ namespace {
 
 using nvme::kAlign;
 
-// "/a:/b", absolute from here on.
+// The folders of "/a:/b", as absolute paths.
 std::vector<std::string> folders_of(const std::string& paths) {
   std::vector<std::string> all;
   std::istringstream in(paths);
@@ -19,24 +19,24 @@ std::vector<std::string> folders_of(const std::string& paths) {
       throw zr::Error(ZR_INVALID, "offload.nvme.path = \"" + paths + "\" has an empty folder; write \"/a:/b\"");
     all.push_back(std::filesystem::absolute(one).lexically_normal().string());
   }
-  if (all.empty()) throw zr::Error(ZR_INVALID, "offload.nvme.path is empty; name a folder on a disk, or \"/a:/b\"");
+  if (all.empty())
+    throw zr::Error(ZR_INVALID, "offload.nvme.path is empty; set it to a folder on a disk, or \"/a:/b\"");
   return all;
 }
 
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
-constexpr uint32_t kMaxJsonDepth = 256;
+constexpr uint32_t kMaxDepth = 256;
 
 class Nvme : public zr::Offload<Nvme> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_text("path", nullptr, nullptr, "folder on the disk, several separated by ':' are striped"),
-      zr::key_text("engine", "\"auto\"", "auto|uring|threads", "io_uring, or threads where it is refused"),
-      zr::key_bool("checksum", "true", "what is read is compared with what was written"),
+      zr::key_text("path", nullptr, nullptr, "folder on the disk; several, separated by ':', are striped"),
+      zr::key_text("engine", "\"auto\"", "auto|uring|threads", "io_uring, or threads if io_uring is not permitted"),
+      zr::key_bool("checksum", "true", "compare checksums of the bytes read with those of the bytes written"),
       zr::key_bytes("block_bytes", "\"0B\"", 0, kLargestBlock,
-                    "largest transfer, and what one folder gets in a row; 0: as `zeroth tune` found it, else 1MiB"),
-      zr::key_int("depth", "0", 0, kMaxJsonDepth,
-                  "transfers under way at a time; 0: as `zeroth tune` found it, else 8"),
-      zr::key_text("direct", "\"auto\"", "auto|true|false", "past the page cache (O_DIRECT)")};
+                    "largest transfer, and stripe size per folder; 0: as measured by `zeroth tune`, else 1MiB"),
+      zr::key_int("depth", "0", 0, kMaxDepth, "transfers in flight at a time; 0: as measured by `zeroth tune`, else 8"),
+      zr::key_text("direct", "\"auto\"", "auto|true|false", "bypass the page cache (O_DIRECT)")};
   Nvme(const zr::Config& config, const zr::Host& host)
       : host_(host),
         folders_(folders_of(config.text("path"))),
@@ -48,7 +48,7 @@ class Nvme : public zr::Offload<Nvme> {
         stripes_{size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
     if (stripes_.block_bytes % kAlign != 0)
       throw zr::Error(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
-                                      " is no multiple of 4096; write \"1MiB\"");
+                                      " is not a multiple of 4096; write \"1MiB\"");
   }
   ~Nvme() {
     engine_.reset();
@@ -56,8 +56,8 @@ class Nvme : public zr::Offload<Nvme> {
   }
 
   void open(const zr_offload_ref* below) {
-    if (below) throw zr::Error(ZR_UNSUPPORTED, "tier nvme stores bytes itself and takes no tier below");
-    if (transfers_) throw zr::Error(ZR_STATE, "tier nvme is open already");
+    if (below) throw zr::Error(ZR_UNSUPPORTED, "tier nvme stores bytes itself and cannot use a tier below");
+    if (transfers_) throw zr::Error(ZR_STATE, "tier nvme is already open");
     const auto how = direct_ == "auto"   ? nvme::Direct::automatic
                      : direct_ == "true" ? nvme::Direct::yes
                                          : nvme::Direct::no;
@@ -71,8 +71,8 @@ class Nvme : public zr::Offload<Nvme> {
     transfers_ = std::move(transfers);
     if (size_.measured)
       host_.log(ZR_LOG_INFO, "tier nvme: blocks of " + std::to_string(size_.block_bytes / 1024) + " KiB, " +
-                                 std::to_string(depth_) + " under way, as `zeroth tune` found best for " +
-                                 folders_.front());
+                                 std::to_string(depth_) + " in flight, the fastest setting that `zeroth tune` " +
+                                 "measured for " + folders_.front());
   }
 
   zr_offload_caps caps() const {
@@ -89,7 +89,8 @@ class Nvme : public zr::Offload<Nvme> {
 
   uint64_t reserve(uint64_t bytes, const char*) {
     if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
-    if (bytes > uint64_t{1} << 56) throw zr::Error(ZR_IO, std::to_string(bytes) + " bytes are on no disk");
+    if (bytes > uint64_t{1} << 56)
+      throw zr::Error(ZR_IO, "cannot reserve " + std::to_string(bytes) + " bytes, more than any disk has");
     bytes = (bytes + kAlign - 1) / kAlign * kAlign;
     auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
     const std::lock_guard lock(mutex_);
@@ -112,7 +113,8 @@ class Nvme : public zr::Offload<Nvme> {
   void release(uint64_t id) noexcept {
     const std::lock_guard lock(mutex_);
     const auto one = allocations_.find(id);
-    if (one == allocations_.end()) return host_.log(ZR_LOG_ERROR, "tier nvme: a slot was released that is none");
+    if (one == allocations_.end())
+      return host_.log(ZR_LOG_ERROR, "tier nvme: release of unknown allocation " + std::to_string(id));
     account(-checksum_bytes(*one->second));
     release_ranges(*one->second);
     allocations_.erase(one);
@@ -134,7 +136,7 @@ class Nvme : public zr::Offload<Nvme> {
     uint32_t depth;
     bool measured = false;
   };
-  // What a key does not say, the machine's profile does for the first folder, or nobody.
+  // A value that is not set comes from the machine profile of the first folder's file system, else it is the default.
   Size transfers_of(const zr::Config& config) const {
     Size size{static_cast<uint64_t>(config.integer("block_bytes")), static_cast<uint32_t>(config.integer("depth"))};
     if (size.block_bytes && size.depth) return size;
@@ -143,7 +145,7 @@ class Nvme : public zr::Offload<Nvme> {
     const auto* machine = host_.find<zr_machine_service>();
     size.measured = machine && machine->disk(host_.abi(), folders_.front().c_str(), &block_bytes, &depth) == ZR_OK &&
                     block_bytes >= kAlign && block_bytes <= kLargestBlock && block_bytes % kAlign == 0 && depth >= 1 &&
-                    depth <= kMaxJsonDepth;
+                    depth <= kMaxDepth;
     if (!size.block_bytes) size.block_bytes = size.measured ? block_bytes : 1 << 20;
     if (!size.depth) size.depth = size.measured ? depth : 8;
     return size;
@@ -153,14 +155,14 @@ class Nvme : public zr::Offload<Nvme> {
     if (engine_name_ == "threads") return nvme::make_threads(transfers, files_, depth_);
     try {
       return nvme::make_uring(transfers, files_, depth_, faults_);
-    } catch (const zr::Error& refused) {
+    } catch (const zr::Error& error) {
       if (engine_name_ == "uring") throw;
-      host_.log(ZR_LOG_INFO, std::string("tier nvme: ") + refused.what() + "; threads read and write instead");
+      host_.log(ZR_LOG_INFO, std::string("tier nvme: ") + error.what() + "; using threads instead");
     }
     return nvme::make_threads(transfers, files_, depth_);
   }
 
-  // A disk that holds k of the n folders gets k of n bytes.
+  // If k of the n folders are on one disk, the disk stores k/n of all bytes.
   uint64_t capacity() const {
     const std::lock_guard lock(mutex_);
     struct Disk {
@@ -191,7 +193,8 @@ class Nvme : public zr::Offload<Nvme> {
 
   void start(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, bool writes) {
     if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
-    if (stream) throw zr::Error(ZR_UNSUPPORTED, "tier nvme knows no streams: wait for them, and give none");
+    if (stream)
+      throw zr::Error(ZR_UNSUPPORTED, "tier nvme does not support streams; wait for the stream, and pass none");
     auto request = std::make_shared<nvme::Request>();
     request->writes = writes;
     request->all.assign(all, all + n);
@@ -202,24 +205,24 @@ class Nvme : public zr::Offload<Nvme> {
     request->done = zr::Done::retained(host_, done);
     transfers_->push(request);
   }
-  // The slot of a transfer, which must be whole blocks of it.
+  // The allocation of a transfer. Throws unless the transfer consists of full 4096-byte blocks within the allocation.
   nvme::Allocation* checked(const zr_transfer& one, uint32_t index) const {
     const auto reject = [&](const std::string& what) {
       throw zr::Error(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
     };
     const auto allocation = allocations_.find(one.allocation);
     if (allocation == allocations_.end())
-      reject("is of slot " + std::to_string(one.allocation) + ", which is not reserved");
-    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("is not of bytes in the CPU's memory");
+      reject("refers to allocation " + std::to_string(one.allocation) + ", which is not reserved");
+    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("must be a view of bytes in CPU memory");
     const auto bytes = static_cast<uint64_t>(one.memory.count), address = reinterpret_cast<uint64_t>(one.memory.data);
     if (one.offset % kAlign || bytes % kAlign || address % kAlign)
       reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
-             (address % kAlign ? ", to or from an odd address" : "") +
-             ") is no multiple of 4096 in offset, length and address; round up: slots have room for it");
-    const uint64_t room = allocation->second->bytes;
-    if (one.offset > room || bytes > room - one.offset)
+             (address % kAlign ? ", at an unaligned address" : "") +
+             "): offset, length and address must be multiples of 4096; round up, allocations have space for it");
+    const uint64_t size = allocation->second->bytes;
+    if (one.offset > size || bytes > size - one.offset)
       reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
-             ") goes beyond its slot of " + std::to_string(room) + " bytes");
+             ") exceeds its allocation of " + std::to_string(size) + " bytes");
     return allocation->second.get();
   }
 
@@ -234,8 +237,8 @@ class Nvme : public zr::Offload<Nvme> {
   nvme::Faults faults_{host_};
   std::vector<std::unique_ptr<nvme::File>> files_;
   std::unique_ptr<nvme::Transfers> transfers_;
-  std::unique_ptr<nvme::IoEngine> engine_;  // goes before what it refers to
-  mutable std::mutex mutex_;                // of what follows
+  std::unique_ptr<nvme::IoEngine> engine_;  // destroyed before the members above, to which it refers
+  mutable std::mutex mutex_;                // guards the members below
   std::vector<nvme::Ranges> ranges_;        // by file
   std::unordered_map<uint64_t, std::unique_ptr<nvme::Allocation>> allocations_;
   uint64_t last_ = 0;

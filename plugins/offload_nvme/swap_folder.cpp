@@ -20,7 +20,8 @@ constexpr const char* kLock = "/lock";
 
 [[noreturn]] void fail(const std::string& what, int error) {
   throw zr::Error(ZR_IO,
-                  what + ": " + std::strerror(error) + "; see that this user may write there, or name another folder",
+                  "tier nvme: " + what + ": " + std::strerror(error) +
+                      "; make sure that this user may write there, or set offload.nvme.path to another folder",
                   error);
 }
 
@@ -33,7 +34,8 @@ std::vector<std::string> names_in(const std::string& path) {
   return names;
 }
 
-// Under its lock, held alone. The lock goes last: whoever waits for it then finds that it is no longer there.
+// The caller holds the lock exclusively. The lock file is removed last: a process that waits for the lock then finds
+// that the file is gone.
 void remove_folder(const std::string& folder) {
   for (const std::string& name : names_in(folder))
     if (name != "." && name != ".." && "/" + name != kLock) ::unlink((folder + "/" + name).c_str());
@@ -51,14 +53,14 @@ bool lock(int fd, int how) {
 
 SwapFolder::SwapFolder(const std::string& path, const std::string& job) : folder_(path + "/" + kStart) {
   for (const char c : job) folder_ += c == '/' ? '_' : c;
-  for (int round = 0; round < 1000; ++round) {  // another job may be removing it, or a rank that ends
-    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail(folder_ + " cannot be made", errno);
+  for (int round = 0; round < 1000; ++round) {  // another job, or a rank that ends, may be removing it
+    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot create " + folder_, errno);
     const int fd = ::open((folder_ + kLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0 && errno == ENOENT) continue;
     if (fd < 0 || !lock(fd, LOCK_SH)) {
       const int error = errno;
       if (fd >= 0) ::close(fd);
-      fail(folder_ + kLock + " cannot be locked", error);
+      fail("cannot lock " + folder_ + kLock, error);
     }
     struct stat held {
     }, there{};
@@ -68,7 +70,7 @@ SwapFolder::SwapFolder(const std::string& path, const std::string& job) : folder
     }
     ::close(fd);
   }
-  fail(folder_ + " is removed as often as it is made", EBUSY);
+  fail("cannot create " + folder_ + ": another process keeps removing it", EBUSY);
 }
 
 SwapFolder::~SwapFolder() {
@@ -82,7 +84,7 @@ int SwapFolder::create(int rank, std::string& name) {
     name = i == 0 ? start : start + "." + std::to_string(i);
     const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd >= 0) return fd;
-    if (errno != EEXIST) fail(name + " cannot be made", errno);
+    if (errno != EEXIST) fail("cannot create " + name, errno);
   }
 }
 
@@ -96,7 +98,7 @@ void remove_abandoned(const std::string& path, const std::function<void(const st
     if (::lstat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid()) continue;
     const int fd = ::open((folder + kLock).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
-      ::rmdir(folder.c_str());  // made and never locked; goes only if it is empty
+      ::rmdir(folder.c_str());  // created but never locked; removed only if it is empty
       continue;
     }
     if (lock(fd, LOCK_EX | LOCK_NB)) {

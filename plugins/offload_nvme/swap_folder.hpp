@@ -1,5 +1,5 @@
-// For file systems that have no unnamed files: a folder zeroth-swap-<job id> with one file a rank, and a lock that is
-// held as long as a rank lives.
+// For file systems without unnamed files: a folder zeroth-swap-<job id> with one file per rank, and a lock file that
+// the ranks hold as long as they live.
 #pragma once
 
 #include <functional>
@@ -9,11 +9,11 @@ namespace nvme {
 
 class SwapFolder {
  public:
-  /// Makes the folder, or joins it. Throws zr::Error.
+  /// Creates the folder, or joins the one that another rank created. Throws zr::Error.
   SwapFolder(const std::string& path, const std::string& job);
   ~SwapFolder();  // the last of the job's ranks removes it
   SwapFolder(const SwapFolder&) = delete;
-  /// A file of this rank's own; its name and descriptor.
+  /// Creates a file for this rank. Sets its name and returns its descriptor.
   int create(int rank, std::string& name);
   void remove(const std::string& name) const;
 
@@ -22,7 +22,7 @@ class SwapFolder {
   int lock_ = -1;
 };
 
-/// Removes the folders in `path` that jobs left behind: those of this user whose lock nobody holds.
+/// Removes the folders in `path` that ended jobs left behind: folders of this user whose lock no process holds.
 void remove_abandoned(const std::string& path, const std::function<void(const std::string& folder)>& removed);
 
 }  // namespace nvme

@@ -1,4 +1,4 @@
-// Where there is no io_uring: as many threads as transfers may be under way, each with one at a time.
+// The engine without io_uring: `depth` threads, each with one transfer at a time.
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ class Threads final : public IoEngine {
     try {
       for (uint32_t i = 0; i < depth; ++i) threads_.emplace_back([this] { run(); });
     } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // fewer will do
+      if (threads_.empty()) throw;  // fewer threads also work
     }
   }
   ~Threads() override {

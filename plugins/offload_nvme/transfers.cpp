@@ -14,15 +14,15 @@ namespace nvme {
 namespace {
 constexpr int kMaxStalls = 1000;
 
-// Never 0, which says that a block was not written.
+// The checksum of a block; never 0, which means that the block was not written.
 uint32_t sum_of(const char* block) {
   const auto sum = static_cast<uint32_t>(XXH3_64bits(block, kAlign));
   return sum ? sum : 1;
 }
 
 const char* remedy(int error) {
-  if (error == ENOSPC || error == EDQUOT) return "free space there, or name a larger disk with offload.nvme.path";
-  return "the disk fails; name a folder on another one with offload.nvme.path";
+  if (error == ENOSPC || error == EDQUOT) return "free disk space there, or set offload.nvme.path to a larger disk";
+  return "the disk may be failing; set offload.nvme.path to a folder on another disk";
 }
 }  // namespace
 
@@ -107,7 +107,7 @@ uint64_t Transfers::next_bytes(const Piece& piece, int& error) const {
   error = fault.error;
   if (error) return 0;
   if (!fault.cut || left <= kAlign) return left;
-  return left / 2 / 512 * 512 + 512;  // more than half, and no whole blocks
+  return left / 2 / 512 * 512 + 512;  // more than half, and not a multiple of kAlign
 }
 
 bool Transfers::advance(Piece& piece, ssize_t result) {
@@ -117,7 +117,7 @@ bool Transfers::advance(Piece& piece, ssize_t result) {
     fail(piece, static_cast<int>(-result));
     return false;
   }
-  // With O_DIRECT the next call begins where a whole block does.
+  // With O_DIRECT the next call must begin at a block boundary.
   const uint64_t moved = result < 0 ? 0 : static_cast<uint64_t>(result) / kAlign * kAlign;
   piece.done += moved;
   piece.stalls = moved ? 0 : piece.stalls + 1;
@@ -148,13 +148,13 @@ void Transfers::verify(Piece& piece) {
     if (sum == 0 || sum == sum_of(piece.memory + i)) continue;
     return finish(piece, ZR_IO,
                   "tier nvme: " + files_[piece.file]->name() + ": reading " + std::to_string(kAlign) +
-                      " bytes at byte " + std::to_string(piece.at + i) + " gave what is not what was written; " +
+                      " bytes at byte " + std::to_string(piece.at + i) + " returned other data than was written; " +
                       remedy(EIO));
   }
   finish(piece, ZR_OK, "");
 }
 
-// For tests: the lowest bit of the piece's first byte, on the disk.
+// For tests: flips the lowest bit of the piece's first byte on the disk.
 void Transfers::flip(const Piece& piece) const {
   void* block = std::aligned_alloc(kAlign, kAlign);
   const auto at = static_cast<off_t>(piece.at);
@@ -182,7 +182,7 @@ void Transfers::finish(Piece& piece, zr_code code, const std::string& text) {
   settle(*request);
 }
 
-// Nothing of the request is under way any more; nobody but the caller looks at it.
+// Called when no piece of the request is in flight any more; only the caller still uses the request.
 void Transfers::settle(Request& request) {
   if (request.done) return request.done.resolve(request.code, request.native, request.text.c_str());
   const std::lock_guard lock(mutex_);

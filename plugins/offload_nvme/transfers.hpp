@@ -1,4 +1,4 @@
-// What is asked for and not over yet: requests in order, cut into pieces that an engine takes, issues and reports.
+// The queue of requests that have not ended: in order, cut into pieces that an I/O engine takes, issues and reports.
 #pragma once
 
 #include <sys/types.h>
@@ -20,51 +20,51 @@ namespace nvme {
 struct Request {
   bool writes = false;
   std::vector<zr_transfer> all;
-  std::vector<Allocation*> allocations;  // of each
-  zr::Done done;                         // empty: whoever pushed it waits
-  // The rest is guarded by Transfers.
-  uint32_t next = 0;         // the transfer that is cut next, and where
-  uint64_t next_offset = 0;  // within it
+  std::vector<Allocation*> allocations;  // by transfer
+  zr::Done done;                         // empty: the caller of push() waits
+  // Transfers::mutex_ guards the members below.
+  uint32_t next = 0;         // the transfer that is cut next
+  uint64_t next_offset = 0;  // bytes of it that are already cut
   uint32_t in_flight = 0;    // pieces
-  bool issued = false;       // no further piece comes
+  bool issued = false;       // all pieces have been taken
   bool over = false;
   zr_code code = ZR_OK;  // the first failure
   int64_t native = 0;
   std::string text;
 };
 
-/// Bytes of one request in one file.
+/// A contiguous part of one request in one file, transferred by one or more I/O calls.
 struct Piece {
   std::shared_ptr<Request> request;
-  uint32_t index = 0;  // of the transfer
+  uint32_t index = 0;  // index of the transfer
   Allocation* allocation = nullptr;
-  uint64_t offset = 0;  // in the slot
+  uint64_t offset = 0;  // in the allocation
   uint32_t file = 0;
   uint64_t at = 0;  // in the file
   char* memory = nullptr;
   uint64_t bytes = 0, done = 0;
-  int stalls = 0;  // calls in a row that moved nothing
+  int stalls = 0;  // consecutive calls that transferred no full block
 };
 
 class Transfers {
  public:
-  /// All but checksums outlive it.
+  /// files and faults must outlive it.
   Transfers(const std::vector<std::unique_ptr<File>>& files, Stripes stripes, bool checksums, Faults& faults);
-  /// Queues a request; returns when it is over if it has no completion. Throws its failure then. [any]
+  /// Queues a request. If it has no completion, waits until it has ended, and throws if it failed. [any]
   void push(const std::shared_ptr<Request>& request);
-  /// Called after each push; set before the first.
+  /// Sets a function that is called after each push(). Call it before the first push().
   void on_push(std::function<void()> wake) { wake_ = std::move(wake); }
-  /// The next piece; false: there is none, with `wait`: and there will be none. [any]
+  /// Takes the next piece. False: the queue is empty; with `wait`: it is empty and stopped. [any]
   bool take(Piece& piece, bool wait);
   /// Lets take() return false once the queue is empty.
   void stop();
   bool stopped() const;
 
-  /// Before the first call for a piece: notes what a write writes.
+  /// Call before the first I/O call for a piece: records the checksums of a write.
   void begin(const Piece& piece) const;
-  /// What the next call for the piece shall move at most; 0: it shall fail with `error`.
+  /// Most bytes that the next I/O call for the piece may transfer; 0: the call must fail with `error` (for tests).
   uint64_t next_bytes(const Piece& piece, int& error) const;
-  /// After a call: its result, or -errno. True: call again; false: the piece is over, and told of.
+  /// Call after an I/O call, with its result or -errno. True: call again; false: the piece has ended and is reported.
   bool advance(Piece& piece, ssize_t result);
 
  private:

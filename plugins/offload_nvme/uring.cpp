@@ -1,4 +1,4 @@
-// io_uring: one thread takes pieces, checks them and hands them to the kernel, with files and memory registered.
+// io_uring: one thread takes pieces, submits them to the kernel, with registered files and memory, and checks them.
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -18,9 +18,9 @@ namespace nvme {
 
 namespace {
 
-constexpr uint64_t kNews = ~uint64_t{0};                    // user_data of the event that tells of a push
+constexpr uint64_t kPushEvent = ~uint64_t{0};               // user_data of the event that signals a push
 constexpr uint32_t kMaxRegistered = 4096;                   // entries of the kernel's table
-constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's bound for one
+constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's limit for one entry
 
 class Uring final : public IoEngine {
  public:
@@ -28,7 +28,7 @@ class Uring final : public IoEngine {
       : transfers_(transfers), files_(files), depth_(depth), pieces_(3 * depth), results_(3 * depth) {
     set_up(depth, faults.at("uring").error);
     for (uint32_t i = 0; i < pieces_.size(); ++i) idle_.push_back(i);
-    transfers_.on_push([this] { static_cast<void>(::eventfd_write(news_, 1)); });
+    transfers_.on_push([this] { static_cast<void>(::eventfd_write(push_event_, 1)); });
     const BlockedSignals none;
     thread_ = std::thread([this] { run(); });
   }
@@ -41,7 +41,7 @@ class Uring final : public IoEngine {
   void reg(const zr_view& memory) override {
     const std::lock_guard lock(mutex_);
     const auto count = static_cast<uint64_t>(memory.count);
-    if (!can_register_) throw zr::Error(ZR_UNSUPPORTED, "this kernel registers no memory one by one");
+    if (!can_register_) throw zr::Error(ZR_UNSUPPORTED, "this kernel cannot register single memory ranges");
     for (uint64_t at = 0; at < count; at += kLargestRegistered) {
       const uint64_t bytes = std::min(kLargestRegistered, count - at);
       char* data = static_cast<char*>(memory.data) + at;
@@ -49,8 +49,8 @@ class Uring final : public IoEngine {
       if (!error) continue;
       drop(memory.data, at);
       throw zr::Error(ZR_NOMEM,
-                      "tier nvme: " + std::to_string(count) + " bytes could not be registered with the kernel: " +
-                          std::strerror(error) + "; transfers from there cost more (ulimit -l bounds what is locked)",
+                      "tier nvme: cannot register " + std::to_string(count) + " bytes with the kernel: " +
+                          std::strerror(error) + "; their transfers are slower (ulimit -l limits locked memory)",
                       error);
     }
   }
@@ -68,24 +68,24 @@ class Uring final : public IoEngine {
   [[noreturn]] void reject(int error) {
     close();
     throw zr::Error(ZR_UNSUPPORTED,
-                    std::string("io_uring is refused here: ") + std::strerror(error) +
-                        "; allow it (kernel.io_uring_disabled, the container's seccomp profile, memory), or give "
+                    std::string("cannot use io_uring: ") + std::strerror(error) +
+                        "; permit it (kernel.io_uring_disabled, the container's seccomp profile, memory), or set "
                         "offload.nvme.engine = \"threads\"",
                     error);
   }
   void close() {
     if (ready_) ::io_uring_queue_exit(&ring_);
-    if (news_ >= 0) ::close(news_);
+    if (push_event_ >= 0) ::close(push_event_);
     ready_ = false;
-    news_ = -1;
+    push_event_ = -1;
   }
-  // A sandbox may allow the one call and not the other: a first entry goes through all of them.
+  // A sandbox may permit some of the system calls and not others: a no-op entry tests all of them.
   void set_up(uint32_t depth, int injected) {
     if (injected) reject(injected);
     if (const int result = ::io_uring_queue_init(depth + 2, &ring_, 0); result < 0) reject(-result);
     ready_ = true;
-    news_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (news_ < 0) reject(errno);
+    push_event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (push_event_ < 0) reject(errno);
     io_uring_prep_nop(::io_uring_get_sqe(&ring_));
     io_uring_cqe* cqe = nullptr;
     if (const int result = ::io_uring_submit_and_wait(&ring_, 1); result < 0) reject(-result);
@@ -118,7 +118,7 @@ class Uring final : public IoEngine {
       one = registered_.erase(one);
     }
   }
-  // The entry that holds all of these bytes, or -1.
+  // The table entry that contains all of these bytes, or -1.
   int entry_of(char* data, uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     auto one = registered_.upper_bound(data);
@@ -127,11 +127,11 @@ class Uring final : public IoEngine {
     return data + bytes <= one->first + one->second.bytes ? static_cast<int>(one->second.entry) : -1;
   }
 
-  // The disk comes first: what was read is checked, and what is to be written noted, while it is busy with others.
+  // Keeps the disk busy first: computes and checks checksums while other pieces are in flight.
   void run() {
     listen();
     for (;;) {
-      while (under_way_ < depth_ && (!ahead_.empty() || prepare())) {
+      while (in_flight_ < depth_ && (!ahead_.empty() || prepare())) {
         issue(ahead_.front());
         ahead_.pop_front();
       }
@@ -144,9 +144,10 @@ class Uring final : public IoEngine {
           idle_.push_back(i);
         }
       } else if (ahead_.size() >= depth_ || !prepare()) {
-        if (under_way_ == 0 && transfers_.stopped()) return;
+        if (in_flight_ == 0 && transfers_.stopped()) return;
         const int result = ::io_uring_submit_and_wait(&ring_, 1);
-        if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no memory now
+        // Another error means that the kernel has no memory at the moment.
+        if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       reap();
     }
@@ -160,28 +161,28 @@ class Uring final : public IoEngine {
   }
   void reap() {
     unsigned head = 0, n = 0;
-    bool news = false;
+    bool pushed = false;
     io_uring_cqe* cqe = nullptr;
     io_uring_for_each_cqe(&ring_, head, cqe) {
       ++n;
       const uint64_t i = io_uring_cqe_get_data64(cqe);
-      if (i == kNews) {
-        news = true;
+      if (i == kPushEvent) {
+        pushed = true;
         continue;
       }
       results_[i] = cqe->res;
       landed_.push_back(static_cast<uint32_t>(i));
-      --under_way_;
+      --in_flight_;
     }
     io_uring_cq_advance(&ring_, n);
-    if (news) listen();
+    if (pushed) listen();
   }
   void listen() {
     eventfd_t count = 0;
-    static_cast<void>(::eventfd_read(news_, &count));
+    static_cast<void>(::eventfd_read(push_event_, &count));
     io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
-    io_uring_prep_poll_add(sqe, news_, POLLIN);
-    io_uring_sqe_set_data64(sqe, kNews);
+    io_uring_prep_poll_add(sqe, push_event_, POLLIN);
+    io_uring_sqe_set_data64(sqe, kPushEvent);
   }
   void issue(uint32_t i) {
     Piece& piece = pieces_[i];
@@ -209,24 +210,25 @@ class Uring final : public IoEngine {
     }
     if (fixed_files_) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
     io_uring_sqe_set_data64(sqe, i);
-    ++under_way_;
-    static_cast<void>(::io_uring_submit(&ring_));  // what it does not take now goes with the next call
+    ++in_flight_;
+    // Entries that the kernel does not accept now are submitted with the next call.
+    static_cast<void>(::io_uring_submit(&ring_));
   }
 
   Transfers& transfers_;
   const std::vector<std::unique_ptr<File>>& files_;
   io_uring ring_{};
   bool ready_ = false, fixed_files_ = false, can_register_ = false;
-  int news_ = -1;
+  int push_event_ = -1;
   const uint32_t depth_;
-  uint32_t under_way_ = 0;               // in the kernel
+  uint32_t in_flight_ = 0;               // in the kernel
   std::vector<Piece> pieces_;            // by user_data
-  std::vector<int> results_;             // of their last calls
-  std::vector<uint32_t> idle_;           // of them
-  std::deque<uint32_t> ahead_, landed_;  // to be issued next; back, and not looked at yet
-  std::mutex mutex_;                     // of what follows
+  std::vector<int> results_;             // by user_data: result of the last I/O call
+  std::vector<uint32_t> idle_;           // unused indices of pieces_
+  std::deque<uint32_t> ahead_, landed_;  // to be issued next; returned by the kernel and not checked yet
+  std::mutex mutex_;                     // guards registered_ and entries_
   std::map<char*, Registered> registered_;
-  std::vector<uint32_t> entries_;  // free ones
+  std::vector<uint32_t> entries_;  // free entries of the kernel's table
   std::thread thread_;
 };
 

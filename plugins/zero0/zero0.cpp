@@ -1,5 +1,5 @@
-// ZeRO-0, data parallel: every rank has everything. Each bucket is folded by the ranks in parts, the sums then go to
-// all.
+// ZeRO-0, data parallel: every rank holds all state. Each rank reduces its part of every bucket; the reduced gradients
+// are then all-gathered.
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,15 +12,15 @@ namespace {
 class Zero0 : public zr::Strategy<Zero0> {
  public:
   static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
-                                                  "gradients travel in buckets of this size, two at a time")};
+                                                  "size of a gradient bucket; two buckets are in use at a time")};
   explicit Zero0(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}
 
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     const zr::FlatLayout layout = lay_out(in);
-    const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, whole", layout.total(), in.weight_dtype);
+    const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, unsharded", layout.total(), in.weight_dtype);
     const uint32_t gradients =
         zr::GradientBuckets::plan(in, memory(in), layout.largest_bucket(), layout.trainable(), plan);
-    const uint32_t sums = has_reduced_buffer(in) ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, whole",
+    const uint32_t sums = has_reduced_buffer(in) ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, unsharded",
                                                                layout.trainable(), in.reduced_grad_dtype)
                                                  : gradients;
     zr::plan_full(in, layout, ZR_ROLE_WEIGHT, weights, plan);
@@ -47,7 +47,7 @@ class Zero0 : public zr::Strategy<Zero0> {
     if (kind == ZR_BACKWARD_END) gradients_->backward_end();
   }
   void grads_finish() { zr::all_gather_parts(*comm_, *layout_, sums_); }
-  void updated() {}  // every rank has updated every weight, from the same sums
+  void updated() {}  // every rank has updated every weight, from the same reduced gradients
 
  private:
   zr::FlatLayout lay_out(const zr_plan_in& in) const { return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype)}; }

@@ -1,4 +1,5 @@
-// ZeRO-1: every rank has all weights; the optimizer's states, and the sums it reads, are cut over the ranks.
+// ZeRO-1: every rank has all weights; optimizer states, and the reduced gradients that the optimizer reads, are sharded
+// over the ranks.
 #include "zr/flat_shards.hpp"
 
 namespace {
@@ -6,7 +7,7 @@ namespace {
 class Zero1 : public zr::FlatStrategy<Zero1, zr::GradientMemory::full> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "gradients and weights travel in buckets of this size")};
+      zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "size of a bucket of gradients or weights")};
   explicit Zero1(const zr::Config& config) : FlatStrategy(config.integer("bucket_bytes")) {}
 };
 

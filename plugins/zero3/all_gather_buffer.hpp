@@ -1,4 +1,4 @@
-// Room for gathered groups: one buffer, taken by first fit.
+// Allocation of gathered groups in one buffer, first fit.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace zero3 {
 
-/// Deterministic. Sizes and places are elements.
+/// Deterministic. Sizes and offsets are in elements.
 class AllGatherBuffer {
  public:
   explicit AllGatherBuffer(int64_t elements) {
     if (elements > 0) free_[0] = elements;
   }
-  /// Returns the offset, or -1.
+  /// Allocates; returns the offset, or -1 if no free range is large enough.
   int64_t take(int64_t elements) {
     for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
       if (hole->second < elements) continue;
@@ -40,7 +40,7 @@ class AllGatherBuffer {
   }
 
  private:
-  std::map<int64_t, int64_t> free_;  // holes by offset
+  std::map<int64_t, int64_t> free_;  // free ranges: offset, size
 };
 
 }  // namespace zero3

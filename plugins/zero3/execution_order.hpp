@@ -1,4 +1,4 @@
-// The order in which a micro-step uses groups: recorded once, followed after that.
+// The order in which a micro-step uses groups: recorded in the first micro-step, followed in later ones.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,16 @@
 
 namespace zero3 {
 
-/// A function of the uses alone, hence the same on all ranks that run the same model.
+/// Depends only on the uses, so it is the same on all ranks that run the same model.
 class ExecutionOrder {
  public:
   static constexpr int64_t kNever = INT64_MAX;
 
-  /// size: by group, bytes of a gather.
+  /// size: for each group, bytes of its gather.
   explicit ExecutionOrder(std::vector<int64_t> size) : size_(std::move(size)), uses_(size_.size()) {}
 
-  /// A group is used. False: it is not the one that was recorded at this position; from here to the end there is no
-  /// order to follow, and this pass is recorded instead.
+  /// Records the use of a group. Returns false if the recorded order has another group at this position; then there is
+  /// no order to follow until the end of the pass, and this pass becomes the recorded order.
   bool use(uint32_t group) {
     recorded_.push_back(group);
     if (!follows_) return true;
@@ -27,7 +27,7 @@ class ExecutionOrder {
     follows_ = false;
     return false;
   }
-  /// The pass is over.
+  /// Ends the pass.
   void end() {
     if (!recorded_.empty() && (!follows_ || at_ != order_.size())) learn();
     recorded_.clear();
@@ -36,10 +36,10 @@ class ExecutionOrder {
   }
 
   bool follows() const { return follows_; }
-  /// Uses so far in this pass, and what was recorded: valid while follows().
+  /// The number of uses so far in this pass, and the recorded order: valid while follows().
   size_t at() const { return at_; }
   const std::vector<uint32_t>& order() const { return order_; }
-  /// The place of the group's next use, or order().size().
+  /// The position of the group's next use, or order().size().
   size_t next(uint32_t group) const {
     const auto position = std::lower_bound(uses_[group].begin(), uses_[group].end(), at_);
     return position == uses_[group].end() ? order_.size() : *position;
@@ -64,8 +64,8 @@ class ExecutionOrder {
 
   std::vector<int64_t> size_;
   std::vector<uint32_t> order_, recorded_;
-  std::vector<std::vector<size_t>> uses_;  // by group: its places in order_
-  std::vector<int64_t> before_;            // by place: bytes used before it
+  std::vector<std::vector<size_t>> uses_;  // by group: its positions in order_
+  std::vector<int64_t> before_;            // by position: bytes used before it
   size_t at_ = 0;
   bool follows_ = false;
 };

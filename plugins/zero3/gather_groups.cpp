@@ -7,7 +7,7 @@
 namespace zero3 {
 
 namespace {
-constexpr int64_t kSmall = int64_t{64} << 10;  // bytes of a parameter that travels with its neighbour
+constexpr int64_t kSmall = int64_t{64} << 10;  // most bytes of a parameter that joins its neighbour's group
 
 std::string_view module_of(const zr_param& param) {
   const std::string_view name(param.name);
@@ -26,8 +26,8 @@ GatherGroups::GatherGroups(const zr_plan_in& in, int64_t bucket, int64_t persist
 }
 
 void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
-  int64_t open[2] = {-1, -1}, since[2] = {0, 0};  // persistent groups that still take in: trainable, frozen
-  int64_t last = -1;                              // the sharded group of the parameter before
+  int64_t open[2] = {-1, -1}, since[2] = {0, 0};  // persistent groups that can still grow: trainable, frozen
+  int64_t last = -1;                              // the sharded group of the previous parameter
   for (uint32_t p = 0; p < in_->n_params; ++p) {
     const zr_param& param = *in_->params[p];
     const bool frozen = is_frozen(param), stays = param.count <= persistent;
@@ -37,7 +37,7 @@ void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
     } else if (!stays && last >= 0) {
       const GatherGroup& group = groups_[static_cast<size_t>(last)];
       const bool same = module_of(*in_->params[group.params.back()]) == module_of(param) && group.frozen == frozen;
-      // No gap between the two: what is gathered is what is used.
+      // No gap between the two parameters: every gathered element is used.
       const bool small = param.count * zr::bytes_of(in_->weight_dtype) <= kSmall && group.size % in_->align == 0;
       if (same && small && group.params.back() + 1 == p) c = last;
     }
@@ -60,7 +60,8 @@ void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
     } else {
       last = c;
     }
-    // A bucket of gradients between two small parameters closes their group: it would otherwise leave with the last.
+    // A full bucket of gradients between two small parameters ends their group; otherwise the gradient of the first
+    // would wait for that of the last.
     if (!frozen)
       for (int64_t& elements : since) elements += param.count;
   }
@@ -72,7 +73,7 @@ int64_t GatherGroups::live(const GatherGroup& group) const {
   return elements;
 }
 
-// The edge of a leaf nearest to an element.
+// The edge of a norm block that is nearest to an element.
 int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
   if (element <= 0) return 0;
   if (element >= group.size) return group.size;
@@ -85,10 +86,10 @@ int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
   return element - below <= above - element ? below : above;
 }
 
-// Cells that are too small for an even cut are dealt out so that the ranks' totals stay even.
+// Groups that are too small for an even cut are distributed so that the ranks' totals stay even.
 void GatherGroups::cut_groups() {
   const auto world = static_cast<size_t>(in_->world);
-  std::vector<int64_t> dealt(world, 0);  // elements of ranks 0 to r
+  std::vector<int64_t> dealt(world, 0);  // elements given to ranks 0 to r so far
   int64_t total = 0;
   for (GatherGroup& group : groups_) {
     total += live(group);
@@ -135,8 +136,9 @@ ElementRange GatherGroups::range(const Chunk& chunk, int32_t rank) const {
   return {at(chunk.index), at(chunk.index + 1)};
 }
 
-// Parts that begin and end at leaves well inside the first parameter have pieces whose sizes follow from the part's
-// alone. That are nearly all where there are many ranks, and a plan for thousands of ranks must not ask each.
+// If a part begins and ends at norm blocks well inside the first parameter, the sizes of its pieces follow from the
+// size of the part alone. With many ranks that is true for nearly all parts, and a plan for thousands of ranks must not
+// compute each part separately.
 GatherGroups::Parts GatherGroups::parts_of(const GatherGroup& group) const {
   Parts parts;
   std::map<int64_t, int64_t> alike;
@@ -157,7 +159,7 @@ int64_t GatherGroups::size_of(const Chunk& chunk, const Parts& parts) const {
   const int64_t block = in_->norm_block;
   int64_t size = 0;
   for (const auto& [elements, ranks] : parts.alike) {
-    const auto at = [&, elements = elements](int64_t i) {  // as range() has it: the nearest edge, the lower of two
+    const auto at = [&, elements = elements](int64_t i) {  // like range(): the nearest edge, the lower one in a tie
       const int64_t x = elements * i / chunk.n, below = x / block * block;
       return i >= chunk.n ? elements : std::min(elements, x - below <= below + block - x ? below : below + block);
     };
@@ -168,30 +170,31 @@ int64_t GatherGroups::size_of(const Chunk& chunk, const Parts& parts) const {
 }
 
 void GatherGroups::make_buckets(int64_t bucket) {
-  // From the end; a group stands where its first parameter does, for it is complete when that one is.
+  // From the end of the model. The position of a group is that of its first parameter, because backward completes the
+  // group with that parameter.
   std::vector<uint32_t> order;
   for (uint32_t c = 0; c < groups_.size(); ++c)
     if (!groups_[c].frozen) order.push_back(c);
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return groups_[a].params.front() > groups_[b].params.front(); });
-  int64_t room = 0;
+  int64_t free_elements = 0;
   for (const uint32_t c : order) {
     const GatherGroup& group = groups_[c];
     const int64_t n = std::max<int64_t>(1, (group.size + bucket - 1) / bucket);
-    if (n > 1) room = 0;
+    if (n > 1) free_elements = 0;
     const Parts parts = parts_of(group);
     for (int64_t i = 0; i < n; ++i) {
       const Chunk piece{c, i, n};
       const int64_t size = size_of(piece, parts);
-      if (size == 0) continue;  // parts of a leaf or two have fewer pieces than that
-      if (room < size) {
+      if (size == 0) continue;  // parts of one or two norm blocks have fewer than n pieces
+      if (free_elements < size) {
         buckets_.emplace_back();
         size_.push_back(0);
-        room = bucket;
+        free_elements = bucket;
       }
       buckets_.back().push_back(piece);
       size_.back() += size;
-      room -= size;
+      free_elements -= size;
     }
   }
 }

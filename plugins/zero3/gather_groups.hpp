@@ -1,4 +1,5 @@
-// What zero3 gathers at a time: groups, each cut over all ranks; and the gradient buckets made of them.
+// All-gather groups: the parameters that zero3 gathers together, each group cut over all ranks; and the gradient
+// buckets made of the groups.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,21 @@ struct ElementRange {
   int64_t size() const { return end - begin; }
 };
 
-/// Consecutive parameters that travel together: one, or a module's with its small ones (a bias), frozen or trainable
-/// alike. Parameters of at most `persistent` elements stay whole; those of a bucket form one group.
+/// Consecutive parameters that are gathered together: one parameter, or one with the small parameters of its module (a
+/// bias); either all frozen or all trainable. Parameters of at most `persistent` elements stay unsharded; those of one
+/// bucket form one group.
 struct GatherGroup {
   std::vector<uint32_t> params;
   std::vector<int64_t> start;  // of each parameter in the group; a multiple of the alignment
   int64_t size = 0;            // elements to the last parameter's end
-  std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is an edge of a leaf
+  std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is at an edge of a norm block
   bool persistent = false, frozen = false;
-  int64_t own = 0;  // where this rank's part stands among the shards, or a persistent group as a whole
+  int64_t own = 0;  // offset of this rank's part in the shard buffer, or of a full persistent group in its buffer
   ElementRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
 };
 
-/// The index-th of n pieces of a group's part on every rank, of which buckets are made: all of it, or less where the
-/// group is large.
+/// The index-th of n pieces of a group's part on every rank. Buckets are made of chunks. n is 1 unless the group is
+/// larger than a bucket.
 struct Chunk {
   uint32_t group;
   int64_t index, n;
@@ -36,28 +38,29 @@ struct Chunk {
 /// Pure; immutable. [any]
 class GatherGroups {
  public:
-  /// bucket, persistent: elements.
+  /// bucket, persistent: limits in elements.
   GatherGroups(const zr_plan_in& in, int64_t bucket, int64_t persistent);
 
   const std::vector<GatherGroup>& all() const { return groups_; }
   uint32_t group_of(uint32_t param) const { return group_of_[param]; }
-  /// Where a parameter begins in its group.
+  /// The offset of a parameter in its group.
   int64_t offset(uint32_t param) const { return offset_[param]; }
   int64_t shard() const { return shard_; }            // elements of this rank's parts of all sharded groups
-  int64_t persistent() const { return persistent_; }  // elements of persistent groups, whole
-  /// Elements of the largest groups an operator is likely to use at once: those of one module.
+  int64_t persistent() const { return persistent_; }  // elements of persistent groups, unsharded
+  /// Elements of the groups that one operator is likely to use at once, for the largest module.
   int64_t largest_use() const { return largest_use_; }
-  int64_t sharded() const { return sharded_; }  // elements of all sharded groups, whole
-  /// How many there are. They leave in their order: from the model's end, as backward visits it.
+  int64_t sharded() const { return sharded_; }  // elements of all sharded groups, gathered
+  /// The number of buckets. They are sent in their order: from the model's end, as backward visits it.
   size_t buckets() const { return buckets_.size(); }
-  /// Elements of a bucket, alignment included; those of this rank's part, whose runs, with offsets from its begin, are
-  /// appended to `runs`; and those of all lower ranks. The first two cost the same however many ranks there are.
+  /// bucket_size: elements of a bucket, padding included. own: elements of this rank's part; appends its runs, with
+  /// offsets from the begin of the part, to `runs`. before_own: elements of the parts of all lower ranks. The cost of
+  /// the first two does not depend on the number of ranks.
   int64_t bucket_size(size_t b) const { return size_[b]; }
   int64_t own(size_t b, std::vector<zr::GradientBucket::Run>& runs) const { return part(b, in_->rank, 0, runs); }
   int64_t before_own(size_t b) const;
-  /// A bucket as the SDK knows it.
+  /// A bucket for zr::GradientBuckets.
   zr::GradientBucket bucket(size_t b) const;
-  /// Calls fn(param, first, count, offset in the group) for what lies in a range of a group.
+  /// Calls fn(param, first, count, offset in the group) for the elements in a range of a group.
   template <class F>
   void pieces(const GatherGroup& group, const ElementRange& range, F&& fn) const {
     for (size_t i = 0; i < group.params.size(); ++i) {
@@ -76,10 +79,10 @@ class GatherGroups {
   int64_t edge(const GatherGroup& group, int64_t element) const;
   ElementRange range(const Chunk& chunk, int32_t rank) const;
   int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const;
-  /// A group's parts, those together that are cut into pieces of equal sizes.
+  /// The parts of a group; parts that are cut into pieces of equal sizes are counted together.
   struct Parts {
-    std::vector<std::pair<int64_t, int64_t>> alike;  // elements, and ranks with so many
-    std::vector<int32_t> others;                     // ranks
+    std::vector<std::pair<int64_t, int64_t>> alike;  // size in elements, and number of ranks with this size
+    std::vector<int32_t> others;                     // ranks whose part is different
   };
   Parts parts_of(const GatherGroup& group) const;
   int64_t size_of(const Chunk& chunk, const Parts& parts) const;

@@ -63,7 +63,7 @@ void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase
     if (live.ahead) ahead_bytes_ -= bytes(c);
     live.ahead = false;
   }
-  // The largest first: a small one could stand in the middle of the only room for it.
+  // Allocate the largest group first: a small one could fragment the only free range that is large enough.
   std::stable_sort(wanted.begin(), wanted.end(),
                    [&](uint32_t a, uint32_t b) { return aligned_size(a) > aligned_size(b); });
   for (const uint32_t c : wanted) {
@@ -97,18 +97,19 @@ void GatherScheduler::order_changed(uint32_t c) {
   if (comm_.rank() != 0 || changes_++ >= kMaxReports) return;
   host_.log(ZR_LOG_INFO, std::string("zero3: the order of execution changed at '") +
                              in_->params[groups_.all()[c].params.front()]->name +
-                             "'; weights are gathered on demand until it is recorded anew" +
-                             (changes_ == kMaxReports ? " (further changes are not told)" : ""));
+                             "'; weights are gathered on demand until the order is recorded again" +
+                             (changes_ == kMaxReports ? " (further changes are not logged)" : ""));
 }
 
-// Window room for a group, within the limit.
+// Allocates a group in the all-gather buffer, within the limit on live bytes.
 bool GatherScheduler::take(uint32_t c) {
   if (live_bytes_ > 0 && live_bytes_ + bytes(c) > limits_.live) return false;
   live_[c].offset = buffer_.take(aligned_size(c));
   return live_[c].offset >= 0;
 }
 
-// Memory that training takes stays for the next time, and grows only: a steady model soon takes none.
+// Overflow memory of training passes is kept for the next time and only grows, so a model with a constant execution
+// order soon allocates no more.
 zr_view GatherScheduler::alloc_overflow(int64_t bytes, bool stays) {
   if (stays) {
     if (const auto fits = spare_.lower_bound(bytes); fits != spare_.end()) return spare_.extract(fits).mapped();
@@ -117,7 +118,7 @@ zr_view GatherScheduler::alloc_overflow(int64_t bytes, bool stays) {
   zr_view memory{};
   zr_error error = zr::no_error();
   zr::check(host_.need<zr_memory_service>().alloc(host_.abi(), static_cast<uint64_t>(bytes), 64,
-                                                  "window: gathered weights, apart", &memory, &error),
+                                                  "window: gathered weights, overflow", &memory, &error),
             error);
   return memory;
 }
@@ -128,19 +129,20 @@ void GatherScheduler::free_overflow(const zr_view& memory) {
 
 void GatherScheduler::take_overflow(uint32_t c, uint32_t phase) {
   GroupState& live = live_[c];
-  live.offset = buffer_.take(aligned_size(c));  // within one operator the limit on live bytes does not hold
+  live.offset = buffer_.take(aligned_size(c));  // the limit on live bytes does not apply within one operator
   if (live.offset >= 0) return;
-  live.stays = phase != ZR_EXPORT_PHASE;  // that may be the whole model, once
+  live.stays = phase != ZR_EXPORT_PHASE;  // an export may gather the full model, but only once
   live.overflow = alloc_overflow(bytes(c), live.stays);
   if (!live.stays || reported_overflow_) return;
   reported_overflow_ = true;
   if (comm_.rank() == 0)
     host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[groups_.all()[c].params.front()]->name +
-                               "' finds no room in the window beside what the same operator uses; it is gathered "
-                               "apart. A larger prefetch_bytes makes the window larger");
+                               "' does not fit into the all-gather buffer beside the other weights of the same "
+                               "operator; it is gathered into extra memory. A larger prefetch_bytes makes the "
+                               "all-gather buffer larger");
 }
 
-// Of the groups nobody uses, the one that is used last goes, if that is not before `beyond` bytes from now.
+// Drops the unused group whose next use is farthest, if it is more than `beyond` bytes away. False if there is none.
 bool GatherScheduler::drop_farthest(int64_t beyond) {
   uint32_t farthest = 0;
   int64_t distance = beyond;
@@ -159,7 +161,7 @@ bool GatherScheduler::drop_farthest(int64_t beyond) {
 
 void GatherScheduler::drop(uint32_t c) {
   GroupState& live = live_[c];
-  live.done.wait();  // its memory is still being written
+  live.done.wait();  // a gather may still write to its memory
   live.done = zr::Done();
   if (live.offset >= 0) buffer_.release(live.offset, aligned_size(c));
   if (live.overflow.data && live.stays) {
@@ -174,7 +176,7 @@ void GatherScheduler::drop(uint32_t c) {
   live.ahead = false;
   live.state = State::absent;
   held_.erase(std::find(held_.begin(), held_.end(), c));
-  next_ = std::min(next_, order_.next(c));  // it may have been passed over while it was here
+  next_ = std::min(next_, order_.next(c));  // prefetch() may have skipped the group's next use while it was gathered
 }
 
 void GatherScheduler::start(uint32_t c) {
@@ -218,7 +220,7 @@ void GatherScheduler::wait() {
 void GatherScheduler::pass_end() {
   wait();
   const size_t at = order_.at();
-  if (order_.follows() && at > 0 && at < order_.order().size()) order_changed(order_.order()[at]);  // it ended before
+  if (order_.follows() && at > 0 && at < order_.order().size()) order_changed(order_.order()[at]);  // ended early
   order_.end();
   next_ = 0;
 }

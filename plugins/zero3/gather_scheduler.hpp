@@ -1,4 +1,5 @@
-// Which sharded groups are whole on this rank: gathered on demand and ahead, kept while they are soon used again.
+// Decides which sharded groups are gathered on this rank: on demand or ahead of use, and kept if they are soon used
+// again.
 #pragma once
 
 #include <map>
@@ -12,32 +13,32 @@
 
 namespace zero3 {
 
-/// Bytes.
+/// All in bytes.
 struct Limits {
-  int64_t prefetch;  // gathered ahead of use
-  int64_t live;      // gathered at any time, but for what one operator uses at once
-  int64_t reuse;     // distance to the next use up to which a group stays
+  int64_t prefetch;  // most bytes gathered ahead of use
+  int64_t live;      // most bytes gathered at any time; the groups of one operator may exceed it
+  int64_t reuse;     // a group stays gathered if its next use is at most this far away
 };
 
-/// Elements of the window that `limits` call for.
+/// Elements of the all-gather buffer that `limits` need.
 int64_t all_gather_buffer_elements(const GatherGroups& groups, const Limits& limits, int64_t bytes_per_element);
 
-/// Every decision follows from the order of uses alone, so that all ranks issue the same gathers. [use]
+/// Every decision follows from the execution order alone, so that all ranks issue the same gathers. [use]
 class GatherScheduler {
  public:
-  /// groups outlives it. shard, window: the plan's buffers.
+  /// groups must outlive the scheduler. shard, buffer: buffers of the plan.
   GatherScheduler(const zr_plan_in& in, const GatherGroups& groups, const Limits& limits, const zr::Comm& comm,
                   const zr_view& shard, const zr_view& buffer, const zr::Host& host);
   ~GatherScheduler();
 
-  /// full[i]: the parameter in the window. Uses in ZR_FORWARD and ZR_BACKWARD are recorded.
+  /// Gathers parameters; full[i] is the full parameter. Uses in ZR_FORWARD and ZR_BACKWARD are recorded.
   void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);
   void release(const uint32_t* params, uint32_t n);
-  /// A training pass, forward and backward, is over: nothing is on its way afterwards.
+  /// Ends a training pass (forward and backward). On return no gather is in flight.
   void pass_end();
-  void wait();      // for what is on its way
-  void refresh();   // the shards are new: nothing gathered is valid any more
-  void prefetch();  // starts what the recorded order uses next
+  void wait();      // for the gathers in flight
+  void refresh();   // the shards have been updated: drops all gathered groups
+  void prefetch();  // starts to gather the groups that the recorded order uses next
 
  private:
   enum class State : uint8_t { absent, gathering, gathered };
@@ -45,9 +46,9 @@ class GatherScheduler {
     State state = State::absent;
     int users = 0;        // parameters acquired and not yet released
     bool ahead = false;   // gathered before its use, and not yet used
-    int64_t offset = -1;  // in the window; -1: in `overflow`
-    zr_view overflow{};   // the host's memory, where the window had no room
-    bool stays = false;   // `overflow`, for the next that finds none
+    int64_t offset = -1;  // in the all-gather buffer; -1: in `overflow`
+    zr_view overflow{};   // memory of the host, used if the all-gather buffer was full
+    bool stays = false;   // `overflow` is kept for later overflows
     zr::Done done;
   };
   zr_view memory(uint32_t group) const;
@@ -74,11 +75,11 @@ class GatherScheduler {
   ExecutionOrder order_;
   std::vector<GroupState> live_;              // by group
   std::vector<uint32_t> held_;                // groups that are not absent
-  std::multimap<int64_t, zr_view> spare_;     // by bytes: memory apart that no group is in
+  std::multimap<int64_t, zr_view> spare_;     // by bytes: overflow memory that no group uses
   std::vector<std::vector<int64_t>> counts_;  // by group: elements of each rank's part
   int64_t live_bytes_ = 0, ahead_bytes_ = 0;
-  size_t next_ = 0;  // the place of the recorded order up to which groups were gathered ahead
-  int changes_ = 0;  // of the order
+  size_t next_ = 0;  // position in the recorded order up to which groups were prefetched
+  int changes_ = 0;  // of the execution order
   bool reported_overflow_ = false;
 };
 

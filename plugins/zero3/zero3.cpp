@@ -1,4 +1,5 @@
-// ZeRO-3: weights, sums and states are cut over the ranks; a weight is whole only around its uses.
+// ZeRO-3: weights, reduced gradients and optimizer states are sharded over the ranks; a rank holds a full weight only
+// around its uses.
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,14 +17,14 @@ class Zero3 : public zr::Strategy<Zero3> {
  public:
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
-                    "gradients travel in buckets of this size, two at a time"),
-      zr::key_bytes("prefetch_bytes", "\"64MiB\"", 0, 1e15, "weights gathered ahead of their use"),
+                    "size of a gradient bucket; two buckets are in use at a time"),
+      zr::key_bytes("prefetch_bytes", "\"64MiB\"", 0, 1e15, "most bytes of weights gathered ahead of their use"),
       zr::key_int("persistence_threshold", "100000", 0, 1e15,
-                  "parameters of at most so many elements stay whole on every rank"),
+                  "parameters of at most this many elements stay unsharded on every rank"),
       zr::key_bytes("max_live_bytes", "\"2GiB\"", 0, 1e15,
-                    "gathered weights at any time; farther ones are let go for nearer ones"),
+                    "most bytes of gathered weights; weights with a farther next use are released first"),
       zr::key_bytes("max_reuse_bytes", "\"2GiB\"", 0, 1e15,
-                    "a weight used again within so many bytes of weights is not let go between")};
+                    "a weight stays gathered if its next use is within this many bytes of weights")};
   Zero3(const zr::Config& config, const zr::Host& host)
       : host_(host),
         bucket_bytes_(config.integer("bucket_bytes")),
@@ -35,16 +36,16 @@ class Zero3 : public zr::Strategy<Zero3> {
     const GatherGroups groups = make_groups(in);
     const Layout layout(in, groups);
     const int64_t width = zr::bytes_of(in.weight_dtype);
-    plan.buffer(ZR_ROLE_WEIGHT_SHARD, "weights, own part", groups.shard(), in.weight_dtype);
+    plan.buffer(ZR_ROLE_WEIGHT_SHARD, "weights, own shard", groups.shard(), in.weight_dtype);
     const bool shared = zr::shared_weights_flag(in) != 0;
     plan.buffer(shared ? ZR_ROLE_WEIGHT : ZR_ROLE_ALL_GATHER,
-                shared ? "weights, one for all ranks" : "weights that stay whole", groups.persistent(), in.weight_dtype,
+                shared ? "weights, shared by all ranks" : "persistent weights", groups.persistent(), in.weight_dtype,
                 zr::shared_weights_flag(in));
     plan.buffer(ZR_ROLE_ALL_GATHER, "gathered weights",
                 in.world > 1 ? zero3::all_gather_buffer_elements(groups, limits_, width) : 0, in.weight_dtype);
     const uint32_t gradients = zr::GradientBuckets::plan(in, layout.memory, layout.largest, layout.total, plan);
     const uint32_t sums = layout.in_place ? gradients
-                                          : plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, own part",
+                                          : plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard",
                                                         layout.own_total, in.reduced_grad_dtype);
     for (uint32_t p = 0; p < in.n_params; ++p) {
       if (in.params[p]->count == 0) continue;
@@ -95,11 +96,11 @@ class Zero3 : public zr::Strategy<Zero3> {
     scheduler_->pass_end();
   }
 
-  void grads_finish() { scheduler_->wait(); }  // peers have what they read of this rank's shard
+  void grads_finish() { scheduler_->wait(); }  // peers have finished reading this rank's shard
 
   void updated() {
     scheduler_->refresh();
-    if (shared_weights_) return comm_->run(zr::barrier("weights"));  // everybody has what everybody wrote
+    if (shared_weights_) return comm_->run(zr::barrier("weights"));  // all ranks have written
     std::vector<zr::Done> coming;
     for (const GatherGroup& group : groups_->all()) {
       if (!group.persistent || group.frozen) continue;
@@ -108,7 +109,7 @@ class Zero3 : public zr::Strategy<Zero3> {
       for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
       coming.push_back(comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own + part.begin, part.size()),
                                                    zr::part(persistent_weights_, group.own, group.size),
-                                                   "weights that stay whole", counts.data())));
+                                                   "persistent weights", counts.data())));
     }
     for (const zr::Done& done : coming) done.wait();
     scheduler_->prefetch();
@@ -125,7 +126,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     uint32_t param;
     int64_t first, count, offset;
   };
-  // Gradient buckets, and where this rank's sums stand.
+  // The gradient buckets, and where this rank's reduced gradients are stored.
   struct Layout {
     Layout(const zr_plan_in& in, const GatherGroups& groups)
         : memory(zr::gradient_memory(in, zr::GradientMemory::double_buffered)),
@@ -137,7 +138,7 @@ class Zero3 : public zr::Strategy<Zero3> {
         offset.push_back(own_total);
         own_total += groups.own(b, runs[b]);
       }
-      if (in_place) {  // in the whole buffer buckets stand from the last to the first
+      if (in_place) {  // the unsharded gradient buffer stores buckets from the last to the first
         int64_t base = total;
         for (size_t b = 0; b < runs.size(); ++b) {
           base -= groups.bucket_size(b);
@@ -152,7 +153,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     }
     zr::GradientMemory memory;
     bool in_place;
-    std::vector<int64_t> offset;  // by bucket: of this rank's sums
+    std::vector<int64_t> offset;  // by bucket: of this rank's reduced gradients
     std::vector<ReducedRun> own;  // by parameter, ascending
     int64_t largest = 0, total = 0, own_total = 0;
   };
@@ -166,7 +167,7 @@ class Zero3 : public zr::Strategy<Zero3> {
   std::unique_ptr<GatherGroups> groups_;
   std::unique_ptr<zr::Comm> comm_;
   zr_view persistent_weights_{};
-  bool shared_weights_ = false;  // weights are whole, once for all ranks: nothing is gathered
+  bool shared_weights_ = false;  // all ranks share one unsharded copy of the weights: nothing is gathered
   std::unique_ptr<zr::GradientBuckets> gradients_;
   std::unique_ptr<zero3::GatherScheduler> scheduler_;
 };

@@ -1,13 +1,13 @@
-# Compiler and linker settings of this repository; authors outside use ZrPlugin.cmake alone.
+# Compiler and linker settings of this repository. Authors of plug-ins need only ZrPlugin.cmake.
 include(${CMAKE_CURRENT_LIST_DIR}/ZrPlugin.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/ZrTorch.cmake)
-set(ZR_TORCH_DEFAULT_ROOT ${PROJECT_SOURCE_DIR}/build/deps/torch/torch)  # what `make setup` unpacked
-set(ZR_TORCH_HINT "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or point TORCH_ROOT at the \
-folder of a libtorch that holds lib/ and include/.")
+set(ZR_TORCH_DEFAULT_ROOT ${PROJECT_SOURCE_DIR}/build/deps/torch/torch)  # `make setup` unpacks libtorch there
+set(ZR_TORCH_HINT "Run `make setup` (it unpacks the torch 2.11.0 wheel below build/deps), or set TORCH_ROOT to the \
+folder of a libtorch that contains lib/ and include/.")
 
 find_program(ZR_CCACHE ccache)
 if(ZR_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without this ccache keeps nothing that uses a precompiled header (see -fpch-preprocess in core/model).
+  # Without this, ccache does not cache files that use a precompiled header (see -fpch-preprocess in core/model).
   set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${ZR_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
@@ -19,17 +19,17 @@ elseif(ZR_MOLD)
   add_link_options(-fuse-ld=lld)
 endif()
 
-add_compile_options(-ffp-contract=off -fno-math-errno)  # rounding is part of the results that are promised
+add_compile_options(-ffp-contract=off -fno-math-errno)  # no fused multiply-add: results must be bit-identical
 if(ZR_DEVELOPER)
   add_compile_options(-Wall -Wextra -Werror)
 endif()
-set(ZR_SANITIZE "" CACHE STRING "Sanitizers of the build: address,undefined or thread")
+set(ZR_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread")
 if(ZR_SANITIZE)
   add_compile_options(-fsanitize=${ZR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)  # gcc 12 takes std::regex for uninitialised under sanitizers
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)  # false warning of gcc 12 about std::regex with sanitizers
   add_link_options(-fsanitize=${ZR_SANITIZE})
   if(ZR_SANITIZE MATCHES "thread")
-    add_compile_options(-Wno-tsan)  # Asio's fences, of which ThreadSanitizer knows nothing; its locks it knows
+    add_compile_options(-Wno-tsan)  # ThreadSanitizer does not support the fences of Asio; it supports its locks
   endif()
 endif()
 
@@ -40,11 +40,11 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
-find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # inside, not beside, where it can be
+find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # prefers the static library
 
-# zr_<name>_root: the include root of this subsystem of core/, a folder of the build that holds one link, to its
-# sources. A file can include the headers of its own subsystem, as "name/file.hpp", and of those that it depends on, and
-# no others: the compiler enforces the order.
+# Defines zr_<name>_root, the include root of a subsystem of core/: a folder in the build tree that has only a link to
+# the sources of the subsystem. A file can include the headers of its own subsystem, as "name/file.hpp", and of the
+# subsystems that it depends on, but no others: the compiler enforces the order of dependencies.
 function(zr_include_root name)
   set(root ${PROJECT_BINARY_DIR}/include/${name})
   file(MAKE_DIRECTORY ${root})
@@ -53,8 +53,7 @@ function(zr_include_root name)
   target_include_directories(zr_${name}_root INTERFACE ${root})
 endfunction()
 
-# A subsystem of core/: one static library zr_<name>, which sees the subsystems named after DEPENDS and nothing else of
-# core/.
+# Defines a subsystem of core/: the static library zr_<name>, which can include only the subsystems after DEPENDS.
 function(zr_subsystem name)
   cmake_parse_arguments(SUBSYSTEM "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_library(zr_${name} STATIC ${SUBSYSTEM_SOURCES})
@@ -65,8 +64,8 @@ function(zr_subsystem name)
   endforeach()
 endfunction()
 
-# zr_share_headers(owner target...): the targets use the precompiled header of `owner`. It is taken only where the flags
-# are the same, hence -fPIC for programs too.
+# zr_share_headers(owner target...): makes the targets use the precompiled header of `owner`. The compiler accepts it
+# only with the same flags, so programs are compiled with -fPIC too.
 function(zr_share_headers owner)
   foreach(target ${ARGN})
     get_target_property(type ${target} TYPE)
@@ -78,8 +77,8 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# A test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Test names become
-# ctest names. TORCH: it includes libtorch's headers.
+# Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Each test
+# becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
 function(zr_test name)
   cmake_parse_arguments(TEST "TORCH" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
@@ -96,7 +95,7 @@ function(zr_test name)
     zr_share_headers(zr_test_headers ${name})
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
-  list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() takes no list as a property's value
+  list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}"
-    ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # whatever was measured here
+    ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
 endfunction()

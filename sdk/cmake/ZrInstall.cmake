@@ -1,18 +1,18 @@
-# cmake --install: two components, `sdk` (what a plug-in author needs, without libtorch) and `engine` (the rest):
+# Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
 #   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
 #   share/doc/zeroth (licence, README, SDK documentation, changelog)  share/zeroth/examples
-# The prefix may be moved. No installed file names the build tree.
+# The installed prefix can be moved. No installed file contains the path of the build tree.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Zeroth)
 set(pkgconfig ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(docs ${CMAKE_INSTALL_DATADIR}/doc/zeroth)
 
-option(ZR_INSTALL_STRIP "Strip what is installed; debug information is ten times the size of the code" ON)
+option(ZR_INSTALL_STRIP "Strip installed binaries; debug information is ten times the size of the code" ON)
 foreach(component sdk engine)
   install(CODE "set(CMAKE_INSTALL_DO_STRIP ${ZR_INSTALL_STRIP})" COMPONENT ${component})
 endforeach()
-# Folders that the group may write (umask 002) would not be trusted with plug-ins.
+# Zeroth does not trust plug-ins in folders that the group can write to (umask 002).
 set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
     WORLD_READ WORLD_EXECUTE)
 
@@ -26,7 +26,7 @@ install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT s
 
 # The engine.
 if(TARGET zeroth_lib)
-  # libtorch beside libzeroth.so: lib/libtorch (an unpacked archive or the wheel's torch folder, or a link to one).
+  # libzeroth.so finds libtorch in lib/libtorch (an unpacked archive, the torch folder of the wheel, or a link to one).
   set_target_properties(zeroth_lib PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/libtorch/lib")
   install(TARGETS zeroth_lib EXPORT ZerothEngineTargets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT engine INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -42,7 +42,7 @@ if(TARGET zeroth)
   install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT engine)
 endif()
 get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
-foreach(plugin ${plugins})  # those of plugins/, not the tests' own
+foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
   get_target_property(folder ${plugin} SOURCE_DIR)
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
   if(folder MATCHES "^plugins/")
@@ -57,7 +57,7 @@ set(version ${PROJECT_BINARY_DIR}/ZerothConfigVersion.cmake)
 configure_package_config_file(sdk/cmake/ZerothConfig.cmake.in ${config} INSTALL_DESTINATION ${package})
 write_basic_package_version_file(${version} COMPATIBILITY SameMinorVersion)
 install(FILES ${config} ${version} DESTINATION ${package} COMPONENT sdk)
-file(RELATIVE_PATH zr_pc_prefix /${pkgconfig} /)  # a moved prefix keeps its pkg-config files right
+file(RELATIVE_PATH zr_pc_prefix /${pkgconfig} /)  # relative, so that pkg-config files work after the prefix was moved
 string(REGEX REPLACE "/$" "" zr_pc_prefix "${zr_pc_prefix}")
 configure_file(sdk/cmake/zeroth-sdk.pc.in ${PROJECT_BINARY_DIR}/zeroth-sdk.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/zeroth-sdk.pc DESTINATION ${pkgconfig} COMPONENT sdk)

@@ -1,11 +1,11 @@
 # zr_add_plugin(<target> ROLE strategy|communicator|optimizer|offload ID <id> SOURCES <file>...
 #               [KERNELS <file>...] [LIBRARIES <lib>...])
 #
-# A plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins) that exports zr_module_v1 and its
-# data tags and nothing else, and that nobody but its owner may write (umask 002 would let the group): the host refuses
-# others. No multiply and add is contracted into one rounding: an update's bits are part of its contract.
+# Builds a plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins). It exports only zr_module_v1
+# and its data tags. Only its owner can write to it, because the host rejects plug-ins that other users can change (with
+# umask 002 the group could). Fused multiply-add is disabled, because updates must be bit-identical on every machine.
 # KERNELS are compiled once per instruction set, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
-set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "Where ZrPlugin.cmake and zr.map stand")
+set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "The folder of ZrPlugin.cmake and zr.map")
 
 function(zr_plugin_compile_settings target)
   target_link_libraries(${target} PRIVATE zr::sdk)
@@ -23,11 +23,12 @@ function(zr_add_plugin target)
 optimizer or offload")
   endif()
   if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*$")
-    message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be small letters, digits and \
-underscores")
+    message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be lower-case letters, digits and \
+underscores, and begin with a letter")
   endif()
   if(NOT PLUGIN_SOURCES OR PLUGIN_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "zr_add_plugin(${target}): give SOURCES; not understood: \"${PLUGIN_UNPARSED_ARGUMENTS}\"")
+    message(FATAL_ERROR "zr_add_plugin(${target}): SOURCES is missing, or there are unknown arguments: \
+\"${PLUGIN_UNPARSED_ARGUMENTS}\"")
   endif()
   if(NOT ZR_PLUGIN_OUTPUT)
     set(ZR_PLUGIN_OUTPUT ${CMAKE_BINARY_DIR}/plugins)
@@ -41,7 +42,7 @@ underscores")
   set_target_properties(${target} PROPERTIES PREFIX "" SUFFIX ".so" OUTPUT_NAME zr_${PLUGIN_ROLE}_${PLUGIN_ID}
     LIBRARY_OUTPUT_DIRECTORY ${ZR_PLUGIN_OUTPUT} LINK_DEPENDS ${map})
   target_link_options(${target} PRIVATE -Wl,--version-script=${map} -Wl,--exclude-libs,ALL -Wl,-z,now)
-  if(NOT ZR_SANITIZE)  # a sanitizer's own symbols come from the program
+  if(NOT ZR_SANITIZE)  # the symbols of a sanitizer are defined by the program
     target_link_options(${target} PRIVATE -Wl,-z,defs)
   endif()
   add_custom_command(TARGET ${target} POST_BUILD VERBATIM

@@ -1,9 +1,11 @@
-# zr::torch: libtorch_cpu and c10 as one imported target. The wheel's own CMake package asks for a CUDA toolkit, this
-# does not. Looked for in TORCH_ROOT (CMake or environment), then Torch_DIR (<root>/share/cmake/Torch), then
-# ZR_TORCH_DEFAULT_ROOT (a folder). zr_find_torch() fails without it; zr_find_torch(WHY) puts what is wrong into WHY, "" if it
-# was found. ZR_TORCH_REQUIRED_VERSION: the version it must have, major.minor compared, as C++ has no ABI across these;
-# ZR_TORCH_HINT: what a user without it should do. Sets ZR_TORCH_ROOT, ZR_TORCH_VERSION
-# and ZR_TORCH_LIBRARY_DIRS. What links it gets these as RPATH, unless its property ZR_NO_TORCH_RPATH is set.
+# Defines zr::torch: libtorch_cpu and c10 as one target. Unlike the CMake package of the wheel, it does not need a
+# CUDA toolkit. zr_find_torch() searches TORCH_ROOT (CMake or environment variable), then Torch_DIR
+# (<root>/share/cmake/Torch), then the folder ZR_TORCH_DEFAULT_ROOT. If libtorch is not found, zr_find_torch() fails;
+# zr_find_torch(WHY) instead sets WHY to the error message (or to "" if libtorch was found).
+# ZR_TORCH_REQUIRED_VERSION is the required version; major.minor must be equal, because other versions of libtorch have
+# another C++ ABI. ZR_TORCH_HINT is appended to error messages and says what to do. Sets ZR_TORCH_ROOT, ZR_TORCH_VERSION
+# and ZR_TORCH_LIBRARY_DIRS. Targets that link zr::torch get these folders as RPATH, unless they have the property
+# ZR_NO_TORCH_RPATH.
 function(zr_find_torch)
   set(why "${ARGV0}")
   if(why)
@@ -26,10 +28,10 @@ function(zr_find_torch)
   if(EXISTS ${root}/lib/libtorch_cpu.so AND EXISTS ${root}/include/torch/csrc/api/include/torch/torch.h)
     get_filename_component(found ${root} ABSOLUTE)
   elseif(given)
-    set(problem "No libtorch in ${root} (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are missing. \
-${ZR_TORCH_HINT}")
+    set(problem "There is no libtorch in ${root} (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are \
+missing. ${ZR_TORCH_HINT}")
   else()
-    set(problem "libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in \
+    set(problem "libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is no libtorch in \
 ${ZR_TORCH_DEFAULT_ROOT}. ${ZR_TORCH_HINT}")
   endif()
   set(version "")
@@ -45,8 +47,8 @@ ${ZR_TORCH_DEFAULT_ROOT}. ${ZR_TORCH_HINT}")
       string(REGEX MATCH "^[0-9]+\\.[0-9]+" wanted "${ZR_TORCH_REQUIRED_VERSION}")
       string(REGEX MATCH "^[0-9]+\\.[0-9]+" has "${version}")
       if(NOT wanted STREQUAL has)
-        set(problem "libtorch in ${found} is version ${version}, but this Zeroth was built with ${ZR_TORCH_REQUIRED_VERSION}, \
-and libtorch keeps no binary compatibility between ${wanted} and other versions. ${ZR_TORCH_HINT}")
+        set(problem "libtorch in ${found} is version ${version}, but this Zeroth was built with \
+${ZR_TORCH_REQUIRED_VERSION}, and libtorch ${wanted} is not binary compatible with other versions. ${ZR_TORCH_HINT}")
       endif()
     endif()
   endif()
@@ -59,7 +61,7 @@ and libtorch keeps no binary compatibility between ${wanted} and other versions.
   add_library(zr_torch_lib INTERFACE)
   add_library(zr::torch ALIAS zr_torch_lib)
   target_include_directories(zr_torch_lib SYSTEM INTERFACE ${found}/include ${found}/include/torch/csrc/api/include)
-  # libtorch_cpu needs CUDA's runtime and CUPTI at start in the CUDA wheels: their folders are beside torch/.
+  # In the CUDA wheels, libtorch_cpu needs the CUDA runtime and CUPTI to load; their folders are beside torch/.
   get_filename_component(beside ${found} REALPATH)
   file(GLOB extra LIST_DIRECTORIES true ${beside}/../nvidia/*/lib ${beside}/../nvidia/*/*/lib)
   set(dirs ${found}/lib ${extra})
@@ -69,7 +71,7 @@ and libtorch keeps no binary compatibility between ${wanted} and other versions.
     target_link_options(zr_torch_lib INTERFACE -Wl,-rpath-link,${dir}
       $<$<NOT:$<BOOL:$<TARGET_PROPERTY:ZR_NO_TORCH_RPATH>>>:-Wl,-rpath,${dir}>)
   endforeach()
-  # Some libtorch builds still use the old std::string.
+  # Some builds of libtorch use the old ABI of std::string.
   execute_process(COMMAND nm -DC ${found}/lib/libc10.so OUTPUT_VARIABLE symbols ERROR_QUIET)
   if(NOT symbols MATCHES "std::__cxx11::basic_string")
     target_compile_definitions(zr_torch_lib INTERFACE _GLIBCXX_USE_CXX11_ABI=0)

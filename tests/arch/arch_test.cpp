@@ -1,4 +1,4 @@
-// The structure of the tree, as rules that fail: DESIGN.md 1 and 2.
+// Checks the structure of the source tree; core/DESIGN.md describes it.
 #include <gtest/gtest.h>
 
 #include "arch/rules.hpp"
@@ -9,21 +9,21 @@ namespace {
 const fs::path kRoot = ZR_SOURCE_DIR;
 const Found kNothing;
 
-TEST(Architecture, TheCoreKnowsNoPluginByName) { EXPECT_EQ(plugin_names_in_core(kRoot), kNothing); }
-TEST(Architecture, TheCoreDoesNotAskForTheStage) { EXPECT_EQ(stages_in_core(kRoot), kNothing); }
-TEST(Architecture, OnlyModelApiAndExamplesIncludeLibtorch) {
+TEST(ArchitectureTest, CoreNamesNoPlugin) { EXPECT_EQ(plugin_names_in_core(kRoot), kNothing); }
+TEST(ArchitectureTest, CoreDoesNotTestTheZeroStage) { EXPECT_EQ(stages_in_core(kRoot), kNothing); }
+TEST(ArchitectureTest, OnlyModelApiAndExamplesIncludeLibtorch) {
   EXPECT_EQ(libtorch_outside_its_subsystems(kRoot), kNothing);
 }
-TEST(Architecture, PluginsAreWrittenFromTheSdkAlone) { EXPECT_EQ(host_headers_in_plugins(kRoot), kNothing); }
-TEST(Architecture, AModelKnowsNothingOfZeroth) { EXPECT_EQ(zeroth_in_models(kRoot), kNothing); }
-TEST(Architecture, NoFileIsLongerThan600Lines) { EXPECT_EQ(long_files(kRoot), kNothing); }
-TEST(Architecture, NoLineIsWiderThan120Columns) { EXPECT_EQ(wide_lines(kRoot), kNothing); }
-TEST(Architecture, EverySubsystemAndPluginHasAReadme) { EXPECT_EQ(missing_readmes(kRoot), kNothing); }
-TEST(Architecture, EveryPublicFunctionIsDocumented) { EXPECT_EQ(undocumented_functions(kRoot), kNothing); }
-TEST(Architecture, EverySlotOfTheAbiHasItsThreadTag) { EXPECT_EQ(untagged_slots(kRoot), kNothing); }
-TEST(Architecture, AHeaderOfTheAbiIsOneScreen) { EXPECT_EQ(long_abi_headers(kRoot), kNothing); }
-TEST(Architecture, EveryScriptOfTheShellParses) { EXPECT_EQ(broken_scripts(kRoot), kNothing); }
-TEST(Architecture, TheTopLevelIsFixed) { EXPECT_EQ(strange_folders(kRoot), kNothing); }
+TEST(ArchitectureTest, PluginsIncludeOnlyTheSdk) { EXPECT_EQ(host_headers_in_plugins(kRoot), kNothing); }
+TEST(ArchitectureTest, ModelsDoNotUseZeroth) { EXPECT_EQ(zeroth_in_models(kRoot), kNothing); }
+TEST(ArchitectureTest, NoFileIsLongerThan600Lines) { EXPECT_EQ(long_files(kRoot), kNothing); }
+TEST(ArchitectureTest, NoLineIsWiderThan120Columns) { EXPECT_EQ(wide_lines(kRoot), kNothing); }
+TEST(ArchitectureTest, EverySubsystemAndPluginHasAReadme) { EXPECT_EQ(missing_readmes(kRoot), kNothing); }
+TEST(ArchitectureTest, EveryPublicFunctionIsDocumented) { EXPECT_EQ(undocumented_functions(kRoot), kNothing); }
+TEST(ArchitectureTest, EveryAbiFunctionPointerHasAThreadTag) { EXPECT_EQ(untagged_slots(kRoot), kNothing); }
+TEST(ArchitectureTest, NoAbiHeaderIsLongerThan85Lines) { EXPECT_EQ(long_abi_headers(kRoot), kNothing); }
+TEST(ArchitectureTest, BashParsesEveryScript) { EXPECT_EQ(broken_scripts(kRoot), kNothing); }
+TEST(ArchitectureTest, TopLevelHasOnlyExpectedFolders) { EXPECT_EQ(strange_folders(kRoot), kNothing); }
 
 }  // namespace
 }  // namespace zr::arch

@@ -7,9 +7,9 @@ namespace zr::arch {
 
 namespace {
 
-constexpr std::size_t kParagraph = 4;  // declarations that one comment may stand for
+constexpr std::size_t kParagraph = 4;  // declarations that one comment can describe
 
-// A header's lines with comments, text in quotes and preprocessor lines blanked, and where the comments were.
+// A header's lines with comments, quoted text and preprocessor lines blanked, and the positions of the comments.
 struct Source {
   std::vector<std::string> code, comment;
   explicit Source(const std::vector<std::string>& lines);
@@ -70,7 +70,7 @@ std::string without_template(std::string text) {
   return text;
 }
 
-// The function's name if the statement declares one whose reader needs words, else "".
+// The name of the function that the statement declares, if that function needs a comment; else "".
 std::string function_name(const std::string& statement) {
   static const std::regex other("^(using|typedef|static_assert|friend|extern template|return|goto)\\b");
   static const std::regex explained("= (delete|default)|\\boverride\\b|\\bfinal\\b(?=[^(]*$)");
@@ -105,7 +105,7 @@ class Reader {
 
  private:
   struct Scope {
-    bool is_class, open;  // open: what stands here can be called from outside
+    bool is_class, open;  // open: functions declared here can be called from outside
   };
 
   void take(char c, char next) {
@@ -156,7 +156,7 @@ class Reader {
       statement_.clear();
     } else if (bare.find('(') == bare.npos && bare.find('=') == bare.npos && std::regex_search(bare, type) &&
                bare.rfind("enum", 0) != 0) {
-      // A layer is the glue between an author's class and a table: nobody calls it by name.
+      // A layer connects an author's class with a function table; no code calls it by name.
       const bool glue = std::regex_search(bare, std::regex("\\w+Layer\\b"));
       scopes_.push_back({true, open() && !glue && bare.find("class ") == bare.npos});
       scopes_.back().is_class = !glue;
@@ -197,7 +197,8 @@ class Reader {
   bool after_body_ = false, is_function_ = false;
 };
 
-// A comment stands above, or above the type whose first line is above, or above a row of such types.
+// True if a comment is directly above, or above the type whose first line is directly above, or above a row of such
+// types.
 bool headed(const Source& source, std::size_t line) {
   static const std::regex type_begins(
       "^\\s*(public:|using\\b.*;|template\\b.*>|(class|struct|union)\\b[^;]*\\{?)\\s*$");
@@ -225,7 +226,7 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines, boo
     if (i > 0 && all[i - 1].last + 1 == one.first && all[i - 1].name == one.name && told[i - 1]) told[i] = true;
     if (inside && one.says_itself) told[i] = true;
   }
-  // Paragraphs: a comment, then a few declarations without another comment among them.
+  // Paragraphs: a comment, then a few declarations without another comment between them.
   for (std::size_t i = 0; i < all.size();) {
     std::size_t end = i + 1;
     while (end < all.size() && all[end].first == all[end - 1].last + 1) ++end;
@@ -257,7 +258,7 @@ std::vector<std::string> untagged(const std::vector<std::string>& lines) {
     comment += source.comment[i] + " ";
     statement += source.code[i] + " ";
     const auto brace = statement.find_last_of("{}");
-    if (brace != statement.npos) {  // a table begins or ends
+    if (brace != statement.npos) {  // a function table begins or ends
       statement.erase(0, brace + 1);
       if (Source::empty(statement)) {
         comment.clear();
@@ -268,7 +269,7 @@ std::vector<std::string> untagged(const std::vector<std::string>& lines) {
     if (end == statement.npos || statement[end] != ';') continue;
     bool slot = true;
     for (std::sregex_iterator at(statement.begin(), statement.end(), pointer), none; at != none; ++at) {
-      // A slot's comment is about it; that of a callback among its parameters names it.
+      // A comment describes its own function pointer; the comment for a callback parameter names that parameter.
       const std::string name = (*at)[1], need = slot ? tags : "\\b" + name + "\\b[^.]*" + tags;
       if (!std::regex_search(comment, std::regex(need)))
         wrong.push_back(std::to_string(first + 1) + ": " + name + " in " + squeezed(statement));

@@ -1,5 +1,5 @@
-// Each rule of arch_test.cpp sees what it is there to see: violations planted in a tree made for the purpose, beside
-// what looks like one and is none.
+// Tests each rule of arch_test.cpp: a temporary tree contains violations that the rule must find, and similar code
+// that it must not report.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,14 +13,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class Planted : public ::testing::Test {
+class ArchitectureRulesTest : public ::testing::Test {
  protected:
   void plant(const std::string& file, const std::string& text) { tree_.write(file, text); }
   Found found(Found (*rule)(const fs::path&)) const { return rule(tree_.folder()); }
   const test::Scratch tree_;
 };
 
-TEST_F(Planted, APluginsNameInCoreIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAPluginNameInCore) {
   plant("plugins/zero1/CMakeLists.txt", "zr_add_plugin(zr_zero1 ROLE strategy ID zero1 SOURCES zero1.cpp)\n");
   plant("plugins/comm_shm/CMakeLists.txt", "zr_add_plugin(zr_comm_shm ROLE communicator ID shm SOURCES shm.cpp)\n");
   plant("plugins/optimizers/adamw/CMakeLists.txt", "");
@@ -33,14 +33,14 @@ TEST_F(Planted, APluginsNameInCoreIsSeen) {
                           "core/plan/CMakeLists.txt:1: add_dependencies(zr_plan zr_zero1)"));
 }
 
-TEST_F(Planted, APluginCalledAsTheProcessorIsSeenWhereItIsQuoted) {
+TEST_F(ArchitectureRulesTest, FindsThePluginIdCpuOnlyInQuotes) {
   plant("plugins/offload_cpu/CMakeLists.txt", "zr_add_plugin(zr_offload_cpu ROLE offload ID cpu SOURCES cpu.cpp)\n");
   plant("core/engine/a.cpp", "cpu_set_t set;  // of this CPU's cores\nif (id == \"cpu\") {}\nlink(zr_offload_cpu);\n");
   EXPECT_THAT(found(plugin_names_in_core),
               ElementsAre("core/engine/a.cpp:2: if (id == \"cpu\") {}", "core/engine/a.cpp:3: link(zr_offload_cpu);"));
 }
 
-TEST_F(Planted, AQuestionForTheStageIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsATestOfTheZeroStageInCore) {
   plant("core/engine/step.cpp",
         "if (stage == 2) gather();\n"
         "if (a && config.stage > 1) gather();\n"
@@ -55,7 +55,7 @@ TEST_F(Planted, AQuestionForTheStageIsSeen) {
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
-TEST_F(Planted, LibtorchOutsideItsSubsystemsIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsLibtorchOutsideItsSubsystems) {
   plant("core/model/torch_model.cpp", "#include <torch/torch.h>\n");
   plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_subsystem(model LIBRARIES zr::torch)\n");
   plant("core/engine/step.cpp",
@@ -66,20 +66,20 @@ TEST_F(Planted, LibtorchOutsideItsSubsystemsIsSeen) {
   EXPECT_EQ(found(libtorch_outside_its_subsystems).size(), 5u);
 }
 
-TEST_F(Planted, AHeaderOfTheHostInAPluginIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsACoreHeaderInAPlugin) {
   plant("plugins/zero1/zero1.cpp",
         "#include \"plan/plan.hpp\"\n#include \"core/base/log.hpp\"\n#include \"zr/base.hpp\"\n");
   EXPECT_EQ(found(host_headers_in_plugins).size(), 2u);
 }
 
-TEST_F(Planted, AModelThatKnowsZerothIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAModelThatUsesZeroth) {
   plant("examples/gpt/model.hpp",
         "#include \"zr/engine.hpp\"\n// zero-mean\nzr::Engine* engine;  // Zeroth\nint hzr;\n");
   plant("examples/gpt/gpt.cpp", "#include \"zr/engine.hpp\"\n");
   EXPECT_EQ(found(zeroth_in_models).size(), 2u);
 }
 
-TEST_F(Planted, ALongFileIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsALongFile) {
   std::string text;
   for (int i = 0; i < 600; ++i) text += "//\n";
   plant("core/base/long.cpp", text);
@@ -88,7 +88,7 @@ TEST_F(Planted, ALongFileIsSeen) {
   EXPECT_THAT(found(long_files), ElementsAre("core/base/long.cpp: 601 lines"));
 }
 
-TEST_F(Planted, AWideLineIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAWideLine) {
   std::string line;
   while (line.size() < 117) line += "###";
   plant("core/base/CMakeLists.txt", line + "###\n");
@@ -98,7 +98,7 @@ TEST_F(Planted, AWideLineIsSeen) {
   EXPECT_THAT(found(wide_lines), ElementsAre("core/base/CMakeLists.txt:1: 121 columns"));
 }
 
-TEST_F(Planted, ASubsystemAndAPluginWithoutAReadmeAreSeen) {
+TEST_F(ArchitectureRulesTest, FindsASubsystemAndAPluginWithoutAReadme) {
   plant("core/base/CMakeLists.txt", "");
   plant("core/base/README.md", "");
   plant("core/comm/CMakeLists.txt", "");
@@ -106,7 +106,7 @@ TEST_F(Planted, ASubsystemAndAPluginWithoutAReadmeAreSeen) {
   EXPECT_THAT(found(missing_readmes), ElementsAre("plugins/optimizers/lion: no README.md", "core/comm: no README.md"));
 }
 
-TEST_F(Planted, AnUndocumentedFunctionIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAnUndocumentedFunction) {
   plant("core/api/include/zr/engine.hpp", "class Engine {\n public:\n\n  int rank() const;\n};\n");
   plant("sdk/include/zr/base.hpp", "inline int one() { return 1; }\n");
   plant("core/base/text.hpp", "inline int one() { return 1; }\nint two(int n);\n");
@@ -115,7 +115,7 @@ TEST_F(Planted, AnUndocumentedFunctionIsSeen) {
                           "sdk/include/zr/base.hpp:1: inline int one()"));
 }
 
-TEST_F(Planted, ASlotWithoutItsThreadTagIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAFunctionPointerWithoutThreadTag) {
   plant("sdk/include/zr/abi/tier.h",
         "typedef struct zr_tier {\n"
         "  uint32_t size;\n"
@@ -140,14 +140,14 @@ TEST_F(Planted, ASlotWithoutItsThreadTagIsSeen) {
                   "sdk/include/zr/abi/tier.h:15: zr_sink in typedef void (*zr_sink)(void *ctx);"));
 }
 
-TEST_F(Planted, AHeaderOfTheAbiLongerThanAScreenIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsALongAbiHeader) {
   std::string text;
   for (int i = 0; i < 86; ++i) text += "//\n";
   plant("sdk/include/zr/abi/tier.h", text);
   EXPECT_THAT(found(long_abi_headers), ElementsAre("sdk/include/zr/abi/tier.h: 86 lines"));
 }
 
-TEST_F(Planted, AScriptThatBashCannotParseIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAScriptThatBashCannotParse) {
   plant("tests/bench/swallowed.sh", "if ((1)); then  # why exit 1; fi\necho done\n");
   plant(".ci/open", "#!/usr/bin/env bash\necho 'one\n");
   plant("tests/bench/whole.sh", "if ((1)); then  # why\n  exit 1\nfi\n");
@@ -157,13 +157,13 @@ TEST_F(Planted, AScriptThatBashCannotParseIsSeen) {
                                                  testing::HasSubstr("tests/bench/swallowed.sh: line ")));
 }
 
-TEST_F(Planted, AStrangeFolderIsSeen) {
+TEST_F(ArchitectureRulesTest, FindsAnUnexpectedTopLevelFolder) {
   plant("core/README.md", "");
   plant("docs/index.md", "");
   EXPECT_THAT(found(strange_folders), ElementsAre("docs"));
 }
 
-TEST(Documentation, IsACommentAboveOrBesideEachDeclaration) {
+TEST(UndocumentedTest, AcceptsACommentAboveOrOnTheLineOfADeclaration) {
   EXPECT_THAT(undocumented({"class A {", " public:", "  int size() const;  // elements", "  int room() const;",
                             "  /// Empties it.", "  void clear();", "", "  void fill(int with,", "            int n);",
                             " private:", "  int n();", "};"},
@@ -171,7 +171,7 @@ TEST(Documentation, IsACommentAboveOrBesideEachDeclaration) {
               ElementsAre("4: int room() const", "8: void fill(int with, int n)"));
 }
 
-TEST(Documentation, OfOneCommentIsForAShortRunWithoutBlankLines) {
+TEST(UndocumentedTest, AppliesACommentToAShortRunWithoutBlankLines) {
   EXPECT_THAT(undocumented({"/// Its sides.", "int left(int a);", "int right(int a);", "", "int top(int a);"}, false),
               ElementsAre("5: int top(int a)"));
   EXPECT_THAT(
@@ -181,20 +181,20 @@ TEST(Documentation, OfOneCommentIsForAShortRunWithoutBlankLines) {
               ElementsAre("4: int c(int)"));
 }
 
-TEST(Documentation, OfATypeIsForItsFirstRun) {
+TEST(UndocumentedTest, AppliesATypeCommentToItsFirstRun) {
   EXPECT_THAT(undocumented(
                   {"/// A pair.", "struct Pair {", "  int sum() const;", "", "  int first(int n) const;", "};"}, false),
               ElementsAre("5: int first(int n) const"));
 }
 
-TEST(Documentation, OfOneOverloadIsForThoseThatFollow) {
+TEST(UndocumentedTest, AppliesACommentToTheOverloadsThatFollow) {
   EXPECT_THAT(undocumented({"/// Adds.", "float add(float a) {", "  // in one", "  return a;", "}",
                             "double add(double a);", "int sub(int a);"},
                            false),
               ElementsAre("7: int sub(int a)"));
 }
 
-TEST(Documentation, IsNotAskedOfWhatIsNoFunctionOfTheHeadersOwn) {
+TEST(UndocumentedTest, IgnoresDeclarationsThatNeedNoComment) {
   EXPECT_THAT(undocumented({"#define TWICE(x) \\",
                             "  int twice(x);",
                             "class B final : public A {",
@@ -219,7 +219,7 @@ TEST(Documentation, IsNotAskedOfWhatIsNoFunctionOfTheHeadersOwn) {
               IsEmpty());
 }
 
-TEST(Documentation, InsideARoomMayBeTheBodyOrTheNameOfAGetter) {
+TEST(UndocumentedTest, AcceptsOneLineBodiesAndGettersInSubsystemHeaders) {
   const std::vector<std::string> header{"int one() { return 1; }",       "int two() {",    "  return 2;", "}",
                                         "virtual int rank() const = 0;", "int set(int n);"};
   EXPECT_THAT(undocumented(header, true), ElementsAre("2: int two()", "6: int set(int n)"));

@@ -92,7 +92,7 @@ Found plugin_names_in_core(const fs::path& root) {
   }
   if (names.empty()) return {};
   std::string pattern;
-  for (const std::string& name : names)  // the processor's own name stands for a plug-in only where it is quoted
+  for (const std::string& name : names)  // "cpu" is the plug-in's id only in quotes
     pattern += (pattern.empty() ? "" : "|") + (name == "cpu" ? "(?=cpu\")" + name : name);
   return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase));
 }
@@ -110,7 +110,7 @@ Found libtorch_outside_its_subsystems(const fs::path& root) {
   for (const fs::path& file : tree.code({"core", "plugins", "sdk"})) {
     if (tree.below(file, "core/model") || tree.below(file, "core/api")) continue;
     sources.push_back(file);
-    if (is_cmake(file) && !tree.below(file, "sdk")) builds.push_back(file);  // sdk/cmake says where libtorch is
+    if (is_cmake(file) && !tree.below(file, "sdk")) builds.push_back(file);  // sdk/cmake locates libtorch
   }
   Found found = tree.hits(sources, std::regex(R"re(#\s*include\s+["<](torch|ATen|c10|caffe2)/)re"));
   append(found, tree.hits(builds, std::regex(R"(zr::torch|zr_find_torch|zr_torch|torch_cpu|torch_python|\bc10\b)")));

@@ -1,5 +1,5 @@
-// The rules of the tree, each a function of a root folder: what breaks it, as "file:line: what", nothing if it holds.
-// Functions of a folder, so that a test can plant a violation in a tree of its own.
+// The rules of the source tree. Each is a function of the root folder and returns the violations as "file:line: text".
+// The folder is a parameter so that a test can create a tree with violations.
 #pragma once
 
 #include <filesystem>
@@ -13,15 +13,15 @@ using Found = std::vector<std::string>;
 
 std::vector<std::string> lines_of(const fs::path& file);
 
-/// core/ says a plug-in's folder or id, in code, text or CMake.
+/// core/ contains a plug-in's folder or id, in code, text or CMake.
 Found plugin_names_in_core(const fs::path& root);
-/// core/ asks which stage it runs.
+/// core/ tests which ZeRO stage runs.
 Found stages_in_core(const fs::path& root);
 /// libtorch's headers or libraries outside core/model, core/api, examples and the tests.
 Found libtorch_outside_its_subsystems(const fs::path& root);
 /// plugins/ includes a header of core/.
 Found host_headers_in_plugins(const fs::path& root);
-/// A model of an example that knows Zeroth.
+/// An example's model file uses Zeroth.
 Found zeroth_in_models(const fs::path& root);
 /// More than 600 lines; wider than 120 columns.
 Found long_files(const fs::path& root);
@@ -30,12 +30,12 @@ Found wide_lines(const fs::path& root);
 Found missing_readmes(const fs::path& root);
 /// A public function of the installed headers, or a function of a subsystem's header, that no comment explains.
 Found undocumented_functions(const fs::path& root);
-/// A function pointer of sdk/include/zr/abi without its thread tag; a header there longer than a screen, 85 lines.
+/// A function pointer in sdk/include/zr/abi has no thread tag; a header there has more than 85 lines.
 Found untagged_slots(const fs::path& root);
 Found long_abi_headers(const fs::path& root);
-/// A script of the shell in tests/ or .ci/, by its ending or its first line, that bash cannot parse.
+/// bash cannot parse a shell script of tests/ or .ci/ (recognized by its extension or first line).
 Found broken_scripts(const fs::path& root);
-/// A folder at the top level that has no place there.
+/// An unexpected folder at the top level.
 Found strange_folders(const fs::path& root);
 
 }  // namespace zr::arch

@@ -1,10 +1,10 @@
-// AdamW's update of 64 M parameters (a GPT block of width 2304) through the real plug-in, beside the memory traffic
-// alone and beside libtorch's own. adamw_step [rows.json]
+// AdamW's update of 64 M parameters (a GPT block of width 2304) with the plug-in, compared with the memory traffic
+// alone and with libtorch's AdamW. adamw_step [rows.json]
 //
-// Ours and the traffic share memory as the host gives it: in huge pages where the kernel has them. libtorch has the
-// tensors it allocates itself, as a user's would be; "in our memory" is its kernel on ours, to tell the arithmetic from
-// the pages (both are at the speed of memory). bf16: fp32 masters and a rounded copy; libtorch copies in a second pass,
-// it has no other way.
+// The plug-in and the traffic use memory as the host allocates it: in huge pages if the kernel has them. libtorch uses
+// tensors that it allocates itself, as in a user's program; "libtorch, our memory" runs libtorch's kernel on our
+// memory, to separate the effect of the arithmetic from that of the pages (both run at memory speed). bf16: fp32
+// masters and a rounded copy; libtorch makes the copy in a second pass because it has no fused version.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ const std::vector<int64_t> kTensors = {kWidth, kWidth, 3 * kWidth* kWidth, 3 * k
                                        kWidth, kWidth, 4 * kWidth* kWidth, 4 * kWidth, 4 * kWidth* kWidth, kWidth};
 constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
 
-/// Huge pages where the kernel gives them, touched.
+/// Memory in huge pages if the kernel has them; every page is touched.
 template <class T>
 T* memory(int64_t count) {
   const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
@@ -68,7 +68,7 @@ void traffic(const Streams& s, int64_t begin, int64_t end, bool narrow) {
     }
   };
   if (!narrow) return block(begin, end);
-  for (int64_t i = begin; i < end; i += 32) {  // 64 bytes of narrow weights, whatever they are
+  for (int64_t i = begin; i < end; i += 32) {  // 64 bytes of 16-bit weights
     block(i, i + 32);
 #if defined(__SSE2__)
     float* to = reinterpret_cast<float*>(s.narrow + i);
@@ -81,7 +81,7 @@ void traffic(const Streams& s, int64_t begin, int64_t end, bool narrow) {
 #endif
 }
 
-/// A run of one tensor, as the engine would hand it to the optimizer.
+/// A slice of one tensor, as the engine passes it to the optimizer.
 struct Tile {
   int64_t at, count;  // in the flat streams
   int64_t first;      // in its tensor
@@ -99,7 +99,7 @@ std::vector<Tile> tiles_of_all() {
   return tiles;
 }
 
-/// fn(tile) over all, one contiguous share a thread.
+/// Calls fn(tile) for all tiles; each thread has one contiguous part.
 void on_threads(int threads, const std::vector<Tile>& tiles, const std::function<void(const Tile&)>& fn) {
   const auto share = [&](std::size_t t) {
     for (std::size_t i = tiles.size() * t / threads; i < tiles.size() * (t + 1) / threads; ++i) fn(tiles[i]);
@@ -198,17 +198,17 @@ std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw
   at::set_num_threads(threads);
   const std::vector<Variant> variants = {
       {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, narrow); }); }},
-      {"same streams, no maths", 0.90,
+      {"same streams, no math", 0.90,
        [&] {
          on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, narrow); });
        }},
       {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, narrow); }},
-      {"the same in our memory", 0, [&] { shared.step(true, narrow); }},
+      {"libtorch, our memory", 0, [&] { shared.step(true, narrow); }},
       {"torch::optim::AdamW", 4, [&] { theirs.step(false, narrow); }}};
   std::vector<std::vector<double>> times(variants.size());
   for (int64_t round = -1; round < kRounds; ++round) {  // the first warms up
     for (std::size_t i = 0; i < variants.size(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin on for a while
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads keep spinning for a while
       const double ns = seconds(variants[i].run) / count * 1e9;
       if (round >= 0) times[i].push_back(ns);
     }

@@ -1,7 +1,7 @@
-// Checkpoints of 85 M parameters with AdamW's states (1 GB) under zero2 on two ranks: saved and loaded, checksums
-// included, beside plain sequential writes and reads of as many bytes by as many processes in the same folder; how long
-// a save in the background stops training; and the hash beside reading memory.
-// `bench_checkpoint ROWS.json` starts its two ranks itself; CHECKPOINT_BENCH names the folder, else build/runs.
+// Checkpoints of 85 M parameters with AdamW's states (1 GB) under zero2 on two ranks. Saves and loads, with checksums,
+// are compared with plain sequential writes and reads of the same bytes by two processes in the same folder. Also
+// measures how long an asynchronous save blocks training, and compares the hash with reading memory.
+// `bench_checkpoint ROWS.json` starts its two ranks itself; CHECKPOINT_BENCH names the folder (default: build/runs).
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ constexpr int64_t kPiece = int64_t{4} << 20;
   std::_Exit(3);
 }
 
-// A file of this process's own, as a program without checkpoints would write it.
+// A file that this process writes and reads sequentially, without the checkpoint format.
 class Plain {
  public:
   Plain(std::string path, int64_t bytes)
@@ -60,7 +60,7 @@ class Plain {
   std::vector<char> memory_;
 };
 
-// The next read comes from the disk.
+// Drops the file from the page cache, so that the next read comes from the disk.
 void forget(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY);
   if (fd < 0) return;
@@ -74,7 +74,7 @@ struct Scene {
   double gigabytes(double ms) const { return static_cast<double>(bytes) * 1e-6 / ms; }
 };
 
-// A session that has not trained, as a resumed one: a model in training is looked through before it is overwritten.
+// The session has not trained, as in a resumed run: loading into a model in training first checks its weights.
 std::vector<Row> saves_and_loads(const std::string& toml, const std::string& folder) {
   Job job(toml, "checkpoint", {"strategy=zero2"});
   zr::host::CommRuntime& comm = job.session.communicator();
@@ -87,7 +87,7 @@ std::vector<Row> saves_and_loads(const std::string& toml, const std::string& fol
     comm.barrier("removed");
     double write = 0, save = 0;
     std::string saved;
-    for (const bool ours : {round % 2 == 0, round % 2 != 0}) {  // a disk is not the same to the second
+    for (const bool ours : {round % 2 == 0, round % 2 != 0}) {  // alternate: the speed of a disk changes
       if (ours)
         save = job.timed([&] { saved = job.session.checkpointer().save(folder + "/c", 0, false); });
       else
@@ -116,7 +116,7 @@ std::vector<Row> saves_and_loads(const std::string& toml, const std::string& fol
           zr::bench::compare("checkpoint_load_cached", "GB/s", loads, "plain reads, cached", reads, 0, false)};
 }
 
-// A save that waits, then one in the background: how long each stops training.
+// How long a blocking save and an asynchronous save each stop training.
 Row stall(const std::string& toml, const std::string& folder) {
   Job job(toml, "checkpoint_async", {"strategy=zero2", "checkpoint.dir=" + folder + "/c", "checkpoint.async=true"});
   const auto step = [&] {
@@ -128,7 +128,7 @@ Row stall(const std::string& toml, const std::string& folder) {
   std::vector<double> stalls, whole;
   for (int round = -1; round < 5; ++round) {
     step();
-    job.session.finish();  // what is being written is not this save's
+    job.session.finish();  // wait for the previous asynchronous save
     const double save = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, false); });
     step();
     const double aside = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, true); });
@@ -136,7 +136,7 @@ Row stall(const std::string& toml, const std::string& folder) {
     stalls.push_back(aside);
     whole.push_back(save);
   }
-  return zr::bench::compare("checkpoint_async_stall", "ms", stalls, "a save that waits", whole, 2.5);
+  return zr::bench::compare("checkpoint_async_stall", "ms", stalls, "a blocking save", whole, 2.5);
 }
 
 __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t sum(const uint64_t* words, std::size_t n) {
@@ -170,7 +170,7 @@ void measure(const std::string& toml, const std::string& rows) {
   fs::create_directories(folder);
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < (uint64_t{6} << 30))
-    fail(folder + ": 6 GiB are needed there");
+    fail(folder + ": needs 6 GiB of free space");
   std::vector<Row> table = saves_and_loads(toml, folder);
   table.push_back(stall(toml, folder));
   if (std::string(std::getenv("ZR_RANK") ? std::getenv("ZR_RANK") : "0") != "0") return;

@@ -1,6 +1,5 @@
-// comm_shm beside Gloo (TCP on the loopback) and OpenMPI, as installed, in turns: ours, Gloo, OpenMPI, ours, ... Rows
-// are microseconds a call; the reference is the faster peer. And submit_overhead: what the host's wrapper adds to a
-// call.
+// Compares comm_shm with Gloo (TCP on the loopback) and OpenMPI, as installed, in alternation. Rows are microseconds
+// per call; the reference is the faster peer. submit_overhead is the time that the host's wrapper adds to a call.
 #include "bench/collectives.hpp"
 
 #include <gloo/allgather.h>
@@ -29,7 +28,7 @@ using namespace zr::testing;
 
 constexpr int kRounds = 5;
 
-// A meeting point of two forked ranks.
+// A barrier of two forked ranks.
 class Meeting {
  public:
   Meeting()
@@ -49,7 +48,7 @@ class Meeting {
   int64_t meetings_ = 0;
 };
 
-// Every rank gives its seconds, cell by cell; a call takes as long as its slower rank.
+// Every rank reports its seconds per test case; the time of a call is that of its slower rank.
 void give(Rank& rank, const std::vector<double>& seconds) {
   rank.give({reinterpret_cast<const char*>(seconds.data()), seconds.size() * sizeof(double)});
 }
@@ -146,7 +145,7 @@ std::vector<double> openmpi() {
   std::vector<double> seconds;
   for (double one; pipe && std::fscanf(pipe, "%lf", &one) == 1;) seconds.push_back(one);
   if (!pipe || ::pclose(pipe) != 0 || seconds.size() != std::size(kCells))
-    throw std::runtime_error("mpirun failed: `make setup` installs OpenMPI, or see its words above");
+    throw std::runtime_error("mpirun failed: see its output above; `make setup` installs OpenMPI");
   return seconds;
 }
 
@@ -175,9 +174,9 @@ std::vector<Row> collectives() {
   return rows;
 }
 
-// Submits of a barrier with a completion, two ranks, 32 in flight: the submit alone is timed, which includes what the
-// plug-in gets done meanwhile. Through the host (numbered, fingerprinted, counted, known to the control plane) and to
-// the plug-in directly, in turns.
+// Submits barriers with a completion, two ranks, 32 in flight. Times only the submit call, including the work that the
+// plug-in does in it. Alternates between the host (which numbers, fingerprints, counts and reports to the control
+// plane) and direct calls of the plug-in.
 Row submit_overhead() {
   constexpr int kBatch = 32, kBatches = 400;
   Meeting meet;

@@ -1,5 +1,5 @@
-// What is timed of a collective, alike for every engine: each rank dirties its whole tensor, all meet, one call is
-// timed.
+// The timing of a collective, the same for every engine: each rank writes its full tensor, all ranks enter a barrier,
+// then one call is timed.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace zr::bench {
 
-/// In place, but for reduce_scatter; `bytes` are the whole tensor's, fp32. Two ranks.
+/// One test case on two ranks, in place except for reduce_scatter; `bytes` is the size of the full fp32 tensor.
 struct Cell {
   const char* op;
   int64_t bytes;
-  int calls;      // a round
-  double target;  // against the faster peer; 0: none
+  int calls;      // per round
+  double target;  // required ratio to the faster peer; 0: none
   int64_t elements() const { return bytes / 4; }
 };
 inline constexpr Cell kCells[] = {
@@ -24,7 +24,7 @@ inline constexpr Cell kCells[] = {
     {"all_reduce", 64 << 20, 9, 4},  {"reduce_scatter", 64 << 20, 9, 4},  {"all_gather", 64 << 20, 9, 1.5},
 };
 
-/// Seconds of each call on this rank. meet() returns when all ranks are in it.
+/// Seconds of each call on this rank. meet() blocks until every rank has entered.
 template <class Meet, class Call>
 std::vector<double> time_calls(const Cell& cell, float* tensor, Meet&& meet, Call&& call) {
   std::vector<double> seconds;

@@ -1,5 +1,5 @@
-// The OpenMPI side of bench_collectives: run by it under mpirun with two ranks. Prints the median seconds of each cell,
-// one a line; a call takes as long as its slower rank.
+// The OpenMPI part of bench_collectives, which runs it under mpirun with two ranks. Prints the median seconds of each
+// test case, one per line; the time of a call is that of its slower rank.
 #include <mpi.h>
 
 #include <cstdio>

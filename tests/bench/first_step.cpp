@@ -1,5 +1,5 @@
-// Seconds from starting the launcher to the end of the first step of a 10 M GPT on two ranks: beside two plain libtorch
-// processes of the same shape in the same seconds, and beside the mark of 1.5 s.
+// Seconds from starting the launcher to the end of the first step of a 10 M GPT on two ranks, compared with two plain
+// libtorch processes that train the same model, and with the target of 1.5 s.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Runs a shell command; seconds until `lines` lines of its output begin with `start`, or 0.
+// Runs a shell command; returns the seconds until `lines` lines of its output begin with `start`, or 0.
 double seconds_until(const std::string& command, std::string_view start, int lines) {
   const auto began = std::chrono::steady_clock::now();
   FILE* pipe = ::popen(command.c_str(), "r");
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
       "/bin/gpt_plain --layers 6 --width 384 --heads 6 --context 256 --micro-batch 4 --micro-batches 1 --steps 1 "
       "--threads 1 --eval-every 0 --sample 1";
   std::vector<double> ours, theirs, mark;
-  for (int round = -1; round < 5; ++round) {  // the first brings the files into memory
+  for (int round = -1; round < 5; ++round) {  // the first round fills the page cache
     const double with = seconds_until(zeroth, "step 1/", 1);
     const double without = seconds_until(plain + " & " + plain + " & wait", "step 1 ", 2);
     if (round < 0) continue;
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
     mark.push_back(1.5);
   }
   const std::vector<zr::bench::Row> table{
-      zr::bench::compare("first_step", "s", ours, "the mark (DDP: 2.5 s)", mark, 1.0),
+      zr::bench::compare("first_step", "s", ours, "the target (DDP: 2.5 s)", mark, 1.0),
       zr::bench::compare("first_step", "s", ours, "2 plain processes", theirs, 0)};
   for (const auto& row : table) zr::bench::print(row);
   zr::bench::append(argv[1], table);

@@ -1,4 +1,4 @@
-// A job without libtorch: the host's own session on a model that is only memory, 85 M parameters.
+// A job without libtorch: a host session with a model that only allocates memory, 85 M parameters.
 #pragma once
 
 #include <algorithm>

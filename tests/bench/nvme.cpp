@@ -1,5 +1,6 @@
-// The tier on disk beside fio: the same file, block, depth and O_DIRECT, io_uring with registered files and memory in
-// both, by turns in pieces of the file. `bench_nvme ROWS.json`; NVME_BENCH names the folder, else build/runs.
+// Compares the disk tier with fio: the same file, block size, depth and O_DIRECT, and io_uring with registered files
+// and memory in both, alternating over pieces of the file. `bench_nvme ROWS.json`; NVME_BENCH names the folder
+// (default: build/runs).
 #include <gnu/libc-version.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -53,7 +54,7 @@ double cpu_seconds() {
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
-// Before each of both, whichever ran last.
+// Called before each measurement of either side.
 void let_the_disk_rest() { std::this_thread::sleep_for(std::chrono::milliseconds(500)); }
 
 Measured timed(const std::function<void()>& work) {
@@ -65,7 +66,7 @@ Measured timed(const std::function<void()>& work) {
   return {kPiece * 1e-9, seconds, cpu_seconds() - cpu};
 }
 
-// What is in every block of the file, whoever wrote it.
+// The contents of every block of the file.
 std::string pattern() {
   std::mt19937 random(1);
   std::string bytes(kPattern, ' ');
@@ -73,7 +74,7 @@ std::string pattern() {
   return bytes;
 }
 
-// fio's own figures of one piece, its memory in large pages too; its processor time is told in per cent of the run.
+// Runs fio on one piece, also with huge pages, and returns its results; fio reports CPU time in percent of the run.
 Measured fio(const std::string& file, const std::string& how, std::size_t from) {
   std::string hex = "0x";
   for (const char byte : pattern()) {
@@ -99,7 +100,7 @@ Measured fio(const std::string& file, const std::string& how, std::size_t from) 
   return {bytes * 1e-9, seconds, (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds};
 }
 
-// A slot of the tier and the memory in which the host would have windows of it.
+// An allocation on the tier, and host memory for transfers to and from it.
 class Ours {
  public:
   Ours(const std::string& folder, bool checksum)
@@ -109,7 +110,7 @@ class Ours {
         memory_(zr::host::allocate_huge_pages(2 * kBatch)),
         small_(zr::host::allocate_huge_pages(2 * kBatch)),
         slot_(tier_.reserve(kFile)) {
-    if (!memory_ || !small_) fail("no memory");
+    if (!memory_ || !small_) fail("cannot allocate memory");
     ::madvise(small_.get(), 2 * kBatch, MADV_NOHUGEPAGE);
     const std::string bytes = pattern();
     for (char* memory : {memory_.get(), small_.get()}) {
@@ -121,11 +122,11 @@ class Ours {
     for (const std::string& file : files_of(folder))
       if (!before_.count(file)) file_ = file;
     if (file_.empty()) fail("the tier has no file in " + folder);
-    for (std::size_t from = 0; from < kFile; from += kPiece) all(true, from);  // laid out, its sums known
+    for (std::size_t from = 0; from < kFile; from += kPiece) all(true, from);  // writes all blocks and checksums
   }
-  // By which another process opens the tier's file, which has no name.
+  // A path by which another process can open the tier's unnamed file.
   const std::string& file() const { return file_; }
-  // Two callers that wait: while one's transfers end, the other's are under way.
+  // Two callers wait in turn: while one's transfers complete, the other's are in flight.
   Measured all(bool writes, std::size_t from, bool large_pages = true) {
     char* memory = large_pages ? memory_.get() : small_.get();
     return timed([&] {
@@ -140,12 +141,12 @@ class Ours {
       for (std::thread& one : callers) one.join();
     });
   }
-  // Read, then written.
+  // Reads, then writes.
   Measured both(std::size_t from, bool large_pages = true) {
     const Measured reading = all(false, from, large_pages);
     return reading + all(true, from, large_pages);
   }
-  // Reads and writes by turns, each of one block: as fio's, both from the piece's start on.
+  // Alternates reads and writes of one block each, both from the start of the piece, as fio does.
   Measured mixed(std::size_t from) {
     return timed([&] {
       std::vector<zr_done*> window(2 * kDepth, nullptr);
@@ -164,7 +165,7 @@ class Ours {
   zr_transfer part(char* memory, std::size_t at, std::size_t bytes) const {
     return {slot_, at, {memory, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}}};
   }
-  // Open files of the slot's size: a tier may have others there.
+  // Open files of the allocation's size; a tier may have other files there.
   static std::set<std::string> files_of(const std::string& folder) {
     std::set<std::string> files;
     for (const auto& one : fs::directory_iterator("/proc/self/fd")) {
@@ -182,8 +183,8 @@ class Ours {
   std::string file_;
 };
 
-// Figures of pieces, two as one: in the one ours came first, in the other the reference, as caches below the file may
-// give the second what the first has left there.
+// Results in pairs of pieces: in one piece ours ran first, in the other the reference, because caches below the file
+// system may help the second run.
 class Series {
  public:
   void add(const Measured& ours, const Measured& theirs) {
@@ -233,7 +234,7 @@ std::vector<Row> measure(const std::string& folder) {
     const auto [r, fio_r] = beside_fio("read", [&] { return checked.all(false, from); });
     const auto [w, fio_w] = beside_fio("write", [&] { return checked.all(true, from); });
     const auto [m, fio_m] = beside_fio("rw", [&] { return checked.mixed(from); });
-    plain.both(from);  // as warm as the other
+    plain.both(from);  // warms the cache for both
     const auto [summed, bare] = pair([&] { return checked.both(from); }, [&] { return plain.both(from); });
     const auto [large, small] = pair([&] { return checked.both(from); }, [&] { return checked.both(from, false); });
     read.add(r, fio_r);
@@ -248,7 +249,7 @@ std::vector<Row> measure(const std::string& folder) {
           mixed.rates("nvme_mixed", "fio", 0.9),
           cpu.cpu("nvme_cpu", "fio", 1 / 1.5),
           checksum.rates("nvme_checksum", "without checksums", 0),
-          pages.rates("nvme_large_pages", "in small pages", 0)};
+          pages.rates("nvme_large_pages", "small pages", 0)};
 }
 
 }  // namespace
@@ -259,10 +260,10 @@ int main(int argc, char** argv) {
   fs::create_directories(folder);
   folder = fs::canonical(folder).string();
   if (std::strtod(::gnu_get_libc_version(), nullptr) < 2.35)
-    fail("glibc 2.35 is needed, from which on GLIBC_TUNABLES gives fio large pages");
+    fail("needs glibc 2.35 or later, so that GLIBC_TUNABLES gives fio huge pages");
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0 || disk.f_bavail * disk.f_frsize < 4 * kFile)
-    fail(folder + ": 8 GiB are needed there; name another folder with NVME_BENCH");
+    fail(folder + ": needs 8 GiB of free space; name another folder with NVME_BENCH");
   const std::vector<Row> rows = measure(folder);
   fs::remove_all(folder);
   for (const Row& row : rows) zr::bench::print(row);

@@ -1,8 +1,8 @@
-// Everything between the end of backward and new weights, 85 M parameters under zero2 on two ranks, with optimizer
-// states on tiers: in host memory beside the same on the device and beside its copies or its arithmetic alone; on disk
-// beside the disk alone moving the same bytes. Then in host memory on one rank that has a second core, for a thread
-// beside its own. `bench_offload ROWS.json` starts its ranks itself; OFFLOAD_BENCH names the folder on disk, else
-// build/runs.
+// The time from the end of backward to updated weights, 85 M parameters under zero2 on two ranks, with offloaded
+// optimizer states. Host memory is compared with states on the device, and with the copies or the arithmetic alone;
+// disk is compared with plain transfers of the same bytes. Then host memory on one rank with a second core for a helper
+// thread. `bench_offload ROWS.json` starts its ranks itself; OFFLOAD_BENCH names the folder on disk (default:
+// build/runs).
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +28,7 @@ void backward(Job& job) {
   job.session.end_backward();
 }
 
-// Memory that a rank streams, all of it there, in large pages as states are.
+// Populated memory in huge pages, as optimizer states have.
 class Array {
  public:
   explicit Array(std::size_t n) : memory_(zr::host::allocate_huge_pages(static_cast<int64_t>(n * sizeof(float)))) {
@@ -45,7 +45,7 @@ struct Arrays {
   Array p, g, m, s;
 };
 
-// An update's arithmetic over its arrays, and nothing else.
+// Only the arithmetic of an update over its arrays.
 __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) void arithmetic(
     float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict s, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -56,7 +56,7 @@ __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) voi
   }
 }
 
-// To bfloat16, to the nearest.
+// Rounds to nearest bfloat16.
 __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) void round(const float* __restrict from,
                                                                                         uint16_t* __restrict to,
                                                                                         std::size_t n) {
@@ -67,7 +67,7 @@ __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) voi
   }
 }
 
-// The copies of an update, or its arithmetic, alone and by one thread: whichever takes longer.
+// Measures the copies and the arithmetic of an update separately, on one thread; the longer time is the lower bound.
 class Floor {
  public:
   Floor(std::size_t elements, bool narrow)
@@ -78,12 +78,12 @@ class Floor {
         const std::size_t n = std::min(kRun, n_ - at);
         arithmetic(arrays_.p.data() + at, arrays_.g.data() + at, arrays_.m.data() + at, arrays_.s.data() + at, n);
         if (!narrow_) continue;
-        round(arrays_.p.data() + at, run_.data(), n);  // new weights, past the cache as an optimizer writes them
+        round(arrays_.p.data() + at, run_.data(), n);  // new weights, written past the cache as an optimizer does
         zr::copy_bytes(reinterpret_cast<uint16_t*>(weights_.data()) + at, run_.data(), static_cast<int64_t>(2 * n),
                        true);
       }
     });
-    const double copies = job.timed([&] {  // gradients there, fp32 weights too, and new weights back
+    const double copies = job.timed([&] {  // gradients and fp32 weights to the host, new weights back
       std::memcpy(arrays_.m.data(), arrays_.g.data(), n_ * 4);
       if (!narrow_) std::memcpy(arrays_.s.data(), arrays_.p.data(), n_ * 4);
       std::memcpy(arrays_.p.data(), arrays_.s.data(), n_ * (narrow_ ? 2 : 4));
@@ -99,14 +99,14 @@ class Floor {
   Array weights_;  // of 16 bits
   std::array<uint16_t, kRun> run_{};
 };
-constexpr const char* kAlone = "one thread's copies or maths";
+constexpr const char* kAlone = "one thread's copies or math";
 
 double step_of(Job& job) {
   backward(job);
   return job.timed([&] { job.session.step(); });
 }
 
-// `row`: of weights of type `dtype`. Two ranks of one thread each, which copies as well as computes.
+// The row for weights of type `dtype`. Two ranks with one thread each, which both copies and computes.
 std::vector<Row> in_memory(const std::string& toml, const std::string& row, const std::string& dtype) {
   std::vector<std::string> keys{"strategy=zero2", "train.dtype=" + dtype};
   Job device(toml, "offload_device", keys);
@@ -128,10 +128,10 @@ std::vector<Row> in_memory(const std::string& toml, const std::string& row, cons
           zr::bench::compare(row + "_floor", "ms", ours, kAlone, alone, 0)};
 }
 
-// The same on one rank whose second thread has a core of its own, beside what one thread's copies or arithmetic take.
+// The same on one rank whose second thread has its own core, compared with one thread's copies or arithmetic.
 std::vector<Row> with_a_core_to_spare(const std::string& toml, const std::string& row, const std::string& dtype) {
   if (std::thread::hardware_concurrency() < 2) {
-    std::printf("%s: no row, as this machine has one core\n", row.c_str());
+    std::printf("%s: skipped, because this machine has one core\n", row.c_str());
     return {};
   }
   Job host(toml, "offload_cpu", {"strategy=zero2", "train.dtype=" + dtype, "offload.optimizer=cpu", "job.threads=2"});
@@ -152,7 +152,7 @@ std::vector<Row> with_a_core_to_spare(const std::string& toml, const std::string
   return {zr::bench::compare(row, "ms", ours, kAlone, alone, 0.9)};
 }
 
-// As many tiles of as many bytes, there and back, and nothing done with them.
+// Transfers the same number of tiles of the same size in both directions, without computing.
 class DiskAlone {
  public:
   DiskAlone(Job& job, const zr::host::Placement& placement, int64_t rooms)
@@ -162,7 +162,7 @@ class DiskAlone {
     tier_ = std::make_unique<zr::host::TierStore>(
         host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
-    slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "as many bytes", bytes}});
+    slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "same bytes", bytes}});
     room_ = zr::host::allocate_huge_pages(rooms_ * placement.largest_tile);
     std::memset(room_.get(), 1, static_cast<std::size_t>(rooms_ * placement.largest_tile));
     tier_->prepare(room_.get(), rooms_ * placement.largest_tile);
@@ -173,18 +173,18 @@ class DiskAlone {
     behind_.clear();
     tier_->forget(room_.get(), rooms_ * placement_.largest_tile);
   }
-  // Nothing is under way.
+  // No transfer is in flight.
   void settle() {
     for (auto& one : behind_) one.wait();
   }
-  // It ends where an update may: with as many writes under way.
+  // Ends in the same state as an update: with the same number of writes in flight.
   void run() {
     std::vector<zr::host::Transfer> ahead(placement_.tiles.size());
     std::size_t started = 0;
     const auto read = [&] {
       const auto& tile = placement_.tiles[started];
       behind_[started % static_cast<std::size_t>(rooms_)].wait();
-      ahead[started] = tier_->read(slot_, tile.at, room(started), tile.bytes, "as many bytes");
+      ahead[started] = tier_->read(slot_, tile.at, room(started), tile.bytes, "same bytes");
       ++started;
     };
     while (started < std::min(static_cast<std::size_t>(rooms_) - 1, ahead.size())) read();
@@ -202,7 +202,7 @@ class DiskAlone {
   char* room(std::size_t i) { return room_.get() + static_cast<int64_t>(i) % rooms_ * placement_.largest_tile; }
   void write(std::size_t i) {
     const auto& tile = placement_.tiles[i];
-    behind_[i % static_cast<std::size_t>(rooms_)] = tier_->write(slot_, tile.at, room(i), tile.bytes, "as many bytes");
+    behind_[i % static_cast<std::size_t>(rooms_)] = tier_->write(slot_, tile.at, room(i), tile.bytes, "same bytes");
   }
   const int64_t rooms_;
   const zr::host::Placement& placement_;
@@ -226,7 +226,7 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
   Job job(toml, "offload_nvme",
           {"strategy=zero2", "train.dtype=bf16", "offload.optimizer=nvme", "offload.nvme.path=" + folder});
   const zr::host::Placement& placement = job.session.plan().placement;
-  // With as much under way as here, and with four times as much: what is faster counts.
+  // With the same number of tiles in flight as the update, and with four times as many; the faster one counts.
   DiskAlone disk(job, placement, zr::host::kTilesInFlight), deep(job, placement, 4 * zr::host::kTilesInFlight);
   std::vector<double> ours, alone, bytes;
   std::chrono::steady_clock::duration rest{};
@@ -234,7 +234,7 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
     double step = 0, probe = 0;
     const int64_t before = moved(job);
     for (const bool ours_now : {round % 2 == 0, round % 2 != 0}) {
-      if (!ours_now) {  // the disk rests before each as long as before a step
+      if (!ours_now) {  // the disk idles as long as before a step
         const auto alone_is = [&](DiskAlone& one) {
           one.settle();
           std::this_thread::sleep_for(rest);
@@ -256,9 +256,9 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
     bytes.push_back(static_cast<double>(moved(job) - before) / elements);
   }
   constexpr double kFormula = 24;  // master and two states, 4 bytes each, both ways
-  double exact = 1;                // of the worst step; more than the formula is as wrong as less
+  double exact = 1;                // of the worst step; a deviation in either direction is an error
   for (const double moves : bytes) exact = std::min({exact, moves / kFormula, kFormula / moves});
-  return {zr::bench::compare("offload_step_nvme", "ms", ours, "the disk alone", alone, 0.85),
+  return {zr::bench::compare("offload_step_nvme", "ms", ours, "plain disk transfers", alone, 0.85),
           {"swap_bytes_per_param", zr::bench::median(bytes), "B", "formula", kFormula, exact, 0.9995}};
 }
 

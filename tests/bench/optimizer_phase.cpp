@@ -1,6 +1,6 @@
-// Everything between the end of backward and new weights on both ranks (norm, clip, AdamW, all-gather) of 85 M
-// parameters under zero1, beside the same streams without maths over half the parameters plus the all-gather alone.
-// Torch-free: a model that is only memory. `bench_optimizer_phase ROWS.json` starts its two ranks itself.
+// The time from the end of backward to updated weights on both ranks (norm, clipping, AdamW, all-gather) of 85 M
+// parameters under zero1, compared with the same memory streams without arithmetic over half the parameters plus the
+// all-gather alone. Without libtorch. `bench_optimizer_phase ROWS.json` starts its two ranks itself.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
   }
 }
 
-// All ranks' halves, by one collective: in place, or out of memory of their own, where a shard stands.
+// Gathers both ranks' halves with one collective: in place, or from separate memory that holds the shard.
 class GatherProbe {
  public:
   enum class From { place, shard };
@@ -50,7 +50,7 @@ class GatherProbe {
     comm_.free(whole_);
   }
   GatherProbe(const GatherProbe&) = delete;
-  void dirty(float value) { std::fill_n(src_, half_, value); }  // as an update does
+  void dirty(float value) { std::fill_n(src_, half_, value); }  // writes the shard, as an update does
   void run() {
     zr_coll coll{};
     coll.op = ZR_ALL_GATHER;
@@ -70,7 +70,7 @@ class GatherProbe {
   float *whole_, *src_;
 };
 
-// The norm's reads: it is known before the first weight changes.
+// The reads of the norm, which must be complete before the first weight changes.
 __attribute__((target_clones("avx512f", "avx2", "default"))) float reads(const float* g, int64_t n) {
   float lanes[64] = {};
   for (int64_t i = 0; i + 64 <= n; i += 64)
@@ -78,8 +78,8 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) float reads(const f
   return std::accumulate(lanes, lanes + 64, 0.0f);
 }
 
-// From the gradients' arrival to new weights everywhere. Copied weights: beside AdamW's streams and the gather. Shared
-// ones: beside the arithmetic alone, the norm and AdamW's streams.
+// From the last gradient to updated weights on all ranks. Copied weights are compared with AdamW's streams and the
+// all-gather; shared weights with the norm and AdamW's streams alone.
 zr::bench::Row phase(const std::string& toml, bool alias) {
   const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
   Job job(toml, name,
@@ -109,8 +109,8 @@ zr::bench::Row phase(const std::string& toml, bool alias) {
                             alias ? 0.85 : 0.8);
 }
 
-// Every parameter gathered for one use, as the operators of a forward would: weight and bias together, nothing
-// persistent, nothing kept. Beside one all-gather of as many bytes, which as here go from shards to whole tensors.
+// Gathers every parameter for one use, as the operators of a forward do: weight and bias together, no persistent
+// parameters, no reuse. Compared with one all-gather of the same bytes from shards to full tensors.
 zr::bench::Row gathers(const std::string& toml) {
   Job job(toml, "gather",
           {"strategy=zero3", "communicator.share_weights=false", "strategy.zero3.persistence_threshold=0",
@@ -145,7 +145,7 @@ zr::bench::Row gathers(const std::string& toml) {
     job.session.end_backward();
     job.session.step();
     if (round < 0) continue;
-    ours.push_back(static_cast<double>(between - before) * 2e-6 / time);  // what one rank sends is half of what arrives
+    ours.push_back(static_cast<double>(between - before) * 2e-6 / time);  // one rank sends half of the received bytes
     alone.push_back(static_cast<double>(after - between) * 2e-6 / probe);
   }
   return zr::bench::compare("gather_bandwidth", "GB/s", ours, "one all-gather", alone, 0.9, false);

@@ -1,4 +1,4 @@
-// A benchmark that starts its ranks itself.
+// For benchmarks that start their own ranks.
 #pragma once
 
 #include <sys/prctl.h>
@@ -14,8 +14,8 @@
 
 namespace zr::bench {
 
-/// main() of such a program, PROGRAM ROWS.json: measure(toml, rows, world) on each rank of each of `worlds`, one after
-/// the other. The code is that of the first that fails, 2 for other arguments.
+/// main() of a benchmark, PROGRAM ROWS.json: calls measure(toml, rows, world) on each rank for each world size, one
+/// after the other. Returns the exit code of the first failed run, or 2 for invalid arguments.
 template <class F>
 int on_ranks(int argc, char** argv, const std::vector<int>& worlds, F&& measure) {
   if (argc != 2) return 2;
@@ -39,7 +39,7 @@ int on_ranks(int argc, char** argv, const std::vector<int>& worlds, F&& measure)
   return 0;
 }
 
-/// As above, on two ranks: measure(toml, rows).
+/// Calls measure(toml, rows) on two ranks.
 template <class F>
 int on_two_ranks(int argc, char** argv, F&& measure) {
   return on_ranks(argc, argv, {2}, [&](const std::string& toml, const std::string& rows, int) { measure(toml, rows); });

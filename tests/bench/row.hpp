@@ -1,5 +1,5 @@
-// One row of a benchmark: our figure beside a reference measured in the same seconds. Absolute figures move with the
-// machine; the ratio is what is held against a target.
+// One row of a benchmark: our value and a reference measured at the same time. Absolute values depend on the machine;
+// the ratio is compared with a target.
 #pragma once
 
 #include <unistd.h>
@@ -18,14 +18,14 @@ struct Row {
   std::string name;  // "adamw_step_fp32_1t"
   double value;      // ours, median
   std::string unit;
-  std::string reference;  // what was measured beside it
+  std::string reference;  // the name of the reference
   double reference_value;
   double ratio;   // above 1: ours is better
-  double target;  // the ratio asked for; 0: none
+  double target;  // the required ratio; 0: none
 };
 
 inline double median(std::vector<double> values) {
-  if (values.empty()) throw std::invalid_argument("the median of nothing");
+  if (values.empty()) throw std::invalid_argument("median of an empty list");
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -53,7 +53,7 @@ inline void print(const Row& row) {
   std::fflush(stdout);
 }
 
-/// Appends rows to the JSON array in `file`, which is made if it does not exist.
+/// Appends rows to the JSON array in `file`, which is created if it does not exist.
 inline void append(const std::string& file, const std::vector<Row>& rows) {
   nlohmann::json all = nlohmann::json::array();
   if (std::ifstream in(file); in) all = nlohmann::json::parse(in);
@@ -68,7 +68,7 @@ inline void append(const std::string& file, const std::vector<Row>& rows) {
   }
   std::ofstream out(file);
   out << all.dump(1) << "\n";
-  if (!out.flush()) throw std::runtime_error(file + ": the rows could not be written");
+  if (!out.flush()) throw std::runtime_error(file + ": cannot write the rows");
 }
 
 }  // namespace zr::bench

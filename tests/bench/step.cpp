@@ -1,6 +1,6 @@
-// A training step of two ranks under every strategy beside two independent plain libtorch processes with libtorch's
-// fused AdamW, in the same processes, in turns, each side right after a plain step. `bench_step ROWS.json` starts its
-// two ranks itself.
+// Compares a training step of two ranks under every strategy with plain libtorch steps that use libtorch's fused AdamW.
+// Both run in the same processes in alternation, each strategy right after a plain step. `bench_step ROWS.json` starts
+// its two ranks itself.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -44,11 +44,11 @@ const std::vector<Side> kSides{
     {"zero1_alias", "communicator.share_weights=true", 0.97},
     {"zero2_alias", "communicator.share_weights=true", 0.97},
     {"zero3_alias", "communicator.share_weights=true", 0.97},
-    // All that an unmodified model goes through, and nothing is ever gathered.
+    // All interception of an unmodified model, without any gathers.
     {"zero3_persistent", "communicator.share_weights=false strategy.zero3.persistence_threshold=1000000000", 0.99,
      "interception"}};
 
-// What a user has without Zeroth: backward, then one fused update over all parameters.
+// A step without Zeroth: backward, then one fused update over all parameters.
 class Plain {
  public:
   explicit Plain(const gpt::Config& shape) : model_(shape) {
@@ -105,7 +105,7 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
   at::set_num_threads(1);
   const auto bytes = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong),
              next = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong);
-  // Both ranks start together and end together: the barrier is part of every side.
+  // Both ranks start and end together: the barrier is part of every measurement.
   const auto timed = [&](const std::function<void()>& step) {
     sides[0]->engine().mean(0);
     const auto start = std::chrono::steady_clock::now();
@@ -128,12 +128,12 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
     if (counts) again.push_back(second);
   }
   std::vector<zr::bench::Row> table{
-      zr::bench::compare("step_plain_a_a" + size.name, "ms", again, "the same, measured twice", a, 0)};
+      zr::bench::compare("step_plain_a_a" + size.name, "ms", again, "the same, repeated", a, 0)};
   for (std::size_t i = 0; i < sides.size(); ++i)
     table.push_back(zr::bench::compare(kSides[i].row + size.name, "ms", ours[i], "2 plain processes, fused", theirs[i],
                                        kSides[i].target));
-  // Forward and backward where every parameter is intercepted and all are there (aliased weights) beside the same
-  // where none is.
+  // Forward and backward with every parameter intercepted but none gathered (shared weights), compared with the same
+  // without interception.
   std::vector<double> intercepted, untouched;
   const auto backward = [&](std::size_t i) {
     const double time = timed([&] { sides[i]->backward(bytes, next); });
@@ -144,7 +144,7 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
     untouched.push_back(backward(2));
     intercepted.push_back(backward(5));
   }
-  table.push_back(zr::bench::compare("interception_alias" + size.name, "ms", intercepted, "zero2, nothing intercepted",
+  table.push_back(zr::bench::compare("interception_alias" + size.name, "ms", intercepted, "zero2, no interception",
                                      untouched, 0.99));
   if (sides[0]->engine().rank() != 0) return;
   for (const auto& row : table) zr::bench::print(row);

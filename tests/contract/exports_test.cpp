@@ -1,5 +1,4 @@
-// What a plug-in's file shows to the process that loads it: the entry, its tags, and nothing that could meet another's
-// symbol.
+// The symbols that a plug-in exports: its entry point and its tags, and nothing that could collide with another symbol.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@ std::vector<std::filesystem::path> plugins() {
   return files;
 }
 
-TEST(Exports, AreTheEntryAndTheTagsOnly) {
+TEST(PluginExportsTest, ContainOnlyTheEntryPointAndTheTags) {
   ASSERT_GE(plugins().size(), 2u);
   for (const auto& file : plugins()) {
     const std::string name = file.stem(), role = name.substr(3, name.find('_', 3) - 3);  // zr_<role>_<id>
@@ -37,28 +36,28 @@ TEST(Exports, AreTheEntryAndTheTagsOnly) {
   }
 }
 
-TEST(Exports, HoldNoSymbolThatIsUniqueInTheProcess) {
+TEST(PluginExportsTest, ContainNoUniqueSymbol) {
   for (const auto& file : plugins()) {
     EXPECT_EQ(shell("readelf --dyn-syms -W " + file.string()).output.find("UNIQUE"), std::string::npos) << file;
   }
 }
 
-TEST(Exports, NeedNeitherLibtorchNorTheHost) {
+TEST(PluginExportsTest, DependOnNeitherLibtorchNorTheHost) {
   for (const auto& file : plugins()) {
     const std::string dynamic = "readelf -dW " + file.string();
     EXPECT_EQ(lines_with("NEEDED.*lib(torch|c10|zr|zeroth|boost|cuda)", dynamic), "") << file;
     EXPECT_EQ(lines_with("TEXTREL|STATIC_TLS", dynamic), "") << file;
-    EXPECT_NE(lines_with("FLAGS.*NOW", dynamic), "") << file << ": symbols are bound when it is loaded";
+    EXPECT_NE(lines_with("FLAGS.*NOW", dynamic), "") << file << ": symbols must be bound at load time";
     EXPECT_NE(lines_with("GNU_STACK.* RW ", "readelf -lW " + file.string()), "")
-        << file << ": the stack is not executable";
+        << file << ": the stack must not be executable";
   }
 }
 
-TEST(Exports, OfOptimizersContractNoMultiplyAndAdd) {
+TEST(PluginExportsTest, OptimizersContainNoFusedMultiplyAdd) {
   for (const auto& file : plugins()) {
     if (file.filename().string().rfind("zr_optimizer_", 0) != 0) continue;
     const std::string code = "objdump -d --no-show-raw-insn " + file.string();
-    EXPECT_NE(lines_with("\\bv?mul[ps]s", code), "") << file << ": this reads the code";
+    EXPECT_NE(lines_with("\\bv?mul[ps]s", code), "") << file << ": objdump shows no code";
     EXPECT_EQ(lines_with("\\bvfn?m(add|sub)", code), "") << file;
   }
 }

@@ -1,4 +1,4 @@
-// The roundings of zr/float_cast.hpp against the definition: the nearest value there is, ties to the even one.
+// Compares the rounding of zr/float_cast.hpp with its definition: to the nearest value, ties to even.
 #include "zr/float_cast.hpp"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ void expect_nearest(float exact, uint32_t rounded, int exponent_bits, int fracti
     EXPECT_EQ(size, infinity);
     return;
   }
-  // Beyond the largest value, rounding goes on as if the next exponent existed.
+  // Beyond the largest value, rounding continues as if the next exponent existed.
   const auto at = [&](uint32_t bits) { return value_of(bits, exponent_bits, fraction_bits); };
   const double gap = std::fabs(at(size) - target);
   if (size < infinity) {
@@ -42,7 +42,7 @@ void expect_nearest(float exact, uint32_t rounded, int exponent_bits, int fracti
   }
 }
 
-/// Values at, between and just beside representable ones, over all exponents, and arbitrary ones.
+/// Representable values, values between them and next to them, over all exponents; and random values.
 std::vector<float> samples() {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000u; high += 3) {
@@ -61,15 +61,15 @@ std::vector<float> samples() {
   return values;
 }
 
-TEST(FloatCast, Bf16IsTheNearestTiesToEven) {
+TEST(FloatCastTest, RoundsToNearestBf16WithTiesToEven) {
   for (const float value : samples()) expect_nearest(value, to_bf16(value), 8, 7);
 }
 
-TEST(FloatCast, F16IsTheNearestTiesToEven) {
+TEST(FloatCastTest, RoundsToNearestFp16WithTiesToEven) {
   for (const float value : samples()) expect_nearest(value, to_f16(value), 5, 10);
 }
 
-TEST(FloatCast, WideningIsExactAndComesBack) {
+TEST(FloatCastTest, UpcastsExactlyAndRoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000u; ++bits) {
     const uint16_t narrow = static_cast<uint16_t>(bits);
     if ((bits & 0x7fffu) <= 0x7f80u) {
@@ -84,7 +84,7 @@ TEST(FloatCast, WideningIsExactAndComesBack) {
   }
 }
 
-TEST(FloatCast, NotANumberStaysNotANumber) {
+TEST(FloatCastTest, KeepsNaN) {
   for (const uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u}) {
     EXPECT_EQ(to_bf16(float_of(bits)), 0x7fc0u);
     EXPECT_EQ(to_f16(float_of(bits)), (bits >> 16 & 0x8000u) | 0x7e00u);

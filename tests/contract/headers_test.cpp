@@ -1,4 +1,4 @@
-// Every header of sdk/ stands alone, in every dialect that an author may use.
+// Every header of sdk/ compiles alone, in every language standard that a plug-in author may use.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ std::set<std::string> headers_in(const std::string& folder, const std::string& e
 
 void expect_compiles(const std::string& compiler, const std::string& dialect, const std::string& header,
                      const std::string& flags) {
-  ASSERT_TRUE(has_program(compiler)) << compiler << " is not installed; make setup does (.ci/debian.txt)";
+  ASSERT_TRUE(has_program(compiler)) << compiler << " is not installed; `make setup` installs it (.ci/debian.txt)";
   const std::string language = dialect[0] == 'c' && dialect[1] == '+' ? "c++" : "c";
   const Outcome outcome =
       shell("printf '#include \"" + header + "\"\\n' | " + compiler + " -std=" + dialect +
@@ -29,15 +29,15 @@ void expect_compiles(const std::string& compiler, const std::string& dialect, co
   EXPECT_EQ(outcome.code, 0) << compiler << " -std=" << dialect << " " << header << "\n" << outcome.output;
 }
 
-class Headers : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+class AbiHeadersTest : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 
-TEST_P(Headers, OfTheAbiCompileAloneWithoutHiddenPadding) {
+TEST_P(AbiHeadersTest, CompileAloneWithoutImplicitPadding) {
   const auto [compiler, dialect] = GetParam();
   const auto headers = headers_in("zr/abi", ".h");
   ASSERT_GE(headers.size(), 7u);
   for (const auto& header : headers) expect_compiles(compiler, dialect, header, "-Wpadded");
 }
-INSTANTIATE_TEST_SUITE_P(Dialects, Headers,
+INSTANTIATE_TEST_SUITE_P(Dialects, AbiHeadersTest,
                          ::testing::Values(std::pair{"gcc", "c11"}, std::pair{"gcc", "c17"}, std::pair{"g++", "c++17"},
                                            std::pair{"g++", "c++20"}, std::pair{"clang", "c11"},
                                            std::pair{"clang", "c17"}, std::pair{"clang++", "c++17"},
@@ -48,15 +48,15 @@ INSTANTIATE_TEST_SUITE_P(Dialects, Headers,
                            return name;
                          });
 
-class Layer : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+class LayerHeadersTest : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 
-TEST_P(Layer, HeadersCompileAlone) {
+TEST_P(LayerHeadersTest, CompileAlone) {
   const auto [compiler, dialect] = GetParam();
   const auto headers = headers_in("zr", ".hpp");
   ASSERT_GE(headers.size(), 5u);
   for (const auto& header : headers) expect_compiles(compiler, dialect, header, "");
 }
-INSTANTIATE_TEST_SUITE_P(Dialects, Layer,
+INSTANTIATE_TEST_SUITE_P(Dialects, LayerHeadersTest,
                          ::testing::Values(std::pair{"g++", "c++17"}, std::pair{"g++", "c++20"},
                                            std::pair{"clang++", "c++17"}, std::pair{"clang++", "c++20"}),
                          [](const auto& info) {

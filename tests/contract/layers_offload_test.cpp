@@ -1,4 +1,4 @@
-// The C++ layer of tiers: classes with plain methods, entered through the C table that the host would call.
+// Tests the C++ layer for tiers: the tests call plain C++ classes through the C function table, as the host does.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -9,14 +9,14 @@
 namespace zr::testing {
 namespace {
 
-struct Shelf : Offload<Shelf> {  // has nothing that is optional
+struct Shelf : Offload<Shelf> {  // implements no optional function
   zr_offload_caps caps() const {
     zr_offload_caps caps{};
     caps.io_align = 512;
     return caps;
   }
   uint64_t reserve(uint64_t bytes, const char* tag) {
-    if (bytes > 100) throw Error(ZR_IO, std::string("no room for ") + tag, 28);
+    if (bytes > 100) throw Error(ZR_IO, std::string("no space for ") + tag, 28);
     return bytes + 1;
   }
   void release(uint64_t slot) noexcept { released = slot; }
@@ -24,7 +24,7 @@ struct Shelf : Offload<Shelf> {  // has nothing that is optional
   void read(const zr_transfer*, uint32_t, zr_stream*, zr_done*) { throw Error(ZR_IO, "not what was written", 1); }
   inline static uint64_t released, offset;
 };
-struct Room : Shelf {  // has everything
+struct Room : Shelf {  // implements every optional function
   using Layer = OffloadLayer<Room>;
   explicit Room(const Host& host) : host(host) {}
   void open(const zr_offload_ref* ref) { below = ref; }
@@ -56,7 +56,7 @@ struct Tier {
   void* self = nullptr;
 };
 
-TEST(OffloadLayer, LeavesSlotsNullThatTheTierDoesNotHave) {
+TEST(OffloadLayerTest, SetsUnimplementedFunctionsToNull) {
   Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
   EXPECT_STREQ(shelf.component.kind, "zr.offload/1");
   EXPECT_EQ(shelf.api.size, sizeof(zr_offload_api));
@@ -70,7 +70,7 @@ TEST(OffloadLayer, LeavesSlotsNullThatTheTierDoesNotHave) {
   EXPECT_NE(room.api.reg, nullptr);
 }
 
-TEST(OffloadLayer, SaysThatATierWithAMapCanBeMapped) {
+TEST(OffloadLayerTest, ReportsThatATierWithMapIsMappable) {
   Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
   zr_offload_caps caps{};
   caps.size = sizeof caps;
@@ -85,24 +85,24 @@ TEST(OffloadLayer, SaysThatATierWithAMapCanBeMapped) {
   EXPECT_EQ(view.count, 3);
 }
 
-TEST(OffloadLayer, RefusesATierBelowUnlessTheAuthorTakesIt) {
+TEST(OffloadLayerTest, RejectsALowerTierUnlessTheAuthorAcceptsIt) {
   Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
   const zr_offload_ref below{&shelf.api, shelf.self};
   EXPECT_EQ(shelf.api.open(shelf.self, nullptr, &shelf.error), ZR_OK);
   EXPECT_EQ(shelf.api.open(shelf.self, &below, &shelf.error), ZR_UNSUPPORTED);
-  EXPECT_STREQ(shelf.error.msg, "this tier stores bytes itself and takes no tier below");
+  EXPECT_STREQ(shelf.error.msg, "this tier stores bytes itself and cannot use a tier below");
   EXPECT_EQ(room.api.open(room.self, &below, &room.error), ZR_OK);
 }
 
-TEST(OffloadLayer, TurnsExceptionsIntoCodeTextAndNumber) {
+TEST(OffloadLayerTest, TurnsExceptionsIntoCodeTextAndNumber) {
   Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
   uint64_t slot = 99;
   EXPECT_EQ(shelf.api.reserve(shelf.self, 7, "a", &slot, &shelf.error), ZR_OK);
   EXPECT_EQ(slot, 8u);
   EXPECT_EQ(shelf.api.reserve(shelf.self, 101, "masters", &slot, &shelf.error), ZR_IO);
-  EXPECT_EQ(slot, 8u) << "a failure leaves its outputs alone";
+  EXPECT_EQ(slot, 8u) << "a failure does not change its outputs";
   EXPECT_EQ(shelf.error.native, 28);
-  EXPECT_STREQ(shelf.error.msg, "no room for masters");
+  EXPECT_STREQ(shelf.error.msg, "no space for masters");
   EXPECT_EQ(shelf.api.read(shelf.self, nullptr, 0, nullptr, nullptr, &shelf.error), ZR_IO);
   EXPECT_EQ(shelf.error.native, 1);
   const zr_transfer two[] = {{1, 2, {}}, {3, 4, {}}};
@@ -115,7 +115,7 @@ TEST(OffloadLayer, TurnsExceptionsIntoCodeTextAndNumber) {
   EXPECT_EQ(room.api.flush(room.self, &room.error), ZR_UNSUPPORTED);
 }
 
-TEST(OffloadLayer, KeepsAReferenceToWhatItResolvesLater) {
+TEST(OffloadLayerTest, KeepsAReferenceToAPendingCompletion) {
   Tier room(component<Room>("room", "1.0"));
   zr_done_s done;
   ASSERT_EQ(room.api.write(room.self, nullptr, 0, nullptr, &done, &room.error), ZR_OK);

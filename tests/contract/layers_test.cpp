@@ -1,4 +1,4 @@
-// The C++ layer of sdk/: classes with plain methods, entered through the C tables that the host would call.
+// Tests the C++ layer of sdk/: the tests call plain C++ classes through the C function tables, as the host does.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace zr::testing {
 namespace {
 
-// ---- a strategy that does what each test asks ----
+// ---- a strategy whose behavior each test selects ----
 
 struct Told : Strategy<Told> {
   static constexpr zr_key keys[] = {key_bytes("bucket", "\"1MiB\"", 0, kNoBound, "size of a bucket"),
@@ -48,7 +48,7 @@ constexpr zr_component kTold = component<Told>("told", "1.0");
 
 const zr_strategy_api& api() { return *static_cast<const zr_strategy_api*>(kTold.api); }
 
-/// A communicator of the host's that notes what it is given.
+/// A host communicator that records its collectives.
 struct Noted {
   std::vector<zr_coll> colls;
   std::vector<zr_done*> dones;
@@ -68,7 +68,7 @@ zr_code note(void* comm, const zr_coll* coll, zr_stream*, zr_done* done, zr_erro
 constexpr zr_communicator_api kNoted{
     sizeof(zr_communicator_api), 0, nullptr, nullptr, nullptr, note, nullptr, nullptr, nullptr, nullptr};
 
-class StrategyLayer : public ::testing::Test {
+class StrategyLayerTest : public ::testing::Test {
  protected:
   void create(const Values& values = {{"bucket", 64}, {"fail", 0}}) {
     const zr_config_s config{values};
@@ -80,7 +80,7 @@ class StrategyLayer : public ::testing::Test {
     const zr_plan_in in{};
     ASSERT_EQ(api().bind(self_, &in, &bound, &error_), ZR_OK);
   }
-  ~StrategyLayer() override { kTold.destroy(self_); }
+  ~StrategyLayerTest() override { kTold.destroy(self_); }
   zr_host host_ = make_host();
   zr_error error_ = OptimizerUnderTest::no_error();
   void* self_ = nullptr;
@@ -90,7 +90,7 @@ class StrategyLayer : public ::testing::Test {
   Noted noted_;
 };
 
-TEST_F(StrategyLayer, NamesItsKindItsKeysAndOnlyTheSlotsItHas) {
+TEST_F(StrategyLayerTest, DescribesKindKeysAndImplementedFunctions) {
   EXPECT_STREQ(kTold.kind, "zr.strategy/1");
   ASSERT_EQ(kTold.n_keys, 2u);
   EXPECT_STREQ(kTold.keys[1]->name, "fail");
@@ -100,7 +100,7 @@ TEST_F(StrategyLayer, NamesItsKindItsKeysAndOnlyTheSlotsItHas) {
   api().abort(nullptr);  // nothing to unblock
 }
 
-TEST_F(StrategyLayer, TurnsAConstructorsErrorIntoCodeTextAndNumber) {
+TEST_F(StrategyLayerTest, TurnsAConstructorErrorIntoCodeTextAndNumber) {
   self_ = nullptr;
   create({{"bucket", 1}, {"fail", 1}});
   EXPECT_EQ(code_, ZR_IO);
@@ -110,7 +110,7 @@ TEST_F(StrategyLayer, TurnsAConstructorsErrorIntoCodeTextAndNumber) {
   EXPECT_EQ(self_, nullptr);
 }
 
-TEST_F(StrategyLayer, EmitsBuffersInOrderAndPieces) {
+TEST_F(StrategyLayerTest, EmitsBuffersAndPiecesInOrder) {
   create();
   struct Got {
     std::vector<zr_buffer> buffers;
@@ -134,7 +134,7 @@ TEST_F(StrategyLayer, EmitsBuffersInOrderAndPieces) {
   EXPECT_EQ(got.pieces[0].offset, 8);
 }
 
-TEST_F(StrategyLayer, SaysAgainWhereThereIsNoRoomAndLeavesTheViewAlone) {
+TEST_F(StrategyLayerTest, ReturnsAgainWithoutChangingTheViewWhenTheBucketIsFull) {
   bind();
   zr_view place = view_of(&error_, 99);
   int64_t first = 0;
@@ -146,7 +146,7 @@ TEST_F(StrategyLayer, SaysAgainWhereThereIsNoRoomAndLeavesTheViewAlone) {
   EXPECT_EQ(place.count, 2);
 }
 
-TEST_F(StrategyLayer, LetsNoExceptionOut) {
+TEST_F(StrategyLayerTest, CatchesEveryException) {
   bind();
   EXPECT_EQ(api().event(self_, ZR_STEP_BEGIN, 0, &error_), ZR_OK);
   EXPECT_EQ(api().event(self_, ZR_STEP_END, 0, &error_), ZR_INTERNAL);
@@ -154,10 +154,10 @@ TEST_F(StrategyLayer, LetsNoExceptionOut) {
   EXPECT_EQ(api().event(self_, ZR_EVAL_BEGIN, 0, &error_), ZR_NOMEM);
   EXPECT_STREQ(error_.msg, "out of memory");
   EXPECT_EQ(api().event(self_, ZR_EVAL_END, 0, &error_), ZR_INTERNAL);
-  EXPECT_STREQ(error_.msg, "an exception that is no std::exception");
+  EXPECT_STREQ(error_.msg, "an exception of unknown type (not a std::exception)");
 }
 
-TEST_F(StrategyLayer, StartsCollectivesWithACompletionAndWaitsForIt) {
+TEST_F(StrategyLayerTest, StartsCollectivesWithACompletionAndWaitsForIt) {
   bind();
   ASSERT_EQ(api().grad_ready(self_, 0, 0, 8, 0, &error_), ZR_OK);
   ASSERT_EQ(noted_.colls.size(), 1u);
@@ -173,7 +173,7 @@ TEST_F(StrategyLayer, StartsCollectivesWithACompletionAndWaitsForIt) {
   EXPECT_EQ(api().grads_finish(self_, &error_), ZR_OK);
 }
 
-TEST_F(StrategyLayer, RunsCollectivesWithoutACompletionAndPassesTheirFailureOn) {
+TEST_F(StrategyLayerTest, RunsBlockingCollectivesAndPropagatesTheirFailure) {
   bind();
   ASSERT_EQ(api().updated(self_, &error_), ZR_OK);
   EXPECT_EQ(noted_.colls[0].op, static_cast<uint32_t>(ZR_BROADCAST));
@@ -186,7 +186,7 @@ TEST_F(StrategyLayer, RunsCollectivesWithoutACompletionAndPassesTheirFailureOn) 
 
 // ---- communicators ----
 
-struct Plain {  // has no progress and no memory of its own
+struct Plain {  // implements neither progress() nor memory allocation
   zr_comm_caps caps() const {
     zr_comm_caps caps{};
     caps.flags = ZR_COMM_UPCAST;
@@ -205,7 +205,7 @@ struct PlainKind : Communicator<PlainKind, Plain> {
     return std::make_unique<Plain>();
   }
 };
-struct Own : Plain {  // has both, and keeps completions
+struct Own : Plain {  // implements both, and keeps completions
   explicit Own(const Host& host) : host(host) {}
   void submit(const zr_coll&, zr_stream*, zr_done* done) { kept.push_back(Done::retained(host, done)); }
   void progress() {
@@ -243,7 +243,7 @@ struct Opened {
   zr_code code = ZR_OK;
 };
 
-TEST(CommunicatorLayer, LeavesSlotsNullThatTheWireDoesNotHave) {
+TEST(CommunicatorLayerTest, SetsUnimplementedFunctionsToNull) {
   const Opened plain(component<PlainKind>("plain", "1.0")), own(component<OwnKind>("own", "1.0"));
   EXPECT_STREQ(plain.component.kind, "zr.communicator/1");
   EXPECT_EQ(plain.component.n_keys, 0u);
@@ -254,7 +254,7 @@ TEST(CommunicatorLayer, LeavesSlotsNullThatTheWireDoesNotHave) {
   EXPECT_NE(own.api.mem_alloc, nullptr);
 }
 
-TEST(CommunicatorLayer, AnswersCapabilitiesWithinTheRoomGiven) {
+TEST(CommunicatorLayerTest, WritesCapabilitiesWithinTheSizeGiven) {
   Opened plain(component<PlainKind>("plain", "1.0"));
   zr_comm_caps caps{};
   caps.size = sizeof caps;
@@ -268,7 +268,7 @@ TEST(CommunicatorLayer, AnswersCapabilitiesWithinTheRoomGiven) {
   EXPECT_EQ(caps.ops, 0u);
 }
 
-TEST(CommunicatorLayer, ReportsARefusedOpenAndAnAbort) {
+TEST(CommunicatorLayerTest, ReportsAFailedOpenAndAnAbort) {
   const Opened refused(component<PlainKind>("plain", "1.0"), 3);
   EXPECT_EQ(refused.code, ZR_UNSUPPORTED);
   EXPECT_STREQ(refused.error.msg, "two ranks at most");
@@ -281,7 +281,7 @@ TEST(CommunicatorLayer, ReportsARefusedOpenAndAnAbort) {
   EXPECT_STREQ(plain.error.msg, "the end was aborted");
 }
 
-TEST(CommunicatorLayer, KeepsAReferenceToWhatItResolvesLater) {
+TEST(CommunicatorLayerTest, KeepsAReferenceToAPendingCompletion) {
   Opened own(component<OwnKind>("own", "1.0"));
   zr_done_s done;
   const zr_coll coll = barrier("b");
@@ -294,7 +294,7 @@ TEST(CommunicatorLayer, KeepsAReferenceToWhatItResolvesLater) {
   EXPECT_EQ(done.code, ZR_OK);
 }
 
-TEST(CommunicatorLayer, LendsAndTakesBackMemory) {
+TEST(CommunicatorLayerTest, AllocatesAndFreesMemory) {
   Opened own(component<OwnKind>("own", "1.0"));
   void* memory = nullptr;
   ASSERT_EQ(own.api.mem_alloc(own.comm, 4096, 256, 0, &memory, &own.error), ZR_OK);
@@ -303,7 +303,7 @@ TEST(CommunicatorLayer, LendsAndTakesBackMemory) {
   own.api.mem_free(own.comm, nullptr);
 }
 
-// ---- a simple optimizer: the layer rounds for it ----
+// ---- a simple optimizer; the layer rounds its weights ----
 
 struct Descent : Optimizer<Descent> {
   static constexpr zr_slot slots[] = {slot("sum")};
@@ -316,7 +316,7 @@ struct Descent : Optimizer<Descent> {
   }
 };
 
-TEST(OptimizerLayer, RoundsTheMasterForAnAuthorWhoDoesNot) {
+TEST(OptimizerLayerTest, RoundsTheMasterWhenTheAuthorDoesNot) {
   const zr_component component = zr::component<Descent>("descent", "1.0");
   const auto& api = *static_cast<const zr_optimizer_api*>(component.api);
   const zr_host host = make_host();
@@ -349,12 +349,12 @@ TEST(OptimizerLayer, RoundsTheMasterForAnAuthorWhoDoesNot) {
   for (int64_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(master[i], 1.0f - 0.01f * (0.5f * grad[i])) << i;
     ASSERT_EQ(weight[i], to_bf16(master[i])) << i;
-    ASSERT_EQ(sum[i], static_cast<float>(5 + i)) << "an element's place does not depend on the blocks";
+    ASSERT_EQ(sum[i], static_cast<float>(5 + i)) << "the index of an element must not depend on the blocks";
   }
   component.destroy(self);
 }
 
-TEST(Tasks, RunTheirFunctionAndRethrowItsException) {
+TEST(TasksTest, RunTheFunctionAndRethrowItsException) {
   static const zr_task_service service{
       sizeof service, 0, [](const zr_host*) { return 3u; },
       [](const zr_host*, int64_t n, int64_t, void (*fn)(void*, int64_t, int64_t), void* ctx) {

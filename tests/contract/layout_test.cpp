@@ -1,5 +1,5 @@
-// The binary shape of the ABI: layout.txt holds every struct's size, every member's place, size and type, every
-// constant. A change of it is a change of the ABI. `ZR_UPDATE_GOLDEN=1` updates the file.
+// The binary layout of the ABI: layout.txt contains every struct's size, every member's offset, size and type, and
+// every constant. A change of this file is a change of the ABI. `ZR_UPDATE_GOLDEN=1` updates the file.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -98,7 +98,7 @@ std::string probe() {
 
 std::string layout_by(const std::string& compiler) {
   std::string folder = (std::filesystem::temp_directory_path() / "zr_layout_XXXXXX").string();
-  if (!mkdtemp(folder.data())) throw std::runtime_error("no temporary folder");
+  if (!mkdtemp(folder.data())) throw std::runtime_error("cannot create a temporary folder");
   std::ofstream(folder + "/probe.c") << probe();
   const Outcome built =
       shell(compiler + " -std=c11 -I" ZR_SOURCE_DIR "/sdk/include " + folder + "/probe.c -o " + folder + "/probe");
@@ -108,17 +108,17 @@ std::string layout_by(const std::string& compiler) {
   return layout;
 }
 
-TEST(Layout, IsTheGoldenOne) {
+TEST(LayoutTest, MatchesTheGoldenFile) {
   SCOPED_TRACE("a difference is an ABI change: if it is intended, also add a line to sdk/CHANGELOG.md");
   golden::check_text(kGolden, layout_by("gcc"));
 }
 
-TEST(Layout, IsTheSameForClang) {
-  ASSERT_TRUE(has_program("clang")) << "clang is not installed; make setup does (.ci/debian.txt)";
+TEST(LayoutTest, IsTheSameWithClang) {
+  ASSERT_TRUE(has_program("clang")) << "clang is not installed; `make setup` installs it (.ci/debian.txt)";
   EXPECT_EQ(layout_by("clang"), text_of(kGolden));
 }
 
-TEST(Layout, CountsEveryMemberOfAStruct) {
+TEST(LayoutTest, CountsEveryMemberOfAStruct) {
   const auto both = members("const char *name, *vendor");
   ASSERT_EQ(both.size(), 2u);
   EXPECT_EQ(both[0].second, "const char *name");

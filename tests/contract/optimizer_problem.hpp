@@ -1,4 +1,4 @@
-// One parameter with its gradient and states, as the host would hold it, and the slices it is cut into.
+// One parameter with its gradient and states, as the host stores it, and the slices into which it is cut.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Problem {
   std::vector<int64_t> shape;
   std::vector<float> weight, grad;  // weight: the master
   std::vector<std::vector<float>> slots;
-  std::vector<uint16_t> narrow;  // out() and what stands around it
+  std::vector<uint16_t> narrow;  // out() and the guard elements around it
   int64_t shift = 0, step = 1;
   uint32_t group = 0, flags = 0;
   float grad_mul = 0.37f;
@@ -35,7 +35,7 @@ struct Problem {
         grad(count),
         slots(n_slots, std::vector<float>(count)),
         narrow(count + 128, kUntouched) {
-    // Weights of either sign, some zero, some tiny, as initialisations have them.
+    // Weights of both signs, some zero, some tiny, as after initialization.
     for (int64_t i = 0; i < count; ++i) weight[i] = i % 11 == 0 ? 0.f : number() * (i % 7 == 0 ? 1e-6f : 0.5f);
     new_gradient();
   }
@@ -56,7 +56,7 @@ struct Problem {
     return all;
   }
 
-  /// A slice and the slot views it points at.
+  /// A slice and the state views it points to.
   struct Slice {
     zr_update_slice slice{};
     std::vector<zr_view> slots;

@@ -1,4 +1,4 @@
-// An optimizer's real library behind a host of a few lines: loaded, configured, stepped. For tests and benchmarks.
+// Loads, configures and steps an optimizer's library with a minimal host. For tests and benchmarks.
 #pragma once
 
 #include <dlfcn.h>
@@ -64,7 +64,7 @@ inline const zr_async_service kAsyncService = {sizeof(zr_async_service),
                                                [](zr_done* done, zr_error*) { return done->code; },
                                                [](zr_done* done, int64_t, zr_error*) { return done->code; }};
 
-/// A host that offers config and async, or nothing at all.
+/// A host that offers the config and async services, or no service.
 inline zr_host make_host(bool services = true) {
   zr_host host{};
   host.size = sizeof host;
@@ -86,7 +86,7 @@ struct Refusal : std::runtime_error {
 
 class OptimizerUnderTest {
  public:
-  /// `folder` holds zr_optimizer_<id>.so. Keys that are not among `values` have their defaults. Throws Refusal.
+  /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. Throws Refusal.
   OptimizerUnderTest(const std::string& folder, const std::string& id, const Values& values = {}) : host_(make_host()) {
     const std::string file = folder + "/zr_optimizer_" + id + ".so";
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -150,7 +150,7 @@ class OptimizerUnderTest {
   void* self_ = nullptr;
 };
 
-/// fp32 (or, as U16 values, bf16 and fp16) memory as a view.
+/// A view of fp32 memory, or of bf16 or fp16 memory stored as 16-bit integers.
 inline zr_view view_of(void* data, int64_t count, zr_dtype dtype = ZR_F32) {
   return zr_view{data, count, dtype, 0, {1, 0}};
 }

@@ -1,4 +1,4 @@
-// Twenty steps of the optimizers' libraries beside twenty of libtorch's classes of the same name.
+// Compares twenty steps of the optimizer plug-ins with twenty steps of the libtorch classes of the same name.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -7,7 +7,7 @@
 namespace zr::testing {
 namespace {
 
-/// The largest difference after 20 steps, in shares of the largest weight.
+/// The largest difference after 20 steps, relative to the largest weight.
 template <class Torch, class Options>
 double difference(const std::string& id, const Values& values, const Options& options) {
   const OptimizerUnderTest ours(kPlugins, id, values);
@@ -25,7 +25,7 @@ double difference(const std::string& id, const Values& values, const Options& op
   return ((mine - weight.detach()).abs().max() / weight.detach().abs().max()).template item<double>();
 }
 
-TEST(AdamW, StaysWithLibtorchsForTwentySteps) {
+TEST(AdamWTest, MatchesLibtorchForTwentySteps) {
   const double lr = 3e-3;
   EXPECT_LT((difference<torch::optim::AdamW>("adamw", {}, torch::optim::AdamWOptions(lr).weight_decay(0.01))), 1e-6);
   EXPECT_LT(
@@ -34,7 +34,7 @@ TEST(AdamW, StaysWithLibtorchsForTwentySteps) {
       1e-6);
 }
 
-TEST(Sgd, StaysWithLibtorchsForTwentySteps) {
+TEST(SgdTest, MatchesLibtorchForTwentySteps) {
   using Options = torch::optim::SGDOptions;
   const double lr = 3e-3;
   EXPECT_LT((difference<torch::optim::SGD>("sgd", {}, Options(lr))), 1e-6);

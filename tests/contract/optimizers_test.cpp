@@ -1,4 +1,4 @@
-// The optimizers' libraries, loaded as the host loads them, against arithmetic written down here a second time.
+// Loads the optimizer plug-ins as the host does and compares them with an independent implementation.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -29,18 +29,18 @@ const std::vector<Case> kCases = {
     {"sgd", {{"momentum", 0.9}, {"nesterov", 1}, {"weight_decay", 0.01}}, "sgd_with_nesterov"},
 };
 
-class Optimizers : public ::testing::TestWithParam<Case> {
+class OptimizersTest : public ::testing::TestWithParam<Case> {
  protected:
-  Optimizers() : optimizer_(kPlugins, GetParam().id, GetParam().values) {}
+  OptimizersTest() : optimizer_(kPlugins, GetParam().id, GetParam().values) {}
   Problem problem(int64_t count, zr_dtype dtype = ZR_F32) const {
     return Problem(count, optimizer_.describe().n_slots, dtype);
   }
   OptimizerUnderTest optimizer_;
 };
-INSTANTIATE_TEST_SUITE_P(All, Optimizers, ::testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(All, OptimizersTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-/// The order of operations as the plug-ins' READMEs give it, in T: float gives the same bits, double a reference.
+/// The order of operations that the plug-ins' READMEs define, in type T: float gives the same bits, double a reference.
 template <class T>
 void reference(const Case& one, const Problem& p, int64_t i, T& w, T* slots) {
   const auto key = [&](const char* name, double standard) {
@@ -66,7 +66,7 @@ void reference(const Case& one, const Problem& p, int64_t i, T& w, T* slots) {
   w = w - d * T(p.lr);
 }
 
-TEST_P(Optimizers, FollowTheirDocumentedOrderBitForBit) {
+TEST_P(OptimizersTest, FollowTheDocumentedOrderBitForBit) {
   Problem p = problem(4099);
   for (p.step = 1; p.step <= 5; ++p.step) {
     Problem expected = p;
@@ -82,10 +82,10 @@ TEST_P(Optimizers, FollowTheirDocumentedOrderBitForBit) {
   }
 }
 
-TEST_P(Optimizers, DifferFromFp64ByAtMostFourUlpOfWeightOrUpdateAStep) {
+TEST_P(OptimizersTest, DifferFromFp64ByAtMostFourUlpPerStep) {
   Problem p = problem(100003);
   for (const int64_t step : {1, 2, 10, 100}) {
-    for (; p.step < step; ++p.step) {  // the states and weights of a run that came this far
+    for (; p.step < step; ++p.step) {  // the states and weights after this many steps
       p.run(optimizer_);
       p.new_gradient();
     }
@@ -107,8 +107,8 @@ TEST_P(Optimizers, DifferFromFp64ByAtMostFourUlpOfWeightOrUpdateAStep) {
         const float size = static_cast<float>(scale);
         return std::fabs(w - double(p.weight[i])) / (std::nextafter(size, INFINITY) - size);
       };
-      // After step 1 a gradient may cancel what the states hold. Then an ulp is one of what cancelled: the rest is in
-      // no fp32.
+      // After step 1 a gradient may cancel the stored states. Then the ulp is that of the cancelled terms, because fp32
+      // does not represent the remainder more precisely.
       const double update = std::max(std::fabs(w - old), step == 1 ? 0 : std::fabs(w_of_sizes - std::fabs(old)));
       if (step == 1 || std::fabs(old) >= update) {
         worst = std::max(worst, ulps(std::max(std::fabs(old), update)));
@@ -123,7 +123,7 @@ TEST_P(Optimizers, DifferFromFp64ByAtMostFourUlpOfWeightOrUpdateAStep) {
   }
 }
 
-TEST_P(Optimizers, GiveTheSameBitsHoweverTheRunIsCut) {
+TEST_P(OptimizersTest, GiveTheSameBitsForAnySlicing) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     for (const bool large : {false, true}) {
       Problem whole = problem(9973, dtype);
@@ -145,10 +145,10 @@ TEST_P(Optimizers, GiveTheSameBitsHoweverTheRunIsCut) {
   }
 }
 
-TEST_P(Optimizers, GiveTheSameBitsWhereWeightsAreACopy) {
+TEST_P(OptimizersTest, GiveTheSameBitsWhenWeightsAreACopy) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     Problem there = problem(9973, dtype);
-    there.shape[0] = int64_t{1} << 30;  // beyond any cache
+    there.shape[0] = int64_t{1} << 30;  // larger than any cache
     Problem copy = there;
     copy.flags = ZR_SLICE_WEIGHT_COPY;
     there.run(optimizer_);
@@ -157,7 +157,7 @@ TEST_P(Optimizers, GiveTheSameBitsWhereWeightsAreACopy) {
   }
 }
 
-TEST_P(Optimizers, GiveTheSameBitsUnderEveryInstructionSet) {
+TEST_P(OptimizersTest, GiveTheSameBitsUnderEveryInstructionSet) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     const Problem start = problem(8209, dtype);
     std::vector<Problem> results;
@@ -173,10 +173,10 @@ TEST_P(Optimizers, GiveTheSameBitsUnderEveryInstructionSet) {
   }
 }
 
-TEST_P(Optimizers, RoundTheMasterIntoNarrowWeightsOnce) {
+TEST_P(OptimizersTest, RoundTheMasterTo16BitWeightsOnce) {
   for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
     for (const bool large : {false, true}) {
-      for (const int64_t shift : {0, 1, 17, 31}) {  // how `out` lies to a cache line
+      for (const int64_t shift : {0, 1, 17, 31}) {  // offset of `out` from a cache line
         Problem wide = problem(5003), narrow = problem(5003, dtype);
         narrow.shape[0] = large ? int64_t{1} << 30 : narrow.count;
         narrow.shift = shift;
@@ -193,7 +193,7 @@ TEST_P(Optimizers, RoundTheMasterIntoNarrowWeightsOnce) {
   }
 }
 
-TEST_P(Optimizers, MayBeSteppedByTwoThreadsAtOnce) {
+TEST_P(OptimizersTest, AllowTwoThreadsToStepAtOnce) {
   Problem alone = problem(20000), shared = alone;
   alone.run(optimizer_);
   std::thread other([&] { shared.run(optimizer_, {{0, 9001}}); });
@@ -202,7 +202,7 @@ TEST_P(Optimizers, MayBeSteppedByTwoThreadsAtOnce) {
   EXPECT_TRUE(shared.same_bits(alone));
 }
 
-TEST_P(Optimizers, CarryNonFiniteGradientsThrough) {
+TEST_P(OptimizersTest, PropagateNonFiniteGradients) {
   Problem p = problem(64);
   p.grad[3] = NAN;
   p.grad[5] = INFINITY;
@@ -212,7 +212,7 @@ TEST_P(Optimizers, CarryNonFiniteGradientsThrough) {
   EXPECT_TRUE(std::isfinite(p.weight[4]));
 }
 
-TEST_P(Optimizers, TouchNothingIfOneUnitIsWrong) {
+TEST_P(OptimizersTest, ChangeNothingIfOneSliceIsInvalid) {
   Problem good = problem(100), bad = problem(100);
   Problem before = good;
   auto good_slice = good.slice(0, good.count), bad_slice = bad.slice(0, bad.count);
@@ -223,13 +223,13 @@ TEST_P(Optimizers, TouchNothingIfOneUnitIsWrong) {
     FAIL();
   } catch (const Refusal& refusal) {
     EXPECT_EQ(refusal.code, ZR_INVALID);
-    EXPECT_STREQ(refusal.what(), "parameter weight: the gradient sum is fp32, not dtype 2");
+    EXPECT_STREQ(refusal.what(), "parameter weight: the reduced gradient must be fp32, not dtype 2");
   }
   EXPECT_TRUE(good.same_bits(before));
   EXPECT_EQ(done.resolved, 0);
 }
 
-TEST_P(Optimizers, ResolveACompletionOnce) {
+TEST_P(OptimizersTest, ResolveACompletionOnce) {
   Problem p = problem(10);
   zr_done_s done;
   const auto slice = p.slice(0, p.count);
@@ -239,7 +239,7 @@ TEST_P(Optimizers, ResolveACompletionOnce) {
   EXPECT_EQ(done.references, 1);
 }
 
-TEST_P(Optimizers, DescribeTheirSlots) {
+TEST_P(OptimizersTest, DescribeTheirStates) {
   const zr_optimizer_desc desc = optimizer_.describe();
   EXPECT_EQ(desc.size, sizeof desc);
   EXPECT_EQ(desc.granularity, ZR_ELEMENTWISE);
@@ -257,7 +257,7 @@ TEST_P(Optimizers, DescribeTheirSlots) {
                                             : Names());
 }
 
-TEST_P(Optimizers, FillNoMoreOfADescriptionThanTheHostKnows) {
+TEST_P(OptimizersTest, FillOnlyTheDescriptionFieldsThatTheHostKnows) {
   zr_optimizer_desc desc;
   std::memset(&desc, 0x5a, sizeof desc);
   desc.size = offsetof(zr_optimizer_desc, n_slots);
@@ -268,7 +268,7 @@ TEST_P(Optimizers, FillNoMoreOfADescriptionThanTheHostKnows) {
   EXPECT_EQ(desc.n_slots, 0x5a5a5a5au);
 }
 
-TEST_P(Optimizers, HaveKeysAHostCanCheckAndExplain) {
+TEST_P(OptimizersTest, DeclareKeysThatTheHostCanValidateAndExplain) {
   const zr_component& component = optimizer_.component();
   EXPECT_STREQ(component.kind, "zr.optimizer/1");
   EXPECT_EQ(component.id, GetParam().id);
@@ -287,7 +287,7 @@ TEST_P(Optimizers, HaveKeysAHostCanCheckAndExplain) {
   }
 }
 
-TEST(Groups, HaveTheirOwnValues) {
+TEST(OptimizerGroupsTest, HaveTheirOwnValues) {
   OptimizerUnderTest adamw(kPlugins, "adamw", {{"weight_decay", 0.5}}), plain(kPlugins, "adamw", {{"weight_decay", 0}});
   adamw.add_group(1, {{"weight_decay", 0}});
   Problem grouped(500, 2), alone = grouped, decayed = grouped;
@@ -299,7 +299,7 @@ TEST(Groups, HaveTheirOwnValues) {
   EXPECT_FALSE(decayed.same_bits(alone));
 }
 
-TEST(Groups, AreAddedInOrderAndNamedWhenMissing) {
+TEST(OptimizerGroupsTest, MustBeAddedInOrder) {
   OptimizerUnderTest adamw(kPlugins, "adamw");
   const auto text_of = [](const auto& call) -> std::string {
     try {
@@ -309,13 +309,13 @@ TEST(Groups, AreAddedInOrderAndNamedWhenMissing) {
       return refusal.what();
     }
   };
-  EXPECT_EQ(text_of([&] { adamw.add_group(2, {}); }), "group 2 was added where group 1 is next");
+  EXPECT_EQ(text_of([&] { adamw.add_group(2, {}); }), "add_group: group 2 was added, but group 1 is next");
   Problem p(10, 2);
   p.group = 1;
-  EXPECT_EQ(text_of([&] { p.run(adamw); }), "parameter weight: is in group 1, there are 1");
+  EXPECT_EQ(text_of([&] { p.run(adamw); }), "parameter weight: group 1 is out of range (1 groups)");
 }
 
-TEST(Refusals, NameTheKeyAndTheRemedy) {
+TEST(OptimizerErrorsTest, NameTheKeyAndTheRemedy) {
   const auto text_of = [](const std::string& id, const Values& values) -> std::string {
     try {
       OptimizerUnderTest optimizer(kPlugins, id, values);
@@ -330,11 +330,12 @@ TEST(Refusals, NameTheKeyAndTheRemedy) {
   EXPECT_EQ(text_of("sgd", {{"nesterov", 1}, {"momentum", 0.9}, {"dampening", 0.1}}),
             "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
   setenv("ZR_ISA", "sse9", 1);
-  EXPECT_EQ(text_of("adamw", {}), "the environment has ZR_ISA=sse9: must be portable, avx2 or avx512, or unset");
+  EXPECT_EQ(text_of("adamw", {}),
+            "the environment variable ZR_ISA is \"sse9\"; set it to portable, avx2 or avx512, or unset it");
   unsetenv("ZR_ISA");
 }
 
-TEST(Refusals, NameAServiceTheHostDoesNotOffer) {
+TEST(OptimizerErrorsTest, NameAServiceThatTheHostDoesNotOffer) {
   OptimizerUnderTest adamw(kPlugins, "adamw");
   const zr_host bare = make_host(false);
   const zr_config_s config;
@@ -345,14 +346,14 @@ TEST(Refusals, NameAServiceTheHostDoesNotOffer) {
   EXPECT_EQ(self, &error) << "outputs are untouched on failure";
 }
 
-TEST(Refusals, NameAKeyTheHostDoesNotKnow) {
+TEST(OptimizerErrorsTest, NameAKeyThatTheHostDoesNotKnow) {
   OptimizerUnderTest adamw(kPlugins, "adamw");
   const zr_host host = make_host();
   const zr_config_s empty;
   zr_error error = OptimizerUnderTest::no_error();
   void* self = nullptr;
   EXPECT_EQ(adamw.component().create(&host, &empty, &self, &error), ZR_INVALID);
-  EXPECT_STREQ(error.msg, "key \"beta1\" was read, but it is no key of this component, or of another type");
+  EXPECT_STREQ(error.msg, "key \"beta1\" was read, but this component has no such key of that type");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A command's output, for tests that ask compilers and binutils.
+// Runs a shell command and returns its output, for tests that run compilers and binutils.
 #pragma once
 
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 namespace zr::testing {
 
 struct Outcome {
-  int code;            // exit status; 128 and more: a signal
+  int code;            // exit status; 128 and above: a signal
   std::string output;  // standard output and error
   std::vector<std::string> lines() const {
     std::vector<std::string> all;

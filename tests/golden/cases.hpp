@@ -13,7 +13,7 @@
 
 namespace zr::golden {
 
-/// True when the run shall write golden files instead of comparing with them.
+/// True if the tests must write the golden files instead of comparing with them.
 inline bool updates() { return std::getenv("ZR_UPDATE_GOLDEN") != nullptr; }
 
 struct Case {
@@ -26,7 +26,7 @@ struct Case {
       if (part.first == name) return part.second;
     return none;
   }
-  /// An empty text removes the part; a new one is added at the end.
+  /// An empty text removes the part; a new part is added at the end.
   void set(const std::string& name, const std::string& text) {
     const auto at = std::find_if(parts.begin(), parts.end(), [&](const auto& part) { return part.first == name; });
     if (at == parts.end()) {
@@ -80,13 +80,13 @@ inline void write_file(const std::string& path, const File& file) {
   EXPECT_TRUE(out.flush()) << path << " cannot be written";
 }
 
-/// A part as the program produces it now; "" if the case shall not have it.
+/// A part with the program's current text; "" if the case has no such part.
 struct Part {
   std::string name, text;
-  std::function<std::string(const std::string&)> normal{};  // compared after this, written without it
+  std::function<std::string(const std::string&)> normal{};  // applied before the comparison, not before writing
 };
 
-/// Compares every case of `path` with what `produce` returns for it, or updates the file.
+/// Compares every case of `path` with the parts that `produce` returns for it, or updates the file.
 inline void check(const std::string& path, std::size_t least_cases,
                   const std::function<std::vector<Part>(const Case&)>& produce) {
   File file = read_file(path);
@@ -105,7 +105,7 @@ inline void check(const std::string& path, std::size_t least_cases,
   if (updates()) write_file(path, file);
 }
 
-/// The same for a golden file that is one text.
+/// Compares or updates a golden file that is a single text.
 inline void check_text(const std::string& path, const std::string& text) {
   if (updates()) {
     std::ofstream(path, std::ios::trunc) << text;

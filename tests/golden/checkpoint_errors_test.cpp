@@ -1,5 +1,5 @@
-// What zeroth verify, show and export say of checkpoints that are not as they should be, and of output that cannot be
-// written: exit code and text, word for word (checkpoint_errors.txt).
+// The exact exit codes and messages of zeroth verify, show and export for invalid checkpoints and for output that
+// cannot be written (checkpoint_errors.txt).
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -53,7 +53,7 @@ void save_small(const std::string& root, int64_t step = 12) {
   host::save(root, image, host::single_rank_comm(), {});
 }
 
-// Replaces text in the manifest of c/step-00000012 and gives it the right hash, as a forger would.
+// Replaces text in the manifest of c/step-00000012 and recomputes its hash, as an attacker would.
 void change_manifest(const Scratch& scratch, const std::string& from, const std::string& to) {
   const std::string path = scratch.path("c/step-00000012/manifest.json"), text = host::read_file(path);
   const std::size_t begin = text.find("\"manifest\":") + 11;
@@ -70,7 +70,7 @@ testing::Outcome run(const Scratch& scratch, const std::string& words) {
   return testing::shell("export PATH=" + kBin + ":$PATH; cd " + scratch.folder().string() + " && timeout 60 " + words);
 }
 
-TEST(CheckpointCommands, SayWhatIsWrong) {
+TEST(CheckpointCommandsTest, PrintTheErrorsOfTheGoldenFile) {
   golden::check(ZR_SOURCE_DIR "/tests/golden/checkpoint_errors.txt", 40, [](const golden::Case& one) {
     const Scratch scratch;
     save_small(scratch.path("c"));
@@ -83,7 +83,7 @@ TEST(CheckpointCommands, SayWhatIsWrong) {
         EXPECT_EQ(run(scratch, "bash -c '" + line + "'").code, 0) << line;
     }
     const testing::Outcome done = run(scratch, one["run"]);
-    // The other commands reject the same checkpoint with the same words.
+    // The other commands reject the same checkpoint with the same message.
     if (one["run"] == "zeroth verify c" && done.code != 0)
       for (const std::string other : {"zeroth show c", "zeroth export c out.safetensors"}) {
         const testing::Outcome same = run(scratch, other);
@@ -99,8 +99,8 @@ TEST(CheckpointCommands, SayWhatIsWrong) {
   });
 }
 
-// What an export leaves beside its output when it fails, and of what it must not touch.
-TEST(ZerothExport, LeavesNothingAndChangesNothingWhenItFails) {
+// A failed export leaves no partial output and does not change files that it must not overwrite.
+TEST(ZerothExport, LeavesAndChangesNoFileWhenItFails) {
   const Scratch scratch;
   save_small(scratch.path("c"));
   const std::string own = "c/step-00000012/model-00001-of-00001.safetensors",
@@ -124,11 +124,11 @@ TEST(ZerothExport, LeavesNothingAndChangesNothingWhenItFails) {
       EXPECT_EQ(host::read_file(scratch.path(own)), before) << to << force;
       EXPECT_EQ(names(), all) << to << force;
     }
-  for (const std::string to : {"out.safetensors", "out/below"}) {  // a disk that takes 100 bytes of a file
+  for (const std::string to : {"out.safetensors", "out/below"}) {  // a file size limit of 100 bytes
     const testing::Outcome done =
         run(scratch, "bash -c 'trap \"\" XFSZ; prlimit --fsize=100 zeroth export c " + to + "'");
     EXPECT_NE(done.code, 0);
-    fs::remove(scratch.path("out"));  // made for out/below
+    fs::remove(scratch.path("out"));  // created for out/below
     EXPECT_EQ(names(), all) << to << "\n" << done.output;
   }
   EXPECT_EQ(run(scratch, "zeroth verify c").code, 0);
@@ -150,12 +150,12 @@ TEST(ZerothExport, ReplacesAFileOnlyWithForce) {
   scratch.write("out/model-00001-of-00009.safetensors", "of an earlier export");
   EXPECT_EQ(
       run(scratch, "zeroth export c out --force").output,
-      "zeroth: warning: out also holds model-00001-of-00009.safetensors, which its new index does not list; remove "
-      "what an earlier export left\n");
+      "zeroth: warning: out also contains model-00001-of-00009.safetensors, which the new index does not list; remove "
+      "the files of earlier exports\n");
 }
 
 // A job with checkpoint.keep removes and replaces checkpoints while they are verified.
-TEST(ZerothVerify, ReportsNoLossWhereAnotherProcessRemovesOrReplacesCheckpoints) {
+TEST(ZerothVerify, ReportsNoLossWhenAnotherProcessRemovesOrReplacesCheckpoints) {
   const Scratch scratch;
   for (const int64_t step : {1, 2, 3}) save_small(scratch.path("c"), step);
   int begun = 0;
@@ -173,28 +173,29 @@ TEST(ZerothVerify, ReportsNoLossWhereAnotherProcessRemovesOrReplacesCheckpoints)
   const std::string said = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(code, 0) << said;
   for (const char* step : {"2", "3", "4"})
-    EXPECT_NE(said.find("step-0000000" + std::string(step) + ": whole, step " + step), std::string::npos) << said;
-  EXPECT_NE(said.find("step-00000001: was removed by another process while it was verified; not counted"),
+    EXPECT_NE(said.find("step-0000000" + std::string(step) + ": intact, step " + step), std::string::npos) << said;
+  EXPECT_NE(said.find("step-00000001: not verified: another process removed this checkpoint meanwhile"),
             std::string::npos)
       << said;
-  fs::remove(scratch.path("c/step-00000003/manifest.json"));  // a loss that nobody else caused
+  fs::remove(scratch.path("c/step-00000003/manifest.json"));  // a loss that no other process caused
   EXPECT_EQ(host::verify_checkpoints(scratch.path("c")), 2);
 }
 
-TEST(ZerothVerify, FailsWhereEveryCheckpointIsRemovedBeforeItWasVerified) {
+TEST(ZerothVerify, FailsWhenEveryCheckpointIsRemovedBeforeItIsVerified) {
   const Scratch scratch;
   save_small(scratch.path("c"), 1);
   try {
     host::verify_checkpoints(scratch.path("c"), [](const std::string& folder) { fs::remove_all(folder); });
-    ADD_FAILURE() << "nothing was verified";
+    ADD_FAILURE() << "verify must fail: no checkpoint was verified";
   } catch (const host::Failure& failure) {
     EXPECT_EQ(failure.exit(), host::Exit::user);
-    EXPECT_EQ(failure.what(),
-              scratch.path("c") + ": its checkpoints were removed by another process before one was verified");
+    EXPECT_EQ(
+        failure.what(),
+        scratch.path("c") + ": another process removed all checkpoints before one was verified; run the command again");
   }
 }
 
-TEST(ZerothVerify, TellsACheckpointThatIsRemovedMeanwhileFromADamagedOne) {
+TEST(ZerothVerify, DistinguishesARemovedCheckpointFromADamagedOne) {
   const Scratch scratch;
   save_small(scratch.path("c"), 1);
   const std::string folder = scratch.path("c/step-00000001");
@@ -211,19 +212,19 @@ TEST(ZerothVerify, TellsACheckpointThatIsRemovedMeanwhileFromADamagedOne) {
   });
   const std::string said = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(code, 0);
-  EXPECT_EQ(said, folder + ": whole, step 1, 4 tensors, 132 B\n");
+  EXPECT_EQ(said, folder + ": intact, step 1, 4 tensors, 132 B\n");
   try {
     host::verify_checkpoints(folder, [&](const std::string&) { fs::remove_all(folder); });
-    ADD_FAILURE() << "a checkpoint that does not exist was not verified";
+    ADD_FAILURE() << "verify must fail: the checkpoint was removed";
   } catch (const host::Failure& failure) {
     EXPECT_EQ(failure.exit(), host::Exit::user);
     EXPECT_EQ(failure.what(), folder +
-                                  ": was removed by another process while it was verified; its contents are not "
-                                  "known to be damaged");
+                                  ": another process removed this checkpoint during the verification, so its state "
+                                  "is unknown; verify another checkpoint");
   }
 }
 
-// Exit code of a command whose standard output is `fd`, started as a shell does.
+// Exit code of a command whose standard output is `fd`.
 int code_with_output(int fd, const std::vector<std::string>& words, const std::string& folder) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,4 +1,4 @@
-// The command line of `zeroth`, word for word: cli.txt. Runs the built program beside tests/golden/job.
+// The exact output of the `zeroth` command line (cli.txt). Runs the built program in build/tests/job.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,7 +51,7 @@ Outcome run(const std::string& command) {
 
 }  // namespace
 
-TEST(CommandLine, SaysWordForWordWhatTheGoldenFileHolds) {
+TEST(CommandLineTest, PrintsTheTextsOfTheGoldenFile) {
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/cli.txt", 80, [](const zr::golden::Case& one) {
     const Outcome got = run(one["run"]);
     return std::vector<zr::golden::Part>{
@@ -59,9 +59,9 @@ TEST(CommandLine, SaysWordForWordWhatTheGoldenFileHolds) {
   });
 }
 
-// Files, programs and plug-ins that nobody should trust: cli_untrusted.txt. Each case ends within its own limits. A
-// case whose part "needs" is "root" changes its user or its mounts.
-TEST(CommandLine, NamesWhatIsWrongWithHostileInput) {
+// Untrusted files, programs and plug-ins: cli_untrusted.txt. Each case sets its own limits. A case whose part "needs"
+// is "root" changes its user or its mounts.
+TEST(CommandLineTest, ReportsWhatIsWrongWithHostileInput) {
   int skipped = 0;
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/cli_untrusted.txt", 30, [&](const zr::golden::Case& one) {
     if (one["needs"] == "root" && ::geteuid() != 0) {
@@ -75,22 +75,23 @@ TEST(CommandLine, NamesWhatIsWrongWithHostileInput) {
   if (skipped) GTEST_SKIP() << skipped << " cases need root";
 }
 
-TEST(CommandLine, ListsThePluginsThereAreAndThoseItRefused) {
+TEST(CommandLineTest, ListsPluginsAndRejectedFiles) {
   const zr::test::Scratch more;
   more.write("zr_offload_note.so", "a shopping list");
   const Outcome got =
       run("ZR_PLUGIN_PATH=" + kJob + "/plugins:" + more.folder().string() + ":/nowhere ../../bin/zeroth plugins");
   EXPECT_EQ(got.code, 0);
   EXPECT_EQ(got.err, "");
-  EXPECT_EQ(got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (not there) {build}/plugins"),
-            0u);
+  EXPECT_EQ(
+      got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (does not exist) {build}/plugins"),
+      0u);
   for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  "
                            "{job}/plugins/zr_strategy_flat.so\n"
                            "    bucket_bytes  size  \"16MiB\"  4.00 KiB to 1.00 GiB  gradients that leave together\n",
                            "optimizer 'adam' 2.2  (", "communicator 'wire' 2.3  ("})
     EXPECT_NE(got.out.find(part), got.out.npos) << part << "in\n" << got.out;
-  EXPECT_NE(got.out.find("refused: " + more.path("zr_offload_note.so") +
-                         "\n    it is no shared library for this machine: name one built with "
+  EXPECT_NE(got.out.find("rejected: " + more.path("zr_offload_note.so") +
+                         "\n    it is not a shared library for this machine; name one built with "
                          "zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)"),
             got.out.npos);
 }

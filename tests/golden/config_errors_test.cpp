@@ -1,4 +1,4 @@
-// Every error a TOML file can cause, word for word: config_errors.txt.
+// The exact message of every error that a TOML file can cause: config_errors.txt.
 #include <gtest/gtest.h>
 
 #include "base/failure.hpp"
@@ -23,13 +23,13 @@ std::string error_of(const golden::Case& one) {
 }
 }  // namespace
 
-TEST(ConfigErrors, AreWordForWordAsInTheGoldenFile) {
+TEST(ConfigErrorsTest, MatchTheGoldenFile) {
   golden::check(ZR_SOURCE_DIR "/tests/golden/config_errors.txt", 80, [](const golden::Case& one) {
     return std::vector<golden::Part>{{"says", error_of(one)}};
   });
 }
 
-TEST(ConfigErrors, NameAFileThatCannotBeRead) {
+TEST(ConfigErrorsTest, NamesAFileThatCannotBeRead) {
   try {
     Document::load("/nowhere/job.toml", {});
     FAIL();

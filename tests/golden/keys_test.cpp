@@ -1,5 +1,5 @@
-// No key exists that nothing reads: every key of the host, of the plug-ins and of the gpt example is changed in a small
-// job, and what the job then does differently is seen from outside. A key without a row fails.
+// Every key has an effect: the tests change every key of the host, of the plug-ins and of the gpt example in a small
+// job and check that the job's results differ. A key without a row fails.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 const std::string kBin = ZR_BUILD_DIR "/bin/", kTests = ZR_BUILD_DIR "/tests/";
 
-// What a finished run left behind.
+// The files and output of a finished run.
 struct Trained {
   std::string out;
   Json summary;
@@ -46,13 +46,13 @@ std::string losses(const Trained& run) { return column(run, "loss"); }
 std::string tokens(const Trained& run) { return column(run, "tokens"); }
 std::string validations(const Trained& run) { return column(run, "val_loss"); }
 std::string weights(const Trained& run) { return run.summary.at("weights_hash").dump(); }
-// Activations move by the bytes the C library rounds up to.
+// Activations vary by the rounding of the C library's allocator.
 std::string memory(const Trained& run) {
   Json memory = run.summary.at("memory");
   memory.at("device").erase("activations");
   return memory.dump();
 }
-// Told apart by a fourth: blocks that are run again keep far less.
+// Rounded to a quarter: recomputed blocks keep much less.
 std::string activations(const Trained& run) {
   const double peak = run.summary.at("memory").at("device").at("activations").at("peak").get<double>();
   return std::to_string(std::lround(4 * std::log2(peak) / 2));
@@ -65,7 +65,7 @@ std::string scales(const Trained& run) { return column(run, "loss_scale"); }
 std::string checkpoints(const Trained& run) { return run.summary.at("checkpoints").dump(); }
 std::string printed(const Trained& run) { return run.out; }
 
-// A key, two values of it, what else the job must say for the key to matter, and where the difference shows.
+// A key, two of its values, the result that must differ, and the other settings that the key needs to have an effect.
 struct Row {
   std::string key, one, other;
   Look look;
@@ -78,7 +78,7 @@ struct Row {
 const std::string kCopied = "strategy=zero3 communicator.share_weights=false",
                   kDisk = "offload.optimizer=nvme offload.nvme.path=.";
 
-// Trained by engine_case on two ranks: six steps of a model with some dropout.
+// engine_case trains these on two ranks for six steps.
 const std::vector<Row> kTrained{
     {"strategy", "zero0", "zero1", wire},
     {"optimizer", "adamw", "sgd", memory},
@@ -166,7 +166,7 @@ const std::vector<Row> kTrained{
     {"offload.nvme.depth", "1", "4", memory, kDisk + " offload.nvme.block_bytes=8KiB"},
 };
 
-// Trained by the gpt example on one rank.
+// The gpt example trains these on one rank.
 const std::vector<Row> kGpt{
     {"model.layers", "1", "2", memory},
     {"model.width", "16", "32", memory},
@@ -180,27 +180,27 @@ const std::vector<Row> kGpt{
     {"eval.every", "0", "2", validations},
 };
 
-// Each has a test of its own below.
+// Each of these keys has its own test, below or in the named files.
 const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs",
                                    "train.max_skipped_steps", "communicator.timeout", "memory.device_budget",
                                    "train.param_dtype",  // tests/multirank/boundary_test.cpp
-                                   // Those in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
+                                   // Tested in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
                                    "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",
-                                   // Those in tests/multirank/checkpoint_*_test.cpp.
+                                   // Tested in tests/multirank/checkpoint_*_test.cpp.
                                    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
                                    "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
                                    "checkpoint.rename",
-                                   // Those in tests/multirank/buffers_test.cpp.
+                                   // Tested in tests/multirank/buffers_test.cpp.
                                    "train.buffers"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))
       << row.key << " = " << row.one << " or " << row.other << " makes no difference";
-  EXPECT_EQ(row.look(one), row.look(one_again)) << row.key << ": what is looked at changes by itself";
+  EXPECT_EQ(row.look(one), row.look(one_again)) << row.key << ": the result differs between identical runs";
 }
 
-class KeysOf : public ::testing::Test {
+class KeysTest : public ::testing::Test {
  protected:
   std::string zeroth(const std::string& arguments) const {
     return "cd " + scratch_.folder().string() + " && ZR_PLUGIN_PATH=" + kTests + "plugins " + kBin + "zeroth " +
@@ -225,7 +225,7 @@ class KeysOf : public ::testing::Test {
 
 }  // namespace
 
-TEST(KeysTable, HasARowForEveryKeyAndNoOther) {
+TEST(KeysTable, HasExactlyOneRowForEveryKey) {
   std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
   for (const host::ConfigKey& key : host::host_keys())
     there.insert(key.table == "schedule" ? "schedule.use" : key.path());
@@ -242,11 +242,11 @@ TEST(KeysTable, HasARowForEveryKeyAndNoOther) {
   std::vector<std::string> silent, gone;
   std::set_difference(there.begin(), there.end(), told.begin(), told.end(), std::back_inserter(silent));
   std::set_difference(told.begin(), told.end(), there.begin(), there.end(), std::back_inserter(gone));
-  EXPECT_EQ(silent, std::vector<std::string>{}) << "keys without a row: say what a user sees when they change";
+  EXPECT_EQ(silent, std::vector<std::string>{}) << "keys without a row: add a row with the result that the key changes";
   EXPECT_EQ(gone, std::vector<std::string>{}) << "rows without a key";
 }
 
-TEST_F(KeysOf, TheEngineAndThePluginsChangeTheRun) {
+TEST_F(KeysTest, EngineAndPluginKeysChangeTheRun) {
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < kTrained.size(); ++i)
     for (const auto& [name, value] :
@@ -259,7 +259,7 @@ TEST_F(KeysOf, TheEngineAndThePluginsChangeTheRun) {
   }
 }
 
-TEST_F(KeysOf, TheExampleChangeTheRun) {
+TEST_F(KeysTest, ExampleKeysChangeTheRun) {
   std::string text;
   while (text.size() < 20000) text += "to be or not to be, that is the question " + std::to_string(text.size()) + "\n";
   scratch_.write("a.txt", text);
@@ -281,13 +281,13 @@ TEST_F(KeysOf, TheExampleChangeTheRun) {
   }
 }
 
-TEST_F(KeysOf, TheJobSayWhereTheRunIsKept) {
+TEST_F(KeysTest, JobKeysChooseTheRunFolder) {
   launch_list({"job.name=first", "job.name=second", "job.name=first job.runs=elsewhere"});
   for (const char* folder : {"runs/first", "runs/second", "elsewhere/first"})
     EXPECT_TRUE(fs::exists(scratch_.folder() / folder / "summary.json")) << folder;
 }
 
-TEST_F(KeysOf, TheJobSayWhichProgramAndHowManyRanksAreStarted) {
+TEST_F(KeysTest, JobKeysChooseTheProgramAndTheNumberOfRanks) {
   for (const char* count : {"1", "2"}) {
     const auto done = zr::testing::shell(zeroth(quickstart(std::string("job.name=") + count + " job.ranks=" + count)));
     EXPECT_EQ(done.code, 0) << done.output;
@@ -309,7 +309,7 @@ int threads_of(pid_t pid) {
   return 0;
 }
 
-TEST_F(KeysOf, TheJobSayHowManyThreadsARankHas) {
+TEST_F(KeysTest, JobThreadsSetsTheThreadsOfARank) {
   std::map<std::string, int> seen;
   for (const std::string threads : {"1", "5"}) {
     Scene scene;
@@ -324,7 +324,7 @@ TEST_F(KeysOf, TheJobSayHowManyThreadsARankHas) {
   EXPECT_GE(seen["5"], seen["1"] + 4);
 }
 
-TEST_F(KeysOf, TheTrainingSayHowManySkipsItTakes) {
+TEST_F(KeysTest, MaxSkippedStepsLimitsTheSkippedSteps) {
   std::map<std::string, std::size_t> seen;
   for (const std::string skips : {"2", "4"}) {
     const auto done = zr::testing::shell(
@@ -336,7 +336,7 @@ TEST_F(KeysOf, TheTrainingSayHowManySkipsItTakes) {
   EXPECT_EQ(seen["4"], seen["2"] + 2);
 }
 
-TEST_F(KeysOf, TheMemorySayHowMuchARankMayHold) {
+TEST_F(KeysTest, DeviceBudgetLimitsTheMemoryOfARank) {
   for (const std::string budget : {"64KiB", "1GiB"}) {
     const auto done = zr::testing::shell(
         zeroth("launch -n 2 -- " + kTests + "engine_case trains " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
@@ -345,7 +345,7 @@ TEST_F(KeysOf, TheMemorySayHowMuchARankMayHold) {
   }
 }
 
-TEST_F(KeysOf, TheCommunicatorSayHowLongARankWaits) {
+TEST_F(KeysTest, CommunicatorTimeoutLimitsHowLongARankWaits) {
   for (const std::string patience : {"500ms", "5min"}) {
     Scene scene;
     Job job(scene, {kBin + "zeroth", "train", ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml", "train.steps=1000",

@@ -1,4 +1,4 @@
-// Every key of every example, changed by one letter, is refused with the right suggestion.
+// Changes every key of every example by one letter: it must be rejected with the right suggestion.
 #include <gtest/gtest.h>
 #include <toml++/toml.h>
 
@@ -24,7 +24,7 @@ std::string read(const fs::path& file) {
   return text.str();
 }
 
-// A key as it stands in a file: its path without indices, where, and whether it is one of a group's.
+// A key in a file: its path without indices, its position, and whether it belongs to an optimizer group.
 struct Place {
   std::string path, name;
   std::size_t offset;
@@ -43,7 +43,7 @@ void collect(const toml::table& table, const std::string& text, const std::strin
     const std::string name(key.str()), here = path.empty() ? name : path + "." + name;
     const std::size_t offset = offset_of(text, key.source().begin);
     if (text.compare(offset, name.size(), name) != 0)
-      throw std::runtime_error(here + " was not found where the parser says it is");
+      throw std::runtime_error(here + " is not at the position that the parser reports");
     all.push_back({here, name, offset, in_group});
     if (const auto* inner = node.as_table()) collect(*inner, text, here, in_group, all);
     if (const auto* list = node.as_array())
@@ -52,7 +52,7 @@ void collect(const toml::table& table, const std::string& text, const std::strin
   }
 }
 
-// The name with one letter changed, in every place and way.
+// All variants of the name with one letter changed.
 std::set<std::string> misspellings(const std::string& name) {
   std::set<std::string> all;
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -75,7 +75,7 @@ struct Job {
   Registry registry;
   std::vector<ConfigKey> program;
 
-  // What is wrong with the text, or "".
+  // The error that the text causes, or "".
   std::string error_of(const std::string& text) const {
     try {
       const Document document = Document::parse(text, "job.toml", {});
@@ -90,7 +90,7 @@ struct Job {
   }
 };
 
-// How many changes were tried; each is a failure unless refused with a suggestion of the key it was.
+// Returns the number of variants. A variant fails the test unless the error suggests the original key.
 int mutate(const Job& job, const fs::path& file) {
   const std::string text = read(file);
   EXPECT_EQ(job.error_of(text), "") << file;
@@ -123,12 +123,12 @@ void mutate_file(const fs::path& file, const Registry& registry) {
 
 }  // namespace
 
-TEST(Misspellings, OfAnyKeyAreRefusedWithTheRightSuggestion) {
+TEST(MisspelledKeysTest, SuggestsTheRightKeyForAnyKeyOfAJob) {
   mutate_file(ZR_BUILD_DIR "/tests/job/job.toml", Registry({ZR_BUILD_DIR "/tests/job/plugins"}));
 }
 
-#if ZR_WITH_EXAMPLES  // else there are no programs to ask for their keys
-TEST(Misspellings, OfAnyKeyOfAnyExampleAreRefusedWithTheRightSuggestion) {
+#if ZR_WITH_EXAMPLES  // else no programs are built that list their keys
+TEST(MisspelledKeysTest, SuggestsTheRightKeyForAnyKeyOfAnExample) {
   int files = 0;
   for (const auto& one : fs::recursive_directory_iterator(ZR_SOURCE_DIR "/examples")) {
     if (one.path().extension() != ".toml") continue;

@@ -1,4 +1,4 @@
-// Every refusal of a plug-in, word for word: plugin_errors.txt.
+// The exact message for every rejected plug-in: plugin_errors.txt.
 #include <gtest/gtest.h>
 
 #include "base/failure.hpp"
@@ -8,7 +8,7 @@
 namespace zr::host {
 
 namespace {
-// What a job that names optimizer 'bad' of this folder ends with.
+// The error of a job that uses optimizer 'bad' of this folder.
 std::string outcome(const std::string& folder) {
   Ledger ledger;
   ThreadPool pool(1);
@@ -28,7 +28,7 @@ std::string outcome(const std::string& folder) {
 }
 }  // namespace
 
-TEST(PluginErrors, AreWordForWordAsInTheGoldenFile) {
+TEST(PluginErrorsTest, MatchTheGoldenFile) {
   golden::check(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt", 25, [](const golden::Case& one) {
     return std::vector<golden::Part>{{"says", outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title)}};
   });

@@ -1,4 +1,4 @@
-// `zeroth tune` through the built program: what it prints, keeps and leaves, and what later commands make of it.
+// Runs `zeroth tune`: checks its output, the stored profile, that it removes its files, and that later plans use it.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -20,7 +20,7 @@ struct Machine {
   const Scratch scratch;
   const std::string profile = scratch.path("home/machine.json"), disk = scratch.path("disk");
   Machine() { std::filesystem::create_directories(disk); }
-  // Standard output; what went wrong is a failure.
+  // Returns the standard output; an error fails the test.
   std::string run(const std::string& arguments) const {
     const std::string out = scratch.path("out"), err = scratch.path("err");
     const int status = std::system(("ZR_PLUGIN_PATH= ZR_MACHINE_PROFILE=" + profile + " " ZR_BUILD_DIR "/bin/zeroth " +
@@ -34,15 +34,15 @@ struct Machine {
     text << std::ifstream(file).rdbuf();
     return text.str();
   }
-  std::string tiles(const std::string& keys) const {  // that a plan has under way
+  std::string tiles(const std::string& keys) const {  // tiles that a plan keeps in flight
     const std::string text = run("plan --params 1e8 offload.optimizer=nvme offload.nvme.path=" + disk + " " + keys);
     std::smatch match;
-    const std::regex row("tiles under way on host memory +([^\n]+)\n");
+    const std::regex row("tiles in flight on host memory +([^\n]+)\n");
     return std::regex_search(text, match, row) ? match[1].str() : text;
   }
 };
 
-TEST(Tune, MeasuresKeepsAndSaysWhatAStepTakes) {
+TEST(ZerothTune, MeasuresStoresAndPrintsTheCostOfAStep) {
   const Machine machine;
   const std::string before = machine.tiles("");
   EXPECT_EQ(before, "32.00 MiB");  // four of 8 x 1 MiB
@@ -64,11 +64,12 @@ TEST(Tune, MeasuresKeepsAndSaysWhatAStepTakes) {
   }
   ASSERT_EQ(chosen.size(), 2u);
   EXPECT_TRUE(std::regex_match(
-      lines[21], std::regex("the optimizer's phase of a step: 1 rank reads 0\\.80 GB and writes 0\\.80 GB of states; "
+      lines[21], std::regex("optimizer phase of a step: 1 rank reads 0\\.80 GB and writes 0\\.80 GB of states; "
                             "1\\.60 GB / [0-9.]+ GB/s mixed = [0-9.]+ s")))
       << lines[21];
-  EXPECT_TRUE(std::regex_match(lines[22], std::regex("wear: 0\\.80 GB written a step; 600 TB, .* are 749[0-9]{3} "
-                                                     "steps, or [0-9.]+ days of such phases back to back")))
+  EXPECT_TRUE(std::regex_match(
+      lines[22], std::regex("wear: 0\\.80 GB written per step; a drive rated for 600 TB lasts 749[0-9]{3} "
+                            "steps, or [0-9.]+ days of optimizer phases back to back")))
       << lines[22];
   EXPECT_TRUE(std::filesystem::is_empty(machine.disk));
 
@@ -82,7 +83,7 @@ TEST(Tune, MeasuresKeepsAndSaysWhatAStepTakes) {
   for (const char* rate : {"read", "write", "mixed"}) EXPECT_GT(kept[0].at(rate).get<double>(), 0) << rate;
 }
 
-TEST(Tune, LetsLaterPlansHaveItsBlockAndDepthUnlessTheirFileSaysOtherwise) {
+TEST(ZerothTune, SetsBlockSizeAndDepthOfLaterPlansUnlessKeysSetThem) {
   const Machine machine;
   machine.run("tune --path " + machine.disk + " --seconds 1 --bytes 32MiB");
   auto kept = nlohmann::json::parse(Machine::text_of(machine.profile));
@@ -98,11 +99,11 @@ TEST(Tune, LetsLaterPlansHaveItsBlockAndDepthUnlessTheirFileSaysOtherwise) {
   EXPECT_EQ(machine.tiles(""), "32.00 MiB");
 }
 
-TEST(Tune, OfAModelWithoutStatesOnDiskSaysSo) {
+TEST(ZerothTune, ReportsThatAModelHasNoStatesOnDisk) {
   const Machine machine;
   const std::string text =
       machine.run("tune --path " + machine.disk + " --seconds 1 --bytes 32MiB --params 1e6 offload.optimizer=device");
-  EXPECT_NE(text.find("no step reads or writes a disk: offload.optimizer is \"device\"; with \"nvme\" it would\n"),
+  EXPECT_NE(text.find("steps do not use the disk: offload.optimizer is \"device\"; set it to \"nvme\" to use it\n"),
             text.npos)
       << text;
 }

@@ -1,5 +1,5 @@
-// Tensors on the memory of a parameter that exist before the engine is made. Each case trains a model with one such
-// tensor under every strategy and compares every loss with a loop of plain libtorch on the same model.
+// Tensors that share memory with a parameter and exist before the engine is created. Each case trains a model with one
+// such tensor under every strategy and compares every loss with a plain libtorch loop on the same model.
 #include <torch/torch.h>
 
 #include "multirank/model_run.hpp"
@@ -59,7 +59,7 @@ struct Net : torch::nn::Module {
       more.push_back(pattern == "blobs" ? register_parameter("right", blob(kWidth))
                                         : register_buffer("right", blob(kWidth)));
     }
-    if (pattern == "part_blob") {  // the same addresses, of which the second is a part of a larger storage
+    if (pattern == "part_blob") {  // overlapping addresses; the second tensor is part of a larger storage
       floats.assign(2 * kWidth * kWidth, 0.5F);
       more.push_back(register_parameter("left", torch::from_blob(floats.data() + kWidth * kWidth, {kWidth, kWidth})));
       more.push_back(register_parameter("right", matrix(torch::from_blob(floats.data(), {2 * kWidth * kWidth}), 1)));
@@ -118,7 +118,7 @@ struct Net : torch::nn::Module {
   std::vector<float> floats;
 };
 
-// The losses of all micro-batches, and the weights after the last step.
+// The losses of all micro-batches and the weights after the last step.
 struct Outcome {
   std::vector<float> losses;
   std::map<std::string, Tensor> weights;
@@ -127,7 +127,7 @@ struct Outcome {
 Outcome plain(const std::string& pattern, int64_t steps, int world) {
   Net net(pattern);
   std::vector<Tensor> trained;
-  for (const Tensor& parameter : net.parameters())  // lists a tied one twice
+  for (const Tensor& parameter : net.parameters())  // lists a tied parameter twice
     if (std::none_of(trained.begin(), trained.end(), [&](const Tensor& one) { return one.is_same(parameter); }))
       trained.push_back(parameter);
   torch::optim::SGD sgd(trained, torch::optim::SGDOptions(0.0625));
@@ -145,7 +145,7 @@ Outcome plain(const std::string& pattern, int64_t steps, int world) {
   return outcome;
 }
 
-// Prints under each strategy "equal", or the error that the engine or an operator throws.
+// Prints "equal" for each strategy, or the error that the engine or an operator throws.
 void compare(Run& run, const std::string& pattern, const std::vector<std::string>& keys = {}) {
   const int world = run.program.world(), rank = run.program.rank();
   Outcomes outcomes(run);
@@ -162,7 +162,7 @@ void compare(Run& run, const std::string& pattern, const std::vector<std::string
         const auto at = static_cast<std::size_t>(step * world + rank);
         require(loss.item<float>() == expected.losses.at(at), pattern + " under " + how.text(world) +
                                                                   ": the loss of step " + std::to_string(step) +
-                                                                  " is plain libtorch's");
+                                                                  " equals plain libtorch's");
         engine->backward(loss);
         engine->step();
       }
@@ -170,18 +170,18 @@ void compare(Run& run, const std::string& pattern, const std::vector<std::string
         require(same(engine->get(name), weight), pattern + " under " + how.text(world) + ": " + name + " is the same");
       engine.reset();
       if (pattern == "view" && how.strategy == "zero0")
-        require(same(net.kept, net.last->weight.t()), "the view is one of the weight after the engine, too");
+        require(same(net.kept, net.last->weight.t()), "the view still aliases the weight after the engine is destroyed");
     });
     engine.reset();
     outcomes.add(how, error.empty() ? "equal" : error);
   }
 }
 
-// A model without an alias in its own model, after an engine that trained it before.
+// A second engine trains a model that another engine has trained before; a view of a weight exists each time.
 void engine_before(Run& run) {
   const int world = run.program.world(), rank = run.program.rank();
   for (const SharingMode& how : sharing_modes(world)) {
-    if (how.strategy == "zero3" && world > 1) continue;  // its weights are gone with the engine
+    if (how.strategy == "zero3" && world > 1) continue;  // a sharded model has no weights once its engine is destroyed
     const zr::Program program = program_of(run, how);
     Net net("view_without_grad");
     std::vector<float> losses;
@@ -209,7 +209,7 @@ void engine_before(Run& run) {
   }
 }
 
-// A model whose parameter is on the memory of another engine's.
+// A model whose parameter shares memory with a parameter of another engine.
 void engine_beside(Run& run) {
   const zr::Program program = program_of(run, {"zero0", true});
   Net net("none"), other("none");
@@ -218,7 +218,7 @@ void engine_beside(Run& run) {
   std::cout << error_of([&] { zr::Engine second(program, other); }) << std::endl;
 }
 
-// A view that a constructor takes within zr::deferred.
+// A view that a constructor creates inside zr::deferred.
 void deferred_view(Run& run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {

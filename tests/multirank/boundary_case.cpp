@@ -30,7 +30,7 @@ void trains(Run& run) {
   print_result(run);
 }
 
-// Every call that needs settled weights is rejected inside the scope of one parameter; then the step is made.
+// Every call that reads or writes weights is rejected inside a zr::gather scope of one parameter; the step follows.
 void calls_inside_scope(Run& run) {
   run.build();
   run.micro_step();
@@ -46,7 +46,7 @@ void calls_inside_scope(Run& run) {
         require(error_of(call) == name +
                                       " was called inside a zr::gather scope of 'twice.weight'; nothing was changed; "
                                       "end the scope before the call",
-                name + " says: " + error_of(call));
+                name + " throws: " + error_of(call));
     }
     run.engine->step();
   }
@@ -72,17 +72,17 @@ void loads_inside_scope(Run& run) {
   run.engine->load("never");
 }
 
-// The gradient is readable from a step to the next backward, on every rank alike, and an error otherwise.
+// The gradient is readable on every rank between a step and the next backward; at any other time get() throws.
 void reads_gradients(Run& run) {
   run.build();
   const auto gradient = [&] { return run.engine->get("twice.weight", zr::TensorKind::gradient); };
   const std::string none =
-      "engine.get('twice.weight', zr::TensorKind::gradient): this engine has no gradient yet; call it after "
+      "engine.get('twice.weight', zr::TensorKind::gradient): this engine has no gradient yet; call engine.get() after "
       "engine.backward() and engine.step()";
   const std::string early =
-      "engine.get('twice.weight', zr::TensorKind::gradient): the gradient is not summed over ranks and micro-batches "
-      "before "
-      "engine.step() ends the step; call it after engine.step(), which keeps the sum until the next engine.backward()";
+      "engine.get('twice.weight', zr::TensorKind::gradient): the gradient is not reduced over ranks and micro-batches "
+      "until engine.step() ends the step; call engine.get() after engine.step(), which keeps the gradient until the "
+      "next engine.backward()";
   require(error_of(gradient) == none, "before the first step: " + error_of(gradient));
   while (!run.engine->done()) {
     const int64_t micro = run.engine->micro_index();
@@ -93,7 +93,7 @@ void reads_gradients(Run& run) {
       continue;
     }
     const torch::Tensor all = gradient();
-    require(torch::isfinite(all).all().item<bool>() && all.abs().sum().item<double>() > 0, "the gradient is a number");
+    require(torch::isfinite(all).all().item<bool>() && all.abs().sum().item<double>() > 0, "the gradient is finite and not zero");
     require(std::abs(run.engine->mean(all.sum().item<double>()) - all.sum().item<double>()) == 0,
             "every rank gets the same gradient");
   }
@@ -113,7 +113,7 @@ void reads_gradient_at_start(Run& run) {
   run.engine->get("twice.weight", zr::TensorKind::gradient);
 }
 
-// The last rank alone changes a weight, by an operator; then the weights leave the engine without another step.
+// Only the last rank changes a weight, with an operator; hash and save then read the weights before another step.
 void write_on_last_rank(Run& run) {
   run.build();
   run.micro_step();
@@ -128,7 +128,7 @@ void saves_after_a_write(Run& run) {
   write_on_last_rank(run);
   run.engine->save(run.program.text("job.runs") + "/never");
 }
-// All ranks write other values, before the first step.
+// Each rank writes different values before the first step.
 void fills_per_rank(Run& run) {
   run.build();
   {
@@ -138,7 +138,7 @@ void fills_per_rank(Run& run) {
   run.train();
 }
 
-// Parameters of other types than fp32: more than one line would hold, and one that is tied.
+// Parameters of types other than fp32: more than one log line can list, and one of them tied.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     for (const char* name : {"a", "b", "c", "d", "e"}) register_parameter(name, torch::ones({4}, torch::kDouble));

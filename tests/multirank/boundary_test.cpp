@@ -1,4 +1,4 @@
-// When engine.get, set, save, load and step may be called: rejected calls change nothing, under every strategy.
+// Checks when engine.get, set, save, load and step may be called. Rejected calls change nothing under any strategy.
 #include "multirank/engine_fixture.hpp"
 
 namespace {
@@ -11,7 +11,7 @@ const std::vector<std::string> kStrategies{"zero0", "zero1 communicator.share_we
 class BoundaryTest : public EngineTest {
  protected:
   BoundaryTest() { binary_ = "boundary_case"; }
-  // What rank 0 prints after `word`.
+  // The line that rank 0 prints, from `word` on.
   std::string printed(int ranks, const std::string& name, const std::string& overrides, const std::string& word) {
     const Result result = run(ranks, name, overrides);
     EXPECT_EQ(result.code, 0) << overrides << "\n" << result.output;
@@ -21,7 +21,7 @@ class BoundaryTest : public EngineTest {
   }
 };
 
-TEST_F(BoundaryTest, StepInsideGatherScopeIsRejectedAndTrainingContinuesToTheSameBits) {
+TEST_F(BoundaryTest, RejectedCallInsideGatherScopeDoesNotChangeResults) {
   const std::string expected = printed(2, "trains", "strategy=zero0 train.steps=4", "result");
   ASSERT_NE(expected, "");
   for (const std::string& strategy : kStrategies)
@@ -29,7 +29,7 @@ TEST_F(BoundaryTest, StepInsideGatherScopeIsRejectedAndTrainingContinuesToTheSam
         << strategy;
 }
 
-TEST_F(BoundaryTest, GradientIsTheSameOnEveryRankAndUnderEveryStrategyAfterTheStep) {
+TEST_F(BoundaryTest, GradientAfterStepIsIdenticalOnEveryRankAndStrategy) {
   for (const std::string accumulation : {"1", "2"}) {
     std::string expected;
     for (const std::string& strategy : kStrategies) {
@@ -42,6 +42,6 @@ TEST_F(BoundaryTest, GradientIsTheSameOnEveryRankAndUnderEveryStrategyAfterTheSt
   }
 }
 
-TEST_F(BoundaryTest, MessagesNameCallReasonAndRemedy) { check_messages("boundary_errors.txt", 12); }
+TEST_F(BoundaryTest, ErrorsNameCallReasonAndRemedy) { check_messages("boundary_errors.txt", 12); }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// One rank of the tests of buffers: runs the case named on the command line, prints what the test compares between
-// ranks, and exits 1 if something is not so.
+// One rank of the buffer tests: runs the case named on the command line, prints the values that the test compares
+// between ranks, and exits with 1 if a check fails.
 //   buffers_case CASE TOML [path=value ...]
 #include <torch/script.h>
 
@@ -25,12 +25,12 @@ using Buffers = std::map<std::string, torch::Tensor>;
 
 std::string text_of(const torch::Tensor& tensor) {
   std::ostringstream text;
-  const torch::Tensor wide = tensor.to(torch::kDouble).reshape({-1});
-  for (int64_t i = 0; i < wide.numel(); ++i) text << (i ? " " : "") << std::hexfloat << wide[i].item<double>();
+  const torch::Tensor values = tensor.to(torch::kDouble).reshape({-1});
+  for (int64_t i = 0; i < values.numel(); ++i) text << (i ? " " : "") << std::hexfloat << values[i].item<double>();
   return text.str();
 }
 
-// A job of this process: its own program, model and engine.
+// A training run in this process, with its own program, model and engine.
 struct Job {
   Job(const Run& run, const std::vector<std::string>& more, const torch::Tensor& part = {})
       : program(run.arguments[0], joined(run.arguments, more)), model(7), engine(program, with(model, part)) {}
@@ -78,13 +78,13 @@ bool equal(const Buffers& a, const Buffers& b) {
   return a.size() == b.size();
 }
 
-// The uninterrupted run and the one that stops half way, under every strategy: the same on each rank.
+// An uninterrupted run and a run resumed half way give the same results on each rank, under every strategy.
 void resumes_exactly(Run& run) {
   const std::string folder = std::getenv("CHECKPOINT");
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
-    for (const std::string aside : {"false", "true"}) {
-      const std::string who = strategy + (aside == "true" ? " async" : ""), dir = "checkpoint.dir=" + folder + who;
-      const std::vector<std::string> how{"strategy=" + strategy, "checkpoint.async=" + aside};
+    for (const std::string async : {"false", "true"}) {
+      const std::string who = strategy + (async == "true" ? " async" : ""), dir = "checkpoint.dir=" + folder + who;
+      const std::vector<std::string> how{"strategy=" + strategy, "checkpoint.async=" + async};
       const auto with = [&](std::vector<std::string> more) {
         more.insert(more.end(), how.begin(), how.end());
         return more;
@@ -93,13 +93,13 @@ void resumes_exactly(Run& run) {
       std::vector<double> losses;
       Buffers buffers;
       {
-        Job whole(run, with({"train.steps=6", "job.name=whole"}));
-        whole.train();
-        hash = whole.engine.weights_hash();
-        losses = whole.losses;
-        buffers = whole.buffers();
-        std::cout << who << " validation " << std::hexfloat << whole.validation() << std::endl;
-        require(equal(whole.buffers(), buffers), who + ": an evaluation gives the buffers back");
+        Job uninterrupted(run, with({"train.steps=6", "job.name=uninterrupted"}));
+        uninterrupted.train();
+        hash = uninterrupted.engine.weights_hash();
+        losses = uninterrupted.losses;
+        buffers = uninterrupted.buffers();
+        std::cout << who << " validation " << std::hexfloat << uninterrupted.validation() << std::endl;
+        require(equal(uninterrupted.buffers(), buffers), who + ": the evaluation restores the buffers");
       }
       Buffers half;
       {
@@ -109,7 +109,7 @@ void resumes_exactly(Run& run) {
       }
       Job rest(run, with({"train.steps=6", "job.name=rest", "checkpoint.resume=true", dir}));
       require(rest.engine.step_index() == 3, who + ": resumes at step 3");
-      require(equal(rest.buffers(), half), who + ": each rank has its own buffers again");
+      require(equal(rest.buffers(), half), who + ": the resume restores each rank's own buffers");
       rest.train();
       require(rest.losses == std::vector<double>(losses.begin() + 3, losses.end()), who + ": the same losses");
       require(rest.engine.weights_hash() == hash, who + ": the same weights");
@@ -118,7 +118,7 @@ void resumes_exactly(Run& run) {
     }
 }
 
-// Saves in CHECKPOINT what the ranks have after three steps.
+// Trains three steps and saves a checkpoint in CHECKPOINT.
 void saves(Run& run) {
   Job job(run, {"train.steps=3", "job.name=saves"});
   job.train();
@@ -127,7 +127,7 @@ void saves(Run& run) {
 
 const std::vector<std::string> kRules{"rank0", "mean", "per_rank"};
 
-// What the ranks have after loading CHECKPOINT under each rule, one line per buffer.
+// Loads CHECKPOINT under a train.buffers rule and prints this rank's buffers, one line per buffer.
 void loads_with(Run& run, const std::string& rule) {
   Job job(run, {"train.steps=6", "job.name=loads-" + rule, "checkpoint.resume=true", "train.buffers=" + rule,
                 std::string("checkpoint.dir=") + std::getenv("CHECKPOINT")});
@@ -142,7 +142,8 @@ void loads(Run& run) {
   for (const std::string& rule : kRules) loads_with(run, rule);
 }
 
-// Buffers that differ in a known way: level is 1 + rank, the count of batches 10 rank.
+// Sets buffers to known values that differ by rank (level: 1 + rank, num_batches_tracked: 10 * rank) and checks them
+// under a train.buffers rule.
 void declares_by(Run& run, const std::string& rule) {
   const std::string folder = std::getenv("CHECKPOINT") + rule;
   Job job(run, {"train.steps=4", "job.name=declares-" + rule, "train.buffers=" + rule});
@@ -167,7 +168,7 @@ void declares_by(Run& run, const std::string& rule) {
     }
     declared("after the inner evaluation");
     require(job.engine.buffer("level").eq(level).all().item<bool>(), rule + ": buffer() in an evaluation");
-    job.model.level.fill_(77);  // what an evaluation writes is not kept
+    job.model.level.fill_(77);  // the end of the evaluation discards this write
     job.engine.save(folder);
   }
   require(equal(job.buffers(), own), rule + ": own buffers after the evaluation");
@@ -179,9 +180,9 @@ void declares_by(Run& run, const std::string& rule) {
   require(equal(job.buffers(), own), rule + ": own buffers after an exception ended the evaluation");
   require(job.engine.buffer("level").eq(level).all().item<bool>(), rule + ": buffer()");
   require(job.engine.buffer("norm.num_batches_tracked").item<int64_t>() == count, rule + ": buffer() of integers");
-  require(same(job.engine.buffer("table"), own.at("table")), rule + ": buffer() of what is equal on all ranks");
+  require(same(job.engine.buffer("table"), own.at("table")), rule + ": buffer() of a buffer that is equal on all ranks");
   job.engine.load(folder);
-  require(equal(job.buffers(), own), rule + ": a save within an evaluation has each rank's own buffers");
+  require(equal(job.buffers(), own), rule + ": a checkpoint saved in an evaluation has each rank's own buffers");
   {
     const zr::Engine::Evaluation evaluation(job.engine);
     job.engine.load(folder);
@@ -189,21 +190,21 @@ void declares_by(Run& run, const std::string& rule) {
   }
   require(equal(job.buffers(), own), rule + ": own buffers after a load in an evaluation");
   job.engine.set_buffer("level", torch::full({Running::kHidden}, 5, torch::kDouble));
-  require(job.model.level.eq(5).all().item<bool>(), rule + ": set_buffer() sets this rank's own");
-  require(job.engine.buffer("level").eq(5).all().item<bool>(), rule + ": and what buffer() returns");
+  require(job.model.level.eq(5).all().item<bool>(), rule + ": set_buffer() sets this rank's buffer");
+  require(job.engine.buffer("level").eq(5).all().item<bool>(), rule + ": buffer() returns the value that was set");
 }
 void declares(Run& run) {
   for (const std::string& rule : kRules) declares_by(run, rule);
 }
 
-// CPU seconds of loading weights from a safetensors file, the least of three.
+// CPU seconds to load weights from a safetensors file; the minimum of three loads.
 double seconds_of_loading(Job& job, const std::string& file) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 3; ++i) {
     const std::clock_t begin = std::clock();
     const zr::LoadReport loaded = job.engine.load(file, {true, false, false, false});
     least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-    require(loaded.missing.empty() && loaded.unexpected.size() > 9000, "the file has the weights and many others");
+    require(loaded.missing.empty() && loaded.unexpected.size() > 9000, "the file contains the weights and many other tensors");
   }
   return least;
 }
@@ -218,7 +219,7 @@ void loads_large(Run& run) {
   require(many <= 12 * few, "ten times the tensors take about ten times as long");
 }
 
-// CPU seconds of saving, loading and hashing a model of that many parameters.
+// CPU seconds to save, load and hash a model with `count` parameters.
 double seconds_of_a_model(Run& run, int count) {
   torch::nn::Module model;
   for (int i = 0; i < count; ++i) model.register_parameter("p" + std::to_string(i), torch::full({4}, 0.5 * i));
@@ -235,8 +236,8 @@ void saves_large(Run& run) {
   require(many <= 20 * few, "ten times the parameters take about ten times as long");
 }
 
-// A TorchScript module whose forward assigns a new tensor to its buffer: what the engine saves, loads and restores is
-// the module's present one.
+// A TorchScript module whose forward assigns a new tensor to its buffer: the engine saves, loads and restores the
+// tensor that the module has now.
 void follows_script(Run& run) {
   torch::jit::Module module("Script");
   module.register_parameter("weight", torch::linspace(-1, 1, 6).set_requires_grad(true), false);
@@ -267,18 +268,18 @@ void follows_script(Run& run) {
   {
     const zr::Engine::Evaluation evaluation(engine);
     module.forward({torch::ones({3, 6})});
-    require(!same(level(), fourth), "in an evaluation, too");
+    require(!same(level(), fourth), "forward changes the buffer in an evaluation too");
   }
-  require(same(level(), fourth), "an evaluation leaves this rank's own value");
+  require(same(level(), fourth), "the end of an evaluation restores this rank's value");
   engine.load(dir + "/step-00000002");
-  require(same(level(), second), "the checkpoint of a step has the buffer as it was then");
+  require(same(level(), second), "the checkpoint of step 2 has the buffer of step 2");
   for (int i = 0; i < 2; ++i) step();
-  require(same(level(), fourth), "and training repeats from there");
+  require(same(level(), fourth), "training from that checkpoint repeats the same values");
   const torch::Tensor all = engine.buffer("level");
-  if (engine.rank() == 0) require(same(all, level()), "buffer() is the present one");
+  if (engine.rank() == 0) require(same(all, level()), "buffer() returns the current tensor");
 }
 
-// A buffer that is empty at first, and longer after every forward.
+// A buffer that is empty at first and grows with every forward.
 void script_grows(Run& run) {
   torch::jit::Module module("Script");
   module.register_parameter("weight", torch::linspace(-1, 1, 6).set_requires_grad(true), false);
@@ -297,7 +298,7 @@ void retyped(Run& run) {
   job.step();
 }
 
-// Each is an error.
+// Each of these calls must throw.
 void no_such_buffer(Run& run) {
   Job job(run, {});
   job.engine.buffer("levle");
@@ -315,7 +316,7 @@ void set_in_evaluation(Run& run) {
   const zr::Engine::Evaluation evaluation(job.engine);
   job.engine.set_buffer("level", torch::zeros({Running::kHidden}));
 }
-// A module that replaces a buffer by a smaller one, or gets another, after the engine was made.
+// The module replaces a buffer with a smaller one, or registers another one, after the engine is created.
 void replace(Job& job) { job.model.replace_part(torch::full({1}, 3.0 + job.engine.rank())); }
 void replaced_read(Run& run) {
   Job job(run, {}, torch::ones({1000}));
@@ -347,22 +348,22 @@ void replaced_differently(Run& run) {
   if (job.engine.rank() == 0) replace(job);
   job.engine.refresh();
 }
-// After refresh() the engine has the buffers of now, each with rank 0's values, and checkpoints have them.
+// refresh() picks up the module's current buffers with rank 0's values; checkpoints then contain them.
 void replaced_and_refreshed(Run& run) {
   Job job(run, {"train.steps=6"}, torch::ones({1000}));
   job.step();
   replace(job);
   job.engine.refresh();
-  require(job.model.part_level.eq(3).all().item<bool>(), "a new buffer is rank 0's");
-  require(same(job.engine.buffer("part.level"), torch::full({1}, 3.0)), "buffer() reads the new one");
+  require(job.model.part_level.eq(3).all().item<bool>(), "a new buffer has rank 0's values");
+  require(same(job.engine.buffer("part.level"), torch::full({1}, 3.0)), "buffer() returns the new buffer");
   job.engine.set_buffer("part.level", torch::full({1}, 4.0));
   const std::string saved = job.engine.save(run.program.text("job.runs") + "/refreshed");
   job.engine.set_buffer("part.level", torch::full({1}, 5.0));
   job.engine.load(saved);
-  require(job.model.part_level.eq(4).all().item<bool>(), "the checkpoint has the new buffer");
+  require(job.model.part_level.eq(4).all().item<bool>(), "the checkpoint contains the new buffer");
   job.step();
 }
-// A change that only rank 0 made, and cannot be trained, is an error on all ranks and changes nothing.
+// Only rank 0 adds a parameter that the engine cannot train: refresh() throws on all ranks and changes nothing.
 void refresh_fails_on_one_rank(Run& run) {
   Job job(run, {"train.steps=6"});
   job.step();
@@ -375,13 +376,13 @@ void refresh_fails_on_one_rank(Run& run) {
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
-  const bool told = error.find("parameter 'extra.sparse' is not a dense floating-point tensor") != error.npos;
+  const bool reported = error.find("parameter 'extra.sparse' is not a dense floating-point tensor") != error.npos;
   const bool names = error.find("engine.refresh() failed on rank 0: ") != error.npos;
-  require(told && names == (job.engine.rank() != 0), "rank 0's error on every rank: " + error);
+  require(reported && names == (job.engine.rank() != 0), "every rank reports rank 0's error: " + error);
   if (job.engine.rank() == 0) job.model.unregister_module("extra");
   job.step();
 }
-// A step that no gradient reaches changes nothing of what the next checkpoint says of the step before.
+// A step without any gradient throws; the next checkpoint still records the previous step as applied.
 void reaches_nothing(Run& run) {
   Job job(run, {"train.steps=6"});
   job.step();
@@ -395,11 +396,11 @@ void reaches_nothing(Run& run) {
   } catch (const std::exception&) {
     thrown = true;
   }
-  require(thrown, "a loss that reaches no parameter is an error");
+  require(thrown, "a loss that depends on no parameter throws");
   std::ifstream in(job.engine.save(run.program.text("job.runs") + "/reached") + "/manifest.json");
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   const auto at = text.find("last_step_applied");
-  require(at != text.npos && text.substr(at, 30).find("true") != std::string::npos, "the last step was applied");
+  require(at != text.npos && text.substr(at, 30).find("true") != std::string::npos, "the checkpoint records that the last step was applied");
 }
 void resumes(Run& run) { Job job(run, {"checkpoint.resume=true"}); }
 

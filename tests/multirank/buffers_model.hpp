@@ -1,4 +1,4 @@
-// A small model whose training depends on its buffers: batch statistics, and a running level that forward subtracts.
+// A small model whose loss depends on its buffers: batch statistics, and a running level that forward subtracts.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,7 +17,7 @@ struct Running : torch::nn::Module {
     level = register_buffer("level", torch::zeros({kHidden}));
     table = register_buffer("table", torch::arange(kHidden).to(torch::kFloat) / 7);  // never changes
   }
-  // A module, instead of the one before, of one buffer "part.level".
+  // Replaces the submodule "part" with a new one whose only buffer is "level".
   void replace_part(const torch::Tensor& values) {
     if (part) unregister_module("part");
     part = register_module("part", std::make_shared<torch::nn::Module>());

@@ -1,4 +1,4 @@
-// Buffers of a model on several ranks: resumed exactly, declared by one rule elsewhere (train.buffers).
+// Model buffers on several ranks: an equal world size restores them exactly; otherwise the train.buffers rule applies.
 #include <cstring>
 #include <set>
 
@@ -7,13 +7,13 @@
 namespace zr::test {
 namespace {
 
-class ModelBuffersTest : public Checkpoints {
+class ModelBuffersTest : public CheckpointTest {
  protected:
   Outcome buffers_case(int ranks, const std::string& name, const std::string& overrides = "") const {
     return shell("CHECKPOINT=" + scratch_.path("c") + " " +
                  launch(ranks, "buffers_case " + name, "strategy=zero1 train.gradient_accumulation=2 " + overrides));
   }
-  // Lines without the launcher's "[1] ", with how often each is there.
+  // Output lines without the launcher's "[1] " prefix, each with its number of occurrences.
   static std::map<std::string, int> lines_of(const Outcome& outcome) {
     std::map<std::string, int> lines;
     for (std::string line : outcome.lines()) {
@@ -22,7 +22,7 @@ class ModelBuffersTest : public Checkpoints {
     }
     return lines;
   }
-  // Elements of a buffer of each rank, of a checkpoint that `ranks` wrote.
+  // The elements of a per-rank buffer in checkpoint folder c, one vector per rank; empty if it is not stored per rank.
   std::vector<std::vector<float>> saved(const std::string& name) const {
     const host::Checkpoint from(host::find_checkpoint(scratch_.path("c")));
     const host::SavedTensor* tensor = from.find(host::kRankBuffer, name);
@@ -51,27 +51,27 @@ TEST_F(ModelBuffersTest, ResumeAtTheSameWorldSizeIsBitExact) {
     int validations = 0;
     for (const auto& [line, times] : lines_of(done)) {
       if (line.find(" validation ") == line.npos) continue;
-      EXPECT_EQ(times, 2 * ranks) << "all ranks of both runs validate to " << line;
+      EXPECT_EQ(times, 2 * ranks) << "not all ranks of both runs printed " << line;
       validations += times;
     }
     EXPECT_EQ(validations, 8 * 2 * ranks) << done.output;
   }
 }
 
-TEST_F(ModelBuffersTest, AreThePresentOnesOfATorchScriptModuleThatAssignsThem) {
+TEST_F(ModelBuffersTest, TorchScriptBuffersAssignedInForwardAreSavedAndRestored) {
   for (const int ranks : {1, 2}) {
     const Outcome done = buffers_case(ranks, "follows_script");
     EXPECT_EQ(done.code, 0) << done.output;
   }
 }
 
-TEST_F(ModelBuffersTest, OtherWorldSizesFollowTheRule) {
+TEST_F(ModelBuffersTest, ResumeAtAnotherWorldSizeFollowsTrainBuffers) {
   const Outcome done = buffers_case(3, "saves");
   ASSERT_EQ(done.code, 0) << done.output;
   const auto level = saved("level");
   ASSERT_EQ(level.size(), 3u);
-  EXPECT_EQ((std::set<std::vector<float>>(level.begin(), level.end()).size()), 3u) << "ranks differ";
-  EXPECT_TRUE(saved("table").empty()) << "a buffer that is equal on all ranks is stored once";
+  EXPECT_EQ((std::set<std::vector<float>>(level.begin(), level.end()).size()), 3u) << "the ranks must have different values";
+  EXPECT_TRUE(saved("table").empty()) << "a buffer that is equal on all ranks must be stored once";
   std::vector<float> mean;
   for (std::size_t i = 0; i < level[0].size(); ++i)
     mean.push_back(static_cast<float>((double{level[0][i]} + level[1][i] + level[2][i]) / 3));
@@ -92,7 +92,7 @@ TEST_F(ModelBuffersTest, OtherWorldSizesFollowTheRule) {
   }
 }
 
-TEST_F(ModelBuffersTest, ModelFilesHaveTheDeclaredValues) {
+TEST_F(ModelBuffersTest, ExportedFilesFollowTrainBuffers) {
   for (const std::string rule : {"rank0", "mean", "per_rank"}) {
     fs::remove_all(scratch_.path("c"));
     const Outcome done = buffers_case(2, "saves", "train.buffers=" + rule);
@@ -115,15 +115,15 @@ TEST_F(ModelBuffersTest, ModelFilesHaveTheDeclaredValues) {
   }
 }
 
-TEST_F(ModelBuffersTest, EvaluationAndGetHaveTheDeclaredValues) {
+TEST_F(ModelBuffersTest, EvaluationAndBufferGetterFollowTrainBuffers) {
   for (const int ranks : {1, 2, 3}) {
     const Outcome done = buffers_case(ranks, "declares");
     EXPECT_EQ(done.code, 0) << ranks << "\n" << done.output;
   }
 }
 
-// tests/multirank/version1 was written by two ranks of the release before version 2, from the same model.
-TEST_F(ModelBuffersTest, Version1CheckpointsLoad) {
+// tests/multirank/version1 was written by two ranks of the last release with checkpoint version 1, from this model.
+TEST_F(ModelBuffersTest, LoadsVersion1Checkpoints) {
   fs::copy(ZR_SOURCE_DIR "/tests/multirank/version1", scratch_.path("c"), fs::copy_options::recursive);
   EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
   EXPECT_EQ(shell(zeroth_bin() + "show c").code, 0);
@@ -137,7 +137,7 @@ TEST_F(ModelBuffersTest, Version1CheckpointsLoad) {
     int levels = 0;
     for (const auto& [line, times] : lines)
       if (line.find(" level: ") != line.npos) levels += times == ranks;
-    EXPECT_EQ(levels, 3) << "rank 0's on all ranks under every rule, as version 1 has no other";
+    EXPECT_EQ(levels, 3) << "version 1 stores only rank 0's buffers, so every rank gets them under every rule";
   }
 }
 

@@ -1,4 +1,5 @@
-// Jobs that are killed, stopped, run out of disk or share a folder: what was committed stays, and training goes on.
+// Jobs that are killed, stopped, run out of disk space or share a folder: committed checkpoints survive, and training
+// can continue.
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -11,9 +12,9 @@
 namespace zr::test {
 namespace {
 
-class CheckpointCrashes : public Checkpoints {
+class CheckpointCrashTest : public CheckpointTest {
  protected:
-  // A small gpt on its own text, `zeroth train`.
+  // A small gpt on generated text, run with `zeroth train`.
   void SetUp() override {
     std::string text;
     while (text.size() < 60000) text += "the quick brown fox " + std::to_string(text.size() * 7919 % 10007) + "\n";
@@ -42,8 +43,8 @@ class CheckpointCrashes : public Checkpoints {
   std::size_t rows(const std::string& name) const { return losses(name).size(); }
 };
 
-// Ten kills, of one rank or of both, some while a checkpoint is being written; each resume under another strategy.
-TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
+// Kills one or all ranks until ten ranks are killed, some while a checkpoint is written; resumes under other strategies.
+TEST_F(CheckpointCrashTest, KilledRanksLoseNoCommittedCheckpoint) {
   std::mt19937 random(5);
   const std::vector<std::vector<std::string>> hows{
       {"strategy=zero0", "job.ranks=1", "train.gradient_accumulation=4"},
@@ -52,7 +53,7 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
       {"strategy=zero3", "job.ranks=2", "train.gradient_accumulation=2"},
       {"strategy=zero3", "job.ranks=1", "train.gradient_accumulation=4"},
       {"strategy=zero2", "job.ranks=2", "train.gradient_accumulation=2", "checkpoint.async=true"}};
-  ASSERT_EQ(shell(words(train("whole", {"checkpoint.every=0", "train.gradient_accumulation=2"}))).code, 0);
+  ASSERT_EQ(shell(words(train("uninterrupted", {"checkpoint.every=0", "train.gradient_accumulation=2"}))).code, 0);
   int kills = 0, writing = 0;
   for (int round = 0; round < 60 && kills < 10; ++round) {
     Scene scene;
@@ -75,29 +76,29 @@ TEST_F(CheckpointCrashes, KillsAnywhereLoseNothingThatWasCommitted) {
     std::vector<pid_t> ranks = ranks_of(job.pid());
     if (ranks.empty()) {
       job.wait();
-      break;  // it came to its end
+      break;  // the job has finished
     }
     if (round % 2) ranks = {ranks[random() % ranks.size()]};
     for (const pid_t rank : ranks) kills += ::kill(rank, SIGKILL) == 0;
     job.wait();
     for (const std::string& name : names_in("c")) writing += name.ends_with(".partial");
-    const std::vector<std::string> whole = host::checkpoints_in(scratch_.path("c"));
-    if (!whole.empty()) {
+    if (!host::checkpoints_in(scratch_.path("c")).empty()) {
       EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
     }
   }
-  std::printf("%d ranks killed, %d of the kills left an unfinished save\n", kills, writing);
+  std::printf("%d ranks killed, %d unfinished saves left\n", kills, writing);
   EXPECT_GE(kills, 10);
-  EXPECT_GE(writing, 1) << "no kill came while a checkpoint was written";
+  EXPECT_GE(writing, 1) << "no rank was killed while a checkpoint was being written";
   const Outcome last = shell(words(train("killed", {"train.gradient_accumulation=2", "checkpoint.resume=true"})));
   ASSERT_EQ(last.code, 0) << last.output;
-  EXPECT_EQ(hash("killed"), hash("whole"));
-  EXPECT_EQ(losses("killed"), losses("whole"));
-  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"})) << "no debris stays";
+  EXPECT_EQ(hash("killed"), hash("uninterrupted"));
+  EXPECT_EQ(losses("killed"), losses("uninterrupted"));
+  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"})) << "unfinished saves must be removed";
 }
 
-// Each strategy and number of ranks that saves with each that goes on, two of these four at a time.
-TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
+// Saves under one strategy and world size and resumes under another: every pair of any two of the four values (saving
+// strategy, saving world size, resuming strategy, resuming world size) occurs.
+TEST_F(CheckpointCrashTest, ResumesBitIdenticallyUnderAnotherStrategyAndWorldSize) {
   const std::vector<std::string> strategies{"zero0", "zero1", "zero2", "zero3"};
   const std::vector<int> worlds{1, 2, 3, 4, 8};
   const std::vector<std::size_t> shift{0, 2, 1, 3, 2};
@@ -109,18 +110,18 @@ TEST_F(CheckpointCrashes, AnyPairOfChoicesGoesOnExactly) {
     const Outcome done = shell(words(train(name, more)));
     EXPECT_EQ(done.code, 0) << name << "\n" << done.output;
   };
-  job("whole", 0, 1, "none", {"train.steps=2", "checkpoint.every=0"});
+  job("uninterrupted", 0, 1, "none", {"train.steps=2", "checkpoint.every=0"});
   for (std::size_t i = 0; i < worlds.size(); ++i)
     for (std::size_t j = 0; j < worlds.size(); ++j) {
       const std::string name = std::to_string(i) + std::to_string(j);
       job("first" + name, i + j, worlds[i], name, {"train.steps=1"});
       job("rest" + name, shift[i] + j, worlds[j], name, {"train.steps=2", "checkpoint.resume=true"});
-      EXPECT_EQ(hash("rest" + name), hash("whole")) << strategies[(i + j) % 4] << " on " << worlds[i] << ", then "
+      EXPECT_EQ(hash("rest" + name), hash("uninterrupted")) << strategies[(i + j) % 4] << " on " << worlds[i] << ", then "
                                                     << strategies[(shift[i] + j) % 4] << " on " << worlds[j];
     }
 }
 
-TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
+TEST_F(CheckpointCrashTest, SignalSavesCheckpointAndExitsWithZero) {
   for (const auto& [signal, ranks] : {std::pair{SIGTERM, 2}, {SIGINT, 2}, {SIGTERM, 1}}) {
     const std::vector<std::string> world{"job.ranks=" + std::to_string(ranks),
                                          "train.gradient_accumulation=" + std::to_string(4 / ranks)};
@@ -141,17 +142,17 @@ TEST_F(CheckpointCrashes, ASignalSavesAndEndsInOrder) {
     const int64_t step = stopped["steps"];
     EXPECT_EQ(host::checkpoints_in(scratch_.path("c")), std::vector<std::string>{host::checkpoint_name(step)});
     const std::string steps = "train.steps=" + std::to_string(step + 5);
-    ASSERT_EQ(shell(words(train("whole", with_world({steps, "checkpoint.every=0"})))).code, 0);
+    ASSERT_EQ(shell(words(train("uninterrupted", with_world({steps, "checkpoint.every=0"})))).code, 0);
     std::vector<std::string> resume = train("stopped", with_world({steps}));
     resume.insert(resume.begin() + 2, "--resume");
     const Outcome rest = shell(words(resume));
     ASSERT_EQ(rest.code, 0) << rest.output;
-    EXPECT_EQ(hash("stopped"), hash("whole"));
-    EXPECT_EQ(losses("stopped"), losses("whole"));
+    EXPECT_EQ(hash("stopped"), hash("uninterrupted"));
+    EXPECT_EQ(losses("stopped"), losses("uninterrupted"));
   }
 }
 
-TEST_F(CheckpointCrashes, ASignalWithoutThatKeyEndsTheJobAtOnce) {
+TEST_F(CheckpointCrashTest, SignalWithoutOnSignalKeyEndsJobImmediately) {
   Scene scene;
   Job job(scene, train("stopped", {"train.steps=100000", "checkpoint.every=0"}));
   ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
@@ -160,20 +161,20 @@ TEST_F(CheckpointCrashes, ASignalWithoutThatKeyEndsTheJobAtOnce) {
   EXPECT_TRUE(host::checkpoints_in(scratch_.path("c")).empty());
 }
 
-TEST_F(CheckpointCrashes, TwoJobsInOneFolderAreRefusedAtTheStart) {
+TEST_F(CheckpointCrashTest, RejectsSecondJobInSameFolder) {
   Scene scene;
   Job first(scene, train("first", {"train.steps=100000", "checkpoint.every=1000"}));
   ASSERT_TRUE(eventually([&] { return rows("first") > 2; }));
   const Outcome second = shell(words(train("second")));
   EXPECT_EQ(second.code, 2) << second.output;
-  EXPECT_NE(second.output.find("another job saves there (process "), std::string::npos) << second.output;
-  EXPECT_NE(second.output.find("; give each job a folder of its own (checkpoint.dir)"), std::string::npos);
+  EXPECT_NE(second.output.find("another job is saving to this folder (process "), std::string::npos) << second.output;
+  EXPECT_NE(second.output.find("; give each job its own folder (checkpoint.dir)"), std::string::npos);
   ::kill(first.pid(), SIGKILL);
   first.wait();
 }
 
-// A tmpfs too small for the second checkpoint, in a mount namespace of its own.
-TEST_F(CheckpointCrashes, AFullDiskLosesNothingAndTrainingGoesOn) {
+// Saves to a tmpfs that is too small for the second checkpoint, in its own mount namespace.
+TEST_F(CheckpointCrashTest, FullDiskKeepsEarlierCheckpointsAndTrainingContinues) {
   for (const std::string how : {"false", "true"}) {
     const std::string script = scratch_.write(
         "full.sh",
@@ -183,26 +184,26 @@ TEST_F(CheckpointCrashes, AFullDiskLosesNothingAndTrainingGoesOn) {
             "\necho code $?\nls disk\n" + zeroth_bin() + "verify disk\n");
     Outcome done = shell("unshare --mount sh " + script);
     if (done.output.find("mounted") == std::string::npos) done = shell("unshare --mount --map-root-user sh " + script);
-    if (done.output.find("mounted") == std::string::npos) GTEST_SKIP() << "no mount namespace here: " << done.output;
+    if (done.output.find("mounted") == std::string::npos) GTEST_SKIP() << "cannot create a mount namespace: " << done.output;
     EXPECT_NE(done.output.find("step 4 was not saved: rank 0: "), std::string::npos) << done.output;
-    EXPECT_NE(done.output.find("No space left on device; free space there, or name another folder (earlier checkpoints "
-                               "are as they were); training goes on"),
+    EXPECT_NE(done.output.find("No space left on device; free space on this disk, or use another folder (earlier "
+                               "checkpoints are unchanged); training continues"),
               std::string::npos)
         << done.output;
-    EXPECT_NE(done.output.find("code 3\nlock\nstep-00000002\ndisk/step-00000002: whole, step 2"), std::string::npos)
+    EXPECT_NE(done.output.find("code 3\nlock\nstep-00000002\ndisk/step-00000002: intact, step 2"), std::string::npos)
         << done.output;
-    EXPECT_EQ(rows("full" + how), 6u) << "the last save failed, and that is the job's exit code";
+    EXPECT_EQ(rows("full" + how), 6u) << "all steps must run although saves fail";
   }
 }
 
-TEST_F(CheckpointCrashes, AFailureInTheBackgroundIsHeardAtTheNextStep) {
-  scratch_.write("c/file", "no folder");
+TEST_F(CheckpointCrashTest, AsyncSaveFailureIsReportedAtLaterStep) {
+  scratch_.write("c/file", "a file, not a folder");
   const Outcome done = rank_case("hears_of_a_failure", "checkpoint.async=true train.steps=300");
   EXPECT_EQ(done.code, 0) << done.output;
-  EXPECT_NE(done.output.find("c/file/below: cannot be made: Not a directory"), std::string::npos) << done.output;
+  EXPECT_NE(done.output.find("c/file/below: cannot be created: Not a directory"), std::string::npos) << done.output;
 }
 
-TEST_F(CheckpointCrashes, SavingAsideTouchesNoFileOnTheTrainingThread) {
+TEST_F(CheckpointCrashTest, AsyncSaveMakesNoFileCallsOnTrainingThread) {
   const Outcome done =
       shell("CHECKPOINT=" + scratch_.path("c") + " LD_PRELOAD=" ZR_BUILD_DIR "/tests/libzr_test_file_calls.so " +
             launch(2, "checkpoint_case touches_no_file", "checkpoint.async=true"));

@@ -1,4 +1,4 @@
-// What tests of checkpoints share: jobs by lists of overrides, and what they leave behind.
+// Fixture of the checkpoint tests: runs jobs from lists of overrides and reads their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 using testing::Outcome;
 namespace fs = std::filesystem;
 
-class Checkpoints : public ::testing::Test {
+class CheckpointTest : public ::testing::Test {
  protected:
   static std::string zeroth_bin() { return ZR_BUILD_DIR "/bin/zeroth "; }
   Outcome shell(const std::string& words) const {
@@ -33,7 +33,7 @@ class Checkpoints : public ::testing::Test {
     return zeroth_bin() + "launch -n " + std::to_string(n) + " -t 1 -- " ZR_BUILD_DIR "/tests/" + program_and_case +
            " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.threads=1 " + overrides;
   }
-  // A job a line, all of them on n ranks; 24 micro-batches a step however many ranks share them.
+  // Runs one job per line, each on n ranks, with 24 micro-batches per step in total for every n.
   void run(int n, const std::string& lines, const std::string& overrides = "") {
     const Outcome done =
         shell("ENGINE_CASE_LIST=" + scratch_.write("list", lines) + " " +
@@ -41,7 +41,7 @@ class Checkpoints : public ::testing::Test {
                      "train.steps=4 train.gradient_accumulation=" + std::to_string(24 / n) + " " + overrides));
     ASSERT_EQ(done.code, 0) << done.output;
   }
-  // A case of checkpoint_case, two ranks, CHECKPOINT=c.
+  // Runs a case of checkpoint_case on two ranks with CHECKPOINT set to folder `where`.
   Outcome rank_case(const std::string& name, const std::string& overrides = "", const std::string& where = "c") {
     return shell("CHECKPOINT=" + scratch_.path(where) + " " +
                  launch(2, "checkpoint_case " + name, "strategy=zero2 train.steps=4 " + overrides));
@@ -65,7 +65,7 @@ class Checkpoints : public ::testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // Changes a byte of a file, from its end.
+  // Flips a bit of the byte at distance from_end from the end of a file.
   void damage(const std::string& file, std::size_t from_end = 5) const {
     std::ifstream in(scratch_.path(file), std::ios::binary);
     std::string bytes{std::istreambuf_iterator<char>(in), {}};
@@ -73,12 +73,12 @@ class Checkpoints : public ::testing::Test {
     bytes[bytes.size() - from_end] ^= 1;
     std::ofstream(scratch_.path(file), std::ios::binary) << bytes;
   }
-  // All bytes of a checkpoint's tensors, by role and name; statistics of a rank's own batches apart.
+  // All bytes of a checkpoint's tensors by role, name and dtype, without buffers.
   static std::map<std::string, std::string> contents(const std::string& folder) {
     const host::Checkpoint checkpoint(folder);
     std::map<std::string, std::string> all;
     for (const host::SavedTensor& tensor : checkpoint.manifest().tensors) {
-      if (tensor.role.starts_with("buffer")) continue;  // batch statistics depend on the split
+      if (tensor.role.starts_with("buffer")) continue;  // batch statistics depend on how ranks split the batch
       std::string bytes(static_cast<std::size_t>(tensor.bytes()), '\0');
       checkpoint.read(tensor, 0, tensor.bytes(), bytes.data());
       all[tensor.role + " " + tensor.name + " " + tensor.dtype] = std::move(bytes);

@@ -1,11 +1,11 @@
-// Files of very many tensors are read in time that grows with their number, not with its square.
+// The time to load, save and hash very many tensors grows linearly with their number, not quadratically.
 #include "checkpoint/safetensors.hpp"
 #include "multirank/checkpoint_fixture.hpp"
 
 namespace zr::test {
 namespace {
 
-TEST_F(Checkpoints, LoadFilesOfManyTensorsInLinearTime) {
+TEST_F(CheckpointTest, LoadsFilesOfManyTensorsInLinearTime) {
   const auto write = [&](const std::string& name, int extra) {
     host::TensorHeader header;
     int64_t at = 0;
@@ -34,7 +34,7 @@ TEST_F(Checkpoints, LoadFilesOfManyTensorsInLinearTime) {
   std::printf("%s", done.output.c_str());
 }
 
-TEST_F(Checkpoints, OfManyParametersAreSavedLoadedAndHashedInLinearTime) {
+TEST_F(CheckpointTest, SavesLoadsAndHashesManyParametersInLinearTime) {
   const Outcome done = shell(launch(1, "buffers_case saves_large", ""));
   EXPECT_EQ(done.code, 0) << done.output;
   std::printf("%s", done.output.c_str());

@@ -1,4 +1,4 @@
-// A run that stops and goes on is the run that did not stop, bit for bit, under any strategy and number of ranks.
+// A resumed run is bit-identical to an uninterrupted run under any strategy and number of ranks.
 #include "multirank/checkpoint_fixture.hpp"
 
 namespace zr::test {
@@ -7,11 +7,11 @@ namespace {
 const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
 const std::vector<int> kWorlds{1, 2, 3, 4, 8};
 
-// Saves at step 2 under every strategy and number of ranks, goes on under every other to step 4.
-TEST_F(Checkpoints, OfAnyStrategyAndNumberOfRanksGoOnUnderAnyOther) {
+// Saves at step 2 under every strategy and number of ranks, then resumes each save under every combination to step 4.
+TEST_F(CheckpointTest, ResumesBitIdenticallyUnderAnyStrategyAndWorldSize) {
   const std::string how = "parity.model=everything";
-  run(1, "job.name=whole strategy=zero0\n", how);
-  const auto whole = losses("whole");
+  run(1, "job.name=uninterrupted strategy=zero0\n", how);
+  const auto uninterrupted = losses("uninterrupted");
   const auto folder = [](const std::string& strategy, int n) { return "saved-" + strategy + "-" + std::to_string(n); };
   std::map<std::string, std::string> first;
   for (const int n : kWorlds) {
@@ -23,7 +23,7 @@ TEST_F(Checkpoints, OfAnyStrategyAndNumberOfRanksGoOnUnderAnyOther) {
     for (const std::string& strategy : kStrategies) {
       const auto all = contents(host::find_checkpoint(scratch_.path(folder(strategy, n))));
       if (first.empty()) first = all;
-      EXPECT_EQ(all == first, true) << strategy << " on " << n << " ranks holds other tensors";
+      EXPECT_EQ(all == first, true) << strategy << " on " << n << " ranks saves different tensors";
     }
   }
   for (const int m : kWorlds) {
@@ -38,14 +38,15 @@ TEST_F(Checkpoints, OfAnyStrategyAndNumberOfRanksGoOnUnderAnyOther) {
       for (const std::string& from : kStrategies)
         for (const int n : kWorlds) {
           const std::string name = "on-" + to + "-" + std::to_string(m) + "-" + folder(from, n);
-          EXPECT_EQ(hash(name), hash("whole")) << name;
-          EXPECT_EQ(losses(name), (std::map<int64_t, std::string>{{3, whole.at(3)}, {4, whole.at(4)}})) << name;
+          EXPECT_EQ(hash(name), hash("uninterrupted")) << name;
+          const std::map<int64_t, std::string> rest{{3, uninterrupted.at(3)}, {4, uninterrupted.at(4)}};
+          EXPECT_EQ(losses(name), rest) << name;
         }
   }
 }
 
-// Dropout, recurrent models, 16 bits, a loss scale that moves, copied weights, plain descent, a schedule.
-TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
+// Dropout, recurrent models, 16-bit types, a changing loss scale, weights that are not shared, plain SGD, a schedule.
+TEST_F(CheckpointTest, ResumesBitIdenticallyAcrossModelsDtypesAndSchedules) {
   const std::vector<std::string> jobs{
       "parity.model=dropout strategy=zero1",
       "parity.model=recurrent strategy=zero3",
@@ -57,53 +58,54 @@ TEST_F(Checkpoints, GoOnExactlyWhateverIsTrained) {
       "fp16.initial_scale_power=10",
       "parity.model=everything strategy=zero2 schedule.use=WarmupDecayLR schedule.WarmupDecayLR.total_num_steps=6 "
       "schedule.WarmupDecayLR.warmup_num_steps=2 checkpoint.async=true"};
-  std::string whole, stopped, resumed;
+  std::string uninterrupted, stopped, resumed;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const std::string at = " checkpoint.dir=c" + std::to_string(i) + " ", n = std::to_string(i) + "\n";
-    whole += jobs[i] + " job.name=whole" + n;
+    uninterrupted += jobs[i] + " job.name=uninterrupted" + n;
     stopped += jobs[i] + at + "checkpoint.every=3 train.steps=3 job.name=stopped" + n;
     resumed += jobs[i] + at + "checkpoint.resume=true job.name=stopped" + n;
   }
-  run(2, whole, "train.steps=6");
+  run(2, uninterrupted, "train.steps=6");
   run(2, stopped);
   run(3, resumed, "train.steps=6");
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const std::string n = std::to_string(i);
-    EXPECT_EQ(hash("stopped" + n), hash("whole" + n)) << jobs[i];
-    EXPECT_EQ(losses("stopped" + n), losses("whole" + n)) << jobs[i];
-    EXPECT_EQ(losses("stopped" + n).size(), 6u) << "the rows before the stop stay";
+    EXPECT_EQ(hash("stopped" + n), hash("uninterrupted" + n)) << jobs[i];
+    EXPECT_EQ(losses("stopped" + n), losses("uninterrupted" + n)) << jobs[i];
+    EXPECT_EQ(losses("stopped" + n).size(), 6u) << "the resumed run must keep the rows from before the stop";
   }
 }
 
-// Their result depends on the split into ranks (docs/numerics.md 5), not on a stop.
-TEST_F(Checkpoints, GoOnExactlyWhereGradientsAreReducedLast) {
+// With gradients.reduce = "last_micro_step" the result depends on the number of ranks, but not on a stop.
+TEST_F(CheckpointTest, ResumesBitIdenticallyWithLastMicroStepReduction) {
   const std::string how = "parity.model=everything strategy=zero2 train.dtype=bf16 gradients.reduce=last_micro_step ";
-  run(2, "job.name=whole\njob.name=stopped checkpoint.dir=c checkpoint.every=3 train.steps=3\n", how + "train.steps=6");
+  run(2, "job.name=uninterrupted\njob.name=stopped checkpoint.dir=c checkpoint.every=3 train.steps=3\n",
+      how + "train.steps=6");
   run(2, "job.name=stopped checkpoint.dir=c checkpoint.resume=true\n", how + "train.steps=6");
-  EXPECT_EQ(hash("stopped"), hash("whole"));
-  EXPECT_EQ(losses("stopped"), losses("whole"));
+  EXPECT_EQ(hash("stopped"), hash("uninterrupted"));
+  EXPECT_EQ(losses("stopped"), losses("uninterrupted"));
 }
 
-TEST_F(Checkpoints, GoOnExactlyInASecondEpochOfTheData) {
+TEST_F(CheckpointTest, ResumesBitIdenticallyInSecondEpoch) {
   const std::string how = "parity.model=dropout train.steps=";
-  ASSERT_EQ(rank_case("trains_epochs", how + "7 job.name=whole").code, 0);
+  ASSERT_EQ(rank_case("trains_epochs", how + "7 job.name=uninterrupted").code, 0);
   ASSERT_EQ(rank_case("trains_epochs", how + "3 job.name=stopped checkpoint.dir=c checkpoint.every=3").code, 0);
   const Outcome rest = rank_case("trains_epochs", how + "7 job.name=stopped checkpoint.dir=c checkpoint.resume=true");
   ASSERT_EQ(rest.code, 0) << rest.output;
-  EXPECT_EQ(hash("stopped"), hash("whole"));
-  EXPECT_EQ(losses("stopped"), losses("whole"));
+  EXPECT_EQ(hash("stopped"), hash("uninterrupted"));
+  EXPECT_EQ(losses("stopped"), losses("uninterrupted"));
 }
 
-TEST_F(Checkpoints, StayAsManyAsAreToBeKept) {
+TEST_F(CheckpointTest, KeepsConfiguredNumberOfCheckpoints) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=2\n", "parity.model=tiny");
   EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000003", "step-00000004"}));
   EXPECT_EQ(summary("a").at("checkpoints").dump(), R"({"failed":0,"last_step":4,"saved":4})");
   const Outcome verified = shell(zeroth_bin() + "verify c");
   EXPECT_EQ(verified.code, 0) << verified.output;
-  EXPECT_NE(verified.output.find("step-00000004: whole, step 4, "), std::string::npos) << verified.output;
+  EXPECT_NE(verified.output.find("step-00000004: intact, step 4, "), std::string::npos) << verified.output;
 }
 
-TEST_F(Checkpoints, LoadedAndSavedHoldTheSameTensors) {
+TEST_F(CheckpointTest, LoadThenSavePreservesAllTensors) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     run(2, "job.name=a checkpoint.dir=" + dtype + " checkpoint.every=2 train.steps=2 train.dtype=" + dtype + "\n",
         "parity.model=everything strategy=zero3");
@@ -115,16 +117,16 @@ TEST_F(Checkpoints, LoadedAndSavedHoldTheSameTensors) {
   }
 }
 
-TEST_F(Checkpoints, AreRefusedBetweenMicroBatches) {
+TEST_F(CheckpointTest, RejectsSaveBetweenMicroBatches) {
   const Outcome done = rank_case("saves_midway", "train.gradient_accumulation=2");
   EXPECT_EQ(done.code, 0) << done.output;
   const std::string text =
-      "engine.save() between engine.backward() and the engine.step() that ends its step: gradients are not saved; "
-      "call it after a step\n";
+      "engine.save() was called between engine.backward() and the engine.step() that ends its step: gradients are "
+      "not saved; call engine.save() after engine.step()\n";
   EXPECT_EQ(done.output, text + text + scratch_.path("c/step-00000001") + "\n");
 }
 
-TEST_F(Checkpoints, TakeNoMoreMemoryThanAChunkOrTheOwnShard) {
+TEST_F(CheckpointTest, UsesNoMoreMemoryThanOneChunkOrOwnShard) {
   run(2,
       "job.name=plain\njob.name=async checkpoint.dir=a checkpoint.every=1 checkpoint.async=true\n"
       "job.name=sync checkpoint.dir=s checkpoint.every=2\n",
@@ -141,12 +143,12 @@ TEST_F(Checkpoints, TakeNoMoreMemoryThanAChunkOrTheOwnShard) {
   EXPECT_EQ(peak("sync", "host", "snapshot"), 0);
   const Json snapshot = summary("async").at("memory").at("host").at("snapshot");
   const double planned = snapshot["planned"], held = snapshot["peak"];
-  const double shard = static_cast<double>(peak("plain", "device", "slots")) * 3 / 2;  // weights beside two states
+  const double shard = static_cast<double>(peak("plain", "device", "slots")) * 3 / 2;  // fp32 weights plus two optimizer states
   EXPECT_NEAR(held, planned, 0.02 * planned);
-  EXPECT_NEAR(planned, shard, 0.02 * shard) << "the own shard once";
+  EXPECT_NEAR(planned, shard, 0.02 * shard) << "the snapshot must hold one copy of the rank's own shard";
   const int64_t extra = peak("resumed", "host", "other") - peak("plain", "host", "other");
   EXPECT_GT(extra, 0);
-  EXPECT_LE(extra, int64_t{64} << 20) << "a chunk";
+  EXPECT_LE(extra, int64_t{64} << 20) << "loading must use at most one chunk";
 }
 
 }  // namespace

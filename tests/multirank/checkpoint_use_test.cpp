@@ -1,4 +1,4 @@
-// What else can be done with a checkpoint: parts of it, weights of other programs, other programs with it, commands.
+// Other uses of checkpoints: partial loads, weights of other programs, export to other programs, and the commands.
 #include <tuple>
 
 #include "checkpoint/safetensors.hpp"
@@ -8,13 +8,13 @@
 namespace zr::test {
 namespace {
 
-class CheckpointUses : public Checkpoints {
+class CheckpointUseTest : public CheckpointTest {
  protected:
-  // Saves two steps of `model` in folder c.
+  // Trains two steps and saves a checkpoint after each, in folder c.
   void save(const std::string& overrides = "") {
     run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 train.steps=2\n", "strategy=zero2 " + overrides);
   }
-  // The weights of folder c as another program would have written them.
+  // Writes the weights of folder c to `file` as another program would; `change` edits each tensor's name or shape.
   void exported_as(const std::string& file, const std::function<void(host::StoredTensor&)>& change) {
     ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
     std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
@@ -31,19 +31,20 @@ class CheckpointUses : public Checkpoints {
   }
 };
 
-TEST_F(CheckpointUses, TheWeightsAloneBeginAnotherTraining) {
+TEST_F(CheckpointUseTest, InitLoadsWeightsOnly) {
   save();
   EXPECT_EQ(says_hash("checkpoint.init=c"), "step 0 hash " + hash("a"));
   EXPECT_EQ(says_hash("checkpoint.init=c/step-00000002 strategy=zero3"), "step 0 hash " + hash("a"));
   EXPECT_EQ(says_hash("checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
 }
 
-TEST_F(CheckpointUses, WhatDoesNotFitIsRefusedOrListed) {
+TEST_F(CheckpointUseTest, NonMatchingTensorsAreRejectedOrListed) {
   save("parity.model=everything");
   const Outcome refused = rank_case("says_hash", "parity.model=recurrent checkpoint.init=c");
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_NE(refused.output.find(": does not fit the model; missing: weight '"), std::string::npos) << refused.output;
-  EXPECT_NE(refused.output.find("load with strict = false to take what fits"), std::string::npos) << refused.output;
+  EXPECT_NE(refused.output.find("load with strict = false to load only the tensors that fit"), std::string::npos)
+      << refused.output;
   const Outcome listed = rank_case("loads_what_fits", "parity.model=recurrent");
   ASSERT_EQ(listed.code, 0) << listed.output;
   EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
@@ -55,33 +56,36 @@ TEST_F(CheckpointUses, WhatDoesNotFitIsRefusedOrListed) {
   EXPECT_NE(shape.output.find("other shape: weight 'twice.weight'\n"), std::string::npos) << shape.output;
 }
 
-TEST_F(CheckpointUses, AnotherOptimizerSaysWhatItStartsFresh) {
+TEST_F(CheckpointUseTest, NewOptimizerReportsStatesItInitializes) {
   save("optimizer=adamw");
   const Outcome done = rank_case("says_hash", "optimizer=sgd checkpoint.dir=c checkpoint.resume=true");
   ASSERT_EQ(done.code, 0) << done.output;
-  EXPECT_NE(done.output.find("optimizer 'sgd' starts fresh; with: state.momentum_buffer '"), std::string::npos)
+  EXPECT_NE(done.output.find("optimizer 'sgd' starts states at zero; missing: state.momentum_buffer '"),
+            std::string::npos)
       << done.output;
-  EXPECT_NE(done.output.find("optimizer 'sgd' leaves; unused: state.exp_avg '"), std::string::npos) << done.output;
+  EXPECT_NE(done.output.find("optimizer 'sgd' ignores saved states; unused: state.exp_avg '"), std::string::npos)
+      << done.output;
   EXPECT_NE(done.output.find("step 2 hash " + hash("a")), std::string::npos) << done.output;
 }
 
-// Weights of another program beside the checkpoints are not taken for them, nor written over them.
-TEST_F(CheckpointUses, FilesBesideThemChangeNothing) {
+// A file of exported weights in the checkpoint folder is not taken for a checkpoint, and export does not overwrite
+// checkpoints.
+TEST_F(CheckpointUseTest, IgnoresOtherFilesInCheckpointFolder) {
   save("parity.model=tiny");
   ASSERT_EQ(shell(zeroth_bin() + "export c c/model.safetensors").code, 0);
   EXPECT_EQ(says_hash("parity.model=tiny checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
   for (const std::string to : {"c", "c/step-00000002"}) {
     const Outcome refused = shell(zeroth_bin() + "export c " + to);
     EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.output.find(to + " holds checkpoints, and stays as it is; name another folder"),
+    EXPECT_NE(refused.output.find(to + " contains checkpoints, which must not change; name another folder"),
               std::string::npos)
         << refused.output;
   }
   EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
 }
 
-// A job that is put into the queue once more than it has work.
-TEST_F(CheckpointUses, AFinishedRunThatIsResumedKeepsItsResult) {
+// A cluster queue may start a job once more after it has finished.
+TEST_F(CheckpointUseTest, ResumedFinishedRunKeepsItsResult) {
   save("parity.model=tiny");
   const std::string before = summary("a").dump(), rows = Json(losses("a")).dump();
   run(2, "job.name=a checkpoint.dir=c checkpoint.resume=true train.steps=2\n", "strategy=zero2 parity.model=tiny");
@@ -89,27 +93,27 @@ TEST_F(CheckpointUses, AFinishedRunThatIsResumedKeepsItsResult) {
   EXPECT_EQ(Json(losses("a")).dump(), rows);
 }
 
-TEST_F(CheckpointUses, TypesChangeOnRequestOnly) {
+TEST_F(CheckpointUseTest, ConvertsDtypesOnlyOnRequest) {
   save("train.dtype=bf16 parity.model=everything");
   const std::string other = "parity.model=everything checkpoint.dir=c checkpoint.resume=true train.dtype=fp32 ";
   const Outcome refused = rank_case("says_hash", other);
   EXPECT_EQ(refused.code, 2);
-  EXPECT_NE(refused.output.find("is BF16, train.dtype wants F32; set train.dtype to what it is, or load with convert = "
-                                "true, which rounds from the fp32 master"),
+  EXPECT_NE(refused.output.find("is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's dtype, or "
+                                "load with convert = true, which converts from the fp32 master"),
             std::string::npos)
       << refused.output;
-  // From the masters: every digit of theirs is there.
-  ASSERT_EQ(rank_case("resaves", other + "checkpoint.convert=true").code, 2) << "the program's own load does not ask";
+  // The conversion reads the fp32 master weights, so no precision is lost.
+  ASSERT_EQ(rank_case("resaves", other + "checkpoint.convert=true").code, 2) << "the program's own load() does not set convert";
   const Outcome done =
       shell("CHECKPOINT=d " + launch(2, "engine_case trains",
                                      "strategy=zero1 train.steps=2 job.name=b " + other + "checkpoint.convert=true"));
   ASSERT_EQ(done.code, 0) << done.output;
   const Outcome said = rank_case("says_hash", other + "checkpoint.convert=true");
   EXPECT_NE(said.output.find("step 2 hash " + hash("a")), std::string::npos)
-      << said.output << "the hash is of the fp32 masters, " << hash("a");
+      << said.output << "expected the hash of the fp32 master weights, " << hash("a");
 }
 
-TEST_F(CheckpointUses, ADamagedOneIsPassedOverOnlyIfAsked) {
+TEST_F(CheckpointUseTest, FallsBackFromDamagedCheckpointOnlyOnRequest) {
   save();
   damage("c/step-00000002/model-00001-of-00001.safetensors");
   const Outcome refused = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true");
@@ -118,17 +122,17 @@ TEST_F(CheckpointUses, ADamagedOneIsPassedOverOnlyIfAsked) {
       << refused.output;
   const Outcome back = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true checkpoint.fallback=true");
   EXPECT_EQ(back.code, 0) << back.output;
-  EXPECT_NE(back.output.find("; going back to c/step-00000001"), std::string::npos) << back.output;
+  EXPECT_NE(back.output.find("; falling back to c/step-00000001"), std::string::npos) << back.output;
   EXPECT_NE(back.output.find("step 1 hash "), std::string::npos) << back.output;
 }
 
-TEST_F(CheckpointUses, ADamagedOneLeavesATrainingModelAlone) {
+TEST_F(CheckpointUseTest, FailedLoadOfDamagedCheckpointLeavesModelUnchanged) {
   const Outcome done = rank_case("keeps_training");
   EXPECT_EQ(done.code, 0) << done.output;
 }
 
-// The exported weights under other names, as another program would have written them.
-TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
+// Loads exported weights under different names, as another program would have written them.
+TEST_F(CheckpointUseTest, LoadsWeightsOfOtherProgramsByRenameRules) {
   save("parity.model=everything");
   ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
   EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=plain.safetensors"), "step 0 hash " + hash("a"));
@@ -151,14 +155,14 @@ TEST_F(CheckpointUses, WeightsOfOtherProgramsComeByTheirNames) {
       << wrong.output;
 }
 
-TEST_F(CheckpointUses, PythonsSafetensorsOpensTheWeightsAsTheyAre) {
+TEST_F(CheckpointUseTest, PythonSafetensorsReadsSavedWeights) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     fs::remove_all(scratch_.path("c"));
     save("parity.model=everything train.dtype=" + dtype);
     const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python /usr/bin/python3 " ZR_SOURCE_DIR
                                "/tests/multirank/read_safetensors.py c/step-00000002");
     ASSERT_EQ(read.code, 0) << read.output;
-    // Every value, in Python's words and in ours.
+    // Compare every value that Python read with the value that zr::host::Checkpoint reads.
     const host::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
     std::istringstream lines(read.output);
     std::size_t seen = 0, values = 0;
@@ -180,19 +184,19 @@ TEST_F(CheckpointUses, PythonsSafetensorsOpensTheWeightsAsTheyAre) {
       EXPECT_TRUE(own == hex) << name;
       values += static_cast<std::size_t>(saved->bytes() / host::stored_size(saved->dtype));
     }
-    std::size_t there = 0;
+    std::size_t stored = 0;
     for (const host::SavedTensor& tensor : checkpoint.manifest().tensors)
-      there += tensor.role == "weight" || tensor.role == "buffer";
-    EXPECT_EQ(seen, there);
+      stored += tensor.role == "weight" || tensor.role == "buffer";
+    EXPECT_EQ(seen, stored);
     EXPECT_GT(values, 40000u);
   }
 }
 
-TEST_F(CheckpointUses, TheCommandsSayWhatThereIs) {
+TEST_F(CheckpointUseTest, VerifyAndShowDescribeCheckpoints) {
   save("parity.model=tiny");
-  const Outcome whole = shell(zeroth_bin() + "verify c");
-  EXPECT_EQ(whole.code, 0);
-  EXPECT_EQ(whole.lines().size(), 2u) << whole.output;
+  const Outcome verified = shell(zeroth_bin() + "verify c");
+  EXPECT_EQ(verified.code, 0);
+  EXPECT_EQ(verified.lines().size(), 2u) << verified.output;
   const Outcome shown = shell(zeroth_bin() + "show c");
   EXPECT_EQ(shown.code, 0);
   EXPECT_EQ(shown.output.find("c/step-00000002: step 2 of run "), 0u) << shown.output;
@@ -201,18 +205,18 @@ TEST_F(CheckpointUses, TheCommandsSayWhatThereIs) {
   damage("c/step-00000002/exp_avg-00001-of-00001.safetensors");
   const Outcome damaged = shell(zeroth_bin() + "verify c");
   EXPECT_EQ(damaged.code, 2);
-  EXPECT_NE(damaged.output.find("c/step-00000001: whole"), std::string::npos) << damaged.output;
+  EXPECT_NE(damaged.output.find("c/step-00000001: intact"), std::string::npos) << damaged.output;
   EXPECT_NE(damaged.output.find("exp_avg-00001-of-00001.safetensors: state.exp_avg '"), std::string::npos)
       << damaged.output;
   const Outcome none = shell(zeroth_bin() + "show runs");
   EXPECT_EQ(none.code, 2);
-  EXPECT_NE(none.output.find("runs: holds no checkpoint that was committed; name a folder that engine.save() or "
-                             "[checkpoint] dir wrote to"),
+  EXPECT_NE(none.output.find("runs: contains no committed checkpoint; name the folder that was given to "
+                             "engine.save() or checkpoint.dir"),
             std::string::npos)
       << none.output;
 }
 
-TEST_F(CheckpointUses, EachCommandShowsItsProgressOnATerminalAndOnlyThere) {
+TEST_F(CheckpointUseTest, CommandsShowProgressOnlyOnTerminal) {
   save();
   for (const auto& [command, bar] : {std::pair{"show c", "opening c/step-00000002 ["},
                                      {"verify c", "c/step-00000001 ["},
@@ -225,7 +229,7 @@ TEST_F(CheckpointUses, EachCommandShowsItsProgressOnATerminalAndOnlyThere) {
   }
 }
 
-TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
+TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
   save("parity.model=everything train.dtype=bf16");
   ASSERT_EQ(shell(zeroth_bin() + "export c out --dtype fp32 --file-size 8KiB").code, 0);
   const host::Checkpoint from(scratch_.path("c/step-00000002")), out(scratch_.path("out"));
@@ -240,12 +244,12 @@ TEST_F(CheckpointUses, AnExportHasTheTypeAndTheFilesAskedFor) {
     std::string a(static_cast<std::size_t>(master->bytes()), '\0'), b = a;
     from.read(*master, 0, master->bytes(), a.data());
     out.read(*exported, 0, master->bytes(), b.data());
-    EXPECT_TRUE(a == b) << tensor.name << " is the master's";
+    EXPECT_TRUE(a == b) << tensor.name << " differs from its master weight";
   }
 }
 
-// 660 MiB in bf16 with fp32 masters of twice that, through an address space of 64 MiB.
-TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
+// Exports 660 MiB of bf16 weights with 1320 MiB of fp32 master weights in an address space of 64 MiB.
+TEST_F(CheckpointUseTest, ExportsModelTenTimesLargerThanMemory) {
   constexpr int64_t kElements = int64_t{15} << 20;
   const std::vector<char> memory(kElements * 4, '\x3c');
   host::CheckpointContents image;
@@ -259,10 +263,10 @@ TEST_F(CheckpointUses, AModelTenTimesAsLargeAsTheMemoryIsExported) {
     }
   host::save(scratch_.path("large"), image, host::single_rank_comm(), {});
   const std::string limit = "prlimit --as=" + std::to_string(64 << 20) + " ";
-  EXPECT_NE(shell(limit + "python3 -c 'bytearray(100 << 20)'").code, 0) << "the limit holds";
-  const Outcome done = shell(limit + zeroth_bin() + "export large whole.safetensors --dtype fp32");
+  EXPECT_NE(shell(limit + "python3 -c 'bytearray(100 << 20)'").code, 0) << "the address-space limit must be in effect";
+  const Outcome done = shell(limit + zeroth_bin() + "export large exported.safetensors --dtype fp32");
   ASSERT_EQ(done.code, 0) << done.output;
-  EXPECT_EQ(fs::file_size(scratch_.path("whole.safetensors")) >> 20, 22u * 60);
+  EXPECT_EQ(fs::file_size(scratch_.path("exported.safetensors")) >> 20, 22u * 60);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The cases every communicator is held against, and how one is run and judged on a rank.
+// The test cases that every communicator must pass, and a function that runs one of them on a rank and checks it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@ namespace zr::testing {
 inline constexpr const char* kNames[] = {"",       "all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                          "reduce", "gather",     "scatter",        "all_to_all"};
 
-/// Where a rank keeps its src and dst: in memory its peers can read, or not, or different ranks differently.
+/// The memory of a rank's src and dst: shared with its peers, private, or a mixture that depends on the rank.
 enum class Home { shared, own, mixed };
 
-/// What a case runs on: a communicator, and memory its peers can read.
+/// What a case needs: a communicator, and an allocator of memory that the peers can read.
 struct Bench {
   int rank, world;
   std::function<void(const zr_coll&)> run;
@@ -25,7 +25,7 @@ struct Bench {
   std::function<void(void*)> free;
 };
 
-/// Two places of `bytes` in each kind of memory.
+/// Two buffers of `bytes` bytes each in shared memory and two in private memory.
 class Memory {
  public:
   Memory(const Bench& bench, int64_t bytes)
@@ -55,7 +55,7 @@ inline std::string text_of(const Case& c, Home home) {
          ", home " + std::to_string(static_cast<int>(home));
 }
 
-/// Runs one case on this rank and compares with the reference.
+/// Runs one case on this rank and compares the result with the reference.
 inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, uint64_t seed) {
   const int rank = bench.rank;
   std::vector<Bytes> sources;
@@ -104,7 +104,7 @@ inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, 
   EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), dst)) << "rank " << rank << ": " << text_of(c, home);
 }
 
-/// Every operation with parts that are equal, uneven, empty.
+/// Every operation with equal, uneven and empty parts.
 inline std::vector<Case> cases(int world, zr_dtype dtype, int64_t scale) {
   std::vector<Case> all;
   const auto add = [&](Case c) {

@@ -1,5 +1,4 @@
-// Collectives in plain scalar code: what every rank must hold afterwards, computed from everybody's sources at one
-// place.
+// Collectives in plain scalar code: computes the result of every rank from the sources of all ranks in one process.
 #pragma once
 
 #include <bit>
@@ -31,21 +30,21 @@ void write_as(void* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
-inline float wide(zr_dtype d, const char* at) {
+inline float upcast(zr_dtype d, const char* at) {
   if (d == ZR_F32) return read_as<float>(at);
   if (d == ZR_F16) return static_cast<float>(read_as<_Float16>(at));
   return std::bit_cast<float>(static_cast<uint32_t>(read_as<uint16_t>(at)) << 16);
 }
-inline void narrow(zr_dtype d, float value, char* at) {
+inline void downcast(zr_dtype d, float value, char* at) {
   if (d == ZR_F32) return write_as(at, value);
   if (d == ZR_F16) return write_as(at, static_cast<_Float16>(value));
-  // The nearer of the two neighbours, the even one of equals.
+  // Round to nearest, ties to even.
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t low = bits >> 16, rest = bits & 0xffff;
   const bool up = rest > 0x8000 || (rest == 0x8000 && (low & 1));
   write_as(at, static_cast<uint16_t>(low + (up ? 1 : 0)));
 }
-inline int64_t whole(zr_dtype d, const char* at) {
+inline int64_t read_integer(zr_dtype d, const char* at) {
   switch (d) {
     case ZR_I8: return read_as<int8_t>(at);
     case ZR_U8: return read_as<uint8_t>(at);
@@ -53,7 +52,7 @@ inline int64_t whole(zr_dtype d, const char* at) {
     default: return read_as<int64_t>(at);
   }
 }
-inline void write_whole(zr_dtype d, int64_t value, char* at) {
+inline void write_integer(zr_dtype d, int64_t value, char* at) {
   if (d == ZR_I32) return write_as(at, static_cast<int32_t>(value));
   if (d == ZR_I64) return write_as(at, value);
   write_as(at, static_cast<int8_t>(value));
@@ -68,10 +67,10 @@ T join(uint32_t reduce, T a, T b) {
   return a + b;
 }
 
-/// Element i of every source, in order, into element `to` of dst.
-inline void fold_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtype dst,
+/// Reduces one element of every source, in rank order, into the element at `to`.
+inline void reduce_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtype dst,
                          const std::vector<const char*>& sources, char* to) {
-  const auto fold = [&](auto start, auto load) {
+  const auto reduce_all = [&](auto start, auto load) {
     auto sum = start;
     std::size_t s = 0;
     if (!accumulate && reduce != ZR_SUM) sum = load(sources[s++]);
@@ -80,23 +79,25 @@ inline void fold_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtyp
   };
   if (dst == ZR_F64) {
     const auto load = [](const char* at) { return read_as<double>(at); };
-    write_as(to, fold(accumulate ? load(to) : 0.0, load));
+    write_as(to, reduce_all(accumulate ? load(to) : 0.0, load));
   } else if (is_float(dst)) {
-    narrow(dst, fold(accumulate ? wide(dst, to) : 0.0f, [&](const char* at) { return wide(src, at); }), to);
+    downcast(dst, reduce_all(accumulate ? upcast(dst, to) : 0.0f, [&](const char* at) { return upcast(src, at); }), to);
   } else {
-    write_whole(dst, fold(accumulate ? whole(dst, to) : int64_t{0}, [&](const char* at) { return whole(src, at); }),
-                to);
+    write_integer(
+        dst,
+        reduce_all(accumulate ? read_integer(dst, to) : int64_t{0}, [&](const char* at) { return read_integer(src, at); }),
+        to);
   }
 }
 
-/// One collective seen from above.
+/// One collective, described for all ranks.
 struct Case {
   uint32_t op = 0, reduce = ZR_SUM, flags = 0;
   zr_dtype src = ZR_F32, dst = ZR_F32;
   int world = 1, root = 0;
-  int64_t total = 0;                             // where parts do not matter
-  std::vector<int64_t> counts{};                 // by rank; empty: equal parts, not given
-  int64_t part = 0;                              // of equal parts
+  int64_t total = 0;                             // elements, for operations that are not split into parts
+  std::vector<int64_t> counts{};                 // by rank; empty: equal parts, and no counts are passed
+  int64_t part = 0;                              // elements of each equal part
   std::vector<std::vector<int64_t>> exchange{};  // all_to_all: [from][to]; empty: equal parts
   bool in_place = false;
 
@@ -132,17 +133,17 @@ struct Case {
   }
 };
 
-/// What rank's dst becomes, given what it held.
+/// The content of rank's dst after the collective; `held` is its content before.
 inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources, Bytes held) {
   if (!c.has_dst(rank)) return held;
   const int64_t size = width_of(c.src), to_size = width_of(c.dst);
-  const bool folds = c.op == ZR_ALL_REDUCE || c.op == ZR_REDUCE_SCATTER || c.op == ZR_REDUCE;
-  if (folds) {
+  const bool reduces = c.op == ZR_ALL_REDUCE || c.op == ZR_REDUCE_SCATTER || c.op == ZR_REDUCE;
+  if (reduces) {
     const int64_t first = c.op == ZR_REDUCE_SCATTER ? c.start(rank) : 0;
     for (int64_t i = 0; i < c.dst_count(rank); ++i) {
       std::vector<const char*> elements;
       for (const Bytes& source : sources) elements.push_back(source.data() + (first + i) * size);
-      fold_element(c.reduce, c.flags & ZR_COLL_ACCUMULATE, c.src, c.dst, elements, held.data() + i * to_size);
+      reduce_element(c.reduce, c.flags & ZR_COLL_ACCUMULATE, c.src, c.dst, elements, held.data() + i * to_size);
     }
     return held;
   }
@@ -167,7 +168,7 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
   return held;
 }
 
-/// Numbers whose sum depends on the order, negative zeros among them; integers that wrap.
+/// Floating-point numbers, including negative zeros, whose sum depends on the order; integers whose sum wraps.
 inline Bytes noise(zr_dtype d, int64_t count, uint64_t seed) {
   static constexpr double kMagnitudes[] = {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1};
   Bytes bytes(static_cast<std::size_t>(count * width_of(d)));
@@ -180,9 +181,9 @@ inline Bytes noise(zr_dtype d, int64_t count, uint64_t seed) {
     if (d == ZR_F64)
       write_as(at, value);
     else if (is_float(d))
-      narrow(d, static_cast<float>(value), at);
+      downcast(d, static_cast<float>(value), at);
     else
-      write_whole(d, static_cast<int64_t>(x), at);
+      write_integer(d, static_cast<int64_t>(x), at);
   }
   return bytes;
 }

@@ -1,4 +1,4 @@
-// A rank's host with one communicator plug-in, as the engine would have it.
+// One rank's plug-in host with a communicator plug-in, set up as the engine does it.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace zr::testing {
 
 struct RigOptions {
   std::string id = "shm";
-  std::string keys = {};  // of the plug-in's table, TOML
+  std::string keys = {};  // TOML lines of the plug-in's table
   int threads = 1;
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
 };
@@ -43,7 +43,7 @@ class CommRig {
   host::Ledger& ledger() { return ledger_; }
   const host::Instance& instance() const { return *instance_; }
   const std::shared_ptr<host::Control>& control() const { return control_; }
-  /// Opens the host's communicator around the plug-in. Collective.
+  /// Opens the host's communicator, which wraps the plug-in. Collective.
   std::unique_ptr<host::CommRuntime> open() {
     return std::make_unique<host::CommRuntime>(host_, control_, instance_.get(),
                                                host::CommRuntime::Options{options_.timeout});
@@ -60,7 +60,7 @@ class CommRig {
   std::unique_ptr<host::Instance> instance_;
 };
 
-/// The plug-in alone, through its C table.
+/// The plug-in without the host's communicator, called through its C table.
 class RawComm {
  public:
   explicit RawComm(CommRig& rig) : rig_(rig), api_(rig.instance().api<zr_communicator_api>()) {
@@ -74,7 +74,7 @@ class RawComm {
   void* comm() const { return comm_; }
   int rank() const { return rig_.control()->rank(); }
   int world() const { return rig_.control()->world(); }
-  /// Code and text of one submit.
+  /// Submits one operation and returns its code; said() returns the error text.
   zr_code submit(const zr_coll& coll, zr_done* done = nullptr) {
     error_ = host::CallError();
     return api_->submit(comm_, &coll, nullptr, done, &error_);
@@ -91,7 +91,7 @@ class RawComm {
   }
   void free(void* memory) { api_->mem_free(comm_, memory); }
   host::PluginHost& host() { return rig_.host(); }
-  /// progress() until `done` is resolved; its code.
+  /// Calls progress() until `done` is resolved and returns its code, or the code of a failed progress().
   zr_code finish(zr_done* done) {
     error_ = host::CallError();
     zr_code code;

@@ -1,4 +1,5 @@
-// The host's wrapped communicator when ranks disagree, dawdle, die or make mistakes: every rank ends, and says why.
+// CommRuntime when ranks issue different collectives, are late, die or pass invalid arguments: every rank fails with the
+// reason.
 #include <thread>
 
 #include "comm/collective_staging.hpp"
@@ -11,7 +12,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using zr::host::Exit;
 
-TEST(Failures, AMismatchIsReportedByEveryRank) {
+TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
     float* x = seat.floats(100);
     seat.comm.barrier("start");
@@ -27,8 +28,8 @@ TEST(Failures, AMismatchIsReportedByEveryRank) {
   }));
 }
 
-TEST(Failures, AWaitBeyondTheLimitIsReported) {
-  for (const bool beside : {false, true}) {
+TEST(CommRuntimeFailureTest, ReportsTimeout) {
+  for (const bool async : {false, true}) {
     expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [&](Seat& seat) {
       float* x = seat.floats(100);
       seat.comm.barrier("start");
@@ -38,7 +39,7 @@ TEST(Failures, AWaitBeyondTheLimitIsReported) {
       const auto says =
           AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
                 HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
-      if (!beside) {
+      if (!async) {
         expect_failure([&] { seat.comm.run(coll); }, Exit::peer_lost, says);
       } else {
         zr::host::CallError error;
@@ -55,7 +56,7 @@ TEST(Failures, AWaitBeyondTheLimitIsReported) {
   }
 }
 
-// What stands behind addresses without memory: told of collectives that begin and end.
+// Stands in for the staging of disk-backed buffers and records which collectives begin and end.
 struct Watched : zr::host::CollectiveStaging {
   uint64_t stage(zr_coll&) override { return ++entered; }
   void unstage(uint64_t number, bool well) noexcept override { left.emplace_back(number, well); }
@@ -63,34 +64,34 @@ struct Watched : zr::host::CollectiveStaging {
   std::vector<std::pair<uint64_t, bool>> left;
 };
 
-TEST(Failures, OfACollectiveThatCannotBeginReleaseItsPages) {
-  for (const bool beside : {false, true})
+TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
+  for (const bool async : {false, true})
     expect_success(on_ranks(2, {}, [&](Seat& seat) {
       SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
-      if (seat.rank.rank == 1) return control.put("ready", "");  // nothing that the abort could end
+      if (seat.rank.rank == 1) return control.put("ready", "");  // this rank issues no collective that the abort could cancel
       control.get("ready", std::chrono::seconds(10));
       float* x = seat.floats(100);
       Watched watched;
       seat.comm.set_collective_staging(&watched);
-      seat.comm.abort();  // the plug-in refuses from now on
+      seat.comm.abort();  // from now on the plug-in fails every submit
       zr::host::CallError error;
-      zr_done* done = beside ? zr::host::done_new(seat.rig.host().abi()) : nullptr;
+      zr_done* done = async ? zr::host::done_new(seat.rig.host().abi()) : nullptr;
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
       EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
       EXPECT_EQ(watched.entered, 1u);
-      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}})) << (beside ? "beside" : "waiting");
+      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}})) << (async ? "asynchronous" : "blocking");
       zr::host::done_release(done);
       seat.comm.set_collective_staging(nullptr);
     }));
 }
 
-// A rank says that it waits in its collective of that number.
+// True if a rank's reported activity is waiting in its collective with that sequence number.
 bool waits_in(const SharedJob& job, int rank, const std::string& number) {
   return std::string(job.page().doing[rank]).rfind(number + "waiting", 0) == 0;
 }
 
-TEST(Failures, AKilledPeerEndsTheWait) {
-  for (const bool beside : {false, true}) {
+TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
+  for (const bool async : {false, true}) {
     const auto ranks = on_ranks(
         3, {},
         [&](Seat& seat) {
@@ -98,7 +99,7 @@ TEST(Failures, AKilledPeerEndsTheWait) {
           for (int i = 0;; ++i) {
             const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
             if (seat.rank.rank == 1 && i == 100) std::this_thread::sleep_for(std::chrono::seconds(60));
-            if (!beside) {
+            if (!async) {
               seat.comm.run(coll);
               continue;
             }
@@ -114,7 +115,7 @@ TEST(Failures, AKilledPeerEndsTheWait) {
           for (int i = 0; i < 4000 && !(waits_in(job, 0, "101 ") && waits_in(job, 2, "101 ")); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           ::kill(pids[1], SIGKILL);
-          job.break_job("rank 1 was killed by signal 9");  // what the control plane finds out
+          job.break_job("rank 1 was killed by signal 9");  // as the control plane does when it detects the death
         });
     EXPECT_EQ(ranks[1].signal, SIGKILL);
     for (const int r : {0, 2}) {
@@ -126,7 +127,7 @@ TEST(Failures, AKilledPeerEndsTheWait) {
   }
 }
 
-TEST(Failures, ABlockingPluginIsEndedByItsAbort) {
+TEST(CommRuntimeFailureTest, AbortEndsBlockingPlugin) {
   expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
     if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
     expect_failure([&] { seat.comm.barrier("end of epoch"); }, Exit::peer_lost,
@@ -134,7 +135,7 @@ TEST(Failures, ABlockingPluginIsEndedByItsAbort) {
   }));
 }
 
-TEST(Failures, OfTheCallerAreNamed) {
+TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
   expect_success(on_ranks(2, {}, [](Seat& seat) {
     float* x = seat.floats(100);
     const auto fails = [&](zr_coll coll, const std::string& says) {
@@ -142,32 +143,33 @@ TEST(Failures, OfTheCallerAreNamed) {
     };
     fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
     fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),
-          "reduce_scatter 'w': src has 10 elements, the whole has 8");
+          "reduce_scatter 'w': src has 10 elements, the full tensor has 8");
     fails(collective(ZR_ALL_GATHER, view(x, 4), view(x, 9), "w"),
-          "all_gather 'w': dst has 9 elements, the whole has 8");
+          "all_gather 'w': dst has 9 elements, the full tensor has 8");
     fails(collective(ZR_ALL_REDUCE, view(nullptr, 10), view(x, 10), "w"),
-          "all_reduce 'w': src has 10 elements and no address");
+          "all_reduce 'w': src has 10 elements but a null address");
     fails(collective(ZR_ALL_REDUCE, view(x, 10, ZR_I32), view(x, 10), "w"),
           "all_reduce 'w': src is int32 and dst is fp32");
     fails(collective(ZR_ALL_TO_ALL, view(x, 9), view(x + 50, 9), "w"),
-          "all_to_all 'w': src has 9 elements, which 2 ranks cannot share equally");
-    fails(collective(99, view(x, 9), view(x, 9), "w"), "unknown operation 'w': there is no operation 99");
+          "all_to_all 'w': src has 9 elements, which cannot be divided equally among 2 ranks");
+    fails(collective(99, view(x, 9), view(x, 9), "w"), "unknown operation 'w': operation code 99 is not defined");
     zr_coll coll = collective(ZR_BROADCAST, view(x, 9), view(x, 9), "w");
     coll.root = 2;
-    fails(coll, "broadcast 'w': root 2 is no rank");
+    fails(coll, "broadcast 'w': root 2 is out of range (world size 2)");
     coll = collective(ZR_SEND, view(x, 9), {}, "w");
     coll.peer = seat.rank.rank;
-    fails(coll, "send 'w': peer " + std::to_string(seat.rank.rank) + " is no other rank");
+    const std::string own = std::to_string(seat.rank.rank);
+    fails(coll, "send 'w': peer " + own + " must be another rank (this is rank " + own + ", world size 2)");
     const int64_t counts[] = {4, -1};
     coll = collective(ZR_ALL_GATHER, view(x, 4), view(x, 3), "w");
     coll.counts = counts;
     fails(coll, "all_gather 'w': rank 1's count is -1");
     coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
     coll.reduce = 7;
-    fails(coll, "all_reduce 'w': there is no reduction 7");
+    fails(coll, "all_reduce 'w': reduction code 7 is not defined");
     coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 0, {2, 0}}, view(x, 9), "w");
-    fails(coll, "all_reduce 'w': src is not in the CPU's memory");
-    seat.comm.barrier("and nothing is lost");
+    fails(coll, "all_reduce 'w': src is not in CPU memory");
+    seat.comm.barrier("the communicator still works");
   }));
 }
 

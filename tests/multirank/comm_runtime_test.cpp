@@ -1,5 +1,5 @@
-// The host's wrapped communicator: what it counts, composes and lends, over comm_shm and over a plug-in that lacks
-// nearly everything.
+// CommRuntime: byte counters, composed operations and allocations, over comm_shm and over the plug-in `poor`, which
+// supports hardly any operation.
 #include <numeric>
 #include <thread>
 
@@ -16,17 +16,16 @@ using zr::host::Exit;
 using zr::host::MemoryKind;
 using zr::host::Tier;
 
-// ---- composition
-// -------------------------------------------------------------------------------------------------------
+// ---- composition ----
 
-struct Poverty {
+struct PoorConfig {
   int world;
   const char* keys;
-  friend void PrintTo(const Poverty& p, std::ostream* out) { *out << p.world << " ranks " << p.keys; }
+  friend void PrintTo(const PoorConfig& p, std::ostream* out) { *out << p.world << " ranks " << p.keys; }
 };
-class Composed : public testing::TestWithParam<Poverty> {};
+class ComposedCollectivesTest : public testing::TestWithParam<PoorConfig> {};
 
-TEST_P(Composed, OperationsEqualTheReference) {
+TEST_P(ComposedCollectivesTest, EveryOperationMatchesReference) {
   expect_success(on_ranks(GetParam().world, {.id = "poor", .keys = GetParam().keys}, [](Seat& seat) {
     const Bench bench{
         seat.comm.rank(), seat.comm.world(), [&](const zr_coll& coll) { seat.comm.run(coll); },
@@ -53,13 +52,13 @@ TEST_P(Composed, OperationsEqualTheReference) {
   }));
 }
 
-TEST_P(Composed, OperationsTravelInRunsThatFitTheRoom) {
+TEST_P(ComposedCollectivesTest, LargeOperationsAreSplitToFitStagingBuffer) {
   expect_success(on_ranks(GetParam().world, {.id = "poor", .keys = GetParam().keys}, [](Seat& seat) {
     const Bench bench{
         seat.comm.rank(), seat.comm.world(), [&](const zr_coll& coll) { seat.comm.run(coll); },
         [&](int64_t bytes) { return seat.comm.allocate(bytes, 64, Tier::host, MemoryKind::other, "test"); },
         [&](void* memory) { seat.comm.free(memory); }};
-    const int64_t part = (int64_t{5} << 20) / 4 / bench.world;  // 5 MiB in all, the room is 4
+    const int64_t part = (int64_t{5} << 20) / 4 / bench.world;  // 5 MiB in total; the staging buffer has 4 MiB
     Memory memory(bench, 6 << 20);
     for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_GATHER, ZR_SCATTER, ZR_ALL_TO_ALL})
       check(bench, memory,
@@ -71,62 +70,61 @@ TEST_P(Composed, OperationsTravelInRunsThatFitTheRoom) {
             Home::shared, op);
     for (const auto& row : seat.rig.ledger().rows()) {
       if (row.kind == MemoryKind::communicator) {
-        EXPECT_LT(row.peak, 5 << 20) << "bounded";
+        EXPECT_LT(row.peak, 5 << 20) << "staging memory must be bounded";
       }
     }
   }));
 }
-INSTANTIATE_TEST_SUITE_P(Of, Composed,
-                         testing::Values(Poverty{2, ""}, Poverty{3, ""}, Poverty{2, "exchanges = true\n"},
-                                         Poverty{3, "exchanges = true\n"}));
+INSTANTIATE_TEST_SUITE_P(Ranks, ComposedCollectivesTest,
+                         testing::Values(PoorConfig{2, ""}, PoorConfig{3, ""}, PoorConfig{2, "exchanges = true\n"},
+                                         PoorConfig{3, "exchanges = true\n"}));
 
-TEST(Composition, CountsWhatReallyTravels) {
+TEST(CommRuntimeTest, CountsBytesActuallySentByComposedOperations) {
   expect_success(on_ranks(3, {.id = "poor"}, [](Seat& seat) {
     float* x = seat.floats(3000);
     seat.comm.run(
-        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "all of it to all"));
+        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "full tensor to every rank"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 3000 * 4);
     EXPECT_EQ(seat.comm.volume().calls[ZR_REDUCE_SCATTER], 1);
   }));
   expect_success(on_ranks(3, {.id = "poor", .keys = "exchanges = true\n"}, [](Seat& seat) {
     float* x = seat.floats(3000);
     seat.comm.run(
-        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "its part to each"));
+        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "one part to each rank"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
   }));
 }
 
-TEST(Composition, OfMessagesIsRefusedByName) {
+TEST(CommRuntimeTest, RejectsSendThatCannotBeComposed) {
   expect_success(on_ranks(2, {.id = "poor"}, [](Seat& seat) {
     float* x = seat.floats(10);
     zr_coll send = collective(seat.rank.rank == 0 ? ZR_SEND : ZR_RECV, view(x, 10), view(x, 10), "activations");
     send.peer = 1 - seat.rank.rank;
     expect_failure([&] { seat.comm.run(send); }, Exit::environment,
                    AllOf(HasSubstr("communicator 'poor' ("), HasSubstr("'activations' (fp32, 10): "),
-                         HasSubstr(" is not offered, and cannot be made of operations in which all ranks take part")));
+                         HasSubstr(" is not supported by the communicator and cannot be composed of collectives")));
   }));
 }
 
-TEST(Composition, WithoutAnAllGatherIsRefusedAtOpen) {
+TEST(CommRuntimeTest, OpenFailsWithoutAllGatherOfBytes) {
   SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world),
                 {.id = "poor", .keys = "gathers = false\n"});
     expect_failure([&] { rig.open(); }, Exit::environment,
-                   HasSubstr("it offers no all_gather of bytes, of which the host makes what else it lacks; choose "
-                             "another communicator"));
+                   HasSubstr("it does not support all_gather of bytes, from which the host composes missing "
+                             "operations; choose another communicator"));
   }));
 }
 
-// ---- counting and reports
-// ----------------------------------------------------------------------------------------------
+// ---- counters and reports ----
 
-TEST(Wire, IsCountedByOperationWithoutPadding) {
+TEST(CommRuntimeTest, CountsBytesPerOperationWithoutPadding) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
     const int r = seat.rank.rank;
     float* x = seat.floats(3000);
     float* y = seat.floats(3000);
-    // Of every hundred elements of y, seventy are alive.
+    // 70 of every 100 elements of y are live.
     zr::host::LiveRuns live{reinterpret_cast<const char*>(y), ZR_F32, 3000, {}};
     for (int64_t i = 0; i < 3000; i += 100) live.runs.emplace_back(i, i + 70);
     seat.comm.set_live(live);
@@ -134,7 +132,7 @@ TEST(Wire, IsCountedByOperationWithoutPadding) {
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(y + 1000 * r, 1000), "into y"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4 + 2 * 700 * 4)
-        << "the destination says what is alive";
+        << "the live runs of the destination must count";
     seat.comm.run(collective(ZR_ALL_GATHER, view(y + 1000 * r, 1000), view(y, 3000), "y"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_GATHER], 2 * 700 * 4);
     const int64_t counts[] = {50, 120, 2830};
@@ -144,8 +142,8 @@ TEST(Wire, IsCountedByOperationWithoutPadding) {
       coll.counts = counts;
       return coll;
     }());
-    const int64_t alive[] = {50, 20 + 70, 2100 - 140};
-    EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_GATHER], 2 * 700 * 4 + (2100 - alive[r]) * 4);
+    const int64_t live_elements[] = {50, 20 + 70, 2100 - 140};
+    EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_GATHER], 2 * 700 * 4 + (2100 - live_elements[r]) * 4);
     seat.comm.run(collective(ZR_ALL_REDUCE, view(x, 3000), view(x, 3000), "x"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_REDUCE], 2 * 1000 * 4 + 2000 * 4);
     zr_coll broadcast = collective(ZR_BROADCAST, view(x, 3000), view(x, 3000), "x");
@@ -156,17 +154,17 @@ TEST(Wire, IsCountedByOperationWithoutPadding) {
     EXPECT_EQ(seat.comm.volume().bytes[ZR_BROADCAST], r == 1 ? 0 : 3000 * 4);
     EXPECT_EQ(seat.comm.volume().control_bytes, r == 1 ? 0 : 3000 * 4);
     EXPECT_EQ(seat.comm.volume().calls[ZR_BROADCAST], 1);
-    const auto wire = seat.comm.volume();
-    EXPECT_EQ(wire.total(), std::accumulate(wire.bytes.begin(), wire.bytes.end(), int64_t{0}));
+    const auto volume = seat.comm.volume();
+    EXPECT_EQ(volume.total(), std::accumulate(volume.bytes.begin(), volume.bytes.end(), int64_t{0}));
     seat.comm.free(y);
-    float* z = seat.floats(3000);  // perhaps where y was
+    float* z = seat.floats(3000);  // may reuse the address of y
     const int64_t before = seat.comm.volume().bytes[ZR_ALL_GATHER];
     seat.comm.run(collective(ZR_ALL_GATHER, view(z + 1000 * r, 1000), view(z, 3000), "z"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_GATHER] - before, 2 * 1000 * 4);
   }));
 }
 
-TEST(Messages, OfTheHostReachEveryRankWhole) {
+TEST(CommRuntimeTest, AllGatherAndBroadcastOfBytesPreserveContent) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
     for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{777}, std::size_t{200001}}) {
       const auto text = [&](int r) {
@@ -184,14 +182,14 @@ TEST(Messages, OfTheHostReachEveryRankWhole) {
   }));
 }
 
-TEST(Memory, OfTheCommunicatorStandsInTheLedger) {
+TEST(CommRuntimeTest, RecordsAllocationsInLedger) {
   expect_success(on_ranks(2, {}, [](Seat& seat) {
     const auto now = [&](MemoryKind kind) {
       for (const auto& row : seat.rig.ledger().rows())
         if (row.kind == kind && row.tier == Tier::device) return row.now;
       return int64_t{0};
     };
-    void* memory = seat.comm.allocate(1000, 64, Tier::device, MemoryKind::weights, "weights, whole");
+    void* memory = seat.comm.allocate(1000, 64, Tier::device, MemoryKind::weights, "full weights");
     EXPECT_EQ(now(MemoryKind::weights), 1000);
     for (int i = 0; i < 1000; ++i) ASSERT_EQ(static_cast<char*>(memory)[i], 0);
     seat.comm.free(memory);
@@ -200,8 +198,8 @@ TEST(Memory, OfTheCommunicatorStandsInTheLedger) {
   }));
 }
 
-TEST(Memory, OfOneRankStandsWhereItsTierAsks) {
-  expect_success(on_ranks(1, {}, [](Seat& seat) {  // no plug-in lends it
+TEST(CommRuntimeTest, SingleRankAllocationsHaveRequestedAlignment) {
+  expect_success(on_ranks(1, {}, [](Seat& seat) {  // with one rank the host allocates, not a plug-in
     for (const int64_t align : {int64_t{64}, int64_t{64} << 10, int64_t{8} << 20})
       for (const int64_t bytes : {int64_t{1000}, int64_t{5} << 20}) {
         void* memory = seat.comm.allocate(bytes, align, Tier::host, MemoryKind::staging, "pages");
@@ -212,7 +210,7 @@ TEST(Memory, OfOneRankStandsWhereItsTierAsks) {
   }));
 }
 
-TEST(Sequence, CountsFromOneOverAllCommunicatorsOfAProcessAndIsShown) {
+TEST(CommRuntimeTest, SequenceNumbersContinueAcrossCommunicators) {
   SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
@@ -220,15 +218,14 @@ TEST(Sequence, CountsFromOneOverAllCommunicatorsOfAProcessAndIsShown) {
       const auto comm = rig.open();
       comm->barrier("one");
       comm->barrier("two");
-      EXPECT_EQ(std::string(job.page().doing[rank.rank]), engine == 0 ? "2 " : "4 ") << "nothing is waited in any more";
+      EXPECT_EQ(std::string(job.page().doing[rank.rank]), engine == 0 ? "2 " : "4 ") << "no rank may be waiting";
     }
   }));
 }
 
-// ---- submitted through the table that plug-ins get
-// ------------------------------------------------------------------------
+// ---- operations that a plug-in submits through the host's table ----
 
-TEST(Ref, SubmitsBesideTheCallerAndWaitsThroughTheAsyncService) {
+TEST(CommRuntimeTest, SubmittedOperationsCompleteThroughAsyncService) {
   expect_success(on_ranks(2, {}, [](Seat& seat) {
     const auto ref = seat.comm.ref();
     EXPECT_EQ(ref.world, 2);
@@ -263,7 +260,7 @@ TEST(Ref, SubmitsBesideTheCallerAndWaitsThroughTheAsyncService) {
   }));
 }
 
-TEST(Ref, TellsPluginsThatEverythingIsOfferedButMessages) {
+TEST(CommRuntimeTest, CapsIncludeEveryOperationExceptMessages) {
   expect_success(on_ranks(2, {.id = "poor"}, [](Seat& seat) {
     const auto ref = seat.comm.ref();
     zr_comm_caps caps{};
@@ -278,7 +275,7 @@ TEST(Ref, TellsPluginsThatEverythingIsOfferedButMessages) {
     ASSERT_EQ(ref.api->caps(ref.comm, &caps, &error), ZR_OK);
     EXPECT_EQ(caps.size, 16u);
     EXPECT_EQ(caps.dtypes, 0u);
-    // With a done a composed operation is complete at once.
+    // A composed operation with a zr_done is complete when submit returns.
     float* x = seat.floats(100);
     zr_done* done = zr::host::done_new(seat.rig.host().abi());
     const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "composed");
@@ -288,7 +285,7 @@ TEST(Ref, TellsPluginsThatEverythingIsOfferedButMessages) {
   }));
 }
 
-TEST(Done, KeepsItsFirstResolution) {
+TEST(DoneTest, KeepsFirstResolution) {
   zr_done* done = zr::host::done_new(nullptr);
   EXPECT_EQ(zr::host::done_poll(done, nullptr), ZR_AGAIN);
   zr::host::done_resolve(done, ZR_IO, 5, "disk full");
@@ -301,10 +298,9 @@ TEST(Done, KeepsItsFirstResolution) {
   zr::host::done_release(nullptr);
 }
 
-// ---- a world of one
-// ------------------------------------------------------------------------------------------------------
+// ---- world size 1 ----
 
-TEST(Alone, NeedsNoPluginAndFoldsAsEveryoneElse) {
+TEST(CommRuntimeTest, SingleRankNeedsNoPluginAndMatchesReference) {
   SharedJob job;
   zr::host::Ledger ledger;
   zr::host::ThreadPool pool(2);

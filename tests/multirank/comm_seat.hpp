@@ -1,4 +1,4 @@
-// A rank of a test, its host and the host's wrapped communicator.
+// One rank of a test with its plug-in host and its CommRuntime.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, c
 }
 inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }
 
-/// `act` throws a Failure that says so.
+/// Expects that `act` throws a Failure with this exit code and a message that matches `says`.
 inline void expect_failure(const std::function<void()>& act, host::Exit exit,
                            const ::testing::Matcher<const std::string&>& says) {
   try {

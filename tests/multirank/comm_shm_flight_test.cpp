@@ -1,4 +1,4 @@
-// comm_shm's operations: in flight, in order, and refused where ranks disagree or a call makes no sense.
+// comm_shm operations: asynchronous, in order, and rejected if ranks disagree or arguments are invalid.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -11,22 +11,22 @@ namespace {
 using namespace zr::testing;
 using testing::HasSubstr;
 
-TEST(ShmInFlight, SubmitDoesNotWaitForPeersThatAreBehind) {
+TEST(CommShmInFlightTest, SubmitDoesNotWaitForSlowPeers) {
   auto* submitted =
       new (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<bool>(false);
   expect_success(on_ranks(2, [=](RawComm& comm, Rank& rank) {
     constexpr int kBuckets = 100, kCount = 5000;  // more buckets than the ring holds
     auto* source = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 2 * 4));
-    auto* sums = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 4));
+    auto* reduced = static_cast<float*>(comm.allocate(int64_t{kBuckets} * kCount * 4));
     for (int i = 0; i < kBuckets * kCount * 2; ++i) source[i] = static_cast<float>(i % 1000 + rank.rank);
     barrier(comm);
     while (rank.rank == 1 && !*submitted)
-      std::this_thread::yield();  // so slow a backward that rank 0 has submitted all
+      std::this_thread::yield();  // rank 1 starts only when rank 0 has submitted every bucket
     std::vector<zr_done*> dones;
     for (int b = 0; b < kBuckets; ++b) {
       dones.push_back(done_new(comm.host().abi()));
       const zr_coll coll =
-          collective(ZR_REDUCE_SCATTER, source + b * kCount * 2, kCount * 2, sums + b * kCount, kCount, "bucket");
+          collective(ZR_REDUCE_SCATTER, source + b * kCount * 2, kCount * 2, reduced + b * kCount, kCount, "bucket");
       ASSERT_EQ(comm.submit(coll, dones.back()), ZR_OK) << comm.said();
     }
     if (rank.rank == 0) {
@@ -40,13 +40,13 @@ TEST(ShmInFlight, SubmitDoesNotWaitForPeersThatAreBehind) {
     for (int b = 0; b < kBuckets; ++b)
       for (int i = 0; i < kCount; i += 97) {
         const int at = b * kCount * 2 + rank.rank * kCount + i;
-        ASSERT_EQ(sums[b * kCount + i], static_cast<float>(at % 1000) * 2 + 1) << b << " " << i;
+        ASSERT_EQ(reduced[b * kCount + i], static_cast<float>(at % 1000) * 2 + 1) << b << " " << i;
       }
   }));
   ::munmap(submitted, 4096);
 }
 
-TEST(ShmInFlight, OperationsResolveInTheOrderOfSubmission) {
+TEST(CommShmInFlightTest, OperationsCompleteInSubmissionOrder) {
   expect_success(on_ranks(3, [](RawComm& comm, Rank& rank) {
     auto* memory = static_cast<float*>(comm.allocate(1 << 20));
     std::vector<zr_done*> dones;
@@ -69,7 +69,7 @@ TEST(ShmInFlight, OperationsResolveInTheOrderOfSubmission) {
   }));
 }
 
-TEST(ShmInFlight, AnOperationOnAResultThatIsUnderWayWaitsForIt) {
+TEST(CommShmInFlightTest, OperationWaitsForPendingInput) {
   expect_success(on_ranks(3, [](RawComm& comm, Rank& rank) {
     constexpr int64_t kPart = 4096, kAll = 3 * kPart;
     auto* x = static_cast<float*>(comm.allocate(kAll * 4));
@@ -79,7 +79,7 @@ TEST(ShmInFlight, AnOperationOnAResultThatIsUnderWayWaitsForIt) {
       if (rank.rank == round % 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       std::vector<zr_done*> dones(3);
       for (auto& done : dones) done = done_new(comm.host().abi());
-      // Sums in place, gathers them, sums the gathered: each needs what the one before it writes.
+      // Reduce-scatter in place, gather the parts, reduce the gathered tensor: each reads the previous result.
       ASSERT_EQ(comm.submit(collective(ZR_REDUCE_SCATTER, x, kAll, x + rank.rank * kPart, kPart, "sum"), dones[0]),
                 ZR_OK);
       ASSERT_EQ(comm.submit(collective(ZR_ALL_GATHER, x + rank.rank * kPart, kPart, y, kAll, "gather"), dones[1]),
@@ -94,7 +94,7 @@ TEST(ShmInFlight, AnOperationOnAResultThatIsUnderWayWaitsForIt) {
   }));
 }
 
-TEST(ShmDisagreement, IsToldToEveryRankWithBothOperations) {
+TEST(CommShmMismatchTest, EveryRankReportsBothOperations) {
   const auto ranks = on_ranks(3, [](RawComm& comm, Rank& rank) {
     auto* memory = static_cast<float*>(comm.allocate(4096));
     barrier(comm);
@@ -108,17 +108,17 @@ TEST(ShmDisagreement, IsToldToEveryRankWithBothOperations) {
     rank.give(comm.said());
     done_release(done);
     EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "after")), ZR_MISMATCH)
-        << "nothing follows a mismatch";
+        << "every operation after a mismatch must fail";
   });
   expect_success(ranks);
   for (const RankResult& r : ranks)
     EXPECT_EQ(r.gave,
-              "the ranks disagree about their collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), "
+              "the ranks disagree about collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), "
               "rank 1 issued broadcast "
               "'rank 0's weights' (fp32, 100 elements)");
 }
 
-TEST(ShmDisagreement, OfCountsInAnAllToAllIsToldToEveryRank) {
+TEST(CommShmMismatchTest, EveryRankReportsAllToAllCounts) {
   const auto ranks = on_ranks(3, [](RawComm& comm, Rank& rank) {
     auto* memory = static_cast<float*>(comm.allocate(4096));
     const int64_t to[3] = {2, 2, rank.rank == 0 ? 5 : 2}, from[3] = {2, 2, 2};
@@ -131,10 +131,10 @@ TEST(ShmDisagreement, OfCountsInAnAllToAllIsToldToEveryRank) {
   expect_success(ranks);
   for (const RankResult& r : ranks)
     EXPECT_THAT(r.gave, testing::AllOf(HasSubstr("all_to_all 'expert tokens'"),
-                                       HasSubstr("sends the latter 5 elements, which expects 2")));
+                                       HasSubstr("sends 5 elements to rank 2, which expects 2")));
 }
 
-TEST(ShmDisagreement, OfAMessagesLengthIsToldToBothEnds) {
+TEST(CommShmMismatchTest, SenderAndReceiverReportMessageLengths) {
   const auto ranks = on_ranks(2, [](RawComm& comm, Rank& rank) {
     auto* memory = static_cast<float*>(comm.allocate(4096));
     zr_coll coll = collective(rank.rank == 0 ? ZR_SEND : ZR_RECV, memory, 10, memory, 12,
@@ -156,22 +156,22 @@ struct Wrong {
   std::function<void(zr_coll&, float*)> make;
 };
 
-TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
+TEST(CommShmArgumentTest, ErrorsNameOperationAndReason) {
   const std::vector<Wrong> wrongs{
-      {"all_reduce 'w': src and dst are of different lengths", [](zr_coll& c, float*) { c.dst.count = 9; }},
-      {"all_reduce 'w': src and dst are of different types", [](zr_coll& c, float*) { c.dst.dtype = ZR_I32; }},
+      {"all_reduce 'w': src and dst have different lengths", [](zr_coll& c, float*) { c.dst.count = 9; }},
+      {"all_reduce 'w': src and dst have different types", [](zr_coll& c, float*) { c.dst.dtype = ZR_I32; }},
       {"all_reduce 'w': src and dst overlap, but src is not dst's own range",
        [](zr_coll& c, float* m) { c.dst.data = m + 1; }},
-      {"all_reduce 'w': src is no valid view", [](zr_coll& c, float*) { c.src.data = nullptr; }},
-      {"all_reduce 'w': no such reduction", [](zr_coll& c, float*) { c.reduce = 9; }},
-      {"reduce_scatter 'w': dst is not as long as the counts say",
+      {"all_reduce 'w': src is not a valid view", [](zr_coll& c, float*) { c.src.data = nullptr; }},
+      {"all_reduce 'w': unknown reduction", [](zr_coll& c, float*) { c.reduce = 9; }},
+      {"reduce_scatter 'w': the length of dst does not match the counts",
        [](zr_coll& c, float*) {
          c.op = ZR_REDUCE_SCATTER;
          static const int64_t n[] = {4};
          c.counts = n;
          c.src.count = 4;
        }},
-      {"all_gather 'w': src is not as long as the counts say",
+      {"all_gather 'w': the length of src does not match the counts",
        [](zr_coll& c, float*) {
          c.op = ZR_ALL_GATHER;
          static const int64_t n[] = {4};
@@ -184,13 +184,13 @@ TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
          static const int64_t n[] = {-4};
          c.counts = n;
        }},
-      {"broadcast 'w': root is no rank",
+      {"broadcast 'w': root is out of range",
        [](zr_coll& c, float*) {
          c.op = ZR_BROADCAST;
          c.root = 1;
        }},
-      {"send 'w': peer is no other rank", [](zr_coll& c, float*) { c.op = ZR_SEND; }},
-      {"unknown operation 'w': no such operation", [](zr_coll& c, float*) { c.op = 77; }},
+      {"send 'w': peer is out of range or this rank itself", [](zr_coll& c, float*) { c.op = ZR_SEND; }},
+      {"unknown operation 'w': unknown operation code", [](zr_coll& c, float*) { c.op = 77; }},
   };
   expect_success(on_ranks(1, [&](RawComm& comm, Rank&) {
     auto* memory = static_cast<float*>(comm.allocate(4096));
@@ -201,7 +201,7 @@ TEST(ShmRefusals, NameTheOperationAndWhatIsWrong) {
       EXPECT_EQ(comm.said(), wrong.says);
     }
     EXPECT_EQ(comm.submit(collective(ZR_ALL_REDUCE, memory, 10, memory + 100, 10, "right")), ZR_OK)
-        << "a refused call harms nothing";
+        << "a rejected call must not affect later calls";
   }));
 }
 

@@ -1,4 +1,4 @@
-// comm_shm over time: ranks that leave, die or are somewhere else, and the memory behind it.
+// comm_shm lifetime: ranks that close, die or run on another host, and the shared memory.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -15,7 +15,7 @@ namespace {
 using namespace zr::testing;
 using testing::HasSubstr;
 
-TEST(ShmEnds, AbortEndsAWaitAndAllThatFollow) {
+TEST(CommShmShutdownTest, AbortCancelsWaitsAndLaterOperations) {
   expect_success(on_ranks(2, [](RawComm& comm, Rank& rank) {
     barrier(comm);
     if (rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -29,13 +29,13 @@ TEST(ShmEnds, AbortEndsAWaitAndAllThatFollow) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "waits")), ZR_CANCELLED);
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1000));
-    EXPECT_EQ(done_poll(done, nullptr), ZR_CANCELLED) << "what was in flight is resolved";
+    EXPECT_EQ(done_poll(done, nullptr), ZR_CANCELLED) << "abort must resolve operations in flight";
     done_release(done);
     EXPECT_EQ(comm.submit(collective(ZR_BARRIER, nullptr, 0, nullptr, 0, "later")), ZR_CANCELLED);
   }));
 }
 
-TEST(ShmEnds, ARankThatClosedIsNamedByThoseWhoWaitForIt) {
+TEST(CommShmShutdownTest, WaitingRanksNameClosedPeer) {
   const SharedJob job;
   const auto ranks = run_ranks(3, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
@@ -49,10 +49,10 @@ TEST(ShmEnds, ARankThatClosedIsNamedByThoseWhoWaitForIt) {
   for (int r = 0; r < 2; ++r)
     EXPECT_THAT(
         ranks[static_cast<std::size_t>(r)].gave,
-        testing::MatchesRegex("rank [012] has closed its communicator, this rank is in barrier 'end of step 7'"));
+        testing::MatchesRegex("rank [012] has closed its communicator while this rank is in barrier 'end of step 7'"));
 }
 
-TEST(ShmEnds, AnOpenCompletionIsCancelledByClose) {
+TEST(CommShmShutdownTest, CloseCancelsPendingCompletions) {
   const SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));
@@ -80,14 +80,14 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-int64_t shared_kilobytes() {  // of the machine
+int64_t shared_kilobytes() {  // of the machine, all processes
   std::ifstream in("/proc/meminfo");
   for (std::string line; std::getline(in, line);)
     if (line.rfind("Shmem:", 0) == 0) return std::stoll(line.substr(6));
   return -1;
 }
 
-TEST(ShmEnds, NothingIsLeftOfKilledRanks) {
+TEST(CommShmShutdownTest, KilledRanksLeaveNoSharedMemory) {
   const auto files = shared_files();
   const int64_t before = shared_kilobytes();
   int64_t during = 0;
@@ -105,12 +105,12 @@ TEST(ShmEnds, NothingIsLeftOfKilledRanks) {
                                 for (const pid_t pid : pids) ::kill(pid, SIGKILL);
                               }});
   for (const RankResult& r : ranks) EXPECT_EQ(r.signal, SIGKILL);
-  EXPECT_GT(during, before + 3 * 90 * 1024) << "the arenas were there";
-  EXPECT_LT(shared_kilobytes(), before + 90 * 1024) << "and are gone";
+  EXPECT_GT(during, before + 3 * 90 * 1024) << "the arenas must be allocated while the ranks run";
+  EXPECT_LT(shared_kilobytes(), before + 90 * 1024) << "the arenas must be freed when the ranks are killed";
   EXPECT_EQ(shared_files(), files);
 }
 
-TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
+TEST(CommShmMemoryTest, AllocationsAreZeroedAlignedRecordedAndFreed) {
   const SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), {.keys = "staging_bytes = \"1MiB\"\n"});
@@ -120,7 +120,7 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
       ASSERT_EQ(rows.size(), 1u);
       EXPECT_EQ(rows[0].kind, zr::host::MemoryKind::communicator);
       EXPECT_GT(rows[0].now, 1 << 20);
-      EXPECT_LT(rows[0].now, (1 << 20) + (128 << 10)) << "signals beside the staging room";
+      EXPECT_LT(rows[0].now, (1 << 20) + (128 << 10)) << "only signals may add to the staging buffer";
       for (int round = 0; round < 30; ++round) {
         auto* memory = static_cast<float*>(comm.allocate(16 << 20));
         ASSERT_EQ(reinterpret_cast<uintptr_t>(memory) % 4096, 0u);
@@ -131,7 +131,7 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
         comm.free(memory);
       }
       barrier(comm);
-      // Address space of this process: what peers freed is unmapped too.
+      // The address space of this process: memory that peers freed must be unmapped too.
       std::ifstream statm("/proc/self/maps");
       int64_t mapped = 0;
       for (std::string line; std::getline(statm, line);)
@@ -145,23 +145,25 @@ TEST(ShmMemory, IsZeroedAlignedAccountedForAndGivenBack) {
       zr::host::CallError error;
       void* out = nullptr;
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 64, 8192, 0, &out, &error), ZR_UNSUPPORTED);
-      // More than there is: refused, where the kernel would end processes. The limit is this test's own net below that.
-      const rlimit net{1 << 30, RLIM_INFINITY};
+      // mem_alloc must fail where the kernel would otherwise kill processes. The file-size limit protects the machine if
+      // the check fails.
+      const rlimit guard{1 << 30, RLIM_INFINITY};
       ::signal(SIGXFSZ, SIG_IGN);
-      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &net), 0);
+      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &guard), 0);
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), uint64_t{1} << 50, 64, 0, &out, &error), ZR_NOMEM);
       EXPECT_THAT(
           error.msg,
-          testing::AllOf(HasSubstr("no room for 1125899906842624 bytes of shared memory (a buffer): the machine has "),
-                         HasSubstr(" left; use fewer ranks here, or a strategy that shards more")));
+          testing::AllOf(
+              HasSubstr("cannot allocate 1125899906842624 bytes of shared memory (a buffer): the machine has "),
+              HasSubstr(" bytes available; use fewer ranks on this host, or a strategy that shards more")));
     }
     for (const auto& row : rig.ledger().rows()) EXPECT_EQ(row.now, 0);
   }));
 }
 
-TEST(ShmMemory, FitsWithinALimitOfAddressSpace) {
+TEST(CommShmMemoryTest, RespectsAddressSpaceLimit) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers reserve address space of their own";
+  GTEST_SKIP() << "sanitizers reserve their own address space";
 #endif
   expect_success(on_ranks(2, [](RawComm& comm, Rank&) {
     std::ifstream statm("/proc/self/statm");
@@ -177,7 +179,7 @@ TEST(ShmMemory, FitsWithinALimitOfAddressSpace) {
   }));
 }
 
-TEST(ShmMeeting, RanksOfAnotherHostAreRefusedWithTheRemedy) {
+TEST(CommShmOpenTest, RejectsRanksOnAnotherHost) {
   const SharedJob job;
   const auto ranks = run_ranks(2, [&](Rank& rank) {
     const auto control = std::make_shared<SharedControl>(job, rank.rank, rank.world);
@@ -197,12 +199,13 @@ TEST(ShmMeeting, RanksOfAnotherHostAreRefusedWithTheRemedy) {
   });
   EXPECT_THAT(
       ranks[0].threw,
-      testing::AllOf(HasSubstr("comm_shm serves ranks of one host: rank 1 is on host 'far-away', this is rank 0 on '"),
-                     HasSubstr("start all ranks on one host, or choose a communicator for several")));
+      testing::AllOf(
+          HasSubstr("comm_shm connects ranks of one host only: rank 1 is on host 'far-away', this is rank 0 on '"),
+          HasSubstr("start all ranks on one host, or choose a communicator for several hosts")));
   EXPECT_FALSE(ranks[1].ok());
 }
 
-TEST(ShmMeeting, AMemoryThatIsNotTheAnnouncedOneIsRefused) {
+TEST(CommShmOpenTest, RejectsMemoryOtherThanAnnounced) {
   const SharedJob job;
   const auto ranks = run_ranks(2, [&](Rank& rank) {
     const auto control = std::make_shared<SharedControl>(job, rank.rank, rank.world);
@@ -225,7 +228,7 @@ TEST(ShmMeeting, AMemoryThatIsNotTheAnnouncedOneIsRefused) {
   EXPECT_THAT(ranks[0].threw, HasSubstr("is not the memory that rank 1 announced"));
 }
 
-TEST(ShmMeeting, OneProcessOpensAgainAndAgain) {
+TEST(CommShmOpenTest, ProcessCanOpenRepeatedly) {
   const SharedJob job;
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));

@@ -1,4 +1,4 @@
-// Ranks with comm_shm alone, entered through its C table, and the collectives that they submit.
+// Ranks that call comm_shm directly through its C table, and helpers that build collectives.
 #pragma once
 
 #include <functional>

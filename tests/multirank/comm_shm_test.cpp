@@ -1,4 +1,4 @@
-// comm_shm against scalar references: every operation, type, number of ranks and place of memory.
+// comm_shm compared with scalar references: every operation, type, number of ranks and kind of memory.
 #include <gtest/gtest.h>
 
 #include "multirank/comm_cases.hpp"
@@ -11,7 +11,7 @@ using namespace zr::testing;
 using zr::host::done_new;
 using zr::host::done_release;
 
-class ShmOf : public testing::TestWithParam<int> {
+class CommShmTest : public testing::TestWithParam<int> {
  protected:
   void on_ranks(const std::function<void(RawComm&, const Bench&)>& body, RigOptions options = {}) {
     const SharedJob job;
@@ -24,7 +24,7 @@ class ShmOf : public testing::TestWithParam<int> {
   }
 };
 
-TEST_P(ShmOf, RanksDoesEveryOperationOnEveryType) {
+TEST_P(CommShmTest, EveryOperationMatchesReferenceForEveryType) {
   on_ranks([](RawComm& comm, const Bench& bench) {
     Memory memory(bench, 64 << 10);
     uint64_t seed = 1;
@@ -34,7 +34,7 @@ TEST_P(ShmOf, RanksDoesEveryOperationOnEveryType) {
   });
 }
 
-TEST_P(ShmOf, RanksFoldsMinimaMaximaAndIntoWhatIsThere) {
+TEST_P(CommShmTest, ReductionsSupportMinMaxAndAccumulate) {
   on_ranks([](RawComm& comm, const Bench& bench) {
     Memory memory(bench, 64 << 10);
     uint64_t seed = 5;
@@ -59,7 +59,7 @@ TEST_P(ShmOf, RanksFoldsMinimaMaximaAndIntoWhatIsThere) {
   });
 }
 
-TEST_P(ShmOf, RanksWidensNarrowSourcesWithoutRoundingBetween) {
+TEST_P(CommShmTest, UpcastsSourcesWithoutIntermediateRounding) {
   on_ranks([](RawComm& comm, const Bench& bench) {
     Memory memory(bench, 64 << 10);
     uint64_t seed = 9;
@@ -79,7 +79,7 @@ TEST_P(ShmOf, RanksWidensNarrowSourcesWithoutRoundingBetween) {
   });
 }
 
-TEST_P(ShmOf, RanksMovesMoreThanTheStagingRoomHolds) {
+TEST_P(CommShmTest, TransfersMoreThanStagingBufferHolds) {
   const RigOptions options{.keys = "staging_bytes = \"256KiB\"\n"};
   on_ranks(
       [](RawComm& comm, const Bench& bench) {
@@ -92,7 +92,7 @@ TEST_P(ShmOf, RanksMovesMoreThanTheStagingRoomHolds) {
       options);
 }
 
-TEST_P(ShmOf, RanksSharesLargeFoldsAmongItsThreads) {
+TEST_P(CommShmTest, SplitsLargeReductionsAcrossThreads) {
   on_ranks(
       [](RawComm& comm, const Bench& bench) {
         if (comm.world() > 3) return;
@@ -106,10 +106,10 @@ TEST_P(ShmOf, RanksSharesLargeFoldsAmongItsThreads) {
       {.threads = 3});
 }
 
-TEST_P(ShmOf, RanksSendsInOrderOfTags) {
+TEST_P(CommShmTest, DeliversMessagesInOrderPerTag) {
   on_ranks([](RawComm& comm, const Bench& bench) {
     if (comm.world() == 1) return;
-    constexpr int64_t kCount = 100000;  // more than a load of the staging room
+    constexpr int64_t kCount = 100000;  // more than the staging buffer holds at once
     const int64_t bytes = kCount * 4;
     Memory memory(bench, 4 * bytes);
     const int next = (comm.rank() + 1) % comm.world(), previous = (comm.rank() + comm.world() - 1) % comm.world();
@@ -117,7 +117,7 @@ TEST_P(ShmOf, RanksSendsInOrderOfTags) {
       char* out = memory.at(home, 0);
       char* in = memory.at(home, 1);
       std::vector<zr_done*> dones;
-      // Tags 5, 6, 5, 6 leave; 6, 6, 5, 5 arrive: in order within a tag.
+      // Sent with tags 5, 6, 5, 6 and received with tags 6, 6, 5, 5: in order within a tag.
       const int tags[] = {5, 6, 5, 6}, wanted[] = {6, 6, 5, 5}, message[] = {1, 3, 0, 2};
       for (int i = 0; i < 4; ++i) {
         const Bytes bytes_out = noise(ZR_F32, kCount, static_cast<uint64_t>(comm.rank() * 10 + i));
@@ -152,6 +152,6 @@ TEST_P(ShmOf, RanksSendsInOrderOfTags) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, ShmOf, testing::Values(1, 2, 3, 4, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, CommShmTest, testing::Values(1, 2, 3, 4, 5));
 
 }  // namespace

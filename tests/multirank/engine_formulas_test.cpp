@@ -44,9 +44,9 @@ std::vector<std::string> lines_of(const std::vector<Cell>& cells) {
   return lines;
 }
 
-class EngineFormulas : public EngineTest, public testing::WithParamInterface<int> {};
+class EngineFormulasTest : public EngineTest, public testing::WithParamInterface<int> {};
 
-TEST_P(EngineFormulas, HoldForWireAndLedger) {
+TEST_P(EngineFormulasTest, CommunicationAndLedgerBytesMatchFormulas) {
   const int N = GetParam();
   const auto cells = cells_of(N);
   const Result result = run_all(N, lines_of(cells));
@@ -100,10 +100,10 @@ TEST_P(EngineFormulas, HoldForWireAndLedger) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulas, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulasTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
-TEST_F(EngineTest, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
+TEST_F(EngineTest, ReducesAllBucketsButLastBeforeLastGradient) {
   for (const char* strategy : {"zero0", "zero1", "zero2"}) {
     const Result result = run(2, "trains", std::string("parity.model=wide train.steps=3 strategy=") + strategy);
     ASSERT_EQ(result.code, 0) << result.output;
@@ -114,7 +114,7 @@ TEST_F(EngineTest, AllBucketsButTheLastLeaveBeforeTheLastGradientArrives) {
   }
 }
 
-TEST_P(EngineFormulas, HoldForShardedWeights) {
+TEST_P(EngineFormulasTest, ShardedWeightBytesMatchFormulas) {
   const int N = GetParam();
   const Sizes sizes;
   const int64_t P = Sizes::sum(sizes.trainable);
@@ -155,7 +155,7 @@ TEST_P(EngineFormulas, HoldForShardedWeights) {
       }
 }
 
-TEST_P(EngineFormulas, HoldForGathers) {
+TEST_P(EngineFormulasTest, GatherBytesMatchFormulas) {
   const int N = GetParam();
   if (N == 1) return;  // nothing is gathered
   const int64_t P = (128 * 16 + 16) + (16 * 128 + 128) + 5 * (128 * 128 + 128);
@@ -178,7 +178,7 @@ TEST_P(EngineFormulas, HoldForGathers) {
   }
 }
 
-TEST_F(EngineTest, OneHostHasItsWeightsOnceAndTheyDoNotTravel) {
+TEST_F(EngineTest, RanksOfOneHostShareWeightsWithoutCommunication) {
   const Sizes sizes;
   const int64_t P = Sizes::sum(sizes.trainable), whole = Sizes::aligned(sizes.trainable) + Sizes::aligned(sizes.frozen);
   for (const int N : {2, 3}) {

@@ -16,7 +16,7 @@ using zr::test::milliseconds;
 using zr::test::Scene;
 namespace fs = std::filesystem;
 
-class EngineLoss : public testing::Test {
+class EngineRankLossTest : public testing::Test {
  protected:
   // Three ranks that train for ever; returns when they have made steps.
   void start(const std::string& override_with = "communicator.timeout=5min") {
@@ -53,7 +53,7 @@ class EngineLoss : public testing::Test {
   std::set<std::string> before_;
 };
 
-TEST_F(EngineLoss, AKilledRankEndsAllWithinFiveSecondsAndIsNamed) {
+TEST_F(EngineRankLossTest, KilledRankEndsJobWithinFiveSecondsAndIsNamed) {
   for (const std::size_t victim : {0, 2}) {
     ranks_.clear();
     start();
@@ -72,7 +72,7 @@ TEST_F(EngineLoss, AKilledRankEndsAllWithinFiveSecondsAndIsNamed) {
   }
 }
 
-TEST_F(EngineLoss, AStoppedRankIsReportedAsAHangAfterTheTimeout) {
+TEST_F(EngineRankLossTest, StoppedRankIsReportedAfterTimeout) {
   start("communicator.timeout=1s");
   if (HasFatalFailure()) return;
   kill(ranks_[1], SIGSTOP);
@@ -83,7 +83,7 @@ TEST_F(EngineLoss, AStoppedRankIsReportedAsAHangAfterTheTimeout) {
   expect_nothing_left();
 }
 
-TEST_F(EngineLoss, CtrlCEndsAllAndLeavesNothing) {
+TEST_F(EngineRankLossTest, CtrlCEndsJobAndLeavesNoProcessesOrFiles) {
   start();
   if (HasFatalFailure()) return;
   kill(job_->pid(), SIGINT);

@@ -5,12 +5,12 @@ namespace {
 
 using namespace engine_tests;
 
-TEST_F(EngineTest, TakesRankZerosParameters) {
+TEST_F(EngineTest, StartsFromRankZeroParameters) {
   const Result result = run(3, "takes_rank_zero", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineTest, GetsAndSetsWholeTensorsUnderEveryStrategy) {
+TEST_F(EngineTest, GetsAndSetsFullTensorsUnderEveryStrategy) {
   for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"})
     for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "bf16 gradients.dtype=bf16"}) {
       const Result result = run(3, "gets_and_sets", std::string("strategy=") + strategy + " train.dtype=" + dtype);
@@ -18,7 +18,7 @@ TEST_F(EngineTest, GetsAndSetsWholeTensorsUnderEveryStrategy) {
     }
 }
 
-TEST_F(EngineTest, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
+TEST_F(EngineTest, ReturnsSameBitsUnderEveryStrategy) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "fp16 gradients.dtype=bf16"}) {
     std::string all;
     for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"}) {
@@ -32,7 +32,7 @@ TEST_F(EngineTest, TellsTheSameBitsOfEveryTensorUnderEveryStrategy) {
   }
 }
 
-TEST_F(EngineTest, UpdatesEachParameterGroupByItsOwnKeys) {
+TEST_F(EngineTest, ParameterGroupsUseTheirOwnHyperparameters) {
   extend(
       "\n[[optimizer.groups]]\nmatch = [\"*.bias\"]\nlr_scale = 0.5\nweight_decay = 0.0\n"
       "[[optimizer.groups]]\nmatch = [\"embedding.*\", \"*.bias\"]\nlr_scale = 0.25\n");
@@ -44,17 +44,17 @@ TEST_F(EngineTest, UpdatesEachParameterGroupByItsOwnKeys) {
   }
 }
 
-TEST_F(EngineTest, NamesAGroupPatternThatMatchesNothing) {
+TEST_F(EngineTest, RejectsGroupPatternThatMatchesNothing) {
   extend("\n[[optimizer.groups]]\nmatch = [\"twice.wieght\"]\nlr_scale = 0.5\n");
   const Result result = run(1, "trains");
   EXPECT_EQ(result.code, 2);
   EXPECT_NE(result.output.find("optimizer group pattern 'twice.wieght' matches no parameter; the nearest is "
-                               "'twice.weight'; `*` stands for any run of characters"),
+                               "'twice.weight'; `*` matches any sequence of characters"),
             std::string::npos)
       << result.output;
 }
 
-TEST_F(EngineTest, ASkippedStepLeavesNoTrace) {
+TEST_F(EngineTest, SkippedStepChangesNoState) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
     const Result result = run(2, "skips_without_trace",
                               "strategy=zero1 train.steps=9 schedule.use=linear schedule.linear.warmup=4 "
@@ -64,7 +64,7 @@ TEST_F(EngineTest, ASkippedStepLeavesNoTrace) {
   }
 }
 
-TEST_F(EngineTest, TellsTheLossScaleOfEveryStep) {
+TEST_F(EngineTest, ReportsLossScalePerStep) {
   ASSERT_EQ(run(2, "trains",
                 "train.dtype=fp16 train.steps=4 parity.overflows=true fp16.initial_scale_power=8 fp16.hysteresis=1")
                 .code,
@@ -82,7 +82,7 @@ TEST_F(EngineTest, TellsTheLossScaleOfEveryStep) {
   EXPECT_FALSE(metrics()[0].contains("loss_scale")) << "fp32 has none";
 }
 
-TEST_F(EngineTest, StopsAfterTooManySkipsAndNamesParameterAndRank) {
+TEST_F(EngineTest, StopsAfterTooManySkippedStepsAndNamesParameterAndRank) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       const Result result =
@@ -95,31 +95,31 @@ TEST_F(EngineTest, StopsAfterTooManySkipsAndNamesParameterAndRank) {
           "'scalar' "
           "was the first parameter that overflowed, on rank 2; the loss of rank 2 was not finite either; the weights "
           "are those after step 2" +
-          std::string(dtype == "fp16" ? ", the loss scale came to 64" : "") +
-          "; look at the data of that rank, lower optimizer.lr or set train.gradient_clipping" +
-          (dtype == "fp16" ? ", or set train.dtype = \"bf16\", which has fp32's range" : "");
+          std::string(dtype == "fp16" ? ", and the loss scale is 64" : "") +
+          "; check the data of that rank, lower optimizer.lr or set train.gradient_clipping" +
+          (dtype == "fp16" ? ", or set train.dtype = \"bf16\", which has the range of fp32" : "");
       EXPECT_NE(result.output.find(says), std::string::npos) << dtype << "\n" << result.output;
       EXPECT_EQ(metrics().size(), 5u) << "a row for every step, skipped or not";
     }
 }
 
-TEST_F(EngineTest, NamesTheRankOfTheOnlySkipItMayMake) {
+TEST_F(EngineTest, NamesRankWhenOneSkippedStepIsAllowed) {
   const Result result = run(2, "never_finite", "train.steps=50 train.max_skipped_steps=1");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("'scalar' was the first parameter that overflowed, on rank 1;"), std::string::npos)
       << result.output;
 }
 
-TEST_F(EngineTest, TellsASumThatOverflowsFromGradientsThatDo) {
+TEST_F(EngineTest, DistinguishesOverflowedSumFromOverflowedGradients) {
   const Result result = run(2, "sum_not_finite", "train.steps=50 train.max_skipped_steps=2");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_NE(result.output.find("allows: 'scalar' was the first parameter whose sum over ranks and micro-batches "
-                               "overflowed, no rank's own gradient did; the weights"),
+                               "overflowed, although no rank's own gradient did; the weights"),
             std::string::npos)
       << result.output;
 }
 
-TEST_F(EngineTest, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
+TEST_F(EngineTest, SkippedStepDoesNotAdvanceSchedule) {
   ASSERT_EQ(run(1, "trains", "train.steps=6 schedule.use=linear schedule.linear.warmup=3 optimizer.lr=1.0").code, 0);
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 6u);
@@ -135,18 +135,19 @@ TEST_F(EngineTest, FollowsTheScheduleAndHoldsItWhileAStepIsSkipped) {
   EXPECT_EQ(skipped[2]["lr"], 0.5) << "the second rate was not used up by the step that was skipped";
 }
 
-TEST_F(EngineTest, ABackwardInsideBackwardNeedsBucketsThatWait) {
+TEST_F(EngineTest, NestedBackwardRequiresOverlapOff) {
   const Result refused = run(2, "backward_in_backward");
   EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_NE(refused.output.find("'line.weight' got a second gradient in one backward, after its first had left: some "
-                                "backward() runs inside this backward; set gradients.overlap = false"),
+  EXPECT_NE(refused.output.find("'line.weight' received a second gradient in one backward after its first was handed "
+                                "to the strategy: a backward() ran inside this backward; set gradients.overlap = "
+                                "false"),
             std::string::npos)
       << refused.output;
   const Result waits = run(1, "backward_in_backward", "gradients.overlap=false");
   EXPECT_EQ(waits.code, 0) << waits.output;
 }
 
-TEST_F(EngineTest, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
+TEST_F(EngineTest, ChoosesThreadsFromConfigThenLauncherThenCores) {
   const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -t 3 -- ";
   EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=0")).output.find("threads 3\n"), std::string::npos);
   EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=2")).output.find("threads 2\n"), std::string::npos);
@@ -155,53 +156,54 @@ TEST_F(EngineTest, TakesItsThreadsFromTheFileThenTheLauncherThenTheCores) {
       << "one core to run on, one thread";
 }
 
-TEST_F(EngineTest, RefusesAPlugInThatNeedsWhatTheHostDoesNotOffer) {
+TEST_F(EngineTest, RejectsPluginThatNeedsUnsupportedFeature) {
   const Result weights = run(2, "trains", "strategy=halves");
   EXPECT_EQ(weights.code, 2);
-  EXPECT_NE(weights.output.find("strategy 'halves' keeps no whole 'embedding.weight' on rank 0, and offers "
-                                "no way to gather it before its use; choose another strategy"),
+  EXPECT_NE(weights.output.find("strategy 'halves' does not keep all of 'embedding.weight' on rank 0 and cannot "
+                                "gather it before its use; choose another strategy"),
             std::string::npos)
       << weights.output;
   const Result blocks = run(2, "trains", "optimizer=blocks");
   EXPECT_EQ(blocks.code, 2);
   EXPECT_NE(
-      blocks.output.find("optimizer 'blocks' with strategy 'zero0': its state 'scale' is not one element for each "
-                         "of the parameter's, which is what this host offers; choose another optimizer"),
+      blocks.output.find("optimizer 'blocks' with strategy 'zero0': its state 'scale' is not a sharded state with "
+                         "one element per parameter element, the only kind that Zeroth supports; choose another "
+                         "optimizer"),
       std::string::npos)
       << blocks.output;
 }
 
-TEST_F(EngineTest, RefusesAStrategyWithoutRoomForHeldGradients) {
+TEST_F(EngineTest, RejectsStrategyWithoutBufferForDeferredGradients) {
   const std::string words = "strategy=cramped train.gradient_accumulation=2";
   const Result leaves = run(2, "trains", words);
   EXPECT_EQ(leaves.code, 0) << "gradients that leave at once have room\n" << leaves.output;
   const Result held = run(2, "trains", words + " gradients.reduce=last_micro_step");
   EXPECT_EQ(held.code, 2);
-  EXPECT_NE(held.output.find("strategy 'cramped' has no room to hold the gradient of '"), std::string::npos)
+  EXPECT_NE(held.output.find("strategy 'cramped' has no buffer to hold the gradient of '"), std::string::npos)
       << held.output;
   EXPECT_NE(held.output.find(
-                "' over the micro-steps, as gradients.reduce = \"last_micro_step\" needs; set gradients.reduce = "
-                "\"each\", or choose another strategy"),
+                "' across micro-steps, which gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = "
+                "\"each_micro_step\", or choose another strategy"),
             std::string::npos)
       << held.output;
 }
 
-TEST_F(EngineTest, EndsWhenItCannotWriteItsMetrics) {
+TEST_F(EngineTest, FailsWhenMetricsCannotBeWritten) {
   fs::create_directories(folder_ / "run" / "metrics.jsonl");
   const Result result = run(2, "trains");
   EXPECT_EQ(result.code, 3) << result.output;
   EXPECT_NE(result.output.find((folder_ / "run" / "metrics.jsonl").string() +
-                               ": cannot be made a symbolic link: Is a directory; see that the folder"),
+                               ": cannot be made a symbolic link: Is a directory; check that the folder"),
             std::string::npos)
       << result.output;
 }
 
-TEST_F(EngineTest, TwoTrainAtTheSameTimeInOneProcess) {
+TEST_F(EngineTest, TwoEnginesTrainInOneProcess) {
   const Result result = run(2, "two_at_once", "strategy=zero1 train.steps=50");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineTest, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
+TEST_F(EngineTest, AllRanksSkipStepWithNonFiniteGradients) {
   for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8"}) {
       const Result result =
@@ -214,36 +216,36 @@ TEST_F(EngineTest, SkipsAStepWithNonFiniteGradientsOnAllRanks) {
     }
 }
 
-TEST_F(EngineTest, LeavesAnUnusedParameterAlone) {
+TEST_F(EngineTest, DoesNotUpdateUnusedParameter) {
   const Result result = run(2, "keeps_untouched", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineTest, EvaluationLeavesTheRandomStateAlone) {
+TEST_F(EngineTest, EvaluationPreservesRandomState) {
   const Result result = run(2, "evaluates", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineTest, FollowsLibtorchsAdamW) {
+TEST_F(EngineTest, MatchesLibtorchAdamW) {
   const Result result =
       run(1, "follows_torch_adamw", "strategy=zero0 parity.model=recurrent train.steps=20 optimizer.lr=0.001");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineTest, NamesTheRankWhoseDataEndsEarly) {
+TEST_F(EngineTest, NamesRankThatRunsOutOfData) {
   const Result result = run(2, "ends_early", "strategy=zero1 train.steps=50");
   EXPECT_EQ(result.code, 4) << result.output;
   EXPECT_NE(result.output.find("rank 1"), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("after step 2"), std::string::npos) << result.output;
   const Result first = run(3, "ends_early_first", "strategy=zero1 train.steps=50");
   EXPECT_EQ(first.code, 4) << first.output;
-  EXPECT_NE(first.output.find("rank 0 ended after step 2 (its data ended?)"), std::string::npos) << first.output;
+  EXPECT_NE(first.output.find("rank 0 ended after step 2 (ran out of data?)"), std::string::npos) << first.output;
   const Result inside = run(2, "ends_early_inside", "strategy=zero1 train.steps=50 train.gradient_accumulation=2");
   EXPECT_EQ(inside.code, 4) << inside.output;
-  EXPECT_NE(inside.output.find("rank 1 ended after step 2 (its data ended?)"), std::string::npos) << inside.output;
+  EXPECT_NE(inside.output.find("rank 1 ended after step 2 (ran out of data?)"), std::string::npos) << inside.output;
 }
 
-TEST_F(EngineTest, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
+TEST_F(EngineTest, WritesSummaryWhenAllRanksFinishEarly) {
   const Result result = run(2, "finishes", "strategy=zero1 train.steps=50");
   ASSERT_EQ(result.code, 0) << result.output;
   const Json s = summary();
@@ -252,7 +254,7 @@ TEST_F(EngineTest, KeepsTheSummaryOfARunThatAllRanksEndEarly) {
   EXPECT_GT(s["communication_bytes"]["reduce_scatter"], 0);
 }
 
-TEST_F(EngineTest, NamesTheRankThatAnExceptionEnded) {
+TEST_F(EngineTest, NamesRankThatFailedWithException) {
   const Result launched = run(2, "fails_alone", "strategy=zero1 train.steps=50");
   EXPECT_EQ(launched.code, 1) << launched.output;
   EXPECT_NE(launched.output.find("the data of this rank is torn"), std::string::npos) << launched.output;
@@ -265,7 +267,7 @@ TEST_F(EngineTest, NamesTheRankThatAnExceptionEnded) {
   EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1"), std::string::npos) << alone.output;
 }
 
-TEST_F(EngineTest, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
+TEST_F(EngineTest, TrainsIdenticalWeightsUnderEveryStrategyAndWhenRepeated) {
   std::string hash;
   for (const char* how : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=dealt", "strategy=zero1"}) {
     const Result result =
@@ -277,7 +279,7 @@ TEST_F(EngineTest, GivesTheSameWeightsUnderEveryStrategyAndTwice) {
   EXPECT_EQ(hash.size(), 16u);
 }
 
-TEST_F(EngineTest, WritesTheRunFolder) {
+TEST_F(EngineTest, WritesRunFolder) {
   const Result result = run(2, "trains", "train.steps=3 strategy=zero1 communicator.share_weights=false");
   ASSERT_EQ(result.code, 0) << result.output;
   const auto rows = metrics();
@@ -306,7 +308,7 @@ TEST_F(EngineTest, WritesTheRunFolder) {
   EXPECT_EQ(summary()["weights_hash"], hash);
 }
 
-TEST_F(EngineTest, WritesTheMeanLossAndNumbersInTheirShortestForm) {
+TEST_F(EngineTest, WritesMeanLossAndShortestNumbers) {
   ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.gradient_accumulation=2").code, 0);
   const auto rows = metrics();
   std::ifstream said(folder_ / "run" / "losses");
@@ -327,7 +329,7 @@ TEST_F(EngineTest, WritesTheMeanLossAndNumbersInTheirShortestForm) {
   EXPECT_EQ(text.substr(at, text.find(',', at) - at), std::string(shortest, end));
 }
 
-TEST_F(EngineTest, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
+TEST_F(EngineTest, ShowsProgressAsLinesOrOnOneTerminalLine) {
   const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -- ";
   const std::string steps = program(1, "validates", "train.steps=3");
   const Result plain = shell("export ZR_PROGRESS=plain; " + launch + steps);
@@ -344,9 +346,9 @@ TEST_F(EngineTest, ShowsProgressInPlainLinesOrOnOneLineOfATerminal) {
   EXPECT_EQ(summary()["val_loss"], 1.5);
 }
 
-TEST_F(EngineTest, NamesAProgramsMistakesWithTheirRemedy) { check_messages("engine_errors.txt", 8); }
+TEST_F(EngineTest, ReportsProgramErrorsWithRemedy) { check_messages("engine_errors.txt", 8); }
 
-TEST_F(EngineTest, NamesTheActivationThatADiskDoesNotGiveBack) {
+TEST_F(EngineTest, ReportsActivationThatDiskCannotReadOrWrite) {
   fs::create_directories(folder_ / "swap");
   const auto trained = [&](const std::string& fault) {
     return shell("ZR_TIER_FAULT=" + fault + " " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " +
@@ -364,7 +366,7 @@ TEST_F(EngineTest, NamesTheActivationThatADiskDoesNotGiveBack) {
     for (const std::string& part :
          {std::string("offload 'nvme' ("), std::string("an activation of "), std::string(" (offload.activations): "),
           "tier nvme: " + (folder_ / "swap").string() + " (unnamed file): " + what + " ",
-          std::string(" failed: Input/output error; the disk fails")})
+          std::string(" failed: Input/output error; the disk may be failing")})
       EXPECT_NE(result->output.find(part), std::string::npos) << part << "\n" << result->output;
   }
 }

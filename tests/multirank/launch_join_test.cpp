@@ -53,7 +53,7 @@ bool all_run(Page& page, int ranks) {
   return true;
 }
 
-TEST(Torchrun, RanksTrainAndLeave) {
+TEST(Torchrun, RanksTrainAndExit) {
   Scene scene;
   const auto jobs = under_torchrun(scene, 3, {"steps=5"});
   for (int rank = 0; rank < 3; ++rank) {
@@ -63,7 +63,7 @@ TEST(Torchrun, RanksTrainAndLeave) {
   }
 }
 
-TEST(Torchrun, AKilledRankIsNamedByAllOthers) {
+TEST(Torchrun, SurvivorsNameKilledRank) {
   for (const int victim : {0, 2}) {
     Scene scene;
     const auto jobs = under_torchrun(scene, 3, {});
@@ -76,7 +76,7 @@ TEST(Torchrun, AKilledRankIsNamedByAllOthers) {
       EXPECT_EQ(jobs[size_t(rank)]->wait(kSoon), 4);
       EXPECT_THAT(jobs[size_t(rank)]->err(),
                   HasSubstr(victim == 0 ? "rank 0 (pid " + pid +
-                                              "), which keeps the job's store, is lost: its connection closed"
+                                              "), which hosts the job's store, is lost: its connection closed"
                                         : "rank 2 (pid " + pid + ") is lost: its connection closed"));
       EXPECT_THAT(jobs[size_t(rank)]->err(),
                   ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
@@ -84,7 +84,7 @@ TEST(Torchrun, AKilledRankIsNamedByAllOthers) {
   }
 }
 
-TEST(Torchrun, AKilledRankIsMissedThoughItsChildHoldsItsConnection) {
+TEST(Torchrun, KilledRankIsDetectedWhileChildHoldsItsConnection) {
   for (const int victim : {0, 1}) {
     Scene scene;
     const auto jobs = under_torchrun(scene, 2, {"fork_rank=" + std::to_string(victim), "fork_step=5", "fork_ms=4000"});
@@ -95,7 +95,7 @@ TEST(Torchrun, AKilledRankIsMissedThoughItsChildHoldsItsConnection) {
   }
 }
 
-TEST(Torchrun, AStoppedKeeperOfTheStoreIsNamed) {
+TEST(Torchrun, SurvivorNamesStoppedStoreHost) {
   Scene scene;
   const auto jobs = under_torchrun(scene, 2, {"timeout_ms=600"});
   ASSERT_TRUE(eventually([&] { return all_run(scene.page(), 2); }));
@@ -105,20 +105,21 @@ TEST(Torchrun, AStoppedKeeperOfTheStoreIsNamed) {
   EXPECT_THAT(jobs[1]->err(),
               ContainsRegex(
                   "rank 1: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within 600ms; rank 0 .pid "
-                  "[0-9]+., which keeps the job's store, has not answered for [0-9.]+s, it is stopped .T."));
+                  "[0-9]+., which hosts the job's store, has not answered for [0-9.]+s, and its process is "
+                  "stopped .T."));
 }
 
-TEST(Torchrun, AKeeperWhoseDataEndIsNamed) {
+TEST(Torchrun, SurvivorNamesStoreHostThatRanOutOfData) {
   Scene scene;
   const auto jobs = under_torchrun(scene, 2, {"short_rank=0", "short_steps=5"});
   EXPECT_EQ(jobs[0]->wait(), 0);
   EXPECT_EQ(jobs[1]->wait(kSoon), 4);
   EXPECT_THAT(jobs[1]->err(),
-              HasSubstr("zeroth: error: rank 0 ended after step 5 (its data ended?) while rank 1 waits in all_reduce "
+              HasSubstr("zeroth: error: rank 0 ended after step 5 (ran out of data?) while rank 1 waits in all_reduce "
                         "'gradient bucket 0' (fp32, 4096)"));
 }
 
-TEST(Torchrun, ATakenPortIsSteppedOver) {
+TEST(Torchrun, StoreSkipsPortInUse) {
   Scene scene;
   const int port = some_port();
   const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -135,7 +136,7 @@ TEST(Torchrun, ATakenPortIsSteppedOver) {
   close(taken);
 }
 
-TEST(Mpirun, RanksTrainAndAKilledOneEndsAll) {
+TEST(Mpirun, RanksTrainAndKilledRankEndsJob) {
   const Environment root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
   const std::vector<std::string> mpirun{"mpirun.openmpi", "--oversubscribe", "-n", "3", rank_program()};
   {
@@ -155,7 +156,7 @@ TEST(Mpirun, RanksTrainAndAKilledOneEndsAll) {
     EXPECT_TRUE(eventually([&] { return gone(scene.page().ranks[size_t(rank)].pid); }));
 }
 
-TEST(Srun, RanksCountTheirHostsThemselves) {
+TEST(Srun, RanksDeriveLocalRanksFromHosts) {
   Scene scene;
   const std::string id = std::to_string(some_port());
   Jobs jobs;
@@ -172,7 +173,7 @@ TEST(Srun, RanksCountTheirHostsThemselves) {
   }
 }
 
-TEST(Mpiexec, RanksOfOneParentMeet) {
+TEST(Mpiexec, RanksOfSameParentJoin) {
   Scene scene;
   Jobs jobs;
   for (int rank = 0; rank < 2; ++rank)
@@ -184,7 +185,7 @@ TEST(Mpiexec, RanksOfOneParentMeet) {
   for (const auto& job : jobs) EXPECT_EQ(job->wait(), 0) << job->err();
 }
 
-TEST(NoLauncher, IsAJobOfOneRank) {
+TEST(NoLauncher, StartsSingleRankJob) {
   Scene scene;
   Job job(scene, with_rank_program({"steps=3"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -192,7 +193,7 @@ TEST(NoLauncher, IsAJobOfOneRank) {
   EXPECT_LT(scene.page().ranks[0].join_us, 20000);
 }
 
-TEST(Join, SaysWhoHasNotCome) {
+TEST(ControlJoinTest, NamesMissingRanks) {
   Scene scene;
   Job job(scene, with_rank_program({"join_timeout_ms=400"}), torchrun(0, 3, some_port()));
   EXPECT_EQ(job.wait(), 4);
@@ -204,18 +205,19 @@ TEST(Join, SaysWhoHasNotCome) {
           "job\n  rank 2  pid - +has not joined the job\n$"));
 }
 
-TEST(Join, SaysWhereItFoundNoStore) {
+TEST(ControlJoinTest, ReportsAddressWithoutStore) {
   Scene scene;
   Job job(scene, with_rank_program({"join_timeout_ms=300"}),
           Environment{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "14999"}});
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.err(), testing::MatchesRegex(
-                             "zeroth: error: rank 1 found no store of its job at 127.0.0.1 port 15000: rank 0 has not "
-                             "written the job's secret to .*/job-[0-9a-f]+. Is rank 0, which keeps it, running, and is "
-                             "this its address. ZR_STORE=host:port, the same for every rank, names another\n"));
+                             "zeroth: error: rank 1 cannot find the store of its job at 127.0.0.1 port 15000: rank 0 "
+                             "has not written the job's secret to .*/job-[0-9a-f]+. Check that rank 0, which hosts the "
+                             "store, is running, and that this is its address; to use another address, set "
+                             "ZR_STORE=host:port to the same value on every rank\n"));
 }
 
-TEST(Join, RefusesASecondProcessOfOneRank) {
+TEST(ControlJoinTest, RejectsSecondProcessOfOneRank) {
   Scene scene;
   const int port = some_port();
   Job store_host(scene, with_rank_program({"steps=1"}), torchrun(0, 3, port));
@@ -224,23 +226,23 @@ TEST(Join, RefusesASecondProcessOfOneRank) {
   Job second(scene, with_rank_program({"steps=1"}), torchrun(1, 3, port));
   EXPECT_EQ(second.wait(), 3);
   EXPECT_THAT(second.err(), HasSubstr("zeroth: error: rank 1 (pid " + std::to_string(first.pid()) +
-                                      ") has joined already, and pid " + std::to_string(second.pid()) + " on "));
+                                      ") has joined already, but pid " + std::to_string(second.pid()) + " on "));
   Job third(scene, with_rank_program({"steps=1"}), torchrun(2, 3, port));
   EXPECT_EQ(third.wait(), 0);
   EXPECT_EQ(store_host.wait(), 0);
 }
 
-TEST(Join, RefusesARankThatWasToldOfAnotherWorld) {
+TEST(ControlJoinTest, RejectsRankWithDifferentWorldSize) {
   Scene scene;
   const int port = some_port();
   Job store_host(scene, with_rank_program({}), torchrun(0, 3, port));
   Job other(scene, with_rank_program({}), torchrun(1, 2, port));
   EXPECT_EQ(other.wait(), 3);
   EXPECT_EQ(other.err(),
-            "zeroth: error: rank 1 was told of 2 ranks, the job has 3: start all ranks with one launcher command\n");
+            "zeroth: error: rank 1 expects 2 ranks, but the job has 3: start all ranks with one launcher command\n");
 }
 
-TEST(Join, TakesMillisecondsForSixteenRanks) {
+TEST(ControlJoinTest, JoinOfSixteenRanksTakesMilliseconds) {
   Scene scene;
   const auto begin = Clock::now();
   Job job(scene, launched(16, {"steps=2"}));
@@ -256,7 +258,7 @@ TEST(Join, TakesMillisecondsForSixteenRanks) {
   std::printf("join of 16 ranks: %.1f ms the last, %.1f ms the first\n", double(least) / 1e3, double(most) / 1e3);
 }
 
-TEST(Join, AndEndCostMillisecondsForTwoRanks) {
+TEST(ControlJoinTest, JoinAndExitOfTwoRanksTakeMilliseconds) {
   Scene scene;
   const auto begin = Clock::now();
   Job job(scene, launched(2, {"steps=1"}));
@@ -291,7 +293,7 @@ class Knock {
   int fd_;
 };
 
-TEST(Store, SurvivesStrangersAndGarbage) {
+TEST(StoreTest, SurvivesUnauthenticatedConnectionsAndGarbage) {
   using namespace zr::host;
   Scene scene;
   auto& page = scene.page();
@@ -326,7 +328,7 @@ TEST(Store, SurvivesStrangersAndGarbage) {
     knock.say(protocol::encode(
         protocol::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, protocol::this_peer()}));
     const std::string answer = knock.answer();
-    EXPECT_THAT(answer, HasSubstr("it keeps another job's store"));
+    EXPECT_THAT(answer, HasSubstr("this store belongs to another job"));
   }
   Knock silent(store);
   EXPECT_EQ(job.wait(), 0) << job.err();
@@ -338,41 +340,42 @@ struct Wrong {
   Environment environment;
   const char* text;
 };
-class WrongVariables : public testing::TestWithParam<Wrong> {};
+class LauncherVariablesTest : public testing::TestWithParam<Wrong> {};
 
-TEST_P(WrongVariables, AreNamedWithTheRemedy) {
+TEST_P(LauncherVariablesTest, ErrorsNameVariableAndRemedy) {
   Scene scene;
   Job job(scene, with_rank_program({}), GetParam().environment);
   EXPECT_EQ(job.wait(), 3);
   EXPECT_EQ(job.err(), std::string("zeroth: error: ") + GetParam().text + "\n");
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, WrongVariables,
+INSTANTIATE_TEST_SUITE_P(Each, LauncherVariablesTest,
                          testing::Values(Wrong{"ZerothWithoutWorld",
                                                {{"ZR_RANK", "0"}},
                                                "ZR_WORLD is not set, but zeroth launch's other variables are: start "
-                                               "the program by `zeroth launch -n N -- PROGRAM`, or unset "
+                                               "the program with `zeroth launch -n N -- PROGRAM`, or unset "
                                                "ZR_RANK"},
                                          Wrong{"TorchrunWithoutAddress",
                                                {{"RANK", "0"}, {"WORLD_SIZE", "2"}},
                                                "MASTER_ADDR is not set, but torchrun's other variables are: start the "
-                                               "program by torchrun or `zeroth launch`, or unset RANK "
+                                               "program with torchrun or `zeroth launch`, or unset RANK "
                                                "and WORLD_SIZE"},
                                          Wrong{"RankBeyondWorld",
                                                {{"RANK", "2"}, {"WORLD_SIZE", "2"}},
-                                               "RANK=2 is not a number from 0 to 1: start the program by torchrun or "
+                                               "RANK=2 is not a number from 0 to 1: start the program with torchrun or "
                                                "`zeroth launch`, or unset RANK and WORLD_SIZE"},
                                          Wrong{"StoreWithoutPort",
                                                {{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "here"}},
-                                               "ZR_STORE=here is not host:port: set it as in ZR_STORE=node01:29600"},
+                                               "ZR_STORE=here is not of the form host:port; example: "
+                                               "ZR_STORE=node01:29600"},
                                          Wrong{"MpirunOverHosts",
                                                {{"OMPI_COMM_WORLD_RANK", "0"},
                                                 {"OMPI_COMM_WORLD_SIZE", "4"},
                                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                                 {"PMIX_NAMESPACE", "7"}},
-                                               "mpirun started ranks on several hosts and does not tell which has rank "
-                                               "0: name it and a free port, mpirun -x "
+                                               "mpirun started ranks on several hosts and does not report which host "
+                                               "has rank 0: pass that host and a free port, mpirun -x "
                                                "ZR_STORE=host:port ..."}),
                          [](const auto& info) { return info.param.name; });
 }  // namespace

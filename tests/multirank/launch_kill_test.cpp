@@ -43,9 +43,9 @@ struct Kill {
   const char* name;
 };
 
-class KilledRank : public testing::TestWithParam<Kill> {};
+class ZerothLaunchKilledRank : public testing::TestWithParam<Kill> {};
 
-TEST_P(KilledRank, EndsAllWithinFiveSecondsAndIsNamedWithWhatEachSurvivorWaitedIn) {
+TEST_P(ZerothLaunchKilledRank, EndsJobWithinFiveSecondsAndReportsEverySurvivor) {
   const auto [victim, phase, name] = GetParam();
   std::mt19937 random(unsigned(victim) * 7 + unsigned(phase));
   constexpr int kRanks = 3;
@@ -81,7 +81,7 @@ TEST_P(KilledRank, EndsAllWithinFiveSecondsAndIsNamedWithWhatEachSurvivorWaitedI
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    AnyRankAnywhere, KilledRank,
+    AnyRankAnywhere, ZerothLaunchKilledRank,
     testing::Values(Kill{0, Phase::collective, "Rank0InACollective"}, Kill{1, Phase::collective, "Rank1InACollective"},
                     Kill{2, Phase::collective, "Rank2InACollective"}, Kill{0, Phase::computing, "Rank0Computing"},
                     Kill{1, Phase::computing, "Rank1Computing"}, Kill{2, Phase::computing, "Rank2Computing"},
@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Kill{2, Phase::joining, "Rank2Joining"}),
     [](const auto& info) { return info.param.name; });
 
-TEST(KilledRankEnds, AlsoASurvivorThatComputesForEver) {
+TEST(ZerothLaunch, KilledRankEndsSurvivorThatComputesForever) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {"busy_rank=2", "busy_step=4"}));
@@ -104,11 +104,11 @@ TEST(KilledRankEnds, AlsoASurvivorThatComputesForEver) {
   EXPECT_THAT(line_of(job.err(), 0),
               ContainsRegex("waits [0-9.]+s in all_reduce 'gradient bucket 0' .*collective 9, step 4"));
   EXPECT_THAT(job.err(), HasSubstr("[2] zeroth: error: rank 2 (pid " + std::to_string(page.ranks[2].pid) +
-                                   ") ends, the job is broken"));
+                                   ") exits because the job has failed; last activity: "));
   expect_nothing_left(page, 3);
 }
 
-TEST(KilledRankEnds, AJobWhoseTableIsPrintedOnce) {
+TEST(ZerothLaunch, PrintsFailureTableOnce) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(4, {}));
@@ -123,7 +123,7 @@ TEST(KilledRankEnds, AJobWhoseTableIsPrintedOnce) {
   EXPECT_EQ(count, 5) << job.err();
 }
 
-TEST(StoppedRank, IsReportedAfterTheTimeLimitAndKilled) {
+TEST(ZerothLaunch, StoppedRankIsReportedAfterTimeoutAndKilled) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {"timeout_ms=1500"}));
@@ -136,21 +136,21 @@ TEST(StoppedRank, IsReportedAfterTheTimeLimitAndKilled) {
       job.err(),
       ContainsRegex("zeroth: error: rank [02]: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within "
                     "1500ms; rank 1 .pid " +
-                    std::to_string(pid) + ". has not answered for [0-9.]+s, it is stopped .T."));
+                    std::to_string(pid) + ". has not answered for [0-9.]+s, and its process is stopped .T."));
   EXPECT_THAT(line_of(job.err(), 1), ContainsRegex("no answer for [12][0-9.]+s, stopped .T.; last seen: "));
   EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [12][0-9.]+s in all_reduce 'gradient bucket"));
   expect_nothing_left(page, 3);
 }
 
-TEST(RankThatHangs, IsNamedAsTheOneThatHasNotComeToIt) {
+TEST(ZerothLaunch, HangingRankIsNamed) {
   Scene scene;
   Job job(scene, launched(3, {"busy_rank=2", "busy_step=4", "timeout_ms=700"}));
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), ContainsRegex("has not completed within 700ms; rank 2 has not come to it"));
+  EXPECT_THAT(job.err(), ContainsRegex("has not completed within 700ms; rank 2 has not reached this collective"));
   EXPECT_THAT(line_of(job.err(), 2), ContainsRegex("computing for [01]..s, after collective 8, step 4"));
 }
 
-TEST(RankThatIssuesSomethingElse, IsReportedWithBothCalls) {
+TEST(ZerothLaunch, DifferentCollectivesAreReportedWithBothCalls) {
   Scene scene;
   const auto begin = Clock::now();
   Job job(scene, launched(3, {"odd_rank=1", "odd_step=5"}));
@@ -164,7 +164,7 @@ TEST(RankThatIssuesSomethingElse, IsReportedWithBothCalls) {
   expect_nothing_left(scene.page(), 3);
 }
 
-TEST(RankWhoseDataEnd, IsNamedToThoseThatWaitForIt) {
+TEST(ZerothLaunch, RankThatRanOutOfDataIsNamed) {
   for (const int early : {0, 1}) {
     Scene scene;
     const auto begin = Clock::now();
@@ -172,13 +172,13 @@ TEST(RankWhoseDataEnd, IsNamedToThoseThatWaitForIt) {
     EXPECT_EQ(job.wait(kSoon), 4);
     EXPECT_LT(Clock::now() - begin, milliseconds(2000));
     EXPECT_THAT(job.err(), HasSubstr("zeroth: error: rank " + std::to_string(early) +
-                                     " ended after step 5 (its data ended?) while rank " + std::to_string(1 - early) +
+                                     " ended after step 5 (ran out of data?) while rank " + std::to_string(1 - early) +
                                      " waits in all_reduce 'gradient bucket 0' (fp32, 4096)"));
-    EXPECT_THAT(line_of(job.err(), early), HasSubstr("ended in order after step 5"));
+    EXPECT_THAT(line_of(job.err(), early), HasSubstr("ended normally after step 5"));
   }
 }
 
-TEST(RankThatFails, PassesItsOwnExitCodeOn) {
+TEST(ZerothLaunch, ReturnsExitCodeOfFailedRank) {
   Scene scene;
   Job job(scene, launched(3, {"fail_rank=1", "fail_step=5", "fail_code=3"}));
   EXPECT_EQ(job.wait(kSoon), 3);
@@ -186,7 +186,7 @@ TEST(RankThatFails, PassesItsOwnExitCodeOn) {
   EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank 1 .pid [0-9]+. ended with exit code 3"));
 }
 
-TEST(RankThatVanishesWithoutAWord, IsALoss) {
+TEST(ZerothLaunch, RankThatExitsWithoutLeavingIsLost) {
   Scene scene;
   Job job(scene, launched(3, {"quit_rank=2", "quit_step=5"}));
   EXPECT_EQ(job.wait(kSoon), 4);
@@ -194,28 +194,28 @@ TEST(RankThatVanishesWithoutAWord, IsALoss) {
               ContainsRegex("zeroth: error: rank 2 .pid [0-9]+. ended with exit code 0 without leaving the job"));
 }
 
-TEST(RankThatExits, LeavesInOrder) {
+TEST(ZerothLaunch, RankMayLeaveThroughExit) {
   Scene scene;
   Job job(scene, launched(3, {"steps=5", "exit_rank=1"}));
   EXPECT_EQ(job.wait(kSoon), 0) << job.err();
   EXPECT_EQ(job.err(), "");
 }
 
-TEST(Engines, FollowOneAnotherInAProcess) {
+TEST(ZerothLaunch, EnginesRunOneAfterAnotherInOneProcess) {
   Scene scene;
   Job job(scene, launched(3, {"steps=5", "engines=20", "compute_ms=0"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(job.err(), "");
 }
 
-TEST(RankThatForks, IsNotSpokenForByItsChild) {
+TEST(ZerothLaunch, ExitOfForkedChildDoesNotEndItsRank) {
   Scene scene;
   Job job(scene, launched(3, {"steps=40", "fork_rank=1", "fork_step=5"}));
   EXPECT_EQ(job.wait(kSoon), 0) << job.err();
   EXPECT_THAT(job.err(), Not(HasSubstr("zeroth")));
 }
 
-TEST(RankThatWaitsForAKey, IsShownWaitingForIt) {
+TEST(ZerothLaunch, ReportShowsRankWaitingForKey) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {"get_rank=0"}));
@@ -226,7 +226,7 @@ TEST(RankThatWaitsForAKey, IsShownWaitingForIt) {
   EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [0-9.]+s in get of key 'what nobody puts', step 0"));
 }
 
-TEST(RankThatWaitsForAKey, GivesUpInTime) {
+TEST(ZerothLaunch, GetOfMissingKeyTimesOut) {
   Scene scene;
   Job job(scene, launched(2, {"get_rank=0", "get_ms=300"}));
   EXPECT_EQ(job.wait(kSoon), 4);
@@ -234,7 +234,7 @@ TEST(RankThatWaitsForAKey, GivesUpInTime) {
               HasSubstr("zeroth: error: no rank has put 'what nobody puts' into the job's store within 0.3s\n"));
 }
 
-TEST(Launcher, EndsAllWithinTwoSecondsOfCtrlC) {
+TEST(ZerothLaunch, CtrlCEndsJobWithinTwoSeconds) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(4, {}));
@@ -247,7 +247,7 @@ TEST(Launcher, EndsAllWithinTwoSecondsOfCtrlC) {
   expect_nothing_left(page, 4);
 }
 
-TEST(Launcher, KillsRanksThatIgnoreTheSignalAfterFiveSeconds) {
+TEST(ZerothLaunch, KillsRanksThatIgnoreSignalAfterFiveSeconds) {
   Scene scene;
   Job job(scene, launch_of(2, {"sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done"}));
   ASSERT_TRUE(eventually([&] { return job.out().find("[1] ready\n") != std::string::npos; }));
@@ -257,7 +257,7 @@ TEST(Launcher, KillsRanksThatIgnoreTheSignalAfterFiveSeconds) {
   EXPECT_GT(Clock::now() - begin, milliseconds(4500));
 }
 
-TEST(Launcher, TakesItsRanksAlongWhenItIsKilled) {
+TEST(ZerothLaunch, RanksEndWhenLauncherIsKilled) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {}));
@@ -267,7 +267,7 @@ TEST(Launcher, TakesItsRanksAlongWhenItIsKilled) {
   expect_nothing_left(page, 3);
 }
 
-TEST(Launcher, EndsRanksThatNeverJoinedWhenOneFails) {
+TEST(ZerothLaunch, FailedRankEndsRanksThatNeverJoined) {
   Scene scene;
   const auto begin = Clock::now();
   Job job(scene, launch_of(3, {"sh", "-c", "[ $ZR_RANK != 1 ] || exit 7; exec sleep 60"}));
@@ -277,7 +277,7 @@ TEST(Launcher, EndsRanksThatNeverJoinedWhenOneFails) {
               ContainsRegex("^zeroth: error: rank 1 .pid [0-9]+. ended with exit code 7 before it joined the job\n$"));
 }
 
-TEST(Launcher, LeavesNoGrandchildren) {
+TEST(ZerothLaunch, LeavesNoGrandchildren) {
   Scene scene;
   Job job(scene, launch_of(2, {"sh", "-c", "sleep 321 & echo child $!; exit 0"}));
   EXPECT_EQ(job.wait(), 0);

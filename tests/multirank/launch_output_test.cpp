@@ -34,19 +34,19 @@ std::multiset<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-TEST(Output, OfRank0IsRawAndOfOthersPrefixed) {
+TEST(ZerothLaunch, PrefixesOutputOfRanksOtherThanZero) {
   const auto result = shell(3, "echo from $ZR_RANK; echo bad $ZR_RANK >&2");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(lines_of(result.out), (std::multiset<std::string>{"from 0", "[1] from 1", "[2] from 2"}));
   EXPECT_EQ(lines_of(result.err), (std::multiset<std::string>{"bad 0", "[1] bad 1", "[2] bad 2"}));
 }
 
-TEST(Output, OfRank0PassesByteForByte) {
+TEST(ZerothLaunch, PassesRank0OutputByteForByte) {
   const auto result = shell(1, "printf 'step 1\\rstep 2\\r\\033[Kdone'; printf '\\n\\n\\000x'");
   EXPECT_EQ(result.out, std::string("step 1\rstep 2\r\x1b[Kdone\n\n\0x", 25));
 }
 
-TEST(Output, NeverMixesInsideALine) {
+TEST(ZerothLaunch, NeverMixesOutputWithinLine) {
   const auto result =
       shell(4, "i=0; while [ $i -lt 300 ]; do printf 'rank %d ' $ZR_RANK; printf 'line %d\\n' $i; i=$((i+1)); done");
   EXPECT_EQ(result.code, 0);
@@ -58,18 +58,18 @@ TEST(Output, NeverMixesInsideALine) {
   EXPECT_EQ(lines_of(result.out), expected);
 }
 
-TEST(Output, ALineThatRank0DoesNotFinishDoesNotHoldTheOthersForLong) {
+TEST(ZerothLaunch, UnfinishedRank0LineDoesNotBlockOtherRanks) {
   const auto result =
       shell(2, "if [ $ZR_RANK = 0 ]; then printf half; sleep 1.2; echo ' done'; else sleep 0.2; echo other; fi");
   EXPECT_EQ(result.out, "half\n[1] other\n done\n");
 }
 
-TEST(Output, ALastLineWithoutItsEndIsNotLost) {
+TEST(ZerothLaunch, PrintsLastLineWithoutNewline) {
   const auto result = shell(2, "[ $ZR_RANK = 0 ] || printf last");
   EXPECT_EQ(result.out, "[1] last\n");
 }
 
-TEST(Output, AnErrorThatAllRanksPrintIsPrintedOnce) {
+TEST(ZerothLaunch, PrintsIdenticalErrorsOfAllRanksOnce) {
   const auto result = shell(4, "printf 'zeroth: error: gpt.toml:3: no\\n  nearest: yes\\n' >&2; exit 2");
   EXPECT_EQ(result.code, 2);
   std::multiset<std::string> lines;
@@ -79,13 +79,13 @@ TEST(Output, AnErrorThatAllRanksPrintIsPrintedOnce) {
   EXPECT_EQ(lines.size(), 3u) << result.err;  // and which rank ended with code 2
 }
 
-TEST(Output, OfAWarningOfEachRankIsNotTakenForARepetition) {
+TEST(ZerothLaunch, PrintsIdenticalWarningsOfEveryRank) {
   const auto result = shell(3, "echo 'zeroth: warning: slow' >&2");
   EXPECT_EQ(lines_of(result.err), (std::multiset<std::string>{"zeroth: warning: slow", "[1] zeroth: warning: slow",
                                                               "[2] zeroth: warning: slow"}));
 }
 
-TEST(Output, OnATerminalKeepsTheProgressLineBelowOtherLines) {
+TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
   Scene scene;
   int master = -1;
   const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
@@ -106,7 +106,7 @@ TEST(Output, OnATerminalKeepsTheProgressLineBelowOtherLines) {
   EXPECT_EQ(seen, "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
 }
 
-TEST(Output, ThatNobodyReadsEndsTheJob) {
+TEST(ZerothLaunch, ClosedOutputEndsJob) {
   Scene scene;
   Job job(scene, {"bash", "-c",
                   "set -o pipefail; " + zeroth() +
@@ -115,7 +115,7 @@ TEST(Output, ThatNobodyReadsEndsTheJob) {
   EXPECT_THAT(job.out(), testing::AnyOf("x\n", "[1] x\n"));  // whichever rank was first
 }
 
-TEST(Output, ThatIsHeldForSecondsHoldsNeitherTheJobsEndNorItsNews) {
+TEST(ZerothLaunch, BlockedOutputDelaysNeitherJobEndNorFailureReport) {
   Scene scene;
   Job job(scene,
           {"bash", "-c", zeroth() + " launch -n 3 -- " + rank_program() + " compute_ms=1 2>&1 | (sleep 2.5; cat)"});
@@ -128,7 +128,7 @@ TEST(Output, ThatIsHeldForSecondsHoldsNeitherTheJobsEndNorItsNews) {
   EXPECT_THAT(job.out(), HasSubstr("was killed by signal 9 (SIGKILL)"));
 }
 
-TEST(Ranks, AreToldWhoTheyAre) {
+TEST(ZerothLaunch, SetsRankEnvironmentVariables) {
   const auto result = shell(2,
                             "echo $ZR_RANK $ZR_WORLD $ZR_LOCAL_RANK $ZR_LOCAL_WORLD $ZR_THREADS $OMP_NUM_THREADS "
                             "${ZR_STORE%:*} ${#ZR_TOKEN}");
@@ -137,11 +137,11 @@ TEST(Ranks, AreToldWhoTheyAre) {
   EXPECT_EQ(lines_of(result.out), (std::multiset<std::string>{"0 2 0 2" + rest, "[1] 1 2 1 2" + rest}));
 }
 
-TEST(Ranks, KeepTheUsersNumberOfOpenMpThreads) {
+TEST(ZerothLaunch, KeepsUserOmpNumThreads) {
   EXPECT_EQ(shell(1, "echo $OMP_NUM_THREADS", {{"OMP_NUM_THREADS", "3"}}).out, "3\n");
 }
 
-TEST(Ranks, ReadTheLaunchersInputOnlyInRank0) {
+TEST(ZerothLaunch, PassesStandardInputToRank0Only) {
   Scene scene;
   Job job(scene, {"bash", "-c", "echo word | " + zeroth() + " launch -n 2 -- sh -c 'read x; echo got $x'"});
   EXPECT_EQ(job.wait(), 0);
@@ -155,16 +155,16 @@ Result run(const std::vector<std::string>& program) {
   return {code, job.out(), job.err()};
 }
 
-TEST(Program, ThatIsNotThereIsNamedWithTheRemedy) {
+TEST(ZerothLaunch, RejectsMissingProgram) {
   EXPECT_EQ(run({"/no/such"}).err,
-            "zeroth: error: program '/no/such': No such file or directory. Give the path of a program\n");
-  EXPECT_EQ(run({"/tmp"}).err, "zeroth: error: program '/tmp' is a folder. Give the path of a program\n");
+            "zeroth: error: program '/no/such': No such file or directory; give the path of a program\n");
+  EXPECT_EQ(run({"/tmp"}).err, "zeroth: error: program '/tmp' is a folder; give the path of a program\n");
   EXPECT_EQ(run({"no-such-program"}).err,
-            "zeroth: error: program 'no-such-program' is in no folder of PATH. Give the path of a program\n");
+            "zeroth: error: program 'no-such-program' was not found in PATH; give the path of a program\n");
   EXPECT_EQ(run({"no-such-program"}).code, 2);
 }
 
-TEST(Program, ThatCannotBeExecutedIsNamedWithTheRemedy) {
+TEST(ZerothLaunch, RejectsProgramThatCannotBeExecuted) {
   Scene scene;
   const auto write = [&](const char* name, const char* text, int mode) {
     const std::string file = scene.folder() / name;
@@ -178,11 +178,12 @@ TEST(Program, ThatCannotBeExecutedIsNamedWithTheRemedy) {
   EXPECT_EQ(run({plain}).code, 2);
   EXPECT_EQ(run({text}).err,
             "zeroth: error: '" + text +
-                "' cannot be executed: it is neither a program of this machine nor a script that begins with #!\n");
+                "' cannot be executed: it is neither a program for this machine nor a script that begins with #!; "
+                "give another file\n");
   EXPECT_EQ(run({text}).code, 2);
   EXPECT_EQ(run({lost}).err, "zeroth: error: '" + lost +
-                                 "' cannot be executed: the interpreter or loader it names is missing (a script's "
-                                 "first line, or `readelf -l " +
+                                 "' cannot be executed: its interpreter or loader does not exist; install it (a "
+                                 "script names it in its first line, a program in `readelf -l " +
                                  lost + "`)\n");
   EXPECT_EQ(run({lost}).code, 3);
 }

@@ -18,11 +18,11 @@ std::optional<RankInfo> rank_info(const Set& set) {
   return find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; }, 77);
 }
 
-TEST(RankInfo, IsNoneWithoutALauncher) {
+TEST(ControlEnvironmentTest, FindsNoRankInfoWithoutLauncher) {
   EXPECT_FALSE(rank_info({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}}));
 }
 
-TEST(RankInfo, OfZerothLaunchGoesBeforeAllOthers) {
+TEST(ControlEnvironmentTest, ZerothLaunchTakesPrecedence) {
   const auto found = rank_info({{"ZR_RANK", "1"},
                                 {"ZR_WORLD", "2"},
                                 {"ZR_LOCAL_RANK", "1"},
@@ -41,7 +41,7 @@ TEST(RankInfo, OfZerothLaunchGoesBeforeAllOthers) {
   EXPECT_FALSE(found->hosts_store);
 }
 
-TEST(RankInfo, OfTorchrunIsBehindItsOwnPort) {
+TEST(ControlEnvironmentTest, TorchrunUsesPortsAfterMasterPort) {
   const auto found = rank_info({{"RANK", "0"},
                                 {"WORLD_SIZE", "8"},
                                 {"LOCAL_RANK", "0"},
@@ -55,7 +55,7 @@ TEST(RankInfo, OfTorchrunIsBehindItsOwnPort) {
   EXPECT_TRUE(found->hosts_store);
 }
 
-TEST(RankInfo, OfSrunIsOnTheFirstNode) {
+TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
   const Set set{{"SLURM_PROCID", "3"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
                 {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
                 {"SLURM_LOCALID", "1"}};
@@ -69,7 +69,7 @@ TEST(RankInfo, OfSrunIsOnTheFirstNode) {
   EXPECT_NE(rank_info(other)->ports, found->ports);
 }
 
-TEST(RankInfo, OfAnyLauncherMayBeMovedByItsUser) {
+TEST(ControlEnvironmentTest, UserStoreAndTokenOverrideLauncher) {
   const auto found = rank_info({{"PMI_RANK", "1"},
                                 {"PMI_SIZE", "4"},
                                 {"MPI_LOCALRANKID", "0"},
@@ -81,7 +81,7 @@ TEST(RankInfo, OfAnyLauncherMayBeMovedByItsUser) {
   EXPECT_EQ(found->token, "mine");
 }
 
-TEST(FirstHost, UnfoldsNodeLists) {
+TEST(ControlEnvironmentTest, FirstHostExpandsNodeLists) {
   EXPECT_EQ(first_host("alone"), "alone");
   EXPECT_EQ(first_host("a,b"), "a");
   EXPECT_EQ(first_host("n[01-04,07],x3"), "n01");
@@ -89,7 +89,7 @@ TEST(FirstHost, UnfoldsNodeLists) {
   EXPECT_EQ(first_host("rack[2-3]-gpu,x"), "rack2-gpu");
 }
 
-TEST(Table, ShowsHostsOnlyIfTheyDiffer) {
+TEST(FailureReportTest, ShowsHostsOnlyIfTheyDiffer) {
   const Activity waits{71, 5, "all_reduce 'gradient bucket 3' (fp32, 4194304)", true, 12};
   const std::string doing = activity_text(waits, 340);
   EXPECT_EQ(doing, "waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12");
@@ -104,14 +104,14 @@ TEST(Table, ShowsHostsOnlyIfTheyDiffer) {
             "x\n  rank 0  pid 1  node1  computing\n  rank 1  pid -  n2     has not joined the job");
 }
 
-TEST(Table, SaysHowManyLinesItLeavesOut) {
-  EXPECT_THAT(failure_report_text("x", std::vector<ReportLine>(100)), HasSubstr("\n  and 36 ranks more"));
+TEST(FailureReportTest, CountsOmittedRanks) {
+  EXPECT_THAT(failure_report_text("x", std::vector<ReportLine>(100)), HasSubstr("\n  and 36 more ranks"));
 }
 
 // Two joined ranks on a machine that is not this one.
-class TwoRanks : public testing::Test {
+class MembersTest : public testing::Test {
  protected:
-  TwoRanks() {
+  MembersTest() {
     for (int rank : {0, 1}) EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far"}}, now), "");
   }
   void heartbeat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
@@ -128,16 +128,16 @@ class TwoRanks : public testing::Test {
   Members members{2, false, "here"};
 };
 
-TEST_F(TwoRanks, WhoseOneLeftMayFinishTheLastCollective) {
+TEST_F(MembersTest, LastCollectiveMayFinishAfterOneRankLeft) {
   heartbeat(1, 8, false, 1, 8, true);
   heartbeat(0, 8, true);
   EXPECT_FALSE(members.broken());
   heartbeat(0, 9, true);
   EXPECT_EQ(members.failure_notice(),
-            "rank 1 ended after step 5 (its data ended?) while rank 0 waits in all_reduce 'x'");
+            "rank 1 ended after step 5 (ran out of data?) while rank 0 waits in all_reduce 'x'");
 }
 
-TEST_F(TwoRanks, WhoseOneIsBetweenTwoEnginesMayBeWaitedFor) {
+TEST_F(MembersTest, RankBetweenTwoEnginesIsNotReported) {
   heartbeat(0, 8, false, 1, 8, true);
   heartbeat(1, 8, false, 1, 8, true);
   heartbeat(0, 1, true, 1, 8, false);  // in its next Engine already
@@ -146,7 +146,7 @@ TEST_F(TwoRanks, WhoseOneIsBetweenTwoEnginesMayBeWaitedFor) {
   EXPECT_THAT(members.failure_notice(), HasSubstr("rank 1 ended after step 5"));
 }
 
-TEST_F(TwoRanks, ThatIssueDifferentCollectivesBreakTheJobThoughOneRanAhead) {
+TEST_F(MembersTest, DifferentCollectivesBreakJobEvenIfOneRankIsAhead) {
   protocol::Heartbeat ahead, behind;
   for (uint64_t i = 1; i <= 40; ++i) ahead.recent.push_back({i, i == 17 ? 99 : i, "call " + std::to_string(i)});
   members.on_heartbeat(0, ahead, now);
@@ -158,7 +158,7 @@ TEST_F(TwoRanks, ThatIssueDifferentCollectivesBreakTheJobThoughOneRanAhead) {
       "issue the same collectives in the same order");
 }
 
-TEST_F(TwoRanks, AreNotComparedInSendsAndAcrossEngines) {
+TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
   protocol::Heartbeat one, other;
   one.recent = {{1, 0, "send"}, {2, 7, "call"}};
   other.recent = {{1, 5, "call"}};
@@ -170,7 +170,7 @@ TEST_F(TwoRanks, AreNotComparedInSendsAndAcrossEngines) {
   EXPECT_FALSE(members.broken());
 }
 
-TEST_F(TwoRanks, NameADeathBeforeWhatItMadeAnotherSay) {
+TEST_F(MembersTest, LostRankTakesPrecedenceOverReportedError) {
   members.reported(0, "all_reduce 'x': the peer is gone");
   EXPECT_EQ(members.failure_notice(), "rank 0: all_reduce 'x': the peer is gone");
   EXPECT_FALSE(members.settled(now, now));
@@ -180,14 +180,13 @@ TEST_F(TwoRanks, NameADeathBeforeWhatItMadeAnotherSay) {
   EXPECT_EQ(members.failure_notice(), "rank 1 (pid 101) is lost: its connection closed");
 }
 
-TEST_F(TwoRanks, TellANewcomerWhyItCannotJoin) {
-  EXPECT_EQ(
-      members.admit({"job", "token", 1, 2, {5, "far", "far"}}, now),
-      "rank 1 (pid 101) has joined already, and pid 5 on far claims to be it too: give each process its own rank");
-  EXPECT_EQ(members.admit({"job", "token", -1, 2, {}}, now), "there is no rank -1");
+TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
+  EXPECT_EQ(members.admit({"job", "token", 1, 2, {5, "far", "far"}}, now),
+            "rank 1 (pid 101) has joined already, but pid 5 on far has the same rank: give each process its own rank");
+  EXPECT_EQ(members.admit({"job", "token", -1, 2, {}}, now), "rank -1 is out of range (world size 2)");
 }
 
-TEST(Wire, RefusesWhatEndsEarlyOrLate) {
+TEST(ProtocolTest, RejectsTruncatedOrOverlongMessages) {
   const std::string hello =
       protocol::encode(protocol::Hello{"job", "token", 1, 2, {5, "host", "machine"}}).substr(protocol::kHeaderBytes);
   EXPECT_EQ(protocol::decode_hello(hello).peer.machine, "machine");

@@ -28,15 +28,15 @@ int some_port() {
   return 9000 + int(random() % 4000);
 }
 
-class SecretOfAJob : public testing::Test {
+class JobSecretTest : public testing::Test {
  protected:
-  SecretOfAJob() {
+  JobSecretTest() {
     fs::create_directory(runtime_);
     fs::permissions(runtime_, fs::perms::owner_all);
     setenv("XDG_RUNTIME_DIR", runtime_.c_str(), 1);
     unsetenv("ZR_TOKEN");
   }
-  ~SecretOfAJob() override { unsetenv("XDG_RUNTIME_DIR"); }
+  ~JobSecretTest() override { unsetenv("XDG_RUNTIME_DIR"); }
 
   Environment torchrun(int rank, int world, int local_world, const std::string& address = "127.0.0.1") const {
     return {{"RANK", std::to_string(rank)},
@@ -98,20 +98,20 @@ class Peer {
   int fd_ = -1;
 };
 
-TEST_F(SecretOfAJob, KeepsOutAPeerThatGuessesTheTokenFromTheLauncher) {
+TEST_F(JobSecretTest, StoreRejectsTokenGuessedFromLauncherVariables) {
   Job store_host(scene_, program(), torchrun(0, 2, 2));
   ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << store_host.err();
   for (const std::string& token : {job_name(), std::string()}) {
     Peer unauthenticated(port_);
     ASSERT_TRUE(unauthenticated.say(protocol::encode(protocol::Hello{job_name(), token, 1, 2, protocol::this_peer()})));
-    EXPECT_THAT(unauthenticated.read_some(), HasSubstr("it keeps another job's store"));
+    EXPECT_THAT(unauthenticated.read_some(), HasSubstr("this store belongs to another job"));
   }
   Job other(scene_, program(), torchrun(1, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
-TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
+TEST_F(JobSecretTest, FileIsPrivateAndRemovedWhenJobEnds) {
   Job store_host(scene_, program(), torchrun(0, 2, 2));
   ASSERT_TRUE(eventually([&] { return has_secret(); })) << store_host.err();
   struct stat file {
@@ -127,7 +127,7 @@ TEST_F(SecretOfAJob, IsInAFileOfThisUserAloneUntilTheJobEnds) {
   EXPECT_FALSE(has_secret());
 }
 
-TEST_F(SecretOfAJob, ReplacesThatOfAnEarlierJobOfTheSameName) {
+TEST_F(JobSecretTest, ReplacesSecretOfEarlierJobWithSameName) {
   zr::host::JobSecret earlier(job_name());
   earlier.create({zr::host::new_secret(), uint16_t(port_ + 1)});
   Job other(scene_, program(), torchrun(1, 2, 2));
@@ -136,7 +136,7 @@ TEST_F(SecretOfAJob, ReplacesThatOfAnEarlierJobOfTheSameName) {
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
-TEST_F(SecretOfAJob, IsToldToNobodyWhoListensOnAPortBeforeThatOfTheStore) {
+TEST_F(JobSecretTest, RanksDoNotConnectToOtherListenerOnEarlierPort) {
   const int squatter = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -152,7 +152,7 @@ TEST_F(SecretOfAJob, IsToldToNobodyWhoListensOnAPortBeforeThatOfTheStore) {
   close(squatter);
 }
 
-TEST_F(SecretOfAJob, IsReadFromNoLink) {
+TEST_F(JobSecretTest, DoesNotFollowSymbolicLink) {
   zr::host::JobSecret mine(job_name());
   const std::string target = (scene_.folder() / "planted").string();
   std::ofstream(target) << std::string(32, 'a') + "29600";
@@ -165,7 +165,7 @@ TEST_F(SecretOfAJob, IsReadFromNoLink) {
   EXPECT_FALSE(fs::is_symlink(mine.path()));
 }
 
-TEST_F(SecretOfAJob, StoreOfOneHostListensOnLoopbackWhateverTheLauncherCallsTheHost) {
+TEST_F(JobSecretTest, StoreOfSingleHostJobListensOnLoopbackOnly) {
   const std::string own(protocol::this_peer().host);
   Job store_host(scene_, program(), torchrun(0, 2, 2, own));
   ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
@@ -196,7 +196,7 @@ int64_t peak_mib(pid_t pid) {
   return -1;
 }
 
-TEST_F(SecretOfAJob, StoreBoundsWhatAPeerPuts) {
+TEST_F(JobSecretTest, StoreLimitsBytesPerRank) {
   auto environment = torchrun(0, 2, 2);
   environment.emplace_back("ZR_TOKEN", "known");
   Job store_host(scene_, program("steps=1000000"), environment);
@@ -213,12 +213,12 @@ TEST_F(SecretOfAJob, StoreBoundsWhatAPeerPuts) {
   EXPECT_EQ(store_host.wait(), 4);
   EXPECT_THAT(
       store_host.err(),
-      ContainsRegex("rank 1: the job's store is full: this rank put 'k63', and its values have at most 64.00 MiB "
-                    "together; put less, or put \"\" under keys that every rank has read"));
+      ContainsRegex("rank 1: the job's store is full: cannot put 'k63', because the values of one rank may use at most "
+                    "64.00 MiB; put less data, or put \"\" under keys that every rank has read"));
   EXPECT_LT(peak, 160);
 }
 
-TEST_F(SecretOfAJob, StoreRejectsABeatThatIsTooLong) {
+TEST_F(JobSecretTest, StoreRejectsOversizedHeartbeat) {
   protocol::Heartbeat heartbeat;
   heartbeat.activity.what = std::string(protocol::kMaxWhatBytes + 1, 'x');
   const auto body = [](const std::string& message) { return message.substr(protocol::kHeaderBytes); };
@@ -233,7 +233,7 @@ TEST_F(SecretOfAJob, StoreRejectsABeatThatIsTooLong) {
 }
 
 // "-- environment": NAME=value lines; "-- folders": "PATH MODE" lines made in the runtime folder.
-TEST_F(SecretOfAJob, MessagesAreAsInTheGoldenFile) {
+TEST_F(JobSecretTest, ErrorsMatchGoldenFile) {
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/launch_errors.txt", 4, [&](const zr::golden::Case& one) {
     fs::remove_all(runtime_ / "zeroth");
     Environment environment{{"MASTER_PORT", std::to_string(port_)}};

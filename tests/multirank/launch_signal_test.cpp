@@ -29,21 +29,21 @@ int code_after(int ranks, int signal, const std::string& option) {
   return code;
 }
 
-TEST(LauncherSignal, ExitCodeIsZeroAfterASaveOfAnyNumberOfRanks) {
+TEST(ZerothLaunchSignal, ReturnsZeroAfterRanksSaved) {
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(code_after(ranks, SIGTERM, "save_on_signal=1"), 0) << ranks << " ranks";
   EXPECT_EQ(code_after(1, SIGINT, "save_on_signal=1"), 0);
 }
 
-TEST(LauncherSignal, ExitCodeIsZeroWhereTheStoreHearsLaterThatRanksSave) {
+TEST(ZerothLaunchSignal, ReturnsZeroIfRankAnnouncesSaveAfterSignal) {
   EXPECT_EQ(code_after(1, SIGTERM, "save_on_signal=2"), 0);
 }
 
-TEST(LauncherSignal, ExitCodeIsTheSignalsWhereRanksDoNotSave) {
+TEST(ZerothLaunchSignal, ReturnsSignalExitCodeIfRanksDoNotSave) {
   for (const int ranks : {1, 2}) EXPECT_EQ(code_after(ranks, SIGTERM, "save_on_signal=0"), 128 + SIGTERM);
   EXPECT_EQ(code_after(2, SIGHUP, "save_on_signal=1"), 128 + SIGHUP);
 }
 
-TEST(SingleRank, ThatFailsAfterTrainingIsNotReportedAsNeverJoined) {
+TEST(ZerothLaunch, SingleRankFailureAfterTrainingIsNotReportedAsNeverJoined) {
   Scene scene;
   Job job(scene, launched(1, {"fail_rank=0", "fail_step=5", "fail_code=3"}));
   EXPECT_EQ(job.wait(), 3);
@@ -51,7 +51,7 @@ TEST(SingleRank, ThatFailsAfterTrainingIsNotReportedAsNeverJoined) {
   EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank 0 .pid [0-9]+. ended with exit code 3"));
 }
 
-TEST(SingleRank, ThatIsKilledIsReportedWithItsStep) {
+TEST(ZerothLaunch, KilledSingleRankIsReportedWithItsStep) {
   Scene scene;
   Job job(scene, launched(1, {"busy_rank=0", "busy_step=4"}));
   ASSERT_TRUE(eventually([&] { return scene.page().ranks[0].step == 4; }));
@@ -61,7 +61,7 @@ TEST(SingleRank, ThatIsKilledIsReportedWithItsStep) {
   EXPECT_THAT(job.err(), ContainsRegex("killed by signal 9 .SIGKILL.; last seen: computing for [0-9.]+s.*, step 4"));
 }
 
-TEST(LoopbackDown, IsReportedAtOnce) {
+TEST(ZerothLaunch, ReportsDisabledLoopbackInterface) {
   if (geteuid() != 0) GTEST_SKIP() << "a network namespace needs root";
   Scene scene;
   const auto begin = Clock::now();
@@ -72,7 +72,8 @@ TEST(LoopbackDown, IsReportedAtOnce) {
   if (job.err().find("unshare:") != std::string::npos) GTEST_SKIP() << job.err();
   EXPECT_EQ(code, 3);
   EXPECT_LT(Clock::now() - begin, milliseconds(20000)) << "a join is given up after a minute";
-  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank [01] cannot reach 127.0.0.1, where the job's store is: "
-                                       "Network is unreachable; the loopback interface is down: ip link set lo up"));
+  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank [01] cannot reach the job's store at 127.0.0.1: Network is "
+                                       "unreachable; the loopback interface is down: enable it with `ip link set lo "
+                                       "up`"));
 }
 }  // namespace

@@ -23,9 +23,9 @@ int64_t bytes_of(const std::string& number, const std::string& unit) {
   return static_cast<int64_t>(std::stod(number) * units.at(unit));
 }
 
-class Memory : public testing::Test {
+class MemoryTest : public testing::Test {
  protected:
-  Memory() {
+  MemoryTest() {
     std::string text;
     while (text.size() < 20000)
       text += "to be or not to be, that is the question " + std::to_string(text.size()) + "\n";
@@ -46,11 +46,11 @@ class Memory : public testing::Test {
   // The lines that a refusal proposes, as overrides.
   static std::vector<std::string> edits(const std::string& said) {
     std::vector<std::string> all;
-    if (said.find("with any of these lines it fits:") == said.npos) return all;
-    std::istringstream lines(said.substr(said.find("with any of these lines it fits:")));
+    if (said.find("the job fits with any one of these lines:") == said.npos) return all;
+    std::istringstream lines(said.substr(said.find("the job fits with any one of these lines:")));
     std::string line;
     std::getline(lines, line);
-    const std::regex edit("  (.*\\S) +saves [0-9.]+ [KMG]?i?B, ([0-9.]+) ([KMG]?i?B) are needed");
+    const std::regex edit("  (.*\\S) +saves [0-9.]+ [KMG]?i?B, needs ([0-9.]+) ([KMG]?i?B)");
     for (std::smatch found; std::getline(lines, line) && std::regex_match(line, found, edit);) {
       std::string overrides = std::regex_replace(found[1].str(), std::regex(" = "), "=");
       all.push_back(std::regex_replace(overrides, std::regex("\",? ?|, "), " "));
@@ -71,7 +71,7 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
   std::map<std::string, int64_t> bytes;
   std::istringstream lines(plan);
   const std::regex holds("  (\\w+) .* ([0-9.]+) ([KMG]?i?B)"),
-      moves("  wire a step .* (\\d+) x (\\d+) x (\\d+) x (\\d+) .*");
+      moves("  communication .* (\\d+) x (\\d+) x (\\d+) x (\\d+) .*");
   std::smatch found;
   for (std::string line; std::getline(lines, line);)
     if (std::regex_match(line, found, moves)) {
@@ -82,7 +82,7 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
   return bytes;
 }
 
-TEST_F(Memory, IsWhatThePlanSaid) {
+TEST_F(MemoryTest, MatchesThePlan) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string types :
          {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
@@ -90,7 +90,7 @@ TEST_F(Memory, IsWhatThePlanSaid) {
       const std::string how = "strategy=" + strategy + " strategy." + strategy + ".bucket_bytes=64KiB " + types;
       const auto planned = plan(how);
       ASSERT_EQ(planned.code, 0) << planned.output;
-      EXPECT_NE(planned.output.find("\n  activations  unknown until a run has measured them\n"), std::string::npos);
+      EXPECT_NE(planned.output.find("\n  activations    unknown until measured by a run\n"), std::string::npos);
       const auto trained = train(how);
       ASSERT_EQ(trained.code, 0) << trained.output;
       auto said = kinds(planned.output);
@@ -119,12 +119,13 @@ TEST_F(Memory, IsWhatThePlanSaid) {
     }
 }
 
-TEST_F(Memory, OfActivationsIsKnownOnceARunHasMeasuredIt) {
+TEST_F(MemoryTest, PlanReportsActivationsThatARunMeasured) {
   ASSERT_EQ(train("").code, 0);
   const auto measured = [&](const std::string& overrides) {
     const std::string said = plan(overrides).output;
     std::smatch found;
-    return std::regex_search(said, found, std::regex("\n  activations  measured: .*/runs/gpt +([0-9.]+) ([KMG]?i?B)\n"))
+    return std::regex_search(said, found,
+                             std::regex("\n  activations    measured: .*/runs/gpt +([0-9.]+) ([KMG]?i?B)\n"))
                ? bytes_of(found[1], found[2])
                : 0;
   };
@@ -135,7 +136,7 @@ TEST_F(Memory, OfActivationsIsKnownOnceARunHasMeasuredIt) {
     EXPECT_EQ(measured(other), 0) << other << ": another run's";
 }
 
-TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
+TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
   const auto said = kinds(plan("strategy=zero0").output);
   const std::string budget = " memory.device_budget=" + std::to_string(said.at("in") * 7 / 10);
   for (const char* command : {"plan", "train"}) {
@@ -143,7 +144,7 @@ TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
     refused.output = plain(refused.output);
     EXPECT_EQ(refused.code, 2) << refused.output;
     for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
-                             " of a rank, activations apart\nplan: zero0 + adamw: "})
+                             " per rank, without activations\nplan: zero0 + adamw: "})
       EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
     const auto fitting = edits(refused.output);
     ASSERT_EQ(fitting.size(), 3u) << refused.output;
@@ -156,7 +157,7 @@ TEST_F(Memory, AStartWhosePlanIsOverItsBudgetIsRefusedWithEditsThatFit) {
   }
 }
 
-TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
+TEST_F(MemoryTest, EndsARunWhoseActivationsExceedTheBudgetAndSuggestsEditsThatFit) {
   const std::string base = "strategy=zero0 train.micro_batch=16";
   ASSERT_EQ(train(base).code, 0);
   const Json device = summary()["memory"]["device"];
@@ -171,7 +172,7 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
   refused.output = plain(refused.output);
   EXPECT_EQ(refused.code, 2) << refused.output;
   for (const char* part :
-       {"zeroth: error: memory.device_budget is ", ", and libtorch asks for ", " more, in the first step\n",
+       {"zeroth: error: memory.device_budget is ", ", and libtorch requests ", " more, in the first step\n",
         "\n  weights      planned ", "\n  activations  planned      unknown, held "})
     EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
   std::smatch line, one;
@@ -192,7 +193,7 @@ TEST_F(Memory, ActivationsOverTheBudgetEndTheRunWithEditsThatFit) {
 }
 
 // The budget is the outer proof: an allocation beyond it is refused, whoever makes it.
-TEST_F(Memory, ThatActivationsDoNotTakeOnATierIsFree) {
+TEST_F(MemoryTest, OffloadedActivationsFreeDeviceMemory) {
   std::filesystem::create_directories(scratch_.path("swap"));
   const std::string
       base = "strategy=zero1 model.width=128 model.context=64 model.dropout=0.1 train.gradient_accumulation=2",
@@ -230,24 +231,24 @@ double spent() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-TEST_F(Memory, OfATrillionParametersOnAThousandRanksIsPlannedInASecond) {
+TEST_F(MemoryTest, PlansATrillionParametersOnAThousandRanksInASecond) {
   const double before = spent();
   const auto said = zeroth("plan --ranks 1024 --params 1e12 --dtype bf16 --compare");
   EXPECT_EQ(said.code, 0) << said.output;
   EXPECT_LT(spent() - before, 1) << "all strategies together";
-  EXPECT_NE(said.output.find("1000000000000 parameters, bf16, gradients summed in fp32, adamw, 1024 ranks"),
+  EXPECT_NE(said.output.find("1000000000000 parameters, bf16, gradients reduced in fp32, adamw, 1024 ranks"),
             std::string::npos)
       << said.output;
 }
 
-TEST_F(Memory, OfAModelThatFitsNowhereIsPlannedAllTheSame) {
+TEST_F(MemoryTest, PlansAModelThatDoesNotFit) {
   // 175 G parameters: 700 GB if they were made.
   const auto said = plan("model.layers=96 model.width=12288 model.heads=96 train.dtype=bf16 --ranks 1024 --compare");
   ASSERT_EQ(said.code, 0) << said.output;
-  EXPECT_NE(said.output.find("1024 ranks; GB (10^9 bytes) of rank 0"), std::string::npos) << said.output;
+  EXPECT_NE(said.output.find("1024 ranks; GB (10^9 bytes) on rank 0"), std::string::npos) << said.output;
 }
 
-TEST_F(Memory, OfAFileOfWeightsIsPlannedWithoutTheProgram) {
+TEST_F(MemoryTest, PlansASafetensorsFileWithoutTheProgram) {
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F16","shape":[1000,64],"data_offsets":[0,128000]},)"
       R"("a":{"dtype":"F16","shape":[64],"data_offsets":[128000,128128]}})";
@@ -260,7 +261,7 @@ TEST_F(Memory, OfAFileOfWeightsIsPlannedWithoutTheProgram) {
   EXPECT_NEAR(kinds(said.output).at("weights"), 128128, 10) << said.output;
 }
 
-TEST_F(Memory, SharesTheWeightsOfAHostUnlessABudgetOrAKeySaysNo) {
+TEST_F(MemoryTest, SharesWeightsOnAHostUnlessABudgetOrAKeyPreventsIt) {
   const auto travelled = [&](const std::string& overrides) {
     EXPECT_EQ(train("strategy=zero1 " + overrides).code, 0);
     const Json wire = summary()["communication_bytes"];
@@ -271,7 +272,7 @@ TEST_F(Memory, SharesTheWeightsOfAHostUnlessABudgetOrAKeySaysNo) {
   EXPECT_GT(travelled("communicator.share_weights=false"), 0);
 }
 
-TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
+TEST_F(MemoryTest, TrainsRecomputedBlocksBitIdentically) {
   const auto trained = [&](const std::string& overrides) {
     EXPECT_EQ(train(overrides + " model.dropout=0.1").code, 0);
     return summary()["weights_hash"].get<std::string>();
@@ -281,7 +282,7 @@ TEST_F(Memory, RecomputedBlocksOfTheExampleTrainTheSameBits) {
     EXPECT_EQ(trained("strategy=" + strategy + " model.recompute=true"), hash) << strategy;
 }
 
-TEST_F(Memory, ActivationsOnATierTrainTheSameBitsUnderEveryStrategy) {
+TEST_F(MemoryTest, TrainsOffloadedActivationsBitIdenticallyUnderEveryStrategy) {
   std::filesystem::create_directories(scratch_.path("swap"));
   const auto trained = [&](const std::string& overrides) {
     const auto done = train(overrides + " model.dropout=0.1 train.gradient_accumulation=4 train.steps=2");
@@ -300,7 +301,7 @@ TEST_F(Memory, ActivationsOnATierTrainTheSameBitsUnderEveryStrategy) {
 
 // An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a
 // parameter there, four ranks: zero3 about 26, the model that the program built included, zero0 about 42.
-TEST_F(Memory, IsBoundedFromOutside) {
+TEST_F(MemoryTest, Zero3TrainsWithinAnAddressSpaceLimitThatZero0Exceeds) {
   const auto idle = shell("cd " + scratch_.folder().string() + " && " + kBin +
                           "gpt gpt.toml train.steps=1000000 job.name=idle > /dev/null & sleep 3; grep VmPeak "
                           "/proc/$!/status; kill $!");
@@ -331,9 +332,9 @@ struct Cell {
   double w() const { return dtype == "fp32" ? 4 : 2; }
 };
 
-class Formulas : public Memory, public testing::WithParamInterface<int> {};
+class MemoryFormulasTest : public MemoryTest, public testing::WithParamInterface<int> {};
 
-TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
+TEST_P(MemoryFormulasTest, PredictEveryKindWithinTwoPercent) {
   constexpr double kBucket = 512 << 10, kPrefetch = 1 << 20, kLayer = 448 * 448 + 448, P = 40 * kLayer;
   const int N = GetParam();
   std::vector<Cell> cells;
@@ -375,7 +376,7 @@ TEST_P(Formulas, HoldWithinTwoPerCentForEveryKind) {
     expect("other", 4 * 448 * 448);  // the largest parameter, on its way at the start
   }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, Formulas, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Ranks, MemoryFormulasTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 }  // namespace

@@ -5,9 +5,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class EngineModel : public engine_tests::EngineTest {
+class EngineModelTest : public engine_tests::EngineTest {
  protected:
-  EngineModel() { binary_ = "model_case"; }
+  EngineModelTest() { binary_ = "model_case"; }
   // The golden file of check_messages(), all of whose cases end with 0.
   void check_outcomes(const std::string& file, std::size_t least_cases) {
     check_messages(file, least_cases);
@@ -16,13 +16,13 @@ class EngineModel : public engine_tests::EngineTest {
   }
 };
 
-TEST_F(EngineModel, TrainsATensorOnAWeightsMemoryAsLibtorchOrRejectsIt) { check_outcomes("model_aliases.txt", 40); }
+TEST_F(EngineModelTest, TrainsWeightAliasesAsLibtorchDoesOrRejectsThem) { check_outcomes("model_aliases.txt", 40); }
 
-TEST_F(EngineModel, GivesPointersToMemoryThatMayBeWrittenOrThrows) { check_outcomes("model_pointers.txt", 10); }
+TEST_F(EngineModelTest, ReturnsWritablePointersOrThrows) { check_outcomes("model_pointers.txt", 10); }
 
-TEST_F(EngineModel, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 21); }
+TEST_F(EngineModelTest, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 21); }
 
-TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
+TEST_F(EngineModelTest, RefreshKeepsOldStatesAndStartsNewOnes) {
   for (const int ranks : {1, 2})
     for (const char* name : {"refresh_continues", "refresh_continues_bf16", "refresh_continues_offloaded"}) {
       const engine_tests::Result result = run(ranks, name);
@@ -30,14 +30,14 @@ TEST_F(EngineModel, RefreshKeepsOldStatesAndStartsNewOnes) {
     }
 }
 
-TEST_F(EngineModel, RefreshKeepsTheLossScaleOfFp16) {
+TEST_F(EngineModelTest, RefreshKeepsTheLossScaleOfFp16) {
   for (const int ranks : {1, 2}) {
     const engine_tests::Result result = run(ranks, "refresh_keeps_scale");
     EXPECT_EQ(result.code, 0) << ranks << "\n" << result.output;
   }
 }
 
-TEST_F(EngineModel, RefreshWithTiersAndCheckpointsAsideTrainsToTheSameBits) {
+TEST_F(EngineModelTest, RefreshIsBitIdenticalWithTiersAndAsynchronousCheckpoints) {
   for (const int ranks : {1, 2})
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       const engine_tests::Result result = run(
@@ -48,14 +48,14 @@ TEST_F(EngineModel, RefreshWithTiersAndCheckpointsAsideTrainsToTheSameBits) {
     }
 }
 
-TEST_F(EngineModel, SavesAsideWhereARankHasNothingToSave) {
+TEST_F(EngineModelTest, SavesAsynchronouslyWhenARankHasNothingToSave) {
   for (const int ranks : {1, 2, 3}) {
     const engine_tests::Result result = run(ranks, "saves_aside");
     EXPECT_EQ(result.code, 0) << ranks << "\n" << result.output;
   }
 }
 
-TEST_F(EngineModel, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {
+TEST_F(EngineModelTest, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {
   const auto hash = [](const engine_tests::Result& result) {
     EXPECT_EQ(result.code, 0) << result.output;
     std::smatch found;
@@ -69,19 +69,19 @@ TEST_F(EngineModel, CheckpointAfterRefreshLoadsAtAnotherWorldSize) {
   ::unsetenv("MODEL_CASE_RESUMES");
 }
 
-TEST_F(EngineModel, RefreshKeepsEachRanksBuffers) {
+TEST_F(EngineModelTest, RefreshKeepsEachRanksBuffers) {
   const engine_tests::Result result = run(2, "refresh_keeps_buffers");
   EXPECT_EQ(result.code, 0) << result.output;
 }
 
-TEST_F(EngineModel, RefreshTrainsATorchScriptModule) {
+TEST_F(EngineModelTest, RefreshTrainsATorchScriptModule) {
   for (const int ranks : {1, 2}) {
     const engine_tests::Result result = run(ranks, "refresh_script");
     EXPECT_EQ(result.code, 0) << result.output;
   }
 }
 
-TEST_F(EngineModel, RefreshContinuesTheRunFolder) {
+TEST_F(EngineModelTest, RefreshContinuesTheRunFolder) {
   ASSERT_EQ(run(2, "refresh_saves").code, 0);
   const auto rows = metrics();
   ASSERT_EQ(rows.size(), 8u);
@@ -89,7 +89,7 @@ TEST_F(EngineModel, RefreshContinuesTheRunFolder) {
   EXPECT_EQ(summary()["steps"], 8);
 }
 
-TEST_F(EngineModel, TrainsAParameterFrozenLaterAsLibtorchDoes) {
+TEST_F(EngineModelTest, TrainsAParameterFrozenLaterAsLibtorchDoes) {
   for (const int ranks : {1, 2}) {
     const engine_tests::Result result = run(ranks, "freezes_again");
     EXPECT_EQ(result.code, 0) << result.output;

@@ -73,7 +73,7 @@ double expected() {
 
 class NormBlocksTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(NormBlocksTest, FoldToTheSameBitsWhateverTheWindow) {
+TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
   const SharedJob job;
   expect_success(run_ranks(GetParam(), [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world));

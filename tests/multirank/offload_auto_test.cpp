@@ -5,7 +5,7 @@
 namespace zr::test {
 namespace {
 
-class OffloadAuto : public Offload {
+class OffloadAutoTest : public OffloadTest {
  protected:
   // Bytes of a rank that are not activations.
   int64_t fixed(const std::string& job) const {
@@ -18,7 +18,7 @@ class OffloadAuto : public Offload {
   static std::string budget(int64_t bytes) { return " memory.device_budget=" + std::to_string(bytes) + "B "; }
 };
 
-TEST_F(OffloadAuto, FillsTheDeviceThenHostThenDisk) {
+TEST_F(OffloadAutoTest, FillsTheDeviceThenHostThenDisk) {
   const std::string model = "strategy=zero2 parity.model=large communicator.share_weights=false";
   run(2, "job.name=a\n", model);  // measures the activations
   const std::string plain_hash = hash("a");
@@ -44,7 +44,7 @@ TEST_F(OffloadAuto, FillsTheDeviceThenHostThenDisk) {
   }
 }
 
-TEST_F(OffloadAuto, FillsTiersInTheOrderAskedFor) {
+TEST_F(OffloadAutoTest, FillsTiersInTheConfiguredOrder) {
   const std::string budget =
       " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
       "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
@@ -56,7 +56,7 @@ TEST_F(OffloadAuto, FillsTiersInTheOrderAskedFor) {
   EXPECT_EQ(hash("a"), hash("b"));
 }
 
-TEST_F(OffloadAuto, KeepsActivationsOnTheDeviceWhereThoseMeasuredFit) {
+TEST_F(OffloadAutoTest, KeepsActivationsOnTheDeviceWhenTheyFit) {
   const std::string model = "strategy=zero2 parity.model=everything communicator.share_weights=false ";
   const std::string automatic = "offload.activations=auto offload.activation_bytes=256B ";
   run(2, "job.name=a\n", model);

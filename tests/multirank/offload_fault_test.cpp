@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class OffloadFaults : public Offload {
+class OffloadFaultTest : public OffloadTest {
  protected:
   // Two ranks, with the tier that fails on demand. A rank that hangs is killed: code 124.
   Outcome train(const std::string& fault, const std::string& overrides) const {
@@ -34,7 +34,7 @@ class OffloadFaults : public Offload {
     for (const std::string& text : {std::string("offload 'nvme'"), whose, scratch_.path("swap"),
                                     call + " 4096 bytes at byte ", std::string(" failed: Input/output error; ")})
       EXPECT_THAT(failed.output, HasSubstr(text));
-    EXPECT_THAT(failed.output, Not(HasSubstr("training goes on")));
+    EXPECT_THAT(failed.output, Not(HasSubstr("training continues")));
   }
   // What was committed is whole, and goes on to what the run without a fault came to.
   void expect_good(const std::vector<std::string>& committed, const std::string& how, const std::string& whole) {
@@ -50,7 +50,7 @@ class OffloadFaults : public Offload {
   }
 };
 
-TEST_F(OffloadFaults, TellWhereAndWhoseTheyAre) {
+TEST_F(OffloadFaultTest, ReportsTheFailedStatesAndTheirFolder) {
   for (const std::string fault : {"read=EIO@7", "write=EIO@9", "write=ENOSPC@9"}) {
     const Outcome failed = train(fault, states());
     EXPECT_EQ(failed.code, 3) << fault << failed.output;
@@ -66,11 +66,13 @@ TEST_F(OffloadFaults, TellWhereAndWhoseTheyAre) {
   EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
 }
 
-TEST_F(OffloadFaults, OfPagesTellWhoseTheyAre) {
+TEST_F(OffloadFaultTest, ReportsTheFailedGradientBuffer) {
   for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
-           {"write=EIO@3", "train.gradient_accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@3", "train.gradient_accumulation=2", "'gradient sums, own part' for reduce_scatter 'bucket "},
-           {"read=EIO@2", "train.gradient_accumulation=1", "gradient sums of '"},
+           {"write=EIO@3", "train.gradient_accumulation=2",
+            "'reduced gradients, own shard' for reduce_scatter 'bucket "},
+           {"read=EIO@3", "train.gradient_accumulation=2",
+            "'reduced gradients, own shard' for reduce_scatter 'bucket "},
+           {"read=EIO@2", "train.gradient_accumulation=1", "reduced gradient of '"},
            {"flip@2", "train.gradient_accumulation=1", "is not what was written"}}) {
     const Outcome failed =
         train(fault, "strategy=zero2 train.steps=3 parity.model=large strategy.zero2.bucket_bytes=64KiB " + disk() +
@@ -81,7 +83,7 @@ TEST_F(OffloadFaults, OfPagesTellWhoseTheyAre) {
   }
 }
 
-TEST_F(OffloadFaults, ThatAreShortOrSlowChangeNoNumber) {
+TEST_F(OffloadFaultTest, ShortAndSlowTransfersKeepResultsBitIdentical) {
   run(2, "job.name=plain\n", "strategy=zero2 train.steps=3");
   for (const std::string fault : {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM"}) {
     const Outcome done = train(fault, states() + "job.name=f train.gradient_accumulation=12");
@@ -95,7 +97,7 @@ TEST_F(OffloadFaults, ThatAreShortOrSlowChangeNoNumber) {
   }
 }
 
-TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
+TEST_F(OffloadFaultTest, FaultOnOneRankEndsAllRanks) {
   const std::string activations = "offload.nvme.path=" + scratch_.path("swap") +
                                   " offload.activation_bytes=1KiB parity.model=large strategy=zero2 "
                                   "offload.activations=" +
@@ -104,7 +106,7 @@ TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
     for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
              {"read=EIO@7", states(), "states of '"},
              {"write=EIO@9", states(), "states of '"},
-             {"read=EIO@9", pages() + "parity.model=large", "'weights, own part' for all_gather '"},
+             {"read=EIO@9", pages() + "parity.model=large", "'weights, own shard' for all_gather '"},
              {"write=EIO@60", pages() + "parity.model=large", "'"},
              {"write=EIO@1", activations, "an activation of "}}) {
       const Outcome failed = train("rank=" + rank + ":" + fault, overrides);
@@ -117,7 +119,7 @@ TEST_F(OffloadFaults, OnOneRankEndAllOfThem) {
 }
 
 // The checkpoint of the first step is there, that of the second is being saved.
-TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
+TEST_F(OffloadFaultTest, FaultDuringASaveKeepsThePreviousCheckpoint) {
   const std::string model = "parity.model=large train.dtype=bf16 train.gradient_accumulation=2 ",
                     how = states() + model;
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
@@ -140,7 +142,7 @@ TEST_F(OffloadFaults, WhileACheckpointIsSavedLeaveTheOneBefore) {
 }
 
 // Reads ahead of collectives are not always the same: it fails in the second checkpoint, or in a step beside it.
-TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
+TEST_F(OffloadFaultTest, FaultDuringASaveOfShardsKeepsThePreviousCheckpoint) {
   const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
@@ -156,7 +158,7 @@ TEST_F(OffloadFaults, WhileShardsAreSavedLeaveTheOneBefore) {
   }
 }
 
-TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
+TEST_F(OffloadFaultTest, FaultDuringALoadKeepsTheCheckpoint) {
   const std::string how = states() + "parity.model=large train.gradient_accumulation=2 ",
                     from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);
@@ -174,7 +176,7 @@ TEST_F(OffloadFaults, WhileACheckpointIsLoadedLeaveIt) {
 }
 
 // The pages go on disk at load as they do in training.
-TEST_F(OffloadFaults, WhileShardsAreLoadedLeaveTheCheckpoint) {
+TEST_F(OffloadFaultTest, FaultDuringALoadOfShardsKeepsTheCheckpoint) {
   const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ",
                     from = "job.name=f checkpoint.dir=c ";
   ASSERT_EQ(train("", how + "job.name=whole").code, 0);

@@ -8,9 +8,9 @@
 namespace zr::test {
 
 /// Jobs whose state is on tiers.
-class Offload : public Checkpoints {
+class OffloadTest : public CheckpointTest {
  protected:
-  Offload() { fs::create_directories(scratch_.path("swap")); }
+  OffloadTest() { fs::create_directories(scratch_.path("swap")); }
   // States a leaf at a time, so that a small model has many tiles.
   std::string disk() const {
     return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +

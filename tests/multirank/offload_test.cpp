@@ -15,7 +15,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
+TEST_F(OffloadTest, ResumesFromACheckpointOfAnyOtherPlacement) {
   const std::vector<std::string> places{" ", kMemory, disk(),
                                         disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
   const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
@@ -42,7 +42,7 @@ TEST_F(Offload, GoesOnFromACheckpointOfAnyOtherPlacement) {
     }
 }
 
-TEST_F(Offload, GoesOnFromACheckpointWithWeightsAndGradientsOnDisk) {
+TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
   const std::vector<std::string> places{" ", disk() + kPages, disk() + kPages + "offload.optimizer=device",
                                         disk() + "offload.parameters=cpu offload.gradients=nvme"};
   for (const std::string dtype : {"fp32", "bf16"}) {
@@ -71,7 +71,7 @@ TEST_F(Offload, GoesOnFromACheckpointWithWeightsAndGradientsOnDisk) {
   }
 }
 
-TEST_F(Offload, HoldsWhatThePlanSaidOfPages) {
+TEST_F(OffloadTest, DiskBackedBuffersMatchThePlan) {
   run(2, "job.name=plain\njob.name=pages" + disk() + kPages + "\n",
       kGathered + "train.dtype=bf16 parity.model=large strategy.zero3.bucket_bytes=64KiB");
   const Json memory = summary("pages").at("memory");
@@ -91,7 +91,7 @@ TEST_F(Offload, HoldsWhatThePlanSaidOfPages) {
 
 // Sums are read to be added to in every micro-step but the first, and once by the optimizer; written in every
 // micro-step. What stays in memory is a block wherever two ranges meet.
-TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
+TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
   std::string jobs;
   for (const std::string steps : {"2", "3"})
     for (const std::string micro_steps : {"1", "2", "5"})
@@ -111,7 +111,7 @@ TEST_F(Offload, OnDiskMovesSumsOnceAMicroStepEachWay) {
       EXPECT_EQ(moved(std::to_string(micro_steps), way), micro_steps * once) << micro_steps << way;
 }
 
-TEST_F(Offload, ReadsWhatIsGatheredNextAhead) {
+TEST_F(OffloadTest, ReadsTheNextGatheredWeightsAhead) {
   run(2, "job.name=a" + disk() + "offload.optimizer=device offload.parameters=nvme\n",
       kGathered + "parity.model=large strategy.zero3.prefetch_bytes=0 strategy.zero3.max_reuse_bytes=0 train.steps=6");
   const int64_t reads = number("a", "/overlap/paged_reads"), ahead = number("a", "/overlap/paged_reads_ahead");
@@ -121,7 +121,7 @@ TEST_F(Offload, ReadsWhatIsGatheredNextAhead) {
 
 // Phases of steps, less what they stood still for tiers, and that; a checkpoint and an evaluation are no part of a
 // step.
-TEST_F(Offload, TellsWhatEveryMomentOfTheStepsWasFor) {
+TEST_F(OffloadTest, AttributesTheTimeOfEveryStepToCauses) {
   const std::string tiers = disk() + kPages + "offload.activations=nvme offload.activation_bytes=1KiB ";
   run(2,
       "job.name=plain\njob.name=saved checkpoint.dir=c checkpoint.every=1" + tiers +
@@ -152,7 +152,7 @@ TEST_F(Offload, TellsWhatEveryMomentOfTheStepsWasFor) {
   }
 }
 
-TEST_F(Offload, EndsInTheMemoryItTrainedIn) {
+TEST_F(OffloadTest, EndsWithoutMoreMemoryThanTraining) {
   const Outcome ended =
       shell(launch(1, "offload_case ends",
                    "strategy=zero2 parity.model=ample train.steps=1 offload.optimizer=nvme offload.nvme.path=" +
@@ -160,7 +160,7 @@ TEST_F(Offload, EndsInTheMemoryItTrainedIn) {
   EXPECT_EQ(ended.code, 0) << ended.output;
 }
 
-TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
+TEST_F(OffloadTest, EveryTierMatchesThePlan) {
   run(2, "job.name=plain\njob.name=cpu" + std::string(kMemory) + "\njob.name=nvme" + disk() + "\n",
       "strategy=zero2 train.dtype=bf16");
   for (const std::string name : {"cpu", "nvme"}) {
@@ -185,14 +185,14 @@ TEST_F(Offload, HoldsWhatThePlanSaidOnEveryTier) {
   EXPECT_FALSE(summary("nvme").at("memory").at("device").contains("master"));
 }
 
-TEST_F(Offload, OfATierOfMemoryIsWorkedOnInPlace) {
+TEST_F(OffloadTest, UpdatesStatesInHostMemoryInPlace) {
   run(2, "job.name=a" + std::string(kMemory), "strategy=zero1");
   EXPECT_EQ(number("a", "/tiers/cpu/read_bytes"), 0);
   EXPECT_EQ(number("a", "/tiers/cpu/written_bytes"), 0);
 }
 
 // Of a step, every byte of the states is read once and written once, and nothing else is.
-TEST_F(Offload, OnDiskMovesEveryStateOnceAStepEachWay) {
+TEST_F(OffloadTest, MovesEveryStateOncePerStepEachWay) {
   std::string jobs;
   for (const std::string steps : {"2", "3", "4"})
     jobs += "job.name=s" + steps + " train.steps=" + steps + disk() + "parity.model=large\n";
@@ -204,7 +204,7 @@ TEST_F(Offload, OnDiskMovesEveryStateOnceAStepEachWay) {
   }
 }
 
-TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
+TEST_F(OffloadTest, ComputesNormBlocksWhileGradientsArrive) {
   std::string jobs;
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     jobs += "job.name=" + strategy + " strategy=" + strategy + disk() + "\n";
@@ -215,32 +215,33 @@ TEST_F(Offload, AddsTheNormUpWhileGradientsArrive) {
   }
 }
 
-TEST_F(Offload, OverTheHostsBudgetIsRefusedWithThePlan) {
+TEST_F(OffloadTest, RejectsAPlanOverTheHostBudget) {
   const Outcome refused =
       shell(launch(2, "engine_case trains", "strategy=zero2 offload.optimizer=cpu memory.host_budget=64KiB"));
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
   EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
   EXPECT_THAT(refused.output, HasSubstr("host memory  communicator"));
-  EXPECT_THAT(refused.output, HasSubstr("raise it, or start fewer ranks on this host, as each has its communicator"));
+  EXPECT_THAT(refused.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this host, because the "
+                                        "communicator of each rank takes memory"));
 }
 
-TEST_F(Offload, ThatCannotBeIsRefusedByName) {
+TEST_F(OffloadTest, RejectsImpossiblePlacements) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"strategy=zero2 offload.parameters=cpu",
        "offload.parameters = \"cpu\" (command line): strategy 'zero2' keeps full parameters on the device, so "
        "they cannot be offloaded; choose a strategy that shards parameters"},
       {"offload.device_fraction=0.5",
-       "offload.device_fraction is the part of states that stays on the device, but all of them do; set "
-       "offload.optimizer to a tier"},
+       "offload.device_fraction is the fraction of the optimizer states that stays on the device, but "
+       "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a tier"},
       {"offload.device_fraction=0.5 offload.optimizer=auto",
-       "command line: offload.device_fraction is the part of states that stays on the device, which offload.optimizer "
-       "= "
-       "\"auto\" finds from memory.device_budget; name a tier, or leave it out"},
+       "command line: offload.device_fraction is the fraction of the optimizer states that stays on the device, but "
+       "offload.optimizer = \"auto\" computes it from memory.device_budget; set offload.optimizer to a tier, or remove "
+       "offload.device_fraction"},
       {"strategy=zero1 offload.gradients=nvme train.gradient_accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
-       "offload.gradients = \"nvme\" (command line): strategy 'zero1' adds gradients up in the places they are given, "
-       "here in 'gradients, whole', and a tier that is no memory cannot be such a place; choose a strategy whose sums "
-       "stand apart, gradients.reduce = \"each_micro_step\", or a tier of memory"},
+       "offload.gradients = \"nvme\" (command line): strategy 'zero1' accumulates gradients in place in the buffer "
+       "'gradients, unsharded', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced "
+       "gradients, gradients.reduce = \"each_micro_step\", or a tier in memory"},
       {"strategy=zero2 offload.parameters=nvme offload.nvme.path=" + scratch_.path("swap"),
        "strategy 'zero2' keeps full parameters on the device"},
       {"offload.optimizer=cpy", "there is no offload plug-in 'cpy'; did you mean 'cpu'?"},
@@ -265,7 +266,7 @@ std::vector<std::string> open_below(const std::string& folder, pid_t pid) {
 }
 
 // A job of two ranks, killed once it has made steps with its states on disk.
-class KilledOnDisk : public Offload {
+class OffloadKillTest : public OffloadTest {
  protected:
   std::string killed(const std::string& environment, const std::string& overrides) const {
     return "cd " + scratch_.folder().string() + " && exec env " + environment + " " +
@@ -286,7 +287,7 @@ class KilledOnDisk : public Offload {
   }
 };
 
-TEST_F(KilledOnDisk, LeavesNothing) {
+TEST_F(OffloadKillTest, LeavesNoFiles) {
   std::vector<std::vector<std::string>> open;
   run_and_kill(killed("", ""), open);
   ASSERT_EQ(open.size(), 2u);
@@ -297,7 +298,7 @@ TEST_F(KilledOnDisk, LeavesNothing) {
   EXPECT_EQ(names_in("swap"), std::vector<std::string>{});
 }
 
-TEST_F(KilledOnDisk, WithoutUnnamedFilesLeavesWhatTheNextJobRemoves) {
+TEST_F(OffloadKillTest, NextJobRemovesFilesThatAKilledJobLeft) {
   std::vector<std::vector<std::string>> open;
   run_and_kill(killed("ZR_TIER_FAULT=unnamed=EOPNOTSUPP", std::string("offload.optimizer=") + kFailing), open);
   ASSERT_EQ(open.size(), 2u);
@@ -311,7 +312,7 @@ TEST_F(KilledOnDisk, WithoutUnnamedFilesLeavesWhatTheNextJobRemoves) {
   EXPECT_EQ(names_in("swap"), std::vector<std::string>{});
 }
 
-TEST_F(Offload, DrawsWhatOverlapsForPerfetto) {
+TEST_F(OffloadTest, TraceShowsTransfersDuringTheOptimizer) {
   run(2, "job.name=t job.trace=true" + disk() + "\n", "strategy=zero2");
   for (const std::string rank : {"0", "1"}) {
     const Json trace = Json::parse(std::ifstream(scratch_.path("runs/t/latest/trace-" + rank + ".json")));
@@ -354,7 +355,7 @@ int64_t held_by(const std::vector<pid_t>& processes) {
 
 // Weights sharded and under budgets that they do not fit without a tier; tests/bench/offload/headline.sh trains models
 // of these blocks under zero2 without budgets.
-TEST_F(Offload, TrainsThreeHundredFiftyMillionParametersInThreeGigabytes) {
+TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
   const std::string job = zeroth_bin() +
                           "train " ZR_SOURCE_DIR
                           "/examples/gpt/gpt.toml strategy=zero3 train.dtype=bf16 model.width=1024 model.layers=28 "

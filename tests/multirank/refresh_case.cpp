@@ -190,7 +190,8 @@ void script(Run& run) {
     step();
     module.attr("later").toTensor().set_requires_grad(true);
     const std::string error = error_of(step);
-    require(error.find("'later' was frozen then, and requires a gradient now") != error.npos, error);
+    require(error.find("'later' was frozen when the engine was made, and requires a gradient now") != error.npos,
+            error);
     const Tensor before = engine.get("kept");
     engine.refresh();
     require(same(engine.get("kept"), before), "the old parameter has its value");

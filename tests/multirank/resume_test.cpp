@@ -7,7 +7,7 @@ namespace {
 
 // "-- prepare": "train OVERRIDES" trains on one rank, other lines are shell commands; "-- run": overrides of a job on
 // two ranks that resumes.
-TEST_F(Checkpoints, ResumeSaysWhatItTakes) {
+TEST_F(CheckpointTest, ResumeReportsTheCheckpointItLoads) {
   const std::string model = "parity.model=tiny strategy=zero1 ";
   const auto shell_of = [&](const std::string& line) {
     return line.starts_with("train ") ? launch(1, "engine_case trains", model + line.substr(6)) : line;
@@ -32,7 +32,7 @@ TEST_F(Checkpoints, ResumeSaysWhatItTakes) {
 }
 
 // keep = 1, and the steps 1, 3 and 5 are skipped: the checkpoint of step 4 stays beside that of step 5.
-TEST_F(Checkpoints, RetentionKeepsTheNewestWhoseStepWasApplied) {
+TEST_F(CheckpointTest, RetentionKeepsTheNewestCheckpointOfAnAppliedStep) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=1 train.steps=5\n",
       "parity.model=tiny parity.overflows=true strategy=zero1");
   EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000004", "step-00000005"}));

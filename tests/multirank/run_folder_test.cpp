@@ -38,7 +38,7 @@ class RunFolderTest : public engine_tests::EngineTest {
   }
 };
 
-TEST_F(RunFolderTest, KeepsEarlierRunsAndItsFileNamesLeadToTheNewest) {
+TEST_F(RunFolderTest, KeepsEarlierRunsAndLinksToTheNewest) {
   ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0);
   ASSERT_EQ(run(2, "trains", "train.steps=4").code, 0);
   EXPECT_EQ(steps("run/1"), (std::vector<int64_t>{1, 2}));
@@ -50,7 +50,7 @@ TEST_F(RunFolderTest, KeepsEarlierRunsAndItsFileNamesLeadToTheNewest) {
   EXPECT_THAT(text("run/1/config.toml"), HasSubstr("steps = 2"));
 }
 
-TEST_F(RunFolderTest, AStartThatFailsLeavesEveryFileAsItWas) {
+TEST_F(RunFolderTest, FailedStartChangesNoFile) {
   ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0);
   const auto before = contents();
   ASSERT_FALSE(before.at("run/1/summary.json").empty());
@@ -67,7 +67,7 @@ TEST_F(RunFolderTest, AStartThatFailsLeavesEveryFileAsItWas) {
   }
 }
 
-TEST_F(RunFolderTest, ASecondJobOfTheSameNameIsRejectedAndTheFirstGoesOn) {
+TEST_F(RunFolderTest, RejectsASecondJobOfTheSameName) {
   zr::test::Scene scene;
   zr::test::Job first(scene, zr::test::launch_of(2, {ZR_BUILD_DIR "/tests/engine_case", "trains", toml_, "job.name=run",
                                                      "job.runs=\"" + folder_.string() + "\"", "job.threads=1",
@@ -93,7 +93,7 @@ TEST_F(RunFolderTest, ASecondJobOfTheSameNameIsRejectedAndTheFirstGoesOn) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
 }
 
-TEST_F(RunFolderTest, WritesThroughNoSymbolicLink) {
+TEST_F(RunFolderTest, FollowsNoSymbolicLink) {
   std::ofstream(folder_ / "victim") << "precious\n";
   const std::string victim = (folder_ / "victim").string();
   fs::create_directories(folder_ / "run");
@@ -117,7 +117,7 @@ TEST_F(RunFolderTest, WritesThroughNoSymbolicLink) {
   EXPECT_THAT(folder.output, HasSubstr("/run: cannot be opened: it is a symbolic link"));
 }
 
-TEST_F(RunFolderTest, FilesOfEarlierVersionsBecomeTheFirstRun) {
+TEST_F(RunFolderTest, KeepsFilesOfEarlierVersionsAsTheFirstRun) {
   fs::create_directories(folder_ / "run");
   std::ofstream(folder_ / "run" / "metrics.jsonl") << "{\"step\": 1, \"loss\": 2}\n";
   std::ofstream(folder_ / "run" / "summary.json") << "{\"steps\": 1}\n";
@@ -128,7 +128,7 @@ TEST_F(RunFolderTest, FilesOfEarlierVersionsBecomeTheFirstRun) {
   EXPECT_EQ(fs::read_symlink(folder_ / "run" / "latest"), "2");
 }
 
-TEST_F(RunFolderTest, AResumedRunHasTheRowsUpToTheStepItLoaded) {
+TEST_F(RunFolderTest, ResumedRunHasTheRowsUpToTheLoadedStep) {
   const std::string save = " checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string();
   ASSERT_EQ(run(2, "trains", "train.steps=3" + save).code, 0);
   fs::remove_all(folder_ / "ck" / "step-00000003");
@@ -154,7 +154,7 @@ class RunSummaryTest : public RunFolderTest {
   std::string save() const { return " checkpoint.every=2 checkpoint.dir=" + (folder_ / "ck").string(); }
 };
 
-TEST_F(RunSummaryTest, IsWrittenWhenTheLastSaveFailed) {
+TEST_F(RunSummaryTest, IsWrittenAfterTheLastSaveFails) {
   const Result result = run(2, "last_save_fails", "train.steps=4" + save());
   EXPECT_EQ(result.code, 3) << result.output;
   const auto json = summary();
@@ -182,7 +182,7 @@ TEST_F(RunSummaryTest, IsWrittenWhenAResumedRunHasNothingLeftToTrain) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4}));
 }
 
-TEST_F(RunSummaryTest, HasNoHashOfAnotherStep) {
+TEST_F(RunSummaryTest, OmitsTheHashOfAnotherStep) {
   const Result past = run(2, "past_the_end", "train.steps=2");
   EXPECT_EQ(past.code, 0) << past.output;
   EXPECT_EQ(summary()["steps"], 5);
@@ -236,7 +236,7 @@ TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
 }
 
 // As after a crash between the saves of a step.
-TEST_F(EngineNameTest, EnginesThatResumeFromDifferentMomentsAreReported) {
+TEST_F(EngineNameTest, ReportsEnginesThatResumeFromDifferentSteps) {
   const std::string ck = (folder_ / "ck").string(),
                     words = "strategy=zero1 checkpoint.every=2 checkpoint.dir=" + ck + " train.steps=";
   ASSERT_EQ(run(2, "gan", words + "4").code, 0);
@@ -245,20 +245,20 @@ TEST_F(EngineNameTest, EnginesThatResumeFromDifferentMomentsAreReported) {
   EXPECT_EQ(behind.code, 1) << "the case itself wants both at one step";
   EXPECT_THAT(behind.output, HasSubstr("engine 'generator' resumes from step 2, saved when engine 'discriminator' was "
                                        "at step 2, but engine 'discriminator' starts from step 4: the job ended "
-                                       "between their saves, or a checkpoint was removed; to continue both from one "
-                                       "moment, remove the checkpoints of 'discriminator' after step 2 in " +
+                                       "between their saves, or a checkpoint was removed; to resume both from the same "
+                                       "point, remove the checkpoints of 'discriminator' after step 2 in " +
                                        ck + "/discriminator and resume again"));
 }
 
-TEST_F(EngineNameTest, OneEngineAfterAnotherOfTheSameNameIsANewRun) {
+TEST_F(EngineNameTest, SecondEngineOfTheSameNameStartsANewRun) {
   ASSERT_EQ(run(2, "one_after_another", "train.steps=2").code, 0);
   EXPECT_EQ(steps("run/1"), steps("run/2"));
   EXPECT_EQ(summary("run/1")["weights_hash"], summary("run/2")["weights_hash"]);
 }
 
-TEST_F(EngineNameTest, MistakesOfNamesAndOfStepsAreReported) { check_messages("engine_use_errors.txt", 6); }
+TEST_F(EngineNameTest, ReportsMistakesWithNamesAndSteps) { check_messages("engine_use_errors.txt", 6); }
 
-TEST_F(EngineNameTest, ANameThatIsNoFolderOfItsOwnIsRejected) {
+TEST_F(EngineNameTest, RejectsNamesThatAreNotValidFolderNames) {
   for (const std::string name : {"a/b", "..", "1", "lock", "latest", "step-00000001", "metrics.jsonl", "a b"}) {
     const Result result = named(name, "bad_name");
     EXPECT_EQ(result.code, 2) << name << "\n" << result.output;

@@ -162,8 +162,8 @@ void releases_without_memory(Run& run) {
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
-    require(error.rfind("engine.release(): rank " + last + " has no memory for the full model: ", 0) == 0 &&
-                error.find("; the engine is unchanged: free memory, ") != error.npos,
+    require(error.rfind("engine.release(): rank " + last + " cannot allocate memory for the full model: ", 0) == 0 &&
+                error.find("; the engine is unchanged; free memory, ") != error.npos,
             "every rank says which one lacks memory: " + error);
   }
   step(net, *engine);

@@ -18,7 +18,7 @@ using testing::Not;
 
 using Result = zr::testing::Outcome;
 
-class Sharded : public testing::Test {
+class ShardedParametersTest : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::path(testing::TempDir()) / ("sharded-" + std::to_string(::getpid()));
@@ -61,16 +61,16 @@ const std::string kInstead =
     "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
     "module->to() and set_data() before the engine is made";
 const std::string kGradient =
-    "the gradient of 'first.weight' is the engine's: read it with engine.get(\"first.weight\", "
+    "the gradient of 'first.weight' belongs to the engine: read it with engine.get(\"first.weight\", "
     "zr::TensorKind::gradient), "
     "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of "
     "loss.backward(); if "
     "the "
-    "loss belongs to another engine (a GAN), call requires_grad_(false) on these parameters around its backward";
+    "loss belongs to another engine (as in a GAN), call requires_grad_(false) on these parameters around its backward";
 
-class Operators : public Sharded, public testing::WithParamInterface<std::tuple<std::string, int>> {};
+class OperatorsTest : public ShardedParametersTest, public testing::WithParamInterface<std::tuple<std::string, int>> {};
 
-TEST_P(Operators, SeeWhatPlainLibtorchSees) {
+TEST_P(OperatorsTest, MatchPlainLibtorch) {
   const auto& [name, ranks] = GetParam();
   const Result result =
       launch(ranks, "operators_trainer", "operators.toml",
@@ -81,20 +81,20 @@ TEST_P(Operators, SeeWhatPlainLibtorchSees) {
   std::istringstream lines(result.output);
   for (std::string line; std::getline(lines, line);) {
     right += line.rfind("ok ", 0) == 0;
-    dense += line.find("the sparse gradient of 'weight' is made dense") != line.npos;
+    dense += line.find("the sparse gradient of 'weight' is converted to dense") != line.npos;
   }
   EXPECT_EQ(right, 71) << "cases of one rank";
   EXPECT_EQ(dense, 1) << "said once, not in each step, nor by each rank";
 }
 INSTANTIATE_TEST_SUITE_P(
-    Under, Operators,
+    Under, OperatorsTest,
     testing::Combine(testing::Values("zero0", "zero3", "zero1Shared", "zero2Shared", "zero3Shared"),
                      testing::Values(1, 2, 4)),
     [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
 
-class OperatorsWithATier : public Sharded, public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
+class OperatorsOffloadTest : public ShardedParametersTest, public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
 
-TEST_P(OperatorsWithATier, SeeTheSameThoughAllTheySaveGoesThere) {
+TEST_P(OperatorsOffloadTest, MatchPlainLibtorch) {
   const auto& [strategy, tier] = GetParam();
   const Result result = launch(2, "operators_trainer", "operators.toml",
                                "strategy.use=" + strategy + " offload.activation_bytes=1B offload.activations=" + tier +
@@ -106,16 +106,16 @@ TEST_P(OperatorsWithATier, SeeTheSameThoughAllTheySaveGoesThere) {
   for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
   EXPECT_EQ(right, 71) << "cases of one rank";
 }
-INSTANTIATE_TEST_SUITE_P(On, OperatorsWithATier,
+INSTANTIATE_TEST_SUITE_P(On, OperatorsOffloadTest,
                          testing::Combine(testing::Values("zero0", "zero3"), testing::Values("cpu", "nvme")),
                          [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); });
 
-TEST_F(Sharded, RawReadsSayWhichParameterAndWhatToDo) {
+TEST_F(ShardedParametersTest, RawReadsReportTheParameterAndTheRemedy) {
   for (const std::string name : {"reads_pointer", "reads_accessor", "saves_module", "aliases_storage"})
     refuses(name, kSharded);
 }
 
-TEST_F(Sharded, AGatherScopeGivesRealMemory) {
+TEST_F(ShardedParametersTest, GatherScopeProvidesMemory) {
   EXPECT_EQ(run("saves_gathered_module").code, 0);
   for (const std::string name : {"writes", "reads_gathered", "nests_scopes"})
     for (const std::string dtype : {"fp32", "bf16"}) {
@@ -127,7 +127,7 @@ TEST_F(Sharded, AGatherScopeGivesRealMemory) {
     }
 }
 
-TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
+TEST_F(ShardedParametersTest, OwnersWriteSharedWeightsOnce) {
   for (const std::string dtype : {"fp32", "bf16"})
     for (const std::string name : {"writes", "reads_gathered", "infers", "nests_scopes"}) {
       const Result whole = run(name, "zero0", "train.dtype=" + dtype);
@@ -146,7 +146,7 @@ TEST_F(Sharded, WritingToSharedWeightsHappensOnceByTheirOwners) {
           "zero1 communicator.share_weights=true");
 }
 
-TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
+TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
   struct Held {
     double shared, all;  // bytes of both ranks: in memory that they share, and altogether
@@ -170,7 +170,7 @@ TEST_F(Sharded, AHostHoldsSharedWeightsOnce) {
   EXPECT_NEAR((zero3.all - zero2.all) / weights, 0, 0.25);
 }
 
-TEST_F(Sharded, AScopeOverTwoEnginesEntersThemInOneOrderOnAllRanks) {
+TEST_F(ShardedParametersTest, ScopeOverTwoEnginesEntersThemInTheSameOrderOnAllRanks) {
   const Result whole = run("gathers_of_two_engines", "zero0");
   EXPECT_EQ(whole.code, 0) << whole.output;
   for (const std::string strategy : {"zero1 communicator.share_weights=true", "zero3"}) {
@@ -180,7 +180,7 @@ TEST_F(Sharded, AScopeOverTwoEnginesEntersThemInOneOrderOnAllRanks) {
   }
 }
 
-TEST_F(Sharded, WhatAnOperatorThatThrewWroteDoesNotCount) {
+TEST_F(ShardedParametersTest, IgnoresWritesOfAnOperatorThatThrew) {
   const Result whole = run("throws_in_place", "zero0");
   EXPECT_EQ(whole.code, 0) << whole.output;
   for (const std::string strategy : {"zero1", "zero2", "zero3"})
@@ -191,7 +191,7 @@ TEST_F(Sharded, WhatAnOperatorThatThrewWroteDoesNotCount) {
     }
 }
 
-TEST_F(Sharded, WeightsGatheredBesideTheWindowCountForTheBudget) {
+TEST_F(ShardedParametersTest, CountsWeightsGatheredOutsideTheBufferAgainstTheBudget) {
   const Result free = run("gathers_all");
   EXPECT_EQ(free.code, 0) << free.output;
   EXPECT_THAT(free.output, HasSubstr("6 are there"));
@@ -201,7 +201,7 @@ TEST_F(Sharded, WeightsGatheredBesideTheWindowCountForTheBudget) {
   EXPECT_THAT(bounded.output, Not(HasSubstr("6 are there")));
 }
 
-TEST_F(Sharded, RecomputedBlocksHoldFewerActivationsAndKeepEveryBit) {
+TEST_F(ShardedParametersTest, RecomputedBlocksHoldFewerActivationsAndAreBitIdentical) {
   const auto most = [&](const std::string& name, const std::string& strategy) {
     const Result result = run(name, strategy, "job.name=" + name + " train.steps=2");
     EXPECT_EQ(result.code, 0) << result.output;
@@ -216,15 +216,15 @@ TEST_F(Sharded, RecomputedBlocksHoldFewerActivationsAndKeepEveryBit) {
   }
 }
 
-TEST_F(Sharded, AFailedBackwardEndsTheTraining) {
+TEST_F(ShardedParametersTest, FailedBackwardEndsTraining) {
   for (const std::string strategy : {"zero0", "zero3"})
     refuses("goes_on_after_failure",
-            "the last engine.backward() ended with an exception, so that its gradients are incomplete; end the job, or "
-            "make a new engine",
+            "the last engine.backward() ended with an exception, so its gradients are incomplete; end the job, or "
+            "create a new engine",
             strategy);
 }
 
-TEST_F(Sharded, AScopeEndsBeforeTheStep) {
+TEST_F(ShardedParametersTest, RejectsAStepInsideAScope) {
   refuses("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call",
@@ -237,40 +237,40 @@ TEST_F(Sharded, AScopeEndsBeforeTheStep) {
           "before the call");
 }
 
-TEST_F(Sharded, DataExchangedBehindTheEngineIsRefused) {
+TEST_F(ShardedParametersTest, RejectsReplacedParameterData) {
   for (const std::string name : {"converts_module", "loads_module"})
     refuses(name, kSharded + "; to replace its data, " + kInstead);
   refuses("converts_module",
-          "the data of parameter 'first.weight' was exchanged after the engine was made (torch::load(), module->to(), "
+          "the data of parameter 'first.weight' was replaced after the engine was made (torch::load(), module->to(), "
           "set_data()); " +
               kInstead,
           "zero1");
 }
 
-TEST_F(Sharded, GradientsAreTheEngines) {
+TEST_F(ShardedParametersTest, RejectsForeignAccessToGradients) {
   for (const std::string strategy : {"zero0", "zero3"})
     for (const std::string name : {"own_optimizer", "clips_itself", "plain_backward"}) {
       const Result result = run(name, strategy);
       EXPECT_EQ(result.code, 2) << name << "\n" << result.output;
       EXPECT_THAT(result.output, HasSubstr("the gradient of '")) << name;
-      EXPECT_THAT(result.output, HasSubstr("is the engine's: read it with engine.get(")) << name;
+      EXPECT_THAT(result.output, HasSubstr("belongs to the engine: read it with engine.get(")) << name;
     }
   refuses("own_optimizer", kGradient);
   EXPECT_EQ(run("zeroes_gradients").code, 0) << "an old habit that does no harm";
 }
 
-TEST_F(Sharded, AModelHasOneEngineAtATime) {
+TEST_F(ShardedParametersTest, RejectsASecondEngineForAModel) {
   refuses(
       "two_engines",
       "parameter 'first.weight' is trained by another zr::Engine; call release() on that engine first, or give each "
-      "engine a model of its own");
+      "engine its own model");
   EXPECT_EQ(run("one_engine_after_another").code, 0);
   refuses("outlives_engine",
-          "the engine that sharded parameter 'first.weight' was destroyed and with it the parameter's values; call "
-          "engine.release() on all ranks before that, which gives the model its full weights");
+          "the engine that sharded parameter 'first.weight' was destroyed, and the parameter's values are lost; call "
+          "engine.release() on all ranks before the engine is destroyed, which gives the model its full weights");
 }
 
-TEST_F(Sharded, RanksThatUseOtherParametersAreNamed) {
+TEST_F(ShardedParametersTest, ReportsRanksThatUseDifferentParameters) {
   const Result result = run("other_order");
   EXPECT_EQ(result.code, 4) << result.output;
   EXPECT_THAT(result.output, HasSubstr("differs between ranks: "));
@@ -278,13 +278,13 @@ TEST_F(Sharded, RanksThatUseOtherParametersAreNamed) {
   EXPECT_THAT(result.output, HasSubstr("rank 1"));
 }
 
-TEST_F(Sharded, InferenceInTheMiddleOfAStepChangesNothing) {
+TEST_F(ShardedParametersTest, InferenceInsideAStepChangesNothing) {
   const Result whole = run("infers", "zero0"), sharded = run("infers", "zero3");
   EXPECT_EQ(whole.code, 0) << whole.output;
   EXPECT_EQ(said(sharded), said(whole));
 }
 
-TEST_F(Sharded, AModelBuiltDeferredHasThePlainOnesBits) {
+TEST_F(ShardedParametersTest, DeferredModelIsBitIdenticalToAPlainOne) {
   for (const std::string strategy : {"zero0", "zero3"}) {
     EXPECT_EQ(run("builds_initialised", strategy).output, "");
     for (const std::string dtype : {"fp32", "bf16"}) {
@@ -297,7 +297,7 @@ TEST_F(Sharded, AModelBuiltDeferredHasThePlainOnesBits) {
   }
 }
 
-TEST_F(Sharded, AModelBuiltDeferredNeverExistsWhole) {
+TEST_F(ShardedParametersTest, DeferredModelIsNeverUnshardedInMemory) {
   const std::string small = "operators.toml", how = "strategy.zero3.prefetch_bytes=1MiB train.steps=1";
   const Result plain = launch(4, "sharded_case builds_under_cap", small, how),
                deferred = launch(4, "sharded_case builds_deferred_under_cap", small, how);
@@ -306,7 +306,7 @@ TEST_F(Sharded, AModelBuiltDeferredNeverExistsWhole) {
   EXPECT_EQ(deferred.code, 0) << deferred.output;
 }
 
-TEST_F(Sharded, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTheEngineGoesOn) {
+TEST_F(ShardedParametersTest, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTrainingContinues) {
   const std::string shared = "zero1 communicator.share_weights=true", bounded = "zero3 memory.device_budget=2GiB";
   const std::map<std::string, std::vector<std::string>> all{{"fp32", {"zero0", shared, "zero3", bounded}},
                                                             {"bf16", {shared}}};
@@ -322,7 +322,7 @@ TEST_F(Sharded, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTheEngineGoesOn) {
   }
 }
 
-TEST_F(Sharded, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
+TEST_F(ShardedParametersTest, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
   const Result plenty = run("refreshes_without_memory", "zero0", "job.name=plenty");
   EXPECT_EQ(plenty.code, 0) << plenty.output;
   for (const std::string strategy :
@@ -333,14 +333,14 @@ TEST_F(Sharded, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
   }
 }
 
-TEST_F(Sharded, ADeferredModelSaysWhatItLacks) {
+TEST_F(ShardedParametersTest, DeferredModelReportsThatItHasNoValues) {
   refuses(
       "uses_deferred",
       "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "
       "or build the model without zr::deferred");
   refuses("builds_by_value",
-          "zr::deferred: aten::item needs values, which a deferred model has only when the engine is made; do it after "
-          "that, or build the model without zr::deferred");
+          "zr::deferred: aten::item needs values, which a deferred model has only after the engine is made; call it "
+          "after that, or build the model without zr::deferred");
 }
 
 }  // namespace

@@ -8,9 +8,9 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-class UserErrors : public engine_tests::EngineTest {
+class UserErrorsTest : public engine_tests::EngineTest {
  protected:
-  UserErrors() { binary_ = "user_errors_case"; }
+  UserErrorsTest() { binary_ = "user_errors_case"; }
   // The lines that rank 0 printed, without the launcher's.
   static std::string said(const engine_tests::Result& result) {
     std::string own;
@@ -35,9 +35,9 @@ class UserErrors : public engine_tests::EngineTest {
   }
 };
 
-TEST_F(UserErrors, AreNamedWithCallAndRemedy) { check_messages("user_errors.txt", 40); }
+TEST_F(UserErrorsTest, ReportCallAndRemedy) { check_messages("user_errors.txt", 40); }
 
-TEST_F(UserErrors, StackOfLibtorchIsPrintedOnRequest) {
+TEST_F(UserErrorsTest, PrintsTheLibtorchStackOnRequest) {
   const auto plain = run(1, "wrong_shape", "strategy=zero0");
   EXPECT_EQ(plain.output.find("Exception raised from"), std::string::npos) << plain.output;
   const auto full = shell("TORCH_SHOW_CPP_STACKTRACES=1 " + program(1, "wrong_shape", "strategy=zero0"));
@@ -45,7 +45,7 @@ TEST_F(UserErrors, StackOfLibtorchIsPrintedOnRequest) {
   EXPECT_THAT(full.output, HasSubstr("Exception raised from"));
 }
 
-TEST_F(UserErrors, CallOfOneRankFailsUnderEveryStrategy) {
+TEST_F(UserErrorsTest, CollectiveCallOnOneRankFailsUnderEveryStrategy) {
   for (const auto& strategy : strategies())
     for (const std::string name : {"get", "set", "hash", "mean", "save", "finish", "release", "gather", "evaluation"}) {
       const auto result = run(2, "rank0_" + name, strategy);
@@ -54,14 +54,14 @@ TEST_F(UserErrors, CallOfOneRankFailsUnderEveryStrategy) {
     }
 }
 
-TEST_F(UserErrors, MistakesBeforeGradientsLeaveChangeNothing) {
+TEST_F(UserErrorsTest, MistakesBeforeGradientsAreReducedChangeNothing) {
   for (const auto& strategy : strategies())
     for (const std::string accumulation : {"1", "2"})
       for (const int ranks : {1, 2})
         passes(ranks, "goes_on_after_mistakes", strategy + " train.gradient_accumulation=" + accumulation);
 }
 
-TEST_F(UserErrors, MicroBatchOfWeightZeroCountsForNothing) {
+TEST_F(UserErrorsTest, MicroBatchOfWeightZeroHasNoEffect) {
   const std::string reference = passes(1, "empty_micro_batch", "strategy=zero0 train.gradient_accumulation=3");
   const auto expect_same = [&](int ranks, const std::string& how) {
     const std::string all = how + " train.gradient_accumulation=" + std::to_string(4 / ranks);
@@ -77,7 +77,7 @@ TEST_F(UserErrors, MicroBatchOfWeightZeroCountsForNothing) {
   }
 }
 
-TEST_F(UserErrors, ReleaseReturnsFullWeights) {
+TEST_F(UserErrorsTest, ReleaseReturnsFullWeights) {
   const std::string descent =
       "train.gradient_accumulation=1 optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false "
       "optimizer.sgd.weight_decay=0.0 ";
@@ -97,7 +97,7 @@ TEST_F(UserErrors, ReleaseReturnsFullWeights) {
     }
 }
 
-TEST_F(UserErrors, ReleaseReturnsFullWeightsFromTiersAndWhileACheckpointIsWritten) {
+TEST_F(UserErrorsTest, ReleaseReturnsFullWeightsFromTiersAndDuringAnAsynchronousSave) {
   fs::create_directory(folder_ / "swap");
   const std::string disk = " offload.nvme.path=" + (folder_ / "swap").string() +
                            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=nvme ",
@@ -124,15 +124,15 @@ TEST_F(UserErrors, ReleaseReturnsFullWeightsFromTiersAndWhileACheckpointIsWritte
   EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "files of a tier outlive their engines";
 }
 
-TEST_F(UserErrors, LoadWithinEvaluationRestoresTheRandomState) {
+TEST_F(UserErrorsTest, LoadInsideEvaluationRestoresTheRandomState) {
   for (const int ranks : {1, 2}) passes(ranks, "load_in_evaluation", "strategy=zero1");
 }
 
-TEST_F(UserErrors, ScopesOutliveTheirEngine) {
+TEST_F(UserErrorsTest, ScopesOutliveTheirEngine) {
   for (const auto& strategy : strategies()) passes(2, "outlives", strategy);
 }
 
-TEST_F(UserErrors, InputsCastToTheEnginesTypeWork) {
+TEST_F(UserErrorsTest, AcceptsInputsCastToTheEngineDtype) {
   for (const std::string dtype : {"fp32", "bf16", "fp16"}) passes(1, "casts_input", "train.dtype=" + dtype);
 }
 

@@ -20,36 +20,36 @@ class WeightDigestTest : public engine_tests::EngineTest {
     const Result result = run(ranks, name, overrides);
     EXPECT_EQ(result.code, 2) << name << " " << overrides << "\n" << result.output;
     EXPECT_THAT(result.output, HasSubstr("weights differ between ranks: in " + message)) << overrides;
-    EXPECT_THAT(result.output, HasSubstr("; write the same values to a weight on all ranks (seed generators alike, "
-                                         "write on every rank), or use engine.set()"));
+    EXPECT_THAT(result.output, HasSubstr("; write the same values to a weight on all ranks (write on every rank, "
+                                         "from generators with the same seed), or use engine.set()"));
   }
   const std::vector<std::string> replicated_{"strategy=zero0 communicator.share_weights=false",
                                              "strategy=zero1 communicator.share_weights=false",
                                              "strategy=zero2 communicator.share_weights=false"};
 };
 
-TEST_F(WeightDigestTest, AWriteOnOneRankIsFoundInTheNextStep) {
+TEST_F(WeightDigestTest, DetectsAWriteOnOneRankInTheNextStep) {
   for (const std::string& how : replicated_)
     expect_found(2, "clamp_rank_zero", how,
-                 "'twice.weight', elements 0 to 1295, rank 1 has other values than rank 0 (found in step 2)");
+                 "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0 (found in step 2)");
   expect_found(3, "clamp_rank_zero", replicated_[1],
-               "'twice.weight', elements 0 to 1295, rank 0 has other values than ranks 1 and 2 (found in step 2)");
+               "'twice.weight', elements 0 to 1295, rank 0 has different values than ranks 1 and 2 (found in step 2)");
 }
 
-TEST_F(WeightDigestTest, ValuesDrawnByEachRankAreFoundInTheNextStep) {
+TEST_F(WeightDigestTest, DetectsValuesDrawnPerRankInTheNextStep) {
   for (const std::string& how : replicated_)
     expect_found(2, "draw_per_rank", how,
-                 "'large.weight', elements 0 to 15, rank 1 has other values than rank 0 (found in step 2)");
+                 "'large.weight', elements 0 to 15, rank 1 has different values than rank 0 (found in step 2)");
 }
 
 // One element that nothing announces, in a weight that training moves and in one that it does not.
-TEST_F(WeightDigestTest, EveryReplicatedWeightIsComparedWithinItsCycle) {
+TEST_F(WeightDigestTest, ComparesEveryReplicatedWeightWithinItsCycle) {
   expect_found(2, "write_by_address", "train.steps=110 " + replicated_[0], "'embedding.weight', elements ");
   for (const std::string& how : replicated_)
     expect_found(2, "write_frozen", "train.steps=110 " + how, "'frozen.weight', elements ");
 }
 
-TEST_F(WeightDigestTest, WritesThatAreAlikeAreAccepted) {
+TEST_F(WeightDigestTest, AcceptsIdenticalWritesOnAllRanks) {
   for (const std::string& how : replicated_) {
     const Result result = run(2, "clamp_everywhere", "train.steps=8 " + how);
     EXPECT_EQ(result.code, 0) << how << "\n" << result.output;
@@ -57,7 +57,7 @@ TEST_F(WeightDigestTest, WritesThatAreAlikeAreAccepted) {
 }
 
 // Such a write changes neither what is compared later nor the result.
-TEST_F(WeightDigestTest, WritesOfOneRankThatChangeNothingAreAccepted) {
+TEST_F(WeightDigestTest, AcceptsWritesOfOneRankThatChangeNothing) {
   for (const std::string& how : replicated_) {
     const Result writes = run(2, "writes_nothing", "train.steps=12 " + how);
     EXPECT_EQ(writes.code, 0) << how << "\n" << writes.output;
@@ -66,7 +66,7 @@ TEST_F(WeightDigestTest, WritesOfOneRankThatChangeNothingAreAccepted) {
   }
 }
 
-TEST_F(WeightDigestTest, DigestsAtMostOnePerCentOfTheOptimizersBytes) {
+TEST_F(WeightDigestTest, DigestsAtMostOnePercentOfTheOptimizersBytes) {
   binary_ = "engine_case";
   for (const std::string& how : replicated_) {
     ASSERT_EQ(run(2, "trains", "train.steps=110 " + how).code, 0) << how;
@@ -82,6 +82,6 @@ TEST_F(WeightDigestTest, DigestsAtMostOnePerCentOfTheOptimizersBytes) {
   }
 }
 
-TEST_F(WeightDigestTest, MistakesAreReported) { check_messages("weight_errors.txt", 3); }
+TEST_F(WeightDigestTest, ReportsMistakes) { check_messages("weight_errors.txt", 3); }
 
 }  // namespace

@@ -4,7 +4,7 @@ function(must)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT code EQUAL 0)
     list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nended with ${code}:\n${output}")
+    message(FATAL_ERROR "${command}\nfailed with exit code ${code}:\n${output}")
   endif()
 endfunction()
 

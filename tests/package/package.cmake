@@ -1,5 +1,5 @@
-# Installs Zeroth aside, builds the quickstart against it with find_package, a plug-in against its SDK, and trains with
-# both. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
+# Installs Zeroth into a scratch folder, builds the quickstart against it with find_package and a plug-in against its
+# SDK, and trains with both. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   list(JOIN ARGN " " command)
@@ -10,24 +10,24 @@ endfunction()
 macro(must)
   run(${ARGN})
   if(NOT code EQUAL 0)
-    message(FATAL_ERROR "${command}\nended with ${code}:\n${said}")
+    message(FATAL_ERROR "${command}\nfailed with exit code ${code}:\n${said}")
   endif()
 endmacro()
 macro(must_say text)
   if(NOT said MATCHES "${text}")
-    message(FATAL_ERROR "${command}\ndid not say '${text}':\n${said}")
+    message(FATAL_ERROR "${command}\ndid not print '${text}':\n${said}")
   endif()
 endmacro()
 
 function(must_fail text)
   run(${ARGN})
   if(code EQUAL 0)
-    message(FATAL_ERROR "${command}\nended well, but should fail:\n${said}")
+    message(FATAL_ERROR "${command}\nsucceeded, but must fail:\n${said}")
   endif()
   string(REGEX REPLACE "[ \n]+" " " said "${said}")
   string(FIND "${said}" "${text}" at)
   if(at EQUAL -1)
-    message(FATAL_ERROR "${command}\ndid not say '${text}':\n${said}")
+    message(FATAL_ERROR "${command}\ndid not print '${text}':\n${said}")
   endif()
 endfunction()
 
@@ -40,7 +40,7 @@ if(NOT installed STREQUAL built)
   message(FATAL_ERROR "the plug-ins installed are '${installed}', those built are '${built}'")
 endif()
 
-# What an outsider needs is there; nothing is there that names the build, and no debug information.
+# All files that users need are installed; no file contains build paths or debug information.
 foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zeroth/SECURITY.md
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
@@ -66,14 +66,14 @@ foreach(file ${files})
   endif()
 endforeach()
 
-# A user's program, from the installed example.
+# A user's program, built from the installed example.
 set(cmake ${CMAKE_COMMAND} -G Ninja -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 set(project ${cmake} -DCMAKE_PREFIX_PATH=${prefix})
 file(CREATE_LINK ${TORCH} ${SCRATCH}/torch SYMBOLIC)
 must(${project} -DTORCH_ROOT=${SCRATCH}/torch -S ${prefix}/share/zeroth/examples/quickstart -B ${SCRATCH}/quickstart)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/quickstart)
 
-# libtorch beside libzeroth.so is found without TORCH_ROOT. What a user without libtorch, or with another one, is told.
+# libtorch next to libzeroth.so is found without TORCH_ROOT. Checks the messages for a missing or different libtorch.
 file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
 must(${project} -S ${SOURCE}/examples/torchscript -B ${SCRATCH}/beside)
 must_say("libtorch [0-9.]+: ${prefix}/lib/libtorch")
@@ -81,23 +81,23 @@ file(REMOVE ${prefix}/lib/libtorch)
 set(quickstart -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
 file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_REQUIRED_VERSION")
 string(REGEX MATCH "[0-9.]+" wanted "${wanted}")
-set(advice "Point TORCH_ROOT at an unpacked libtorch ${wanted} (the folder that holds lib/ and include/), or put it, \
-or a link to it, at ${prefix}/lib/libtorch. Plug-ins need none: find_package(Zeroth COMPONENTS sdk).")
-must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is none in \
+set(advice "Set TORCH_ROOT to an unpacked libtorch ${wanted} (the folder that contains lib/ and include/), or put it, \
+or a link to it, at ${prefix}/lib/libtorch. Plug-ins do not need libtorch: find_package(Zeroth COMPONENTS sdk).")
+must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is no libtorch in \
 ${prefix}/lib/libtorch. ${advice}" ${project} ${quickstart})
-must_fail("No libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are \
+must_fail("There is no libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are \
 missing. ${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
 file(WRITE ${SCRATCH}/old/lib/libtorch_cpu.so "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/torch.h "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/version.h
      "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 3\n#define TORCH_VERSION_PATCH 1\n")
-must_fail("libtorch in ${SCRATCH}/old is version 2.3.1, but this Zeroth was built with ${wanted}, and libtorch keeps \
-no binary compatibility" ${project} -DTORCH_ROOT=${SCRATCH}/old ${quickstart})
+must_fail("libtorch in ${SCRATCH}/old is version 2.3.1, but this Zeroth was built with ${wanted}, and libtorch \
+" ${project} -DTORCH_ROOT=${SCRATCH}/old ${quickstart})
 file(WRITE ${SCRATCH}/newer/CMakeLists.txt
      "cmake_minimum_required(VERSION 3.25)\nproject(Newer LANGUAGES CXX)\nfind_package(Zeroth 0.2 REQUIRED)\n")
 must_fail("compatible with requested version \"0.2\"" ${project} -S ${SCRATCH}/newer -B ${SCRATCH}/newer/build)
 
-# An author's plug-in, with the component sdk alone; and with pkg-config.
+# A plug-in, built with the sdk component only, and with pkg-config.
 must(${CMAKE_COMMAND} --install ${BUILD} --component sdk --prefix ${SCRATCH}/sdk)
 if(EXISTS ${SCRATCH}/sdk/lib/libzeroth.so OR EXISTS ${SCRATCH}/sdk/bin)
   message(FATAL_ERROR "the component sdk holds the engine")
@@ -121,7 +121,7 @@ foreach(part -I${prefix}/lib/pkgconfig/../../include "-isystem ${TORCH}/include"
   endif()
 endforeach()
 
-# The installation is moved: a program that was linked before runs, and says what it uses; a new one is found there.
+# Moves the installation: a program linked before still runs and reports the library it uses; find_package finds it.
 file(RENAME ${prefix} ${SCRATCH}/moved)
 set(prefix ${SCRATCH}/moved)
 must(${cmake} -DCMAKE_PREFIX_PATH=${prefix} -DTORCH_ROOT=${TORCH} -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/again)
@@ -129,7 +129,7 @@ set(train ${prefix}/bin/zeroth launch -n 2 -- ${SCRATCH}/quickstart/quickstart
           ${SOURCE}/examples/quickstart/quickstart.toml train.steps=100 job.runs="${SCRATCH}/runs")
 must(${train} job.name=zero1)
 must_say("step 100 loss")
-must_say("quickstart does not find libzeroth.so.0 where it was linked; ${prefix}/lib has it")
+must_say("quickstart was linked to libzeroth.so.0 in another folder; using the one in ${prefix}/lib")
 must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${SCRATCH}/author/plugins ${train} job.name=dealt strategy=dealt)
 foreach(name zero1 dealt)
   file(READ ${SCRATCH}/runs/${name}/summary.json summary)
@@ -138,9 +138,9 @@ endforeach()
 if(NOT hash_zero1 STREQUAL hash_dealt)
   message(FATAL_ERROR "the author's strategy gave other weights: ${hash_dealt}, not ${hash_zero1}")
 endif()
-# libtorch is gone from where the program was linked; then it is beside libzeroth.so of the moved installation.
+# Removes libtorch from where the program was linked; then puts it next to libzeroth.so of the moved installation.
 file(REMOVE ${SCRATCH}/torch)
-must_fail("needs shared libraries that are not found: libtorch_cpu.so, libc10.so" ${train} job.name=no_torch)
+must_fail("were not found: libtorch_cpu.so, libc10.so" ${train} job.name=no_torch)
 must_fail("beside libzeroth.so" ${train} job.name=no_torch)
 file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
 must(${train} job.name=beside)

@@ -15,7 +15,7 @@ class AdamW : public zr::Optimizer<AdamW> {
       zr::per_group(zr::key_float("beta2", "0.999", 0, kBelowOne, "Decay of the mean of squared gradients per step")),
       zr::per_group(zr::key_float("eps", "1e-8", 0, 1, "Added to the root of the mean square")),
       zr::per_group(
-          zr::key_float("weight_decay", "0.01", 0, zr::kNoBound, "Share of a weight lost per step and unit of lr")),
+          zr::key_float("weight_decay", "0.01", 0, zr::kNoBound, "Share of a weight lost per step and per unit of lr")),
   };
   static constexpr zr_slot slots[] = {zr::slot("exp_avg"), zr::slot("exp_avg_sq")};
   static constexpr bool rounds = true;

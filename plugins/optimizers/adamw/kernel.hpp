@@ -1,4 +1,4 @@
-// The arithmetic of AdamW over one run. README.md has the order of operations.
+// The arithmetic of AdamW for one run. README.md has the order of operations.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "zr/isa.hpp"
 
 struct AdamWConstants {  // computed in double, rounded once
-  float mul;             // what the gradient sum is multiplied by
+  float mul;             // factor of the reduced gradient
   float decay;           // 1 - lr weight_decay
   float beta1, gain1;    // gain = 1 - beta
   float beta2, gain2;
@@ -16,14 +16,14 @@ struct AdamWConstants {  // computed in double, rounded once
 };
 
 struct AdamWRun {
-  float* weight;  // the fp32 master
+  float* weight;  // the fp32 master weight
   const float* grad;
   float* exp_avg;
   float* exp_avg_sq;
   int64_t count;
   uint16_t* out;  // the rounded weight, or null
   zr_dtype out_dtype;
-  bool streams;  // write `out` past the cache
+  bool streams;  // write `out` with non-temporal stores
 };
 
 ZR_KERNEL(void adamw(const AdamWConstants& constants, const AdamWRun& run))

@@ -1,4 +1,4 @@
-// SGD: gradient descent with momentum, dampening, Nesterov's variant and weight decay, as torch::optim::SGD has them.
+// SGD: gradient descent with momentum, dampening, Nesterov momentum and weight decay, as in torch::optim::SGD.
 #include "kernel.hpp"
 #include "zr/optimizer.hpp"
 
@@ -7,10 +7,11 @@ namespace {
 class Sgd : public zr::Optimizer<Sgd> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_float("momentum", "0", 0, zr::kNoBound, "Share of the last direction kept; 0 keeps no buffer"),
-      zr::key_float("dampening", "0", -zr::kNoBound, 1, "Share of the gradient held back from the buffer"),
-      zr::key_bool("nesterov", "false", "Look ahead by one more share of momentum"),
-      zr::per_group(zr::key_float("weight_decay", "0", 0, zr::kNoBound, "Share of a weight added to its gradient")),
+      zr::key_float("momentum", "0", 0, zr::kNoBound, "Share of the last direction that is kept; 0: no buffer"),
+      zr::key_float("dampening", "0", -zr::kNoBound, 1, "Share of the gradient that is not added to the buffer"),
+      zr::key_bool("nesterov", "false", "Use Nesterov momentum; needs momentum above 0 and dampening 0"),
+      zr::per_group(
+          zr::key_float("weight_decay", "0", 0, zr::kNoBound, "Share of a weight that is added to its gradient")),
   };
   static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
   static constexpr bool rounds = true;

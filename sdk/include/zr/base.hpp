@@ -1,5 +1,5 @@
 // The C++17 layer over zr/abi: errors, the host's services, configuration, threads, completions.
-// It is compiled into each plug-in (hidden, inline) and is no part of the ABI.
+// It is compiled into each plug-in (hidden, inline) and is not part of the ABI.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,8 @@
 namespace zr {
 inline namespace sdk {
 
-/// What a plug-in throws; becomes a zr_code and its text at the boundary. Another exception becomes ZR_INTERNAL.
+/// The exception that a plug-in throws. At the ABI boundary it becomes a zr_code and a message; any other exception
+/// becomes ZR_INTERNAL.
 class Error : public std::runtime_error {
  public:
   Error(zr_code code, const std::string& message, int64_t native = 0)
@@ -34,7 +35,7 @@ class Error : public std::runtime_error {
   int64_t native_;
 };
 
-/// Writes a failure into the caller's error, if there is one, and hands the code back.
+/// Writes a failure into the caller's error, if there is one, and returns the code.
 inline zr_code fill(zr_error* error, zr_code code, int64_t native, const char* message) noexcept {
   if (error && error->size >= sizeof(zr_error)) {
     error->code = code;
@@ -44,7 +45,7 @@ inline zr_code fill(zr_error* error, zr_code code, int64_t native, const char* m
   return code;
 }
 
-/// Runs fn, which returns nothing or a zr_code. No exception leaves.
+/// Runs fn, which returns nothing or a zr_code, and converts exceptions into an error.
 template <class F>
 zr_code guard(zr_error* error, F&& fn) noexcept {
   try {
@@ -61,22 +62,23 @@ zr_code guard(zr_error* error, F&& fn) noexcept {
   } catch (const std::exception& e) {
     return fill(error, ZR_INTERNAL, 0, e.what());
   } catch (...) {
-    return fill(error, ZR_INTERNAL, 0, "an exception that is no std::exception");
+    return fill(error, ZR_INTERNAL, 0, "an exception of unknown type (not a std::exception)");
   }
 }
 
-/// Throws what a call through the ABI reported.
+/// Throws the error that a call through the ABI reported, if any.
 inline void check(zr_code code, const zr_error& error) {
   if (code != ZR_OK) throw Error(code, error.msg[0] ? error.msg : "no message", error.native);
 }
-/// An empty one, of the right size, for a call through the ABI.
+/// An empty error of the right size, for a call through the ABI.
 inline zr_error no_error() {
   zr_error error{};
   error.size = sizeof error;
   return error;
 }
 
-/// Writes as much of `value` as the caller of an out-struct has room for, and says how much that was.
+/// Copies `value` to an output struct, at most the `size` bytes that the caller has, and sets `size` to what was
+/// written.
 template <class T>
 void write_output(T* out, T value) {
   value.size = out->size < sizeof(T) ? out->size : static_cast<uint32_t>(sizeof(T));
@@ -102,17 +104,17 @@ inline constexpr const char* service_id<zr_job_service> = "zr.host.job/1";
 template <>
 inline constexpr const char* service_id<zr_machine_service> = "zr.host.machine/1";
 
-/// Copyable; the host lives as long as the process. [any]
+/// The host of the plug-in. Copyable; the host lives as long as the process. [any]
 class Host {
  public:
   explicit Host(const zr_host* host) : host_(host) {}
   const zr_host* abi() const { return host_; }
-  /// Null if the host does not offer it.
+  /// A service; null if the host does not offer it.
   template <class Service>
   const Service* find(const char* id = service_id<Service>) const {
     return static_cast<const Service*>(host_->service(host_, id));
   }
-  /// Throws ZR_UNSUPPORTED naming the service.
+  /// A service; throws ZR_UNSUPPORTED with its id if the host does not offer it.
   template <class Service>
   const Service& need(const char* id = service_id<Service>) const {
     const Service* service = find<Service>(id);
@@ -126,18 +128,18 @@ class Host {
   const zr_host* host_;
 };
 
-/// The values of one TOML table, checked by the host against the component's keys. Lives until the call it was given
-/// to returns. Throws for a name that is not among the keys, or is of another type. [control]
+/// The values of one TOML table, validated by the host against the component's keys. Valid until the call that received
+/// it returns. Reading a name that is not among the keys, or a key of another type, throws. [control]
 class Config {
  public:
   Config(const Host& host, const zr_config* config) : service_(host.need<zr_config_service>()), config_(config) {}
 
-  /// The value of a key, by its type.
+  /// The value of a key. integer() also reads sizes in bytes; number() also reads durations, in seconds.
   bool boolean(const char* key) const { return read<int32_t>(service_.get_bool, key) != 0; }
   int64_t integer(const char* key) const { return read<int64_t>(service_.get_int, key); }
   double number(const char* key) const { return read<double>(service_.get_float, key); }
   std::string text(const char* key) const { return read<const char*>(service_.get_string, key); }
-  /// An array of numbers. Above: integer is also for bytes, number also for durations, in seconds.
+  /// The value of a key that is an array of numbers.
   std::vector<double> numbers(const char* key) const {
     const double* values = nullptr;
     uint32_t n = 0;
@@ -153,20 +155,19 @@ class Config {
     return value;
   }
   [[noreturn]] static void reject(zr_code code, const char* key) {
-    throw Error(code,
-                std::string("key \"") + key + "\" was read, but it is no key of this component, or of another type");
+    throw Error(code, std::string("key \"") + key + "\" was read, but this component has no such key of that type");
   }
   const zr_config_service& service_;
   const zr_config* config_;
 };
 
-/// fn(begin, end) over [0, n) on the host's threads, in runs of at least grain; returns when all ran, rethrows the
-/// first exception. [step] [use]
+/// Runs loops on the host's threads. [step] [use]
 class Tasks {
  public:
   explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
   uint32_t width() const { return service_->width(host_); }
-  /// See above; fn may throw.
+  /// Calls fn(begin, end) for all of [0, n), in runs of at least `grain`. Returns when all calls have returned, and
+  /// rethrows the first exception.
   template <class F>
   void parallel_for(int64_t n, int64_t grain, F&& fn) const {
     struct Call {
@@ -191,17 +192,17 @@ class Tasks {
   const zr_task_service* service_;
 };
 
-/// One reference to a host completion; movable. Letting go of it does not cancel: whoever resolves it later holds a
-/// reference of its own (retained()). [any], but wait: [use]
+/// One reference to a host completion; movable. Destroying it does not cancel the operation: the code that resolves the
+/// completion later holds its own reference (retained()). [any], but wait: [use]
 class Done {
  public:
-  Done() = default;  // nothing to wait for
-  /// A fresh one, for a call that takes a zr_done*.
+  Done() = default;  // empty: nothing to wait for
+  /// A new completion, for a call that takes a zr_done*.
   explicit Done(const Host& host) : service_(&host.need<zr_async_service>()), done_(service_->done_new(host.abi())) {
     if (!done_) throw std::bad_alloc();
   }
-  /// Another reference to what a call was given, to resolve after the call has returned. done may be null: an empty
-  /// Done.
+  /// Another reference to a completion that a call received, to resolve it after the call has returned. If done is
+  /// null, the result is an empty Done.
   static Done retained(const Host& host, zr_done* done) {
     Done kept;
     if (!done) return kept;
@@ -210,7 +211,7 @@ class Done {
     kept.done_ = done;
     return kept;
   }
-  /// The other is left empty.
+  /// Moves the reference; `other` becomes empty.
   Done(Done&& other) noexcept { swap(other); }
   Done& operator=(Done&& other) noexcept {
     Done(std::move(other)).swap(*this);
@@ -221,11 +222,11 @@ class Done {
   }
   explicit operator bool() const { return done_ != nullptr; }
   zr_done* abi() const { return done_; }
-  /// Exactly once, by whoever accepted the call.
+  /// Resolves the completion. Called exactly once, by the code that accepted the call.
   void resolve(zr_code code = ZR_OK, int64_t native = 0, const char* message = nullptr) const {
     service_->done_resolve(done_, code, native, message);
   }
-  /// False: not yet. Throws what it was resolved with if that is no success. An empty Done is ready.
+  /// True if the completion is resolved. Throws if it was resolved with an error. An empty Done is ready.
   bool ready() const {
     if (!done_) return true;
     zr_error error = no_error();
@@ -234,7 +235,7 @@ class Done {
     check(code, error);
     return true;
   }
-  /// Waits within the host's own limit, and throws as ready() does.
+  /// Waits, at most for the host's own limit. Throws if the completion was resolved with an error, or on timeout.
   void wait() const {
     if (!done_) return;
     zr_error error = no_error();
@@ -250,12 +251,12 @@ class Done {
   zr_done* done_ = nullptr;
 };
 
-/// A view's elements as T, which must be the type of its dtype's size.
+/// The elements of a view as T; sizeof(T) must be the size of the view's dtype.
 template <class T>
 T* data(const zr_view& view) {
   return static_cast<T*>(view.data);
 }
-/// Elements [first, first + count) of a view whose elements are `size` bytes.
+/// Elements [first, first + count) of a view whose elements have `size` bytes each.
 inline zr_view part(const zr_view& view, int64_t first, int64_t count, int64_t size) {
   zr_view run = view;
   run.data = static_cast<char*>(view.data) + first * size;

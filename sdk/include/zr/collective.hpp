@@ -1,7 +1,7 @@
-// The collectives a strategy or an optimizer issues, through the host's wrapped communicator.
+// The collectives that a strategy or an optimizer issues, through the host's wrapped communicator.
 //
-//   comm.run(zr::all_gather(mine, whole, "weights"));                            // complete on return
-//   zr::Done done = comm.start(zr::reduce_scatter(bucket, sum, "bucket 3"));     // done.wait() later
+//   comm.run(zr::all_gather(shard, full, "weights"));                            // complete on return
+//   zr::Done done = comm.start(zr::reduce_scatter(bucket, shard, "bucket 3"));   // done.wait() later
 #pragma once
 
 #include "zr/abi/communicator.h"
@@ -11,8 +11,8 @@
 namespace zr {
 inline namespace sdk {
 
-/// A collective on `src` and `dst`; the host fills the fingerprint. counts: see zr/abi/communicator.h; they and the
-/// label need to live only until run() or start() returns.
+/// A collective on `src` and `dst`; the host fills in the fingerprint. counts: see zr/abi/communicator.h. counts and
+/// label must be valid until run() or start() returns.
 inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, const char* label,
                           const int64_t* counts = nullptr) {
   zr_coll c{};
@@ -24,7 +24,7 @@ inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, c
   c.label = label;
   return c;
 }
-/// flags: ZR_COLL_ACCUMULATE folds into what dst holds.
+/// Reduces all ranks' src to every rank's dst. flags: ZR_COLL_ACCUMULATE adds to the content of dst.
 inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
                           uint32_t reduce = ZR_SUM) {
   zr_coll c = collective(ZR_ALL_REDUCE, src, dst, label);
@@ -32,7 +32,7 @@ inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* la
   c.reduce = reduce;
   return c;
 }
-/// src, cut by counts (equal parts without), summed over ranks; this rank's part to dst.
+/// Sums src over ranks and cuts it by counts (equal parts if counts is null); this rank's part goes to dst.
 inline zr_coll reduce_scatter(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
                               const int64_t* counts = nullptr) {
   zr_coll c = collective(ZR_REDUCE_SCATTER, src, dst, label, counts);
@@ -40,7 +40,7 @@ inline zr_coll reduce_scatter(const zr_view& src, const zr_view& dst, const char
   c.reduce = ZR_SUM;
   return c;
 }
-/// The sum of all ranks' src to root's dst.
+/// Sums src over ranks to root's dst.
 inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, const char* label, uint32_t flags = 0) {
   zr_coll c = collective(ZR_REDUCE, src, dst, label);
   c.flags = flags;
@@ -48,43 +48,44 @@ inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, cons
   c.root = root;
   return c;
 }
-/// Every rank's src, in rank order, to everybody's dst.
+/// Gathers every rank's src, in rank order, to every rank's dst.
 inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr) {
   return collective(ZR_ALL_GATHER, src, dst, label, counts);
 }
-/// In place: root's `view` to everybody's.
+/// Copies root's `view` to every rank's `view`, in place.
 inline zr_coll broadcast(const zr_view& view, int32_t root, const char* label) {
   zr_coll c = collective(ZR_BROADCAST, view, view, label);
   c.root = root;
   return c;
 }
-/// src is cut by counts, a part for each rank; dst by recv_counts (without: by counts), a part from each.
+/// Sends one part of src to each rank and receives one part of dst from each rank. src is cut by counts, dst by
+/// recv_counts (if null: by counts).
 inline zr_coll all_to_all(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr,
                           const int64_t* recv_counts = nullptr) {
   zr_coll c = collective(ZR_ALL_TO_ALL, src, dst, label, counts);
   c.recv_counts = recv_counts;
   return c;
 }
-/// Nobody goes on before all have come.
+/// Blocks until every rank has entered.
 inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_view{}, zr_view{}, label); }
 
-/// The lent communicator. Copyable; lives as long as the instance it was bound to. [use]: collectives leave in the
-/// same order on every rank, so an author issues them in an order that no timing decides.
+/// The host's communicator, lent to an instance. Copyable; valid as long as the instance it was bound to. [use]:
+/// every rank must issue its collectives in the same order, so the order must not depend on timing.
 class Comm {
  public:
   Comm(const Host& host, const zr_comm_ref& ref) : host_(host), ref_(ref) {}
   int32_t rank() const { return ref_.rank; }
   int32_t world() const { return ref_.world; }
-  /// Complete on return: dst is written, src may be overwritten.
+  /// Runs a collective. Complete on return: dst is written, src may be overwritten.
   void run(const zr_coll& coll) const { submit(coll, nullptr); }
-  /// Starts; both views' memory must stay until the Done is ready. Collectives complete in the order they were
-  /// started.
+  /// Starts a collective. The memory of both views must stay valid until the Done is ready. Collectives complete in the
+  /// order they were started.
   Done start(const zr_coll& coll) const {
     Done done(host_);
     submit(coll, done.abi());
     return done;
   }
-  /// Lets what was started advance, without waiting.
+  /// Advances started collectives without waiting.
   void progress() const {
     if (!ref_.api->progress) return;
     zr_error error = no_error();

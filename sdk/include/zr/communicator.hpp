@@ -1,33 +1,34 @@
 // Communicators in C++: how flat buffers move between ranks.
 //
 // clang-format off
-//   class Ring {                                                          // one opened; its destructor closes
+//   class Ring {                                                          // an open communicator; destructor: close
 //    public:
 //     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     void submit(const zr_coll&, zr_stream*, zr_done*);                  // [use]
 //     void progress();                                                    // [use], optional
-//     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, with
+//     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, together with mem_free
 //     void mem_free(void* memory) noexcept;                               // [use]; never null
-//     void shared_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, with
-//     void shared_free(void* writer) noexcept;                             // [use]; never null
-//     void abort() noexcept;                                              // [any]: may meet any other call
+//     void shared_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, together
+//     void shared_free(void* writer) noexcept;                            // [use]; with shared_free; never null
+//     void abort() noexcept;                                              // [any]: concurrent with any other call
 //   };
 //   class Mine : public zr::Communicator<Mine, Ring> {
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
-//     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
+//     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
 //     uint64_t open_bytes(int32_t world) const;                           // [control], optional: for plans
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
 //
-// submit with a null done: complete on return. With one: start, and return. Views' memory stays until it is resolved;
-// all other arguments (counts, recv_counts, label, the zr_coll) go when submit returns, so copy them, and keep the
-// completion as zr::Done::retained(host, done), to be resolved once, in submission order. A submit that throws must not
-// resolve it. A call that waits looks at abort()'s flag: throw zr::Error(ZR_CANCELLED, ...), then and ever after.
+// submit with a null done: the operation is complete on return. With a completion: start the operation and return. The
+// memory of the views stays valid until the completion is resolved. All other arguments (counts, recv_counts, label,
+// the zr_coll) are valid only until submit returns, so copy them. Keep the completion as zr::Done::retained(host, done)
+// and resolve it once, in submission order. A submit that throws must not resolve it. A call that waits must check
+// whether abort() was called; it then throws zr::Error(ZR_CANCELLED, ...), and so does every later call that waits.
 //
-// The Mine that opened a Ring outlives it.
+// The Mine that opened a Ring outlives the Ring.
 #pragma once
 
 #include <cstring>
@@ -88,7 +89,8 @@ class CommunicatorLayer {
   static void abort(void* comm) noexcept { static_cast<Opened*>(comm)->abort(); }
 
   static constexpr zr_communicator_api table() {
-    static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>, "a wire has both mem_alloc and mem_free, or neither");
+    static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>,
+                  "a communicator has both mem_alloc and mem_free, or neither");
     zr_communicator_api t{};
     t.size = sizeof t;
     t.open = open;
@@ -109,7 +111,7 @@ class CommunicatorLayer {
     if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->own_->open_bytes(world);
     return 0;
   }
-  /// The component's tables beside api, by id; self is not looked at.
+  /// The component's extension tables, by id; `self` is not used.
   static const void* extension(void*, const char* id) noexcept {
     static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
     if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
@@ -125,7 +127,7 @@ class CommunicatorLayer {
   std::unique_ptr<D> own_;
 };
 
-/// Base of an author's class; Opened is what open() makes.
+/// Base class of an author's communicator; Opened is the class of the objects that open() returns.
 template <class D, class Opened>
 struct Communicator {
   using Layer = CommunicatorLayer<D, Opened>;

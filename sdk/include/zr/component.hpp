@@ -1,4 +1,4 @@
-// Keys, components and the module of a plug-in library, as constants made by the compiler.
+// Keys, components and the module of a plug-in library, as compile-time constants.
 #pragma once
 
 #include <array>
@@ -14,31 +14,31 @@ inline namespace sdk {
 
 // ---- keys ----
 // `static constexpr zr_key keys[] = {zr::key_float("eps", "1e-8", 0, 1, "Keeps the denominator from zero")};` in a
-// class. def is TOML text; null: the key must be given. meaning: one line, no full stop.
+// class. def is TOML text; if it is null, the user must set the key. meaning is one line without a full stop.
 
 inline constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
-/// A key of any type; below, one function a type.
+/// A key of any type. Each type also has its own function.
 constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double min, double max, const char* choices,
                         const char* meaning) {
   return zr_key{static_cast<uint32_t>(sizeof(zr_key)), type, 0, 0, name, def, min, max, choices, meaning};
 }
-/// true or false.
+/// A boolean.
 constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
   return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
 }
-/// A number, whole or not, from min to max.
+/// An integer, or a floating-point number, from min to max.
 constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
 }
 constexpr zr_key key_float(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_FLOAT, name, def, min, max, nullptr, meaning);
 }
-/// choices: "a|b|c", or null for any text.
+/// A string. choices: "a|b|c", or null for any text.
 constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
   return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
 }
-/// A size ("32MiB"), a duration ("5min", bounds in seconds), an array of numbers.
+/// A size ("32MiB"), a duration ("5min", bounds in seconds), or an array of numbers.
 constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
 }
@@ -48,7 +48,7 @@ constexpr zr_key key_duration(const char* name, const char* def, double min, dou
 constexpr zr_key key_floats(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_FLOATS, name, def, min, max, nullptr, meaning);
 }
-/// Optimizers: a parameter group may override it.
+/// Optimizers: the same key, which a parameter group may override.
 constexpr zr_key per_group(zr_key key) {
   key.flags |= ZR_KEY_PER_GROUP;
   return key;
@@ -64,8 +64,8 @@ constexpr zr_key per_group(zr_key key) {
 ZR_DETECT(has_keys, keys);
 ZR_DETECT(has_extension, extension);
 
-/// What the constructor of an author's class may take: (Config, Host), (Config), (Host) or nothing. Calls
-/// use(arguments...).
+/// Calls use(arguments...) with the arguments that the constructor of the author's class D takes: (Config, Host),
+/// (Config), (Host) or nothing.
 template <class D, class Use>
 auto with_arguments(const Config& config, const Host& host, Use&& use) {
   if constexpr (std::is_constructible_v<D, const Config&, const Host&>) {
@@ -76,12 +76,12 @@ auto with_arguments(const Config& config, const Host& host, Use&& use) {
     return use(host);
   } else {
     static_assert(std::is_default_constructible_v<D>,
-                  "a component is made from (zr::Config, zr::Host), either, or nothing");
+                  "the constructor of a component takes (zr::Config, zr::Host), one of them, or nothing");
     return use();
   }
 }
 
-/// The addresses of a class's keys, as the ABI wants them.
+/// The addresses of the keys of class D, for zr_component::keys.
 template <class D, std::size_t... I>
 constexpr auto key_pointers(std::index_sequence<I...>) {
   return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
@@ -91,8 +91,9 @@ struct Keys {
   static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
 };
 
-/// The table of an author's class D, derived from zr::Strategy<D>, zr::Optimizer<D>, zr::Offload<D> or
-/// zr::Communicator<D, Opened>. D::Layer comes from that base: the object behind `self`, its kind and its api.
+/// The zr_component of an author's class D, which is derived from zr::Strategy<D>, zr::Optimizer<D>, zr::Offload<D> or
+/// zr::Communicator<D, Opened>. D::Layer comes from that base: the type of the object behind `self`, with its kind and
+/// api.
 template <class D>
 constexpr zr_component component(const char* id, const char* version) {
   using Layer = typename D::Layer;
@@ -117,7 +118,7 @@ constexpr zr_component component(const char* id, const char* version) {
   return c;
 }
 
-/// The addresses of a module's components, likewise.
+/// The addresses of a module's components, for zr_module::components.
 template <std::size_t N, std::size_t... I>
 constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&list)[N], std::index_sequence<I...>) {
   return {&list[I]...};
@@ -129,8 +130,9 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
 
 static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 3, "ZR_MODULE names the tag of this version");
 
-/// The library's one function and its ABI tag, for any number of components: ZR_MODULE("name", "vendor", "1.0",
-/// zr::component<A>("a", "1.0"), ...); then ZR_TAG(kind_<role>); for each kind among them. At namespace scope, once.
+/// Defines the library's one exported function and its ABI tag, for any number of components: ZR_MODULE("name",
+/// "vendor", "1.0", zr::component<A>("a", "1.0"), ...); add ZR_TAG(kind_<role>); for each kind of component. Use it
+/// once, at namespace scope.
 #define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
   ZR_TAG(abi_0_3);                                                                                              \
   static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \

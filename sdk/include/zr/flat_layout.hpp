@@ -1,9 +1,10 @@
-// A layout many strategies share: all parameters in one flat row, cut into buckets, each bucket cut over the ranks.
+// A layout that many strategies use: all parameters in one flat sequence, cut into buckets; each bucket is cut over the
+// ranks.
 //
 // Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of
-// zr_plan_in.align. Buckets are runs of the trainable part in the order they leave: from the end, as backward visits
-// parameters. Every cut, of buckets and of ranks, is an edge of a leaf, or lies between parameters. Pure; immutable
-// after construction. [any]
+// zr_plan_in.align. Buckets are runs of the trainable part in the order in which they are sent: from the end, as
+// backward visits parameters. Every cut between buckets or ranks is at an edge of a norm block, or between parameters.
+// Pure; immutable after construction. [any]
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ class FlatLayout {
     int64_t size() const { return end - begin; }  // elements
   };
 
-  /// `in` outlives the layout. bucket_elements: the most a bucket holds (one leaf at least).
+  /// `in` must outlive the layout. bucket_elements: the largest size of a bucket, but at least one norm block.
   FlatLayout(const zr_plan_in& in, int64_t bucket_elements) : in_(&in), offset_(in.n_params) {
     for (const bool frozen : {false, true}) {
       for (uint32_t p = 0; p < in.n_params; ++p) {
@@ -47,22 +48,22 @@ class FlatLayout {
     }
   }
 
-  int64_t trainable() const { return trainable_; }  // flat elements, alignment included
+  int64_t trainable() const { return trainable_; }  // flat elements, padding included
   int64_t total() const { return total_; }          // with frozen parameters
-  /// Where a parameter begins, flat, and its elements.
+  /// The flat offset of a parameter, and its elements.
   int64_t offset(uint32_t param) const { return offset_[param]; }
   int64_t count(uint32_t param) const { return in_->params[param]->count; }
 
-  const std::vector<Range>& buckets() const { return buckets_; }  // in the order they leave
+  const std::vector<Range>& buckets() const { return buckets_; }  // in the order in which they are sent
   int64_t largest_bucket() const {                                // elements
     int64_t elements = 0;
     for (const Range& bucket : buckets_) elements = std::max(elements, bucket.size());
     return elements;
   }
-  /// Elements of parameters, alignment left out, in [begin, end) of the trainable part.
+  /// Elements of parameters in a range of the trainable part, padding excluded.
   int64_t live(const Range& range) const { return live_before(range.end) - live_before(range.begin); }
 
-  /// Rank r's part of a bucket: parts differ from the mean by less than a leaf.
+  /// Rank r's part of a bucket. The size of a part differs from the mean by less than a norm block.
   Range part(std::size_t bucket, int32_t rank) const {
     const Range& b = buckets_[bucket];
     return {cut(b, rank), cut(b, rank + 1)};
@@ -88,11 +89,11 @@ class FlatLayout {
   }
 
  private:
-  // The trainable parameter (as an index of start_) whose room holds a flat element.
+  // The trainable parameter (as an index of start_) whose elements or padding contain a flat element.
   std::size_t index_of(int64_t element) const {
     return static_cast<std::size_t>(std::upper_bound(start_.begin(), start_.end(), element) - start_.begin()) - 1;
   }
-  // The nearest edge of a leaf at or above (up) or at or below a flat element.
+  // The nearest edge of a norm block at or above (up), or else at or below, a flat element.
   int64_t edge(int64_t element, bool up) const {
     if (element <= 0 || start_.empty()) return 0;
     if (element >= trainable_) return trainable_;
@@ -103,7 +104,7 @@ class FlatLayout {
     const int64_t above = down + in_->norm_block;
     return above < in_->params[param_[i]]->count ? start_[i] + above : next;
   }
-  // The last edge inside a parameter, from its start.
+  // The offset of the last norm-block edge inside a parameter.
   int64_t last_edge(std::size_t i) const {
     const int64_t count = in_->params[param_[i]]->count;
     return count == 0 ? 0 : (count - 1) / in_->norm_block * in_->norm_block;
@@ -114,7 +115,7 @@ class FlatLayout {
     const std::size_t i = index_of(element);
     return live_[i] + std::min(element - start_[i], in_->params[param_[i]]->count);
   }
-  // The edge nearest to where rank r's share of a bucket's live elements begins.
+  // The edge nearest to the begin of rank r's share of a bucket (shares count elements without padding).
   int64_t cut(const Range& bucket, int32_t rank) const {
     if (rank <= 0) return bucket.begin;
     if (rank >= in_->world) return bucket.end;
@@ -131,8 +132,8 @@ class FlatLayout {
 
   const zr_plan_in* in_;
   std::vector<int64_t> offset_;        // by parameter
-  std::vector<int64_t> start_, live_;  // of trainable parameters: flat start, live elements before it
-  std::vector<uint32_t> param_;        // which parameter that is
+  std::vector<int64_t> start_, live_;  // by trainable parameter: flat start, and elements before it without padding
+  std::vector<uint32_t> param_;        // by trainable parameter: its index in the model's order
   std::vector<Range> buckets_;
   int64_t trainable_ = 0, total_ = 0, live_total_ = 0;
 };

@@ -1,5 +1,5 @@
-// What strategies share whose ranks all hold every weight, in a FlatLayout: its gradient buckets, the gather of what
-// each rank owns, and, for those that shard the sums, all of it in one class.
+// For strategies whose ranks all hold every weight, in a FlatLayout: its gradient buckets, the all-gather of the parts
+// that the ranks own, and, for strategies that shard reduced gradients, both combined in one class.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 namespace zr {
 inline namespace sdk {
 
-/// The layout's buckets, in the order they leave; a rank's part is FlatLayout::part.
+/// The layout's buckets, in the order in which they are sent; a rank's part is FlatLayout::part.
 inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
   std::vector<GradientBucket> buckets;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
@@ -28,7 +28,7 @@ inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
   return buckets;
 }
 
-/// For plan(): every parameter whole, at its flat offset.
+/// For plan(): a piece for every full parameter, at its flat offset.
 inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t role, uint32_t buffer,
                       PlanBuilder& plan) {
   for (uint32_t p = 0; p < in.n_params; ++p)
@@ -36,7 +36,7 @@ inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t r
       plan.piece(role, p, buffer, 0, in.params[p]->count, layout.offset(p));
 }
 
-/// Every rank's part of every bucket to everybody, in place: `flat` is the trainable part, or begins with it.
+/// All-gathers every rank's part of every bucket, in place. `flat` is the trainable part, or begins with it.
 inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
   std::vector<Done> pending;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
@@ -47,24 +47,25 @@ inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const z
   for (const Done& done : pending) done.wait();
 }
 
-/// Weights whole, sums (and so masters and states) cut over the ranks.
+/// Weights on every rank; reduced gradients (and therefore master weights and optimizer states) sharded over the ranks.
 class FlatShards {
  public:
-  /// In plan() and in bind() alike; `in` outlives it. usual: where gradients stand, see gradient_memory().
+  /// Created in plan() and again in bind(). `in` must outlive it. usual: the preferred memory of gradients, see
+  /// gradient_memory().
   FlatShards(const zr_plan_in& in, int64_t bucket_bytes, GradientMemory usual)
       : in_(in), layout_(in, bucket_bytes / bytes_of(in.grad_dtype)), memory_(gradient_memory(in, usual)) {}
 
   /// The strategy's plan().
   void plan(PlanBuilder& plan) const {
     const uint32_t weights =
-        plan.buffer(ZR_ROLE_WEIGHT, shared_weights_flag(in_) ? "weights, one for all ranks" : "weights, whole",
+        plan.buffer(ZR_ROLE_WEIGHT, shared_weights_flag(in_) ? "weights, shared by all ranks" : "weights, unsharded",
                     layout_.total(), in_.weight_dtype, shared_weights_flag(in_));
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
-    const uint32_t sums = has_reduced_buffer() ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "gradient sums, own part",
+    const uint32_t sums = has_reduced_buffer() ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard",
                                                              own_elements(), in_.reduced_grad_dtype)
                                                : gradients;
     plan_full(in_, layout_, ZR_ROLE_WEIGHT, weights, plan);
-    // Buckets stand from the end; pieces ascend.
+    // Buckets are numbered from the end of the layout, while pieces must ascend.
     int64_t base = 0;
     for (std::size_t b = layout_.buckets().size(); b-- > 0;) {
       const auto own = layout_.part(b, in_.rank);
@@ -76,7 +77,7 @@ class FlatShards {
     }
   }
 
-  /// The strategy's bind(), on an instance that lives as long as the strategy's; the rest needs it.
+  /// The strategy's bind(). Call it before the methods below, on an object that lives as long as the strategy.
   void bind(const Binding& bound) {
     weights_ = bound.buffers[0];
     comm_.emplace(bound.comm);
@@ -91,11 +92,11 @@ class FlatShards {
     gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1, std::move(sums));
   }
 
-  /// What gradients are placed into.
+  /// The gradient buckets.
   GradientBuckets& gradients() { return *gradients_; }
-  /// After an update: everybody's weights to everybody.
+  /// After an update: gives every rank the weights that the other ranks have updated.
   void gather_weights() {
-    if (shared_weights_flag(in_)) return comm_->run(barrier("weights"));  // everybody has what everybody wrote
+    if (shared_weights_flag(in_)) return comm_->run(barrier("weights"));  // all ranks have written
     all_gather_parts(*comm_, layout_, weights_);
   }
 
@@ -115,35 +116,35 @@ class FlatShards {
   zr_view weights_{};
 };
 
-/// A whole strategy of it. D, from FlatStrategy<D, where gradients stand>, adds its keys and a constructor that hands
-/// over the bytes of a bucket.
+/// A complete strategy made of FlatShards. D derives from FlatStrategy<D, memory of gradients> and adds its keys and a
+/// constructor that passes the bytes of a bucket.
 template <class D, GradientMemory Gradients>
 class FlatStrategy : public Strategy<D> {
  public:
-  /// bucket_bytes: what one bucket holds.
+  /// bucket_bytes: size of one gradient bucket.
   explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
-  /// Every rank's weights, the parts of states and sums it owns, and the room of its gradients.
+  /// Plans all weights, this rank's reduced gradients, and the memory of gradients.
   void plan(const zr_plan_in& in, PlanBuilder& plan) const { FlatShards(in, bucket_bytes_, Gradients).plan(plan); }
-  /// The memory stands from here on.
+  /// Called once the memory is allocated.
   void bind(const zr_plan_in& in, const Binding& bound) {
     shards_.emplace(in, bucket_bytes_, Gradients);
     shards_->bind(bound);
   }
-  /// Where the gradient's elements from first on go.
+  /// The destination of the next elements of a gradient.
   zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) {
     return shards_->gradients().destination(param, first);
   }
-  /// They stand there; a full bucket leaves.
+  /// These elements have been written; sends the bucket if it is full.
   void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     shards_->gradients().ready(param, first, count, micro);
   }
-  /// At the end of a backward, what is not full leaves too.
+  /// Completes the reduction at the end of a backward.
   void event(uint32_t kind, uint32_t) {
     if (kind == ZR_BACKWARD_END) shards_->gradients().backward_end();
   }
-  /// Nothing: the end of the backward sent all.
+  /// Does nothing: all buckets were reduced at the end of the backward.
   void grads_finish() {}
-  /// Weights go from their owners to all.
+  /// Gives every rank the updated weights of the other ranks.
   void updated() { shards_->gather_weights(); }
 
  private:

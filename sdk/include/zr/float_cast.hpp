@@ -1,5 +1,5 @@
-// fp32 to bf16 and fp16 and back, without instructions that only some machines have: the same bits everywhere, and
-// loops over it vectorise. Always inlined, so that kernels compiled for several instruction sets never share one copy.
+// Casts between fp32 and bf16 or fp16, without instructions that only some machines have: the same bits everywhere, and
+// loops over them vectorise. Always inlined, so that kernels compiled for several instruction sets never share a copy.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace zr {
 inline namespace sdk {
 
-/// A float's bits, and back.
+/// The bits of a float.
 ZR_ALWAYS_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -24,7 +24,7 @@ ZR_ALWAYS_INLINE float float_of(uint32_t bits) {
   return value;
 }
 
-/// To nearest, ties to even; a NaN becomes 0x7fc0, as libtorch has it.
+/// Rounds to nearest, ties to even; a NaN becomes 0x7fc0, as in libtorch.
 ZR_ALWAYS_INLINE uint16_t to_bf16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -32,16 +32,17 @@ ZR_ALWAYS_INLINE uint16_t to_bf16(float value) {
 }
 ZR_ALWAYS_INLINE float from_bf16(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
-/// To nearest, ties to even; beyond 65504 + half a step: infinity; a NaN becomes 0x7e00 with its sign.
+/// Rounds to nearest, ties to even; magnitudes of 65504 + half a step (65520) and more become infinity; a NaN becomes
+/// 0x7e00 with its sign.
 ZR_ALWAYS_INLINE uint16_t to_f16(float value) {
   const uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
-  // Below 2^-14 a half counts in steps of 2^-24, which are the steps of a float in [0.5, 1): the addition rounds.
+  // Below 2^-14 the spacing of fp16 is 2^-24, which is the spacing of fp32 in [0.5, 1): the addition rounds.
   const uint32_t small = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (size - 0x38000000u + 0x0fffu + ((size >> 13) & 1u)) >> 13;
   const uint32_t beyond = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
   return static_cast<uint16_t>(sign | (size < 0x38800000u ? small : size < 0x47800000u ? normal : beyond));
 }
-/// Exact.
+/// Exact: every fp16 value is an fp32 value.
 ZR_ALWAYS_INLINE float from_f16(uint16_t value) {
   const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16, size = value & 0x7fffu;
   const float small = float_of(0x3f000000u + size) - 0.5f;  // size steps of 2^-24, exact

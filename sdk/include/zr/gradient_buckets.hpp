@@ -1,10 +1,10 @@
-// The gradient side of a sharding strategy: gradients fill buckets, and each full bucket leaves by a reduce-scatter
-// into its owners' sums, all buckets in one order.
+// Gradient communication of a sharding strategy: gradients fill buckets, and each full bucket is reduce-scattered into
+// the reduced gradients of its owners. Buckets are always sent in the same order.
 //
-// Buckets either take turns in two rooms, or stand side by side in one buffer that holds a whole gradient. The author
-// says where each run of a parameter stands in its bucket, and which part of the bucket each rank sums up; what a part
-// holds, and where the sums stand, is the author's. grad_destination and grad_ready of a strategy are destination() and
-// ready().
+// Buckets either share two bucket buffers in turn, or are side by side in one buffer that holds a full gradient. The
+// author of the strategy decides where each run of a parameter is in its bucket, which part of the bucket each rank
+// reduces, and where the reduced gradients are stored. grad_destination and grad_ready of the strategy call
+// destination() and ready().
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ inline namespace sdk {
 
 /// One bucket: rank 0's part, then rank 1's, and so on.
 struct GradientBucket {
-  /// Elements [first, first + count) of a parameter stand at `offset` of the bucket. A run may lie in several parts.
+  /// Elements [first, first + count) of a parameter are at `offset` of the bucket. A run may span several parts.
   struct Run {
     uint32_t param;
     int64_t first, count, offset;
   };
-  std::vector<Run> runs;        // of trainable parameters, in any order; what no run covers is alignment
-  std::vector<int64_t> counts;  // elements of each rank's part, alignment included
-  /// Elements in all.
+  std::vector<Run> runs;        // of trainable parameters, in any order; elements outside of all runs are padding
+  std::vector<int64_t> counts;  // elements of each rank's part, padding included
+  /// Total elements, padding included.
   int64_t size() const {
     int64_t elements = 0;
     for (const int64_t count : counts) elements += count;
@@ -37,28 +37,31 @@ struct GradientBucket {
   }
 };
 
-/// Where gradients stand until they leave.
+/// Where gradients are stored until they are reduced: in two bucket buffers in turn, or in one buffer for the full
+/// gradient.
 enum class GradientMemory { double_buffered, full };
 
-/// The memory of a strategy that would choose `usual`: whole where the host holds gradients over micro-steps.
+/// The gradient memory of a strategy that prefers `usual`: always `full` if the host accumulates gradients over
+/// micro-steps (ZR_PLAN_HOLD_GRADS).
 inline GradientMemory gradient_memory(const zr_plan_in& in, GradientMemory usual) {
   const bool hold = ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_HOLD_GRADS);
   return hold ? GradientMemory::full : usual;
 }
-/// One micro-batch of whole gradients of the sums' dtype: the gradients are their own sums, reduced in place.
+/// True if gradients are reduced in place: the full gradient is in memory, there is one micro-batch per step, and
+/// gradients and reduced gradients have the same dtype.
 inline bool reduces_in_place(const zr_plan_in& in, GradientMemory memory) {
   return memory == GradientMemory::full && in.accumulation == 1 && in.grad_dtype == in.reduced_grad_dtype;
 }
 
-/// Made in bind(); not thread-safe, as the strategy that holds it. [use]
+/// Created in bind(). Not thread-safe, like the strategy that owns it. [use]
 class GradientBuckets {
  public:
   static constexpr uint32_t kBucketBuffers = 2;
-  /// For plan(): its buffers, of buckets with `largest` elements at most and `total` in all. Returns the first's
-  /// number; the next free one is that + buffers(memory). In the whole buffer buckets stand from the last that leaves
-  /// to the first.
+  /// For plan(): requests the buffers. `largest`: elements of the largest bucket; `total`: of all buckets. Returns the
+  /// number of the first buffer; the next free number is that + buffers(memory). In the buffer for the full gradient
+  /// the buckets are stored in reverse order: the one that is sent last comes first.
   static uint32_t plan(const zr_plan_in& in, GradientMemory memory, int64_t largest, int64_t total, PlanBuilder& plan) {
-    if (memory == GradientMemory::full) return plan.buffer(ZR_ROLE_GRAD, "gradients, whole", total, in.grad_dtype);
+    if (memory == GradientMemory::full) return plan.buffer(ZR_ROLE_GRAD, "gradients, unsharded", total, in.grad_dtype);
     const uint32_t first = plan.buffer(ZR_ROLE_BUCKET, "gradient bucket", largest, in.grad_dtype);
     for (uint32_t i = 1; i < kBucketBuffers; ++i)
       plan.buffer(ZR_ROLE_BUCKET, "gradient bucket", largest, in.grad_dtype);
@@ -68,8 +71,9 @@ class GradientBuckets {
     return memory == GradientMemory::full ? 1 : kBucketBuffers;
   }
 
-  /// buckets: in the order they leave. buffers: those that plan() asked for. sums: by bucket, this rank's part, of
-  /// in.reduced_grad_dtype; under reduces_in_place() it is the bucket's own part of the whole buffer.
+  /// buckets: in the order in which they are sent. buffers: those that plan() requested. sums: for each bucket, the
+  /// memory for this rank's reduced gradients, of in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part
+  /// of the bucket itself.
   GradientBuckets(const zr_plan_in& in, GradientMemory memory, std::vector<GradientBucket> buckets, const Comm& comm,
                   const zr_view* buffers, std::vector<zr_view> sums)
       : comm_(comm), sums_(std::move(sums)), begin_(in.n_params + 1) {
@@ -89,8 +93,8 @@ class GradientBuckets {
       counts_.push_back(std::move(bucket.counts));
       label_.push_back("bucket " + std::to_string(b));
     }
-    // A parameter's runs are placed in the order in which their buckets leave, so that one of many buckets fits two
-    // rooms.
+    // The runs of a parameter get their destinations in the order in which their buckets are sent, so that two bucket
+    // buffers are enough for a parameter of many buckets.
     std::sort(placements_.begin(), placements_.end(), [](const Placement& x, const Placement& y) {
       return std::tuple(x.param, x.bucket, x.first) < std::tuple(y.param, y.bucket, y.first);
     });
@@ -108,30 +112,30 @@ class GradientBuckets {
     expect_all();
   }
 
-  /// grad_destination.
+  /// Implements grad_destination().
   zr_view destination(uint32_t param, int64_t& first) {
     const auto begin = placements_.begin() + begin_[param], end = placements_.begin() + begin_[param + 1];
     const int64_t placed = first;
     const Placement& at =
         *std::prev(std::upper_bound(begin, end, placed, [](int64_t n, const Placement& p) { return n < p.before; }));
-    if (at.bucket >= leaving_ + memory_.size()) return {};  // its room holds a bucket that is still filling
-    left_[at.bucket % memory_.size()].wait();               // ... or one that peers still read
+    if (at.bucket >= leaving_ + memory_.size()) return {};  // its buffer holds a bucket that is not full yet
+    left_[at.bucket % memory_.size()].wait();               // peers may still read the buffer's previous bucket
     const int64_t inside = placed - at.before;
     first = at.first + inside;
     return part(memory_[at.bucket % memory_.size()], at.offset + inside, at.count - inside);
   }
-  /// grad_ready.
+  /// Implements grad_ready().
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     missing_[find(param, first).bucket] -= count;
     for (; leaving_ < missing_.size() && missing_[leaving_] == 0; ++leaving_) {
       const std::size_t buffer = leaving_ % memory_.size();
-      // The first micro-step folds from +0, so that no sum need be cleared.
+      // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
       left_[buffer] = comm_.start(reduce_scatter(part(memory_[buffer], 0, size_[leaving_]), sums_[leaving_],
                                                  label_[leaving_].c_str(), micro > 0 ? ZR_COLL_ACCUMULATE : 0,
                                                  counts_[leaving_].data()));
     }
   }
-  /// ZR_BACKWARD_END: the sums are there, and the next backward may write where peers have read.
+  /// Implements ZR_BACKWARD_END: on return all buckets are reduced, and the next backward may overwrite the buffers.
   void backward_end() {
     for (Done& done : left_) {
       done.wait();
@@ -144,7 +148,7 @@ class GradientBuckets {
   struct Placement {
     uint32_t param, bucket;
     int64_t first, count, offset;
-    int64_t before;  // elements of the parameter that are placed ahead of these
+    int64_t before;  // elements of the parameter that get their destination before these
   };
   const Placement& find(uint32_t param, int64_t first) const {
     const auto begin = by_first_.begin() + begin_[param], end = by_first_.begin() + begin_[param + 1];
@@ -157,18 +161,18 @@ class GradientBuckets {
   }
 
   Comm comm_;
-  std::vector<zr_view> memory_;               // by room, or by bucket
-  std::vector<Done> left_;                    // likewise: the bucket that last left from there
-  std::vector<zr_view> sums_;                 // by bucket, as all that follow
-  std::vector<int64_t> size_;                 // elements
-  std::vector<int64_t> live_;                 // of them announced in each micro-step: alignment never is
-  std::vector<int64_t> missing_;              // of them not yet ready in this micro-step
-  std::vector<std::vector<int64_t>> counts_;  // of every rank
-  std::vector<std::string> label_;
-  std::vector<Placement> placements_;  // by parameter, in the order its buckets leave
-  std::vector<uint32_t> by_first_;     // of placements_: by parameter, ascending
-  std::vector<std::ptrdiff_t> begin_;  // by parameter: its first in both
-  std::size_t leaving_ = 0;            // the bucket that leaves next
+  std::vector<zr_view> memory_;               // by bucket buffer, or (full) by bucket
+  std::vector<Done> left_;                    // same index: completion of the last reduce-scatter from this memory
+  std::vector<zr_view> sums_;                 // by bucket: this rank's reduced gradients
+  std::vector<int64_t> size_;                 // by bucket: elements
+  std::vector<int64_t> live_;                 // by bucket: elements announced in each micro-step (without padding)
+  std::vector<int64_t> missing_;              // by bucket: elements not yet ready in this micro-step
+  std::vector<std::vector<int64_t>> counts_;  // by bucket: elements of every rank's part
+  std::vector<std::string> label_;            // by bucket
+  std::vector<Placement> placements_;         // by parameter, in the order in which its buckets are sent
+  std::vector<uint32_t> by_first_;            // indices of placements_: by parameter, then by first element
+  std::vector<std::ptrdiff_t> begin_;         // by parameter: index of its first entry in both lists
+  std::size_t leaving_ = 0;                   // the bucket that is sent next
 };
 
 }  // namespace sdk

@@ -4,9 +4,10 @@
 //   ZR_KERNEL(void update(const Constants&, float* weight, const float* grad, int64_t count))
 //
 // In kernel.cpp (KERNELS of zr_add_plugin): `namespace ZR_ISA { void update(...) { a plain loop } }`. In the plug-in,
-// once an instance: `auto* update = ZR_CHOOSE(update);`. A kernel includes no header with ordinary inline functions:
-// the linker keeps one copy of those, and it may be the one this machine cannot run. The bits are the same in every set
-// as long as the loop is plain elementwise arithmetic: nothing is contracted or reassociated.
+// once per instance: `auto* update = ZR_CHOOSE(update);`. A kernel must not include a header with ordinary inline
+// functions: the linker keeps only one copy of them, possibly one with instructions that this machine does not have.
+// The results have the same bits with every instruction set as long as the loop is plain elementwise arithmetic: the
+// compiler neither contracts nor reassociates operations.
 #pragma once
 
 #if defined(__x86_64__)
@@ -39,13 +40,15 @@
 namespace zr {
 inline namespace sdk {
 
-/// The widest set that this machine has, at most what the environment's ZR_ISA says. [control]
+/// The kernel for the widest instruction set that this machine has, limited by the environment variable ZR_ISA.
+/// [control]
 template <class Kernel>
 Kernel* choose(Kernel* portable, Kernel* avx2, Kernel* avx512) {
   const char* named = std::getenv("ZR_ISA");
   const std::string most = named ? named : "avx512";
   if (most != "portable" && most != "avx2" && most != "avx512") {
-    throw Error(ZR_INVALID, "the environment has ZR_ISA=" + most + ": must be portable, avx2 or avx512, or unset");
+    throw Error(ZR_INVALID,
+                "the environment variable ZR_ISA is \"" + most + "\"; set it to portable, avx2 or avx512, or unset it");
   }
 #if defined(__x86_64__)
   const bool has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,29 +1,30 @@
-// Tiers in C++: memory or disk that stores bytes in slots.
+// Tiers in C++: memory or disk that stores bytes in allocations.
 //
 // clang-format off
 //   class Mine : public zr::Offload<Mine> {
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
-//     explicit Mine(const zr::Config&, const zr::Host&);                  // either, or neither
+//     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
 //     void open(const zr_offload_ref* below);                             // [control], once, optional; below: or null;
-//                                                                         // without it a tier below is refused
+//                                                                         // without it a tier below is rejected
 //     zr_offload_caps caps() const;                                       // [any]
-//     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], the slot
-//     void release(uint64_t allocation) noexcept;                               // [step]
+//     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], returns the allocation
+//     void release(uint64_t allocation) noexcept;                         // [step]
 //     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [any]
 //     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [any]
-//     zr_view map(uint64_t allocation);                                         // [step], optional: the slot's own memory
-//     void unmap(uint64_t allocation) noexcept;                                 // [step], with map
+//     zr_view map(uint64_t allocation);                                   // [step], optional: its own memory
+//     void unmap(uint64_t allocation) noexcept;                           // [step], together with map
 //     void flush();                                                       // [step], optional
 //     void reg(const zr_view&);                                           // [step], optional
-//     void unreg(const zr_view&) noexcept;                                // [step], with reg
+//     void unreg(const zr_view&) noexcept;                                // [step], together with reg
 //   };
 //   ZR_OFFLOAD(Mine, "mine", "example", "1.0.0");
 // clang-format on
 //
-// write and read with a null done: complete on return. With one: start, and return; the list of transfers goes when the
-// call returns, so copy it, and keep the completion as zr::Done::retained(host, done), to be resolved once, when all n
-// are over. A call that throws must not resolve it. ZR_TIER_MAPPABLE is set where there is a map.
+// write and read with a null done: the transfers are complete on return. With a completion: start the transfers and
+// return. The list of transfers is valid only until the call returns, so copy it. Keep the completion as
+// zr::Done::retained(host, done) and resolve it once, when all n transfers have ended. A call that throws must not
+// resolve it. The layer sets ZR_TIER_MAPPABLE if the class has map().
 #pragma once
 
 #include <memory>
@@ -55,7 +56,7 @@ class OffloadLayer {
       if constexpr (has_open<D>) {
         of(self).open(below);
       } else if (below) {
-        throw Error(ZR_UNSUPPORTED, "this tier stores bytes itself and takes no tier below");
+        throw Error(ZR_UNSUPPORTED, "this tier stores bytes itself and cannot use a tier below");
       }
     });
   }
@@ -119,7 +120,7 @@ class OffloadLayer {
   std::unique_ptr<D> own_;
 };
 
-/// Base of an author's class.
+/// Base class of an author's tier.
 template <class D>
 struct Offload {
   using Layer = OffloadLayer<D>;

@@ -1,10 +1,10 @@
-// Optimizers in C++: the arithmetic of one run of elements. The host owns all memory, the schedule, clipping and
-// cadence.
+// Optimizers in C++: the arithmetic for one run of elements. The host owns all memory, the learning-rate schedule,
+// gradient clipping, and the decision when to update.
 //
 // clang-format off
 //   struct Descent : zr::Optimizer<Descent> {
 //     static constexpr zr_key keys[] = {
-//         zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last update"))};
+//         zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "Share of the last update that is kept"))};
 //     static constexpr zr_slot slots[] = {zr::slot("velocity")};
 //     float momentum;
 //     explicit Descent(const zr::Config& config) : momentum(float(config.number("momentum"))) {}
@@ -19,12 +19,12 @@
 //   ZR_OPTIMIZER(Descent, "descent", "example", "1.0.0");
 // clang-format on
 //
-// One Descent is made for each parameter group. update() is const and must neither allocate, block nor communicate:
-// several threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless granularity
-// says otherwise), so an element's result may depend on nothing but its own values. Where the model's weights are not
-// fp32, `weight` is the fp32 master and the layer rounds it into the model's weight afterwards. A class that says
-// `static constexpr bool rounds = true` writes `out` itself, in the same pass: zr/rounding.hpp does it, zr/isa.hpp
-// compiles the loop per instruction set.
+// The layer creates one Descent per parameter group. update() is const and must not allocate, block or communicate:
+// several threads call it at once, on different runs. A parameter may be cut into runs anywhere (unless `granularity`
+// is set), so the result for an element may depend only on the values of that element. If the model's weights are not
+// fp32, `weight` is the fp32 master weight, and the layer rounds it into the model's weight afterwards. A class with
+// `static constexpr bool rounds = true` writes `out` itself, in the same pass: zr/rounding.hpp helps with that, and
+// zr/isa.hpp compiles the loop per instruction set.
 #pragma once
 
 #include <unistd.h>
@@ -39,23 +39,23 @@
 namespace zr {
 inline namespace sdk {
 
-/// One run of one parameter, lent for the call. Nothing overlaps.
+/// One run of one parameter, lent for the call. The arrays do not overlap.
 struct Update {
-  float* weight;         // in/out: the master
+  float* weight;         // in/out: the fp32 master weight
   const float* grad;     // in; multiply by mul, once, in fp32
-  int64_t first, count;  // the run, in the parameter's flat index
+  int64_t first, count;  // the run, as indices into the flattened parameter
   float mul;
-  int64_t step;                  // of this parameter: 1 at its first update
-  double lr;                     // schedule and group applied
-  uint16_t* out;                 // out, undefined before: the model's weight; null where `weight` is it
-  zr_dtype out_dtype;            // ZR_BF16, ZR_F16, or ZR_F32 where out is null
-  bool streams;                  // the parameter's `out` is larger than a core's cache: better written past it
+  int64_t step;                  // step count of this parameter: 1 at its first update
+  double lr;                     // from the schedule, with the scale of the group applied
+  uint16_t* out;                 // output, undefined on entry: the model's weight; null if that is `weight`
+  zr_dtype out_dtype;            // ZR_BF16, ZR_F16, or ZR_F32 if out is null
+  bool streams;                  // the parameter's `out` exceeds a core's cache: use non-temporal stores for it
   const zr_update_slice& slice;  // name, shape; may hold more elements than this run
   const zr_step& job;
-  float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }  // of an fp32 slot
+  float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }  // an fp32 state
 };
 
-/// An optimizer state of the parameter's shape, fp32 unless said; the host allocates it, zeroed.
+/// An optimizer state with the shape of the parameter, fp32 by default. The host allocates it, zeroed.
 constexpr zr_slot slot(const char* name, zr_dtype dtype = ZR_F32, uint32_t flags = 0) {
   return zr_slot{name, dtype, ZR_SLOT_LIKE_PARAM, flags, 0};
 }
@@ -90,7 +90,7 @@ class OptimizerLayer {
     return guard(error, [&] {
       OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
       if (group != layer.groups_.size()) {
-        throw Error(ZR_STATE, "group " + std::to_string(group) + " was added where group " +
+        throw Error(ZR_STATE, "add_group: group " + std::to_string(group) + " was added, but group " +
                                   std::to_string(layer.groups_.size()) + " is next");
       }
       layer.add(Config(layer.host_, config));
@@ -113,20 +113,21 @@ class OptimizerLayer {
   void add(const Config& config) {
     with_arguments<D>(config, host_, [&](const auto&... arguments) { groups_.emplace_back(arguments...); });
   }
-  /// All slices are checked before the first is touched.
+  /// Validates one slice. step() validates all slices before it changes the first.
   void check(const zr_update_slice& u) const {
     const auto reject = [&](const std::string& why) {
       throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
     };
     const bool own = u.weight.dtype == ZR_F32, low_precision = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
     if (u.group >= groups_.size()) {
-      reject("is in group " + std::to_string(u.group) + ", there are " + std::to_string(groups_.size()));
+      reject("group " + std::to_string(u.group) + " is out of range (" + std::to_string(groups_.size()) + " groups)");
     }
-    if (!own && !low_precision) reject("weights are fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
-    if (u.grad.dtype != ZR_F32) reject("the gradient sum is fp32, not dtype " + std::to_string(u.grad.dtype));
-    if (low_precision && u.master.dtype != ZR_F32) reject("narrow weights need an fp32 master");
+    if (!own && !low_precision)
+      reject("weights must be fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
+    if (u.grad.dtype != ZR_F32) reject("the reduced gradient must be fp32, not dtype " + std::to_string(u.grad.dtype));
+    if (low_precision && u.master.dtype != ZR_F32) reject("bf16 and fp16 weights need fp32 master weights");
     if (u.weight.count != u.count || u.grad.count != u.count || (low_precision && u.master.count != u.count)) {
-      reject("weight, master and gradient do not hold " + std::to_string(u.count) + " elements each");
+      reject("weight, master weight and gradient must have " + std::to_string(u.count) + " elements each");
     }
   }
   static constexpr uint32_t granularity() {
@@ -143,7 +144,7 @@ class OptimizerLayer {
     int64_t elements = 1;
     for (int32_t i = 0; i < u.ndim; ++i) elements *= u.shape[i];
     const bool copy = u.size >= sizeof u && (u.flags & ZR_SLICE_WEIGHT_COPY);
-    // Rounding follows while the block is in the cache, where a parameter may be cut at all.
+    // Cut the slice into blocks, if granularity permits, so that each block is still in the cache when it is rounded.
     constexpr int64_t kBlock = 16384;
     const int64_t block = !own && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
     for (int64_t at = 0; at < u.count; at += block) {
@@ -175,9 +176,9 @@ class OptimizerLayer {
   std::vector<D> groups_;
 };
 
-/// Base of an author's class: the hyperparameters of one group, and update(). Optional static members: keys, slots,
-/// granularity (ZR_ROWWISE, ...; elementwise if not given), rounds. Optional: `uint32_t n_slots() const`, how many of
-/// the slots group 0's configuration asks for.
+/// Base class of an author's optimizer, which has the hyperparameters of one group, and update(). Optional static
+/// members: keys, slots, granularity (ZR_ROWWISE, ...; default elementwise), rounds. Optional method:
+/// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs.
 template <class D>
 struct Optimizer {
   using Layer = OptimizerLayer<D>;

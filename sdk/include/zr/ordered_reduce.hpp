@@ -1,6 +1,7 @@
-// For kernels: the reduction of NUMERICS.md 4 over memory that is all at hand, and copies. A flat fold in rank order:
-// (+0 or what dst holds) + src_0 + src_1 + ..., in fp32 for floats of up to 32 bits, rounded to dst once; fp64 in fp64;
-// integers wrap. MIN and MAX let a NaN through. Always inlined, so that no two instruction sets share one copy.
+// For kernels: copies, and reductions whose bits do not depend on timing, over memory that this process can read.
+// Sources are added in rank order: (+0 or the content of dst) + src_0 + src_1 + ..., in fp32 for floats of up to 32
+// bits, rounded to dst once; fp64 in fp64; integers wrap. MIN and MAX propagate NaN. Always inlined, so that kernels
+// compiled for several instruction sets never share a copy.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +18,14 @@
 namespace zr {
 inline namespace sdk {
 
-/// What a fold does, apart from where. dst: src, or ZR_F32 where src is ZR_BF16 or ZR_F16.
+/// The kind of a reduction. dst is equal to src, or ZR_F32 if src is ZR_BF16 or ZR_F16.
 struct ReduceKind {
   uint32_t reduce;  // ZR_SUM, ZR_MIN, ZR_MAX
-  bool accumulate;  // begins with what outs[0] holds
+  bool accumulate;  // begins with the content of outs[0]
   zr_dtype src, dst;
 };
 
-/// How an element is read into the type it is added in (upcast), and written back, rounded once (narrow).
+/// How an element is read into the type in which it is added (upcast), and written back, rounded once (downcast).
 struct F32Element {
   using Stored = float;
   using Accumulated = float;
@@ -57,7 +58,7 @@ struct IntElement {
   ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
 };
 
-/// Addition without overflow's undefined behaviour: integers wrap.
+/// Addition without undefined behaviour on overflow: integers wrap.
 ZR_ALWAYS_INLINE float wrapping_add(float a, float b) { return a + b; }
 ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }
 ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) {
@@ -71,8 +72,8 @@ ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
-/// One of the three reductions: `first` begins a fold with an element (a sum with +0: -0 becomes +0), `apply` takes the
-/// next in. A NaN stays.
+/// The three reductions. `first` begins a reduction with an element (a sum begins with +0, so -0 becomes +0), `apply`
+/// adds the next element. NaN propagates.
 struct SumOp {
   template <class T>
   ZR_ALWAYS_INLINE static T first(T a) {
@@ -105,7 +106,7 @@ struct MaxOp {
 };
 
 #if defined(__SSE2__)
-/// One cache line to `to`, which stands on one, past the cache.
+/// Copies one cache line to `to`, which is aligned to a cache line, with non-temporal stores.
 ZR_ALWAYS_INLINE void stream_line(char* to, const char* from) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
@@ -120,7 +121,8 @@ ZR_ALWAYS_INLINE void stream_line(char* to, const char* from) {
 }
 #endif
 
-/// Copies; past the cache if `streams` and dst stands on a cache line. stores_done() ends a run of these.
+/// Copies, with non-temporal stores if `streams` is set and dst is aligned to a cache line. Call stores_done() after a
+/// series of these calls.
 ZR_ALWAYS_INLINE void put(void* dst, const void* src, int64_t bytes, bool streams) {
   char* to = static_cast<char*>(dst);
   const char* from = static_cast<const char*>(src);
@@ -133,7 +135,7 @@ ZR_ALWAYS_INLINE void put(void* dst, const void* src, int64_t bytes, bool stream
   for (; at + 64 <= bytes; at += 64) std::memcpy(to + at, from + at, 64);
   std::memcpy(to + at, from + at, static_cast<size_t>(bytes - at));
 }
-/// What put() sent past the cache is visible to others from here on.
+/// Makes the non-temporal stores of put() visible to other threads before any later store.
 ZR_ALWAYS_INLINE void stores_done(bool streams) {
 #if defined(__SSE2__)
   if (streams) _mm_sfence();
@@ -141,7 +143,7 @@ ZR_ALWAYS_INLINE void stores_done(bool streams) {
   (void)streams;
 }
 
-/// dst and src do not overlap.
+/// Copies; dst and src must not overlap. `streams`: with non-temporal stores.
 ZR_ALWAYS_INLINE void copy_bytes(void* dst, const void* src, int64_t bytes, bool streams) {
   if (!streams) {
     std::memcpy(dst, src, static_cast<size_t>(bytes));
@@ -154,10 +156,11 @@ ZR_ALWAYS_INLINE void copy_bytes(void* dst, const void* src, int64_t bytes, bool
   stores_done(true);
 }
 
-/// Elements that are summed at a time: they stay in the first-level cache.
+/// Elements that are reduced at a time: they stay in the first-level cache.
 inline constexpr int64_t kReduceBlock = 256;
 
-/// `words`, or their copy at `room`, so that a whole block can be read. What follows the first m is arbitrary.
+/// `words` if m is a full block, else a copy in `buffer`, so that a full block can be read. The elements after the
+/// first m have arbitrary values.
 template <class Stored>
 ZR_ALWAYS_INLINE const Stored* padded_block(const Stored* words, int64_t m, Stored* buffer) {
   if (m == kReduceBlock) return words;
@@ -165,7 +168,7 @@ ZR_ALWAYS_INLINE const Stored* padded_block(const Stored* words, int64_t m, Stor
   return buffer;
 }
 
-// Loops of constant length: the last block is padded, its surplus is never stored.
+// The loops have constant length: the last block is padded, and the padding is never stored.
 template <class In, class Out, class Reduce>
 ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
                                  int32_t n_outs, int64_t first, int64_t count, bool streams) {
@@ -206,7 +209,7 @@ ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, in
   stores_done(streams);
 }
 
-/// The same for a reduction known at run time.
+/// Chooses reduce_run for a reduction known at run time.
 template <class In, class Out>
 ZR_ALWAYS_INLINE void reduce_as(const ReduceKind& kind, const void* const* sources, int32_t n, void* const* outs,
                                 int32_t n_outs, int64_t first, int64_t count, bool streams) {
@@ -218,8 +221,8 @@ ZR_ALWAYS_INLINE void reduce_as(const ReduceKind& kind, const void* const* sourc
     reduce_run<In, Out, MaxOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
 }
 
-/// Elements [first, first + count) of n >= 1 sources, in their order, to each of the outs alike. A source may be an
-/// out.
+/// Reduces elements [first, first + count) of n >= 1 sources, in their order, and writes the same result to each of the
+/// outs. A source may also be an out.
 ZR_ALWAYS_INLINE void ordered_reduce(const ReduceKind& kind, const void* const* sources, int32_t n, void* const* outs,
                                      int32_t n_outs, int64_t first, int64_t count, bool streams) {
   switch (kind.src) {

@@ -1,33 +1,34 @@
-// Strategies in C++: who owns which part, and when it travels. The host allocates what plan() asks for; the strategy
-// issues its collectives itself.
+// Strategies in C++: which rank owns which part of the model's state, and when it is communicated. The host allocates
+// the buffers that plan() describes; the strategy issues its collectives itself.
 //
 // clang-format off
 //   class Mine : public zr::Strategy<Mine> {
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
-//     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), nothing
+//     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), ()
 //     void plan(const zr_plan_in&, zr::PlanBuilder&) const;
 //     void bind(const zr_plan_in&, const zr::Binding&);
-//     zr_view grad_destination(uint32_t param, int64_t& first, uint32_t micro); // count 0: no room yet; by value: ascending
+//     zr_view grad_destination(uint32_t param, int64_t& first, uint32_t micro);  // count 0: no buffer is free yet;
+//                                                                         // `first` unchanged: runs ascend
 //     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
 //     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
 //     void grads_finish();
 //     void updated();
-//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);  // optional, as the next:
-//     void release(const uint32_t* params, uint32_t n, uint32_t phase);                  // weights always are whole
+//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);  // acquire, release: optional
+//     void release(const uint32_t* params, uint32_t n, uint32_t phase);   // if every rank always holds all weights
 //     void abort() noexcept;                                              // optional
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
 // clang-format on
 //
 // Threads: plan and bind are [control]; grad_destination, grad_ready, event, acquire and release are [use] (any thread,
-// never two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may meet any other
-// call.
+// never two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may run at the same
+// time as any other call.
 //
-// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance;
-// the zr_plan_in of plan() only until it returns, for plan() also answers for worlds that do not exist.
+// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance.
+// The zr_plan_in of plan() is valid only until plan() returns, because the host also asks for plans of other worlds.
 //
-// An exception ends the job: throw zr::Error with a text that names the parameter.
+// An exception ends the job: throw zr::Error with a message that names the parameter.
 #pragma once
 
 #include "zr/abi/strategy.h"
@@ -38,12 +39,12 @@
 namespace zr {
 inline namespace sdk {
 
-/// Where plan() puts its answer: all buffers first, then pieces, by parameter and ascending.
+/// Receives the result of plan(): first all buffers, then pieces in ascending order of parameter and element.
 class PlanBuilder {
  public:
   explicit PlanBuilder(const zr_plan_sink& sink) : sink_(sink) {}
-  /// Memory on this rank, zeroed, where peers can read it. Returns its number: 0, 1, ... tag (copied): for the
-  /// ledger.
+  /// Requests zeroed memory on this rank that peers can read. Returns its number: 0, 1, ... tag (copied) is its name in
+  /// the memory ledger.
   uint32_t buffer(uint32_t role, const char* tag, int64_t elements, zr_dtype dtype, uint32_t flags = 0) {
     zr_buffer buffer{};
     buffer.size = sizeof buffer;
@@ -55,7 +56,7 @@ class PlanBuilder {
     sink_.buffer(sink_.ctx, &buffer);
     return n_buffers_++;
   }
-  /// Elements [first, first + count) of a parameter stand at `offset` (elements) of a buffer.
+  /// Elements [first, first + count) of a parameter are stored at element `offset` of a buffer.
   void piece(uint32_t role, uint32_t param, uint32_t buffer, int64_t first, int64_t count, int64_t offset) {
     zr_piece piece{};
     piece.size = sizeof piece;
@@ -73,15 +74,15 @@ class PlanBuilder {
   uint32_t n_buffers_ = 0;
 };
 
-/// What bind() gets. Copy what is needed of `buffers`: the list lives until bind() returns, the memory as long as the
-/// instance.
+/// The argument of bind(). The list `buffers` is valid until bind() returns, so copy the views that are needed; the
+/// memory lives as long as the instance.
 struct Binding {
   const zr_view* buffers;  // in plan order
   uint32_t n_buffers;
   Comm comm;  // copyable
 };
 
-/// Bytes of one element of a weight, gradient or sum.
+/// Bytes per element.
 constexpr int64_t bytes_of(zr_dtype dtype) {
   return dtype == ZR_F64 || dtype == ZR_I64    ? 8
          : dtype == ZR_F32 || dtype == ZR_I32  ? 4
@@ -92,7 +93,7 @@ constexpr int64_t bytes_of(zr_dtype dtype) {
 inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
   return part(view, first, count, bytes_of(view.dtype));
 }
-/// The ZR_BUFFER_* of a buffer for whole weights: one memory for all ranks, where the host has such.
+/// The ZR_BUFFER_* flags for a buffer of full weights: ZR_BUFFER_SHARED if the ranks share weights, else 0.
 inline uint32_t shared_weights_flag(const zr_plan_in& in) {
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
 }
@@ -144,7 +145,7 @@ class StrategyLayer {
   static zr_code updated(void* self, zr_error* error) noexcept {
     return guard(error, [&] { own(self).updated(); });
   }
-  /// Complete on return, so `done` is resolved at once.
+  /// The author's acquire() is complete on return, so `done` is resolved at once.
   static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full, zr_done* done,
                          zr_error* error) noexcept {
     return guard(error, [&] {
@@ -152,7 +153,7 @@ class StrategyLayer {
       if (done) Done::retained(static_cast<StrategyLayer*>(self)->host_, done).resolve();
     });
   }
-  /// Waits for `after` before it lets go.
+  /// Waits for `after`, then releases.
   static zr_code release(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_done* after,
                          zr_error* error) noexcept {
     return guard(error, [&] {
@@ -182,7 +183,7 @@ class StrategyLayer {
   D own_;
 };
 
-/// Base of an author's class.
+/// Base class of an author's strategy.
 template <class D>
 struct Strategy {
   using Layer = StrategyLayer<D>;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What fits under a budget, found by training it.
+"""Finds the largest job that trains within a memory budget.
 
 capacity.py batch [FOLDER_ON_DISK]    largest micro-batch of one model under one memory.device_budget
 capacity.py model [FOLDER_ON_DISK]    largest model under device_budget = 1 GiB, host_budget = 4 GiB, three steps each
-batch: every row is a run that ended well; the next larger one was over its budget.
-model: a row is the largest that the plan lets in, found by planning, then less by 1 block (2 from 20 on) until a run
-of it ends well. What is on disk takes at most 95 % of what is free there; a row says so where that was the bound.
-Two ranks, bf16, AdamW. Ends with 1 if a row misses its mark (MARKS).
+batch: every row is a run that succeeded; the next larger micro-batch exceeded the budget.
+model: starts with the largest model that `zeroth plan` accepts, and removes 1 block (2 from 20 blocks on) until a run
+succeeds. Data on disk uses at most 95 % of the free disk space; a row says so if this was the limit.
+Two ranks, bf16, AdamW. Exits with 1 if a row misses its target (MARKS).
 """
 import json
 import os
@@ -23,7 +23,7 @@ SWAP = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else "build/runs/swap")
 ON_DISK = f"offload.nvme.path={SWAP}"
 COMMON = ["train.dtype=bf16", "eval.every=0", "sample.length=0", "schedule.use=constant", "optimizer.lr=1e-5",
           "job.name=capacity", "job.runs=build/runs", "communicator.share_weights=false"]
-# At least so many times what zero0 trains.
+# Required multiples of what zero0 trains.
 MARKS = {"batch": {"zero2": 2.5, "zero2 + cpu": 3.1}, "model": {"zero3 + nvme": 8.0}}
 missed = []
 
@@ -31,7 +31,7 @@ missed = []
 def check(mode, name, times):
     mark = MARKS[mode].get(name)
     if mark and times < mark:
-        missed.append(f"{name} is {times:.2f} x zero0, its mark is {mark} x")
+        missed.append(f"{name} is {times:.2f} x zero0; its target is {mark} x")
 
 
 def machine():
@@ -49,12 +49,12 @@ def run(command, overrides):
 def trains(overrides):
     done = run("train", overrides)
     if done.returncode not in (0, 2):  # 2: over its budget
-        sys.exit(f"capacity: error: {' '.join(overrides)} ended with code {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"capacity: error: {' '.join(overrides)}: exit code {done.returncode}:\n{done.stderr[-2000:]}")
     return done.returncode == 0
 
 
 def largest(fits, first=1):
-    """The largest n >= first with fits(n), 0 if none: doubling, then halving the distance."""
+    """The largest n >= first with fits(n), or 0 if there is none: doubles n, then bisects."""
     if not fits(first):
         return 0
     low = first
@@ -73,7 +73,7 @@ def summary():
 
 
 def batch():
-    # 38 M parameters; the budget holds zero0's 18 bytes of each and little more: states dominate.
+    # 38 M parameters; the budget is slightly more than zero0's 18 bytes per parameter: states dominate.
     model = ["model.width=512", "model.layers=12", "model.heads=8", "model.context=32", "train.steps=2"]
     budget = "memory.device_budget=858000000B"
     beside = ["offload.gradients=cpu", "offload.parameters=cpu"]
@@ -82,7 +82,7 @@ def batch():
             ("zero2 + cpu", ["strategy=zero2", "offload.optimizer=cpu"]),
             ("zero3 + cpu", ["strategy=zero3", "offload.optimizer=cpu", *beside]),
             ("zero3 + nvme", ["strategy=zero3", "offload.optimizer=nvme", *beside, ON_DISK])]
-    print(f"largest micro-batch of a rank: {' '.join(model)} {budget}")
+    print(f"largest micro-batch per rank: {' '.join(model)} {budget}")
     first = None
     for name, overrides in rows:
         found = largest(lambda n: trains([*overrides, *model, budget, f"train.micro_batch={n}"]))
@@ -110,18 +110,18 @@ def model():
     print(f"largest model: {' '.join(fixed)}")
     first = None
     for name, overrides in rows:
-        bounded = set()  # numbers of blocks that only the disk has no room for
+        bounded = set()  # numbers of blocks for which only the disk is too small
 
         def planned(n, chosen=overrides, bounded=bounded):
             plan = run("plan", [*chosen, *fixed, f"model.layers={n}"])
-            stored = re.search(r"in all +on nvme +([0-9.]+) GiB", plan.stdout)
+            stored = re.search(r"total +on nvme +([0-9.]+) GiB", plan.stdout)
             on_disk = 2 * float(stored.group(1)) * 2**30 if stored else 0
             room = on_disk < 0.95 * shutil.disk_usage(SWAP).free
             if plan.returncode == 0 and not room:
                 bounded.add(n)
             return plan.returncode == 0 and room
         blocks = largest(planned)
-        by_disk = ", bounded by the disk" if blocks + 1 in bounded else ""
+        by_disk = ", limited by the disk" if blocks + 1 in bounded else ""
         start = time.time()
         while blocks > 0 and not trains([*overrides, *fixed, f"model.layers={blocks}"]):
             blocks -= 1 if blocks < 20 else 2
@@ -138,7 +138,7 @@ def model():
         done = summary()
         peaks = {tier: sum(kind["peak"] for kind in kinds.values()) >> 20 for tier, kinds in done["memory"].items()}
         print(f"  {name:16} {blocks:4} blocks {parameters / 1e6:8.0f} M parameters {times:6.1f} x zero0   "
-              f"loss {done['loss']:.3f}  MiB of a rank {peaks}  {seconds:.0f} s{by_disk}", flush=True)
+              f"loss {done['loss']:.3f}  MiB per rank {peaks}  {seconds:.0f} s{by_disk}", flush=True)
         check("model", name, times)
 
 

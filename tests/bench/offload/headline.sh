@@ -1,7 +1,8 @@
 #!/bin/bash
-# A GPT of 2.8 billion parameters (t5-3b's size) on this machine: bf16 weights once in memory, fp32 masters and Adam's
-# states on disk, two ranks. Ends well if its loss fell and the ranks held no more than planned, with what processes of
-# four blocks hold beside their plan. PLAIN=1: then the same model without Zeroth, which has no room for it.
+# Trains a GPT of 2.8 billion parameters (t5-3b's size) on this machine: one copy of the bf16 weights in memory, fp32
+# masters and Adam's states on disk, two ranks. Succeeds if the loss fell and the ranks used no more memory than planned
+# plus the unplanned memory that a job of four blocks uses. PLAIN=1: also runs the same model without Zeroth, which must
+# run out of memory.
 #   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -15,10 +16,10 @@ mkdir -p "$swap"
 free=$(($(df --output=avail -B1 "$swap" | tail -1) >> 30))
 there=$(($(awk '/MemAvailable/ {print $2}' /proc/meminfo) >> 20))
 if ((free < disk)); then
-  echo "headline: error: $swap has $free GiB free, $disk are needed; remedy: name a folder on a larger disk" >&2; exit 3
+  echo "headline: error: $swap has $free GiB free, $disk needed; remedy: name a folder on a larger disk" >&2; exit 3
 fi
 if ((there < memory)); then
-  echo "headline: error: $there GiB of memory are free, $memory are needed; remedy: end other programs" >&2; exit 3
+  echo "headline: error: $there GiB of memory are free, $memory needed; remedy: end other programs" >&2; exit 3
 fi
 
 # Processes of this name that descend from this script.
@@ -28,7 +29,7 @@ ours() {
             for (at = pid; at + 0 > 1 && at != top; at = parent[at]);
             if (at == top) print pid } }'
 }
-# The most that ours of this name hold together, MiB, as the kernel counts it: shared memory once.
+# The peak memory of these processes together in MiB, as the kernel counts it (shared memory once).
 watch() {
   local most=0 now pid pss
   while sleep 0.3; do
@@ -54,7 +55,7 @@ train() { # name, keys
   return $code
 }
 of_run() { python3 -c "import json, sys; $2" < "build/runs/$1"; }
-planned() { # what both ranks' ledgers planned and libtorch was measured to take, MiB
+planned() { # the planned bytes of both ranks' ledgers and libtorch's measured activations, MiB
   of_run "$1/summary.json" '
 tiers = json.load(sys.stdin)["memory"]
 each = sum(kind["peak"] if kind["planned"] is None else kind["planned"]
@@ -66,39 +67,39 @@ echo "headline: $size, $free GiB of disk and $there GiB of memory free"
 mkdir -p build/runs
 train headline_flat model.width=$width model.layers=4 model.heads=$heads > /dev/null
 flat=$(($(cat build/runs/headline.peak) - $(planned headline_flat)))
-echo "headline: beside their plan two processes of four blocks hold $flat MiB"
+echo "headline: two processes of four blocks use $flat MiB more than planned"
 start=$SECONDS
 train headline model.width=$width model.layers=$layers model.heads=$heads
-echo "headline: $((SECONDS - start)) s from start to end"
+echo "headline: $((SECONDS - start)) s total"
 held=$(cat build/runs/headline.peak)
 plan=$(planned headline)
-echo "headline: the ranks held at most $held MiB together; $plan planned and measured of activations, $flat beside it"
+echo "headline: peak memory of all ranks $held MiB; $plan MiB planned with measured activations, $flat MiB unplanned"
 cat build/runs/headline/metrics.jsonl
 fell=$(of_run headline/metrics.jsonl '
 losses = [json.loads(line)["loss"] for line in sys.stdin]
 last = sum(losses[-2:]) / 2
 print(int(last < losses[0]), f"{losses[0]:.3f}, the last two on average {last:.3f}")')
 echo "headline: loss of the first step ${fell#* }"
-# 2 %: the heap's own waste, which grows with the model.
+# 2 %: heap fragmentation, which grows with the model.
 if ((held > plan * 102 / 100 + flat)); then
-  echo "headline: error: more is held than was planned" >&2; exit 1
+  echo "headline: error: the ranks used more memory than planned" >&2; exit 1
 fi
 if [[ ${fell%% *} != 1 ]]; then
   echo "headline: error: the loss did not fall" >&2; exit 1
 fi
 
 if [[ -n ${PLAIN:-} ]]; then
-  echo "headline: the same without Zeroth, one process within an address space of $there GiB, which is what was free"
+  echo "headline: the same without Zeroth: one process with an address space of $there GiB, the memory that was free"
   code=0
   prlimit --as=$((there << 30)) build/bin/gpt_plain --width $width --layers $layers --heads $heads --context 64 \
     --micro-batch 1 --steps 1 --eval-every 0 --sample 0 > build/runs/headline.plain 2>&1 || code=$?
   head -1 build/runs/headline.plain
-  echo "headline: it ended with code $code"
+  echo "headline: it exited with code $code"
   if ((code == 0)); then
-    echo "headline: error: there was room for it" >&2; exit 1
+    echo "headline: error: it fit in memory" >&2; exit 1
   fi
   if ((code != 137)) && ! grep -q alloc build/runs/headline.plain; then
-    echo "headline: error: not for want of memory" >&2; exit 1
+    echo "headline: error: it failed, but not because of memory" >&2; exit 1
   fi
 fi
 echo "headline: passed"

@@ -1,4 +1,4 @@
-"""The GPT of examples/gpt/model.hpp in PyTorch's Python, names and order alike, and the inputs that both sides read."""
+"""The GPT of examples/gpt/model.hpp in Python, with the same names and order, and the inputs that all systems read."""
 import json
 import math
 import struct
@@ -50,7 +50,7 @@ class GPT(nn.Module):
 
 
 def initialise(model, layers, seed):
-    """As model.hpp: normal 0.02, less into the residual stream; biases 0, norms 1."""
+    """Initializes as model.hpp: normal 0.02, less for residual projections; biases 0, norms 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -62,7 +62,7 @@ def initialise(model, layers, seed):
 
 
 def write_weights(path, model):
-    """A safetensors file of fp32."""
+    """Writes an fp32 safetensors file."""
     header, at = {}, 0
     for name, p in model.named_parameters():
         header[name] = {"dtype": "F32", "shape": list(p.shape), "data_offsets": [at, at + 4 * p.numel()]}
@@ -75,7 +75,7 @@ def write_weights(path, model):
 
 
 def read_weights(path):
-    """Name and tensor, one in memory at a time."""
+    """Yields names and tensors; holds one tensor in memory at a time."""
     with open(path, "rb") as file:
         length, = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -86,7 +86,7 @@ def read_weights(path):
 
 
 class Batches:
-    """[step][rank][sample][context + 1] bytes; after the last step the first again."""
+    """[step][rank][sample][context + 1] bytes; starts over after the last step."""
 
     def __init__(self, path, world, samples, context):
         self.file = open(path, "rb")  # noqa: SIM115

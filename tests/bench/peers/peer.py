@@ -1,4 +1,4 @@
-"""One rank of one peer: peer.py '{"system": "ddp", ...}'. Its figures go to the file `result`.RANK; run.py starts it.
+"""One rank of one peer: peer.py '{"system": "ddp", ...}'. Writes results to `result`.RANK; run.py starts it.
 
 Every system at its best settings found here: fused AdamW, gradients as views of the buckets, gradients set to none, no
 clipping, nothing read from a tensor within the loop. The model comes without memory (meta) and takes one tensor at a
@@ -64,7 +64,7 @@ def wrapped(job):
 
 
 def plain(job):
-    """What no system can beat by sharing work: each rank trains alone."""
+    """The upper bound: each rank trains alone, without communication."""
     model = filled(job)
     return plain_step(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAMW), job)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make peers`: one GPT through every system in turns, one table. Standard library only; torch is in build/peers/venv.
+"""`make peers`: trains one GPT with every system in turn. Standard library only; torch is in build/peers/venv.
 
-A round runs every system once, in processes of its own; ratios are of runs of one round. A round that does not count
-comes first: it compiles what DeepSpeed compiles, brings files into memory, chooses the faster of a system's settings.
+A round runs every system once, in separate processes; ratios compare runs of one round. A warm-up round comes first:
+it compiles DeepSpeed's extensions, fills the page cache, and chooses the faster of a system's settings.
 """
 import argparse
 import glob
@@ -31,7 +31,7 @@ TIMEOUT = 1200
 
 
 def settings(system, dtype):
-    """What a system may be run with; the faster is kept."""
+    """The settings to try for a system; the faster one is used."""
     if system.startswith("deepspeed"):
         return ["cpu_adam", "torch_fused"]
     if system in ("ddp", "torch_zero1") and dtype == "bf16":
@@ -50,7 +50,7 @@ def free_port():
 
 
 def finish(processes, logs):
-    """Waits for all; ends the rest when one fails. Raises Failed with the last line of the one that failed first."""
+    """Waits for all; when one fails, ends the others and raises Failed with the last line of the first that failed."""
     end, failed = time.time() + TIMEOUT, None
     try:
         while failed is None and any(p.poll() is None for p in processes):
@@ -60,7 +60,7 @@ def finish(processes, logs):
             time.sleep(0.02)
         if failed is None:
             failed = next((i for i, p in enumerate(processes) if p.returncode), None)
-    finally:  # nobody is left behind, interrupted or not
+    finally:  # leaves no process behind, also when interrupted
         for p in processes:
             if p.poll() is None:
                 os.killpg(p.pid, signal.SIGKILL)
@@ -68,10 +68,10 @@ def finish(processes, logs):
     if failed is None:
         return
     if failed == -1:
-        raise Failed(f"not done after {TIMEOUT} s; see {logs[0]}")
+        raise Failed(f"no result after {TIMEOUT} s; see {logs[0]}")
     with open(logs[failed], encoding="utf-8", errors="replace") as log:
         said = [line.strip() for line in log if line.strip()]
-    told = [line for line in said if "Error" in line or "error:" in line] or said or ["nothing said"]
+    told = [line for line in said if "Error" in line or "error:" in line] or said or ["no output"]
     raise Failed(f"{told[-1][:160]} (exit code {processes[failed].returncode}; {logs[failed]})")
 
 
@@ -87,7 +87,7 @@ def run_peer(job, log):
               "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",
               "CUDA_VISIBLE_DEVICES": "", "TORCH_EXTENSIONS_DIR": f"{PLACE}/extensions", "PYTHONUNBUFFERED": "1",
               "PATH": f"{PLACE}/venv/bin:" + os.environ["PATH"]}
-    for lock in glob.glob(f"{PLACE}/extensions/**/lock", recursive=True):  # of a killed run: the next would hang
+    for lock in glob.glob(f"{PLACE}/extensions/**/lock", recursive=True):  # left by a killed run; would hang
         os.remove(lock)
     logs = [f"{log}.{rank}.log" for rank in range(WORLD)]
     finish([start([f"{PLACE}/venv/bin/python", f"{HERE}/peer.py", json.dumps(job)], logs[rank],
@@ -109,7 +109,7 @@ def run_zeroth(job, log):
 
 
 def run(system, setting, size, dtype, steps):
-    """One run of one system: its figures."""
+    """Runs one system once and returns its results."""
     shape = {key: value for key, value in SIZES[size].items() if key != "steps"}
     log = f"{PLACE}/logs/{size}_{dtype}_{system}" + (f"_{setting}" if setting else "")
     inputs = f"{PLACE}/inputs/{size}"
@@ -143,8 +143,8 @@ def prepare(size):
                            *(str(shape[k]) for k in ("layers", "width", "heads", "context", "samples")), str(WORLD),
                            text], capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"peers: error: the inputs could not be made: {done.stderr.strip().splitlines()[-1]}; remedy: delete "
-                 f"{PLACE}/venv and make the target again")
+        sys.exit(f"peers: error: cannot create the inputs: {done.stderr.strip().splitlines()[-1]}; remedy: delete "
+                 f"{PLACE}/venv and run `make peers` again")
     return done.stdout.strip()
 
 
@@ -161,12 +161,12 @@ def about():
             "versions": f"python {platform.python_version()}, torch {frozen.get('torch')}, deepspeed "
                         f"{frozen.get('deepspeed', 'MISSING: see build/peers/install.log')}, zeroth "
                         f"{output(['git', 'describe', '--always', '--dirty'])}",
-            "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens a rank; "
+            "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens per rank; "
                    "M: 12 x 768, 2 x 256",
-            "peers": "gloo over loopback; Zeroth: shm, communicator.share_weights as it is by default",
-            "peak MiB": "VmHWM of the larger rank, pages shared with the other rank included; idle: when it had joined",
-            "wire MiB": "a step, both ranks; peers: what the loopback interface received, headers and other programs' "
-                        "traffic included; Zeroth: its own count, which moves through shared memory",
+            "peers": "gloo over loopback; Zeroth: shm, communicator.share_weights at its default",
+            "peak MiB": "VmHWM of the larger rank, including shared pages; idle: before the model is built",
+            "comm MiB": "per step, both ranks; peers: bytes that the loopback interface received, with headers and "
+                        "other programs' traffic; Zeroth: its own count of bytes moved through shared memory",
             "first s": "from starting the ranks (Zeroth: the launcher) to the end of the first step"}
 
 
@@ -180,7 +180,7 @@ def write(measured):
 
 
 def choose(name, size, dtype):
-    """The round that does not count: the system with the setting that is faster here."""
+    """The warm-up round: chooses the setting that is faster on this machine."""
     best, errors = None, []
     for setting in settings(name, dtype):
         try:
@@ -212,7 +212,7 @@ def measure(case, measured, rounds):
             except (Failed, OSError, KeyError, ValueError) as e:
                 system["error"] = str(e)
                 print(f"peers: {name} failed: {e}", flush=True)
-            write(measured)  # what there is survives an interruption
+            write(measured)  # keeps the results after an interruption
 
 
 def main():
@@ -229,14 +229,14 @@ def main():
     if unknown or asked.rounds < 1 or (asked.steps or 2) < 2:
         sys.exit(f"peers: error: {', '.join(unknown) or 'rounds or steps'}; remedy: see --help; systems are "
                  f"{', '.join(PEERS + ZEROTH)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the cleaning up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that cleanup code runs
     shutil.rmtree(f"{PLACE}/logs", ignore_errors=True)
     os.makedirs(f"{PLACE}/logs")
     measured = {"about": about(), "cases": []}
     load = os.getloadavg()[0]
     if load > 0.5:
-        measured["about"]["NOISE"] = (f"the machine was at work (load {load:.1f}) when this began: believe losses, "
-                                      "bytes and memory, no speed or time")
+        measured["about"]["NOISE"] = (f"the machine was busy (load {load:.1f}) at the start: losses, bytes and "
+                                      "memory are valid, speeds and times are not")
     for size in asked.sizes.split(","):
         measured["about"][f"size {size}"] = prepare(size)
         for dtype in asked.dtypes.split(","):

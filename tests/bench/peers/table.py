@@ -1,14 +1,14 @@
-"""What was measured -> the table. Standard library only; table_test.py holds it.
+"""Renders the measured results as a table. Standard library only; table_test.py tests it.
 
 measured: {"about": {line: text}, "cases": [{"size", "dtype", "steps", "systems": {name: {"setting", "error", "rounds":
 [{"tokens_per_s", "peak_mib", "wire_mib", "loss", "first_s"}]}}}]}
 """
 from statistics import median
 
-# Zeroth's row and the peers that do the same; a ratio is to the best of them.
+# Zeroth's strategies and the peers that shard the same state; a ratio compares with the best peer.
 CLASSES = {"zero0": ["ddp", "deepspeed0"], "zero1": ["torch_zero1", "deepspeed1"],
            "zero2": ["fsdp2_keep", "deepspeed2"], "zero3": ["fsdp2_reshard", "deepspeed3"]}
-# The marks of PEERS.md.
+# The required ratios.
 RATE = {("S", "fp32"): {"zero0": 1.12, "zero1": 1.2, "zero2": 1.3, "zero3": 1.35},
         ("M", "bf16"): {"zero0": 1.4, "zero1": 1.8, "zero2": 1.7, "zero3": 1.8}}
 MEMORY = {("M", "fp32"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6},
@@ -16,7 +16,7 @@ MEMORY = {("M", "fp32"): {"zero1": 0.8, "zero2": 0.8, "zero3": 0.6},
 MEMORY_PEERS = {**CLASSES, "zero3": ["fsdp2_keep", "fsdp2_reshard"]}
 FIRST_STEP = {"S": 1.5}
 CEILING = "plain"  # two processes that exchange nothing
-DIGITS = 1e-5  # losses agree: five digits
+DIGITS = 1e-5  # losses must agree to five digits
 
 
 def middle(system, key):
@@ -28,7 +28,7 @@ def ran(system):
 
 
 def ratio(case, ours, peers, key):
-    """The median over rounds of ours / theirs, to the peer that is hardest to beat: (ratio, peer), or None."""
+    """The median over rounds of ours / theirs for the best peer: (ratio, peer), or None."""
     systems, found = case["systems"], []
     if not ran(systems.get(ours)):
         return None
@@ -42,7 +42,7 @@ def ratio(case, ours, peers, key):
 
 
 def marks(case):
-    """Rows of (what, figure, mark, met)."""
+    """Rows of (name, value, target, whether it is met)."""
     rows, cell = [], (case["size"], case["dtype"])
     for ours, peers in CLASSES.items():
         wanted = RATE.get(cell, {}).get(ours)
@@ -67,7 +67,7 @@ def marks(case):
 
 
 def apart(case):
-    """Who ends at another loss than the middle of all: {name: its loss}; and that middle."""
+    """Systems whose final loss differs from the median: {name: loss}; and the median."""
     losses = {name: [r["loss"] for r in system["rounds"]] for name, system in case["systems"].items()
               if ran(system) and name != CEILING}
     if not losses:
@@ -78,8 +78,8 @@ def apart(case):
 
 
 def lines_of(case):
-    yield f"{case['size']} {case['dtype']}: {case['steps']} steps, figures are medians of the rounds"
-    heads = ("system", "setting", "tokens/s", "spread", "peak MiB", "idle MiB", "wire MiB", "loss", "first s", "")
+    yield f"{case['size']} {case['dtype']}: {case['steps']} steps, values are medians over the rounds"
+    heads = ("system", "setting", "tokens/s", "spread", "peak MiB", "idle MiB", "comm MiB", "loss", "first s", "")
     rows = [heads]
     for name, system in case["systems"].items():
         if not ran(system):
@@ -99,11 +99,11 @@ def lines_of(case):
     far, agreed = apart(case)
     if agreed is not None:
         for name, loss in far.items():
-            yield f"  loss: {name} DIFFERS: {loss:.6f}, the middle of all is {agreed:.6f}"
+            yield f"  loss: {name} DIFFERS: {loss:.6f}, the median is {agreed:.6f}"
         if not far:
             yield "  loss: all agree to five digits"
     for what, figure, mark, met in marks(case):
-        yield f"  {what:<40} {figure:7.3f}" + (f"   mark: {mark}" if mark else "") + ("" if met else "   MISSED")
+        yield f"  {what:<40} {figure:7.3f}" + (f"   target: {mark}" if mark else "") + ("" if met else "   MISSED")
 
 
 def render(measured):
@@ -111,5 +111,5 @@ def render(measured):
     for case in measured["cases"]:
         lines += ["", *lines_of(case)]
     wanted = [row for case in measured["cases"] for row in marks(case) if row[2]]
-    lines += ["", f"{sum(not row[3] for row in wanted)} of {len(wanted)} marks missed"]
+    lines += ["", f"{sum(not row[3] for row in wanted)} of {len(wanted)} targets missed"]
     return "\n".join(lines) + "\n"

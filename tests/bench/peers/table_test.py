@@ -1,4 +1,4 @@
-"""The table of `make peers`: its ratios, marks and words; and that its programs compile. Standard library only."""
+"""Tests the table of `make peers`: ratios, targets and texts; and that its programs compile. Standard library only."""
 import os
 import sys
 import unittest
@@ -32,20 +32,20 @@ class Table(unittest.TestCase):
     def test_a_ratio_is_to_the_best_peer_of_the_row_and_a_median_of_rounds(self):
         made = case("S", "fp32", ddp=system(100, 200, 100), deepspeed0=system(10, 10, 10), zero0=system(120, 220, 110))
         self.assertEqual(table.ratio(made, "zero0", table.CLASSES["zero0"], "tokens_per_s"), (1.1, "ddp"))
-        self.assertIn("zero0 tokens/s of ddp's                    1.100   mark: at least 1.12   MISSED", text(made))
+        self.assertIn("zero0 tokens/s of ddp's                    1.100   target: at least 1.12   MISSED", text(made))
 
     def test_a_mark_that_is_met_is_told_without_a_word(self):
         said = text(case("S", "fp32", ddp=system(100), zero0=system(113)))
-        self.assertIn("1.130   mark: at least 1.12\n", said)
-        self.assertIn("0 of 2 marks missed", said)
+        self.assertIn("1.130   target: at least 1.12\n", said)
+        self.assertIn("0 of 2 targets missed", said)
 
     def test_memory_is_held_against_the_smallest_peer(self):
         made = case("M", "bf16", fsdp2_keep=system(1, peak=900), fsdp2_reshard=system(1, peak=1000),
                     zero3=system(1, peak=600))
-        self.assertIn("zero3 peak memory of fsdp2_keep's          0.667   mark: at most 0.6   MISSED", text(made))
+        self.assertIn("zero3 peak memory of fsdp2_keep's          0.667   target: at most 0.6   MISSED", text(made))
 
     def test_the_first_step_has_a_mark_on_s_only(self):
-        self.assertIn("zero1 first step, s                        1.600   mark: at most 1.5   MISSED",
+        self.assertIn("zero1 first step, s                        1.600   target: at most 1.5   MISSED",
                       text(case("S", "bf16", zero1=system(1, first=1.6))))
         self.assertNotIn("first step, s", text(case("M", "bf16", zero1=system(1, first=1.6))))
 

@@ -1,5 +1,5 @@
-// Zeroth's side of `make peers`: trains the GPT from the weights and on the batches that prepare.py wrote, as peer.py
-// does it with the others, and writes the same figures: peers_zeroth peers.toml peers.inputs=FOLDER ...
+// Zeroth's program for `make peers`: trains the GPT with the weights and batches that prepare.py wrote, as peer.py does
+// for the other systems, and writes the same results: peers_zeroth peers.toml peers.inputs=FOLDER ...
 #include <sys/stat.h>
 
 #include <chrono>
@@ -20,13 +20,13 @@ std::vector<zr::Key> keys() {
   return {{"model.layers", 6, "transformer blocks"},
           {"model.width", 384, "channels of the residual stream"},
           {"model.heads", 6, "attention heads"},
-          {"model.context", 256, "bytes the model looks at"},
+          {"model.context", 256, "context length in bytes"},
           {"peers.inputs", "", "folder of weights.safetensors and batches.u8"},
-          {"peers.result", "", "file for the figures; the rank is appended"},
+          {"peers.result", "", "file for the results; the rank is appended"},
           {"peers.warm", 3, "steps before the clock starts"}};
 }
 
-double now() {  // as Python's time.time()
+double now() {  // the same clock as Python's time.time()
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
@@ -55,18 +55,18 @@ void take_weights(zr::Engine& engine, const std::string& path) {
     const auto tensor = torch::empty(entry["shape"].get<std::vector<int64_t>>());
     file.seekg(static_cast<std::streamoff>(sizeof length + length + entry["data_offsets"][0].get<uint64_t>()));
     file.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
-    if (!file) throw std::runtime_error(path + " ends within " + name);
+    if (!file) throw std::runtime_error(path + " is truncated within " + name);
     engine.set(name, zr::TensorKind::value, tensor);
   }
 }
 
-// [step][rank][sample][context + 1] bytes; after the last step the first again.
+// [step][rank][sample][context + 1] bytes; starts over after the last step.
 class Batches {
  public:
   Batches(const std::string& path, int64_t world, int64_t samples, int64_t context)
       : file_(opened(path)), world_(world), shape_{samples, context + 1}, bytes_(samples * (context + 1)) {
     struct stat about {};
-    if (::stat(path.c_str(), &about) != 0) throw std::runtime_error(path + " is gone");
+    if (::stat(path.c_str(), &about) != 0) throw std::runtime_error(path + " no longer exists");
     count_ = about.st_size / (world * bytes_);
   }
   torch::Tensor of(int64_t step, int64_t rank) {

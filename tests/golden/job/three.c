@@ -1,5 +1,5 @@
-/* A strategy 'flat', an optimizer 'adam' and a communicator 'wire' in one library, in C: enough to be chosen and to
- * declare keys. They train nothing. */
+/* A strategy 'flat', an optimizer 'adam' and a communicator 'wire' in one C library. They can be chosen and declare
+ * keys, but cannot train. */
 #include <math.h>
 
 #include "zr/abi/communicator.h"

@@ -1,4 +1,4 @@
-// A program on zr::Program without a model: says what it was given. For the golden cases of the command line.
+// A zr::Program without a model that prints its settings. For the golden cases of the command line.
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@ void run(const zr::Program& program) {
   const char* ask = std::getenv("ZR_ASK");
   if (program.text("model.kind") == "unruly") throw std::runtime_error("a model of this kind cannot be");
   if (ask) {
-    // What zr::Engine would say of a model of its own: a tied embedding, and a matrix a layer.
+    // The answer that zr::Engine would give for a model with a tied embedding and one matrix per layer.
     std::printf(
         "{\"zeroth_parameters\":1,\"parameters\":[{\"name\":\"embedding.weight\",\"aliases\":[\"head.weight\"],"
         "\"shape\":[1000,64],\"frozen\":false},{\"name\":\"norm.bias\",\"aliases\":[],\"shape\":[64],\"frozen\":"

@@ -13,7 +13,7 @@ using parity::test_case;
 using parity::TestCase;
 using parity::with;
 
-class Defects : public testing::Test {
+class ParityDefectsTest : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
   // Each of the cases is exact with `plugin`; with `defect` besides each differs, as `says` says.
@@ -35,7 +35,7 @@ class Defects : public testing::Test {
 
 const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
 
-TEST_F(Defects, ABucketThatIsDroppedIsSeen) {
+TEST_F(ParityDefectsTest, DetectsADroppedBucket) {
   std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies) {
     cases.push_back({strategy, "used_twice", "n2"});
@@ -44,19 +44,19 @@ TEST_F(Defects, ABucketThatIsDroppedIsSeen) {
   expect_seen(cases, "communicator=faulty", "communicator.faulty.drops=reduce_scatter_bucket_0", "step ");
 }
 
-TEST_F(Defects, AStalePersistentParameterIsSeen) {
+TEST_F(ParityDefectsTest, DetectsAStalePersistentParameter) {
   expect_seen({{"zero3", "used_twice", "n2"}, {"zero3", "lstm", "n3", "bf16"}, {"zero3", "tied", "n4", "fp16"}},
               "communicator=faulty", "communicator.faulty.drops=all_gather_weights_that_stay_whole",
               "weights differ between ranks: in '");  // the engine's own digest finds it during the run
 }
 
-TEST_F(Defects, AMissedUnscaleIsSeenAtFp16) {
+TEST_F(ParityDefectsTest, DetectsAMissedUnscaleAtFp16) {
   std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies) cases.push_back({strategy, "tied", "n2", "fp16", "sgd"});
   expect_seen(cases, "optimizer=unscaled", "optimizer.unscaled.missed=1024", "step 1: ");
 }
 
-TEST_F(Defects, RanksAddedInAnotherOrderAreSeenAtThreeRanks) {
+TEST_F(ParityDefectsTest, DetectsAnotherRankOrderAtThreeRanks) {
   std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string reduce : {"each", "last"}) cases.push_back({strategy, reduce, "everything", "n3", "sgd"});
@@ -64,14 +64,14 @@ TEST_F(Defects, RanksAddedInAnotherOrderAreSeenAtThreeRanks) {
 }
 
 // Two addends commute: why the matrix needs three ranks.
-TEST_F(Defects, RanksAddedInAnotherOrderAreNotSeenAtTwo) {
+TEST_F(ParityDefectsTest, CannotDetectAnotherRankOrderAtTwoRanks) {
   const auto problems = parity::run_cases({with(test_case({"zero2", "everything", "n2", "sgd"}), "defect",
                                                 "communicator=faulty communicator.faulty.backwards=true")},
                                           folder_);
   EXPECT_EQ(problems, std::vector<std::string>{""});
 }
 
-TEST_F(Defects, RanksThatEndAreToldWithTheirWords) {
+TEST_F(ParityDefectsTest, ReportsTheOutputOfRanksThatFail) {
   const auto problems = parity::run_cases({with(test_case({"zero2", "tied", "n2"}), "wrong", "optimizer.lr=fast"),
                                            test_case({"zero2", "tied", "n2", "sgd"})},
                                           folder_);

@@ -16,7 +16,7 @@ using parity::test_case;
 using parity::TestCase;
 using parity::with;
 
-class Parity : public testing::TestWithParam<int> {
+class ParityTest : public testing::TestWithParam<int> {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
   void expect_exact(const std::vector<TestCase>& cases) const {
@@ -30,17 +30,17 @@ class Parity : public testing::TestWithParam<int> {
 const std::vector<std::string> kStrategies{"zero0",       "zero1",       "zero2",       "zero3",
                                            "zero1_alias", "zero2_alias", "zero3_alias", "dealt"};
 
-TEST_P(Parity, HoldsForEveryPairOfChoices) {
+TEST_P(ParityTest, HoldsForEveryPairOfChoices) {
   std::vector<TestCase> cases;
   for (TestCase& c : parity::cover())
     if (c.ranks == GetParam()) cases.push_back(std::move(c));
   EXPECT_GT(cases.size(), 5u);
   expect_exact(cases);
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
-TEST_F(Parity, HoldsWithTwoThreadsARankToo) {
+TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {
   std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string dtype : {"fp32", "bf16"})
@@ -50,7 +50,7 @@ TEST_F(Parity, HoldsWithTwoThreadsARankToo) {
 }
 
 // Ranks that use different parameters cannot gather them together, so zero3 is not among them.
-TEST_F(Parity, HoldsWhereRanksUseDifferentParameters) {
+TEST_F(ParityTest, HoldsWhenRanksUseDifferentParameters) {
   std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string accumulation : {"a1", "a4"})
@@ -61,7 +61,7 @@ TEST_F(Parity, HoldsWhereRanksUseDifferentParameters) {
 }
 
 // All that autograd saves goes to a tier and back, however small.
-TEST_F(Parity, HoldsWithActivationsOnATier) {
+TEST_F(ParityTest, HoldsWithOffloadedActivations) {
   std::filesystem::create_directories(folder_ + "/swap");
   const std::string nvme = "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap",
                     least = " offload.activation_bytes=1B";
@@ -77,7 +77,7 @@ TEST_F(Parity, HoldsWithActivationsOnATier) {
   expect_exact(cases);
 }
 
-TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
+TEST_F(ParityTest, DependsOnRanksTimesAccumulationAlone) {
   std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
     for (const int ranks : {4, 2, 1})
@@ -87,7 +87,7 @@ TEST_F(Parity, RanksTimesAccumulationIsWhatCounts) {
   expect_exact(cases);
 }
 
-TEST(Reference, AddsInTheOrderThatIsAsked) {
+TEST(ParityReferenceTest, AddsInTheRequestedOrder) {
   // At fp32 and three micro-batches other orders give other bits: a test case can turn red.
   Recipe recipe = test_case({"everything", "sgd", "n3"}).recipe;
   const parity::Outcome straight = parity::reference(recipe);
@@ -99,7 +99,7 @@ TEST(Reference, AddsInTheOrderThatIsAsked) {
   EXPECT_NE(difference(each, parity::reference(recipe)), "");
 }
 
-TEST(Difference, NamesStepParameterAndElement) {
+TEST(ParityDifferenceTest, NamesStepParameterAndElement) {
   parity::Outcome one{{1, 2, 1, {{"w", {0, 1, 2}}}}, {1, 2, 1, {{"w", {0, 1, 2}}}}}, other = one;
   EXPECT_EQ(difference(one, other), "");
   other[1].weights["w"][1] = 1.5;
@@ -108,7 +108,7 @@ TEST(Difference, NamesStepParameterAndElement) {
   EXPECT_EQ(parity::difference({}, {}), "0 steps, not 0");
 }
 
-TEST(Matrix, HoldsEveryCombination) {
+TEST(ParityMatrixTest, ContainsEveryCombination) {
   std::size_t cases = 1;
   for (const parity::Axis& axis : parity::axes()) {
     std::size_t choices = 0;

@@ -1,4 +1,4 @@
-// The examples as a user starts them: their expected results.
+// Runs the examples as a user does and checks their results.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -25,7 +25,7 @@ double number_after(const std::string& word, const std::string& line) {
   return std::regex_search(line, found, std::regex(word + " ([0-9.e+-]+)")) ? std::stod(found[1]) : NAN;
 }
 
-TEST(Examples, QuickstartLearnsItsFunction) {
+TEST(ExamplesTest, QuickstartLearnsItsFunction) {
   const zr::test::Scratch scratch;
   const auto run = shell(kBin + "zeroth train " + kExamples +
                          "quickstart/quickstart.toml job.threads=1 job.runs=" + scratch.folder().string());
@@ -34,9 +34,9 @@ TEST(Examples, QuickstartLearnsItsFunction) {
 }
 
 // fp32 from plain text, bf16 from gzipped text.
-class Gpt : public testing::TestWithParam<std::pair<std::string, double>> {};
+class GptTest : public testing::TestWithParam<std::pair<std::string, double>> {};
 
-TEST_P(Gpt, TrainsLikeThePlainLibtorchProgram) {
+TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
   const auto& [dtype, nearness] = GetParam();
   const zr::test::Scratch scratch;
   std::string text;
@@ -61,15 +61,15 @@ TEST_P(Gpt, TrainsLikeThePlainLibtorchProgram) {
   const auto lines = plain.lines();
   ASSERT_GE(lines.size(), 2u) << plain.output;
   EXPECT_EQ(json::parse(first)["loss"].get<double>(), number_after("loss", lines[0]))
-      << "nothing differs before the first update";
+      << "the losses are equal before the first update";
   const auto summary = summary_of(scratch, "gpt");
   EXPECT_NEAR(summary["loss"].get<double>(), number_after(" loss", lines[1]), nearness);
   EXPECT_NEAR(summary["val_loss"].get<double>(), number_after("val_loss", lines[1]), nearness);
 }
-INSTANTIATE_TEST_SUITE_P(Examples, Gpt, testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
+INSTANTIATE_TEST_SUITE_P(Examples, GptTest, testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
                          [](const auto& info) { return info.param.first; });
 
-TEST(Examples, HaveOneOpenMpRuntimeWhichIsLibtorchs) {
+TEST(ExamplesTest, LoadOnlyTheOpenMpRuntimeOfLibtorch) {
   for (const char* program : {"gpt", "gpt_plain", "quickstart"}) {
     const auto libraries = shell("ldd " + kBin + program);
     ASSERT_EQ(libraries.code, 0) << libraries.output;
@@ -86,7 +86,7 @@ TEST(Examples, HaveOneOpenMpRuntimeWhichIsLibtorchs) {
   }
 }
 
-TEST(Examples, GptRefusesAWidthThatItsHeadsDoNotDivide) {
+TEST(ExamplesTest, GptRejectsAWidthThatItsHeadsDoNotDivide) {
   const zr::test::Scratch scratch;
   const auto run = shell(kBin + "gpt " + kExamples +
                          "gpt/gpt.toml job.ranks=1 model.width=200 job.runs=" + scratch.folder().string());

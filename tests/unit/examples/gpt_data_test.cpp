@@ -14,12 +14,13 @@ namespace {
 
 using gpt::Text;
 
-class GptData : public testing::Test {
+class GptDataTest : public testing::Test {
  protected:
-  GptData() : folder_(std::filesystem::temp_directory_path() / ("gpt_data_test." + std::to_string(getpid()))) {
+  GptDataTest()
+      : folder_(std::filesystem::temp_directory_path() / ("gpt_data_test." + std::to_string(getpid()))) {
     std::filesystem::create_directories(folder_);
   }
-  ~GptData() override { std::filesystem::remove_all(folder_); }
+  ~GptDataTest() override { std::filesystem::remove_all(folder_); }
 
   std::string plain(const std::string& bytes) const {
     const auto file = folder_ / "text";
@@ -45,7 +46,7 @@ class GptData : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(GptData, RejectsWhatIsNotARegularFileAtOnce) {
+TEST_F(GptDataTest, RejectsAPathThatIsNotARegularFile) {
   const std::string pipe = folder_ / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   const std::string remedy =
@@ -58,7 +59,7 @@ TEST_F(GptData, RejectsWhatIsNotARegularFileAtOnce) {
             "data.text: " + folder_.string() + ": is a folder, not a file" + remedy);
 }
 
-// Byte i tells where it stands (modulo 251), so a sample shows from where it was cut.
+// Byte i is i modulo 251, so that a sample shows its position in the text.
 std::string counting(size_t n) {
   std::string bytes(n, 0);
   for (size_t i = 0; i < n; ++i) {
@@ -69,7 +70,7 @@ std::string counting(size_t n) {
 
 constexpr char kRemedy[] = "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own";
 
-TEST_F(GptData, TargetsAreTheBytesOneLater) {
+TEST_F(GptDataTest, ShiftsTargetsByOneByte) {
   const Text text(plain(counting(20000)));
   const auto batch = text.training(1, 2, 3, 4, 16);
   ASSERT_EQ(batch.bytes.sizes(), (std::vector<int64_t>{4, 16}));
@@ -78,17 +79,17 @@ TEST_F(GptData, TargetsAreTheBytesOneLater) {
   EXPECT_TRUE(held_out.next.equal((held_out.bytes + 1) % 251));
 }
 
-TEST_F(GptData, AMicroBatchIsAFunctionOfSeedStepAndIndexAlone) {
+TEST_F(GptDataTest, DerivesAMicroBatchFromSeedStepAndIndexAlone) {
   const auto file = plain(counting(20000));
   const Text one(file), other(file);
-  other.training(7, 0, 0, 8, 16);  // what was read before has no influence
+  other.training(7, 0, 0, 8, 16);  // earlier reads have no influence
   EXPECT_TRUE(one.training(1, 2, 3, 8, 16).bytes.equal(other.training(1, 2, 3, 8, 16).bytes));
   EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(9, 2, 3, 8, 16).bytes));
   EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(1, 9, 3, 8, 16).bytes));
   EXPECT_FALSE(one.training(1, 2, 3, 8, 16).bytes.equal(one.training(1, 2, 9, 8, 16).bytes));
 }
 
-TEST_F(GptData, TrainingNeverReadsTheLastTwentieth) {
+TEST_F(GptDataTest, NeverTrainsOnTheLastTwentieth) {
   const Text text(plain(std::string(9500, 'a') + std::string(500, 'b')));
   for (int64_t step = 0; step < 300; ++step) {
     const auto batch = text.training(1, step, 0, 32, 64);
@@ -96,7 +97,7 @@ TEST_F(GptData, TrainingNeverReadsTheLastTwentieth) {
   }
 }
 
-TEST_F(GptData, ValidationWindowsLieSideBySideInTheLastTwentieth) {
+TEST_F(GptDataTest, PlacesAdjacentValidationWindowsInTheLastTwentieth) {
   const std::string bytes = counting(40000);  // 2000 held out: three chunks of 32 windows of 20, and 80 bytes over
   const Text text(plain(bytes));
   ASSERT_EQ(text.validation_chunks(20), 3);
@@ -109,14 +110,14 @@ TEST_F(GptData, ValidationWindowsLieSideBySideInTheLastTwentieth) {
   }
 }
 
-TEST_F(GptData, AGzippedTextGivesTheSameBatches) {
+TEST_F(GptDataTest, GivesTheSameBatchesForAGzippedText) {
   const auto bytes = counting(20000);
   const Text one(plain(bytes)), other(gzipped(bytes));
   EXPECT_EQ(one.size(), other.size());
   EXPECT_TRUE(one.training(1, 2, 3, 8, 16).bytes.equal(other.training(1, 2, 3, 8, 16).bytes));
 }
 
-TEST_F(GptData, RefusesWhatItCannotReadWithTheRemedy) {
+TEST_F(GptDataTest, RejectsAnUnreadableFileWithARemedy) {
   EXPECT_EQ(refusal([] { Text("/no/such/file"); }),
             "data.text: /no/such/file: No such file or directory" + std::string(kRemedy));
   EXPECT_EQ(refusal([&] { Text{folder_.string()}; }),
@@ -126,7 +127,7 @@ TEST_F(GptData, RefusesWhatItCannotReadWithTheRemedy) {
   EXPECT_EQ(refusal([&] { Text{cut}; }), "data.text: " + cut + ": its gzip data is damaged or cut off" + kRemedy);
 }
 
-TEST_F(GptData, RefusesATextTooShortForTheContext) {
+TEST_F(GptDataTest, RejectsATextTooShortForTheContext) {
   const auto file = plain(std::string(100, 'a'));
   const Text text(file);
   EXPECT_EQ(refusal([&] { text.training(1, 0, 0, 1, 128); }),
@@ -134,7 +135,7 @@ TEST_F(GptData, RefusesATextTooShortForTheContext) {
   EXPECT_EQ(
       refusal([&] { text.validation_chunks(16); }),
       "data.text: " + file +
-          ": holds 100 bytes, a twentieth of which is too little for 32 validation samples of model.context = 16" +
+          ": holds 100 bytes; the last twentieth is too small for 32 validation samples of model.context = 16" +
           kRemedy);
 }
 

@@ -5,13 +5,13 @@
 namespace {
 
 const gpt::Config kSmall{2, 32, 4, 16, 0};
-const bool kOneThread = (torch::set_num_threads(1), true);  // small matrices on a busy machine: threads only wait
+const bool kOneThread = (torch::set_num_threads(1), true);  // small matrices: more threads would only wait
 
 torch::Tensor some_bytes(int64_t samples, int64_t length) {
   return torch::randint(0, gpt::kVocabulary, {samples, length}, torch::kLong);
 }
 
-TEST(GptModel, HasTheParametersOfTheFormula) {
+TEST(GptModelTest, HasTheNumberOfParametersOfTheFormula) {
   const gpt::Config c;
   gpt::Model model(c);
   int64_t count = 0;
@@ -24,8 +24,8 @@ TEST(GptModel, HasTheParametersOfTheFormula) {
   EXPECT_EQ(count, 1853568);
 }
 
-// gpt.toml's patterns for what is not decayed, and plain.cpp's rule, choose the same.
-TEST(GptModel, HasBiasesAndNormsByNameWhereTensorsAreNoMatrices) {
+// The patterns of gpt.toml and the rule of plain.cpp exempt the same parameters from weight decay.
+TEST(GptModelTest, NamesEveryTensorThatIsNotAMatrixAsBiasOrNorm) {
   const auto ends = [](const std::string& name, const std::string& end) {
     return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
   };
@@ -37,7 +37,7 @@ TEST(GptModel, HasBiasesAndNormsByNameWhereTensorsAreNoMatrices) {
   }
 }
 
-TEST(GptModel, DoesNotSeeTheFuture) {
+TEST(GptModelTest, IsCausal) {
   torch::manual_seed(1);
   gpt::Model model(kSmall);
   const auto bytes = some_bytes(2, 16);
@@ -48,13 +48,13 @@ TEST(GptModel, DoesNotSeeTheFuture) {
   EXPECT_FALSE(before.select(1, 10).allclose(after.select(1, 10), 0, 1e-6));
 }
 
-TEST(GptModel, BeginsAtTheEntropyOfAUniformGuess) {
+TEST(GptModelTest, StartsAtTheEntropyOfAUniformGuess) {
   torch::manual_seed(1);
   gpt::Model model(gpt::Config{});
   EXPECT_NEAR(model->loss(some_bytes(8, 128), some_bytes(8, 128)).item<double>(), std::log(256.0), 0.1);
 }
 
-TEST(GptModel, TrainsInBf16WithAnFp32Loss) {
+TEST(GptModelTest, TrainsInBf16WithAnFp32Loss) {
   torch::manual_seed(1);
   gpt::Model model(kSmall);
   model->to(torch::kBFloat16);
@@ -67,7 +67,7 @@ TEST(GptModel, TrainsInBf16WithAnFp32Loss) {
   }
 }
 
-TEST(GptModel, DropsInTrainingOnly) {
+TEST(GptModelTest, AppliesDropoutInTrainingOnly) {
   torch::manual_seed(1);
   auto config = kSmall;
   config.dropout = 0.5;
@@ -78,7 +78,7 @@ TEST(GptModel, DropsInTrainingOnly) {
   EXPECT_TRUE(model->forward(bytes).equal(model->forward(bytes)));
 }
 
-TEST(GptModel, SamplesTheSameForTheSameSeedAndLeavesTheRandomStateAlone) {
+TEST(GptModelTest, SamplesDeterministicallyWithoutChangingTheGlobalRandomState) {
   torch::manual_seed(1);
   gpt::Model model(kSmall);
   const auto before = at::detail::getDefaultCPUGenerator().get_state();
@@ -90,7 +90,7 @@ TEST(GptModel, SamplesTheSameForTheSameSeedAndLeavesTheRandomStateAlone) {
   EXPECT_NE(model->sample("abc", 40, 6), one);
 }
 
-TEST(GptModel, RefusesAWidthThatHeadsDoNotDivide) {
+TEST(GptModelTest, RejectsAWidthThatHeadsDoNotDivide) {
   auto config = kSmall;
   config.heads = 5;
   EXPECT_THROW(gpt::Model{config}, std::invalid_argument);

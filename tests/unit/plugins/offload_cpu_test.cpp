@@ -1,4 +1,4 @@
-// The tier of memory.
+// The host-memory tier.
 #include <fstream>
 
 #include "memory.hpp"
@@ -14,22 +14,22 @@ int64_t resident() {
   return pages * ::sysconf(_SC_PAGESIZE);
 }
 
-TEST(CpuTier, HasItsMemoryWhenItGivesASlotAndGivesItBack) {
+TEST(CpuTierTest, PopulatesMemoryOnReserveAndReturnsItOnRelease) {
   const Tier tier("cpu");
   const zr_offload_caps caps = tier.caps();
   EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_TIER_MAPPABLE));
   EXPECT_EQ(caps.device_types, 2u);
   EXPECT_EQ(caps.io_align, 1u);
   EXPECT_GT(caps.capacity, uint64_t{64} << 20);
-  const int64_t before = resident(), bytes = (200 << 20) + 4097;  // more than one piece is populated, no power of two
+  const int64_t before = resident(), bytes = (200 << 20) + 4097;  // more than one populated piece; not a power of two
   const uint64_t slot = tier.reserve(static_cast<uint64_t>(bytes));
   EXPECT_GE(resident() - before, bytes);
-  EXPECT_LT(resident() - before, bytes + (4 << 20)) << "no more than was asked for";
+  EXPECT_LT(resident() - before, bytes + (4 << 20)) << "no more than requested";
   tier.release(slot);
   EXPECT_LT(resident() - before, 4 << 20);
 }
 
-TEST(CpuTier, IsUsedInPlace) {
+TEST(CpuTierTest, IsUsedInPlace) {
   const Tier tier("cpu");
   const uint64_t slot = tier.reserve(10000);
   zr_view view{};
@@ -47,7 +47,7 @@ TEST(CpuTier, IsUsedInPlace) {
   EXPECT_EQ(tier.api().map(tier.self(), 99, &view, &error), ZR_INVALID);
 }
 
-TEST(CpuTier, CopiesLargeRangesFromAnyAddressToAny) {
+TEST(CpuTierTest, CopiesLargeRangesBetweenAnyAddresses) {
   const Tier tier("cpu");
   constexpr std::size_t kBytes = (9 << 20) + 77;
   const uint64_t slot = tier.reserve(kBytes);
@@ -59,33 +59,34 @@ TEST(CpuTier, CopiesLargeRangesFromAnyAddressToAny) {
   }
 }
 
-TEST(CpuTier, SaysHowMuchIsNeededAndHowMuchIsThere) {
+TEST(CpuTierTest, ReportsRequiredAndAvailableBytes) {
   const Tier tier("cpu");
   const Answer answer = tier.reserve_fails(uint64_t{1} << 45);
   EXPECT_EQ(answer.code, ZR_NOMEM);
-  EXPECT_EQ(answer.text.find("tier cpu: 35184372088832 bytes for 'masters' are not to be had: "), 0u) << answer.text;
-  EXPECT_NE(answer.text.find(" are there ("), std::string::npos) << answer.text;
+  EXPECT_EQ(answer.text.find("tier cpu: cannot allocate 35184372088832 bytes for 'masters': "), 0u) << answer.text;
+  EXPECT_NE(answer.text.find(" bytes are available ("), std::string::npos) << answer.text;
   EXPECT_NE(answer.text.find("; offload less, run fewer ranks on this host, or offload to a disk"), std::string::npos);
 }
 
-TEST(CpuTier, IsNotPinnedWhereThereIsNoDevice) {
-  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "there is a device";
+TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
+  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "this machine has a device";
   EXPECT_NO_THROW(Tier("cpu", {"pin=\"auto\""}));
   try {
     const Tier tier("cpu", {"pin=\"true\""});
-    FAIL() << "it was made";
+    FAIL() << "the tier was created";
   } catch (const host::Failure& failure) {
     EXPECT_EQ(failure.exit(), host::Exit::environment);
-    EXPECT_NE(std::string(failure.what())
-                  .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (/dev/nvidia0 is not there); "
-                        "give \"auto\" or \"false\""),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(failure.what())
+            .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (/dev/nvidia0 does not exist); "
+                  "set \"auto\" or \"false\""),
+        std::string::npos)
         << failure.what();
   }
 }
 
-// Folders as the kernel shows them.
-TEST(CpuTier, HeedsTheLeastOfTheMachineAndItsControlGroups) {
+// Uses a copy of the kernel's folders.
+TEST(CpuTierTest, RespectsTheSmallestLimitOfMachineAndControlGroups) {
   const Scratch root;
   const auto room = [&] { return cpu::available_memory(root.folder().string()); };
   EXPECT_EQ(room().bytes, -1);
@@ -95,11 +96,11 @@ TEST(CpuTier, HeedsTheLeastOfTheMachineAndItsControlGroups) {
   root.write("proc/self/cgroup", "9:cpu,memory:/jobs/one\n0::/slice/unit\n");
   root.write("sys/fs/cgroup/slice/unit/memory.max", "max\n");
   root.write("sys/fs/cgroup/slice/unit/memory.current", "10\n");
-  EXPECT_EQ(room().bytes, 50 * 1024) << "a group without a limit bounds nothing";
+  EXPECT_EQ(room().bytes, 50 * 1024) << "a group without a limit has no effect";
   root.write("sys/fs/cgroup/slice/memory.max", "20000\n");
   root.write("sys/fs/cgroup/slice/memory.current", "15000\n");
   root.write("sys/fs/cgroup/slice/memory.stat", "anon 5\ninactive_file 1000\n");
-  EXPECT_EQ(room().bytes, 6000) << "the group above counts, and cache is given up";
+  EXPECT_EQ(room().bytes, 6000) << "the parent group's limit applies, and inactive cache can be reclaimed";
   root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9000\n");
   root.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "8500\n");
   EXPECT_EQ(room().bytes, 500);

@@ -1,4 +1,4 @@
-// Disks that fail, lie, dawdle or are full: the tests' own build of the tier, with faults.
+// Disks that fail, return wrong data, are slow or full: uses the build of the tier with fault injection.
 #include <chrono>
 
 #include "unit/plugins/offload_rig.hpp"
@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
 
-class FailingDisk : public testing::TestWithParam<const char*> {
+class NvmeFaultTest : public testing::TestWithParam<const char*> {
  protected:
-  ~FailingDisk() override { ::unsetenv("ZR_TIER_FAULT"); }
+  ~NvmeFaultTest() override { ::unsetenv("ZR_TIER_FAULT"); }
   Tier open(const std::string& fault, std::vector<std::string> more = {}) const {
     ::setenv("ZR_TIER_FAULT", fault.c_str(), 1);
     more.push_back(std::string("engine=") + GetParam());
@@ -21,7 +21,7 @@ class FailingDisk : public testing::TestWithParam<const char*> {
   Scratch scratch_;
 };
 
-TEST_P(FailingDisk, HasItsShortTransfersFinished) {
+TEST_P(NvmeFaultTest, CompletesShortTransfers) {
   for (const std::string fault : {"read=SHORT", "write=SHORT", "read=SHORT@3,write=SHORT@2"}) {
     const Tier tier = open(fault);
     const Pages in = filled(5 * kMiB, 1), out(5 * kMiB);
@@ -32,7 +32,7 @@ TEST_P(FailingDisk, HasItsShortTransfersFinished) {
   }
 }
 
-TEST_P(FailingDisk, IsNamedWithFilePlaceCauseAndRemedy) {
+TEST_P(NvmeFaultTest, NamesFileOffsetCauseAndRemedy) {
   const Tier tier = open("read=EIO@3,write=EIO@6", {"depth=1"});
   const Pages in = filled(8 * kMiB, 1), out(8 * kMiB);
   const uint64_t slot = tier.reserve(8 * kMiB);
@@ -43,22 +43,23 @@ TEST_P(FailingDisk, IsNamedWithFilePlaceCauseAndRemedy) {
   };
   const Answer write = tier.wait(tier.begin_write(parts(in)));
   EXPECT_EQ(write.code, ZR_IO);
-  EXPECT_EQ(write.native, 2) << "the sixth MiB is of the third transfer";
-  EXPECT_EQ(write.text, file() +
-                            "writing 1048576 bytes at byte 5242880 failed: Input/output error; the disk fails; "
-                            "name a folder on another one with offload.nvme.path");
+  EXPECT_EQ(write.native, 2) << "the sixth MiB belongs to the third transfer";
+  EXPECT_EQ(write.text,
+            file() +
+                "writing 1048576 bytes at byte 5242880 failed: Input/output error; the disk may be failing; "
+                "set offload.nvme.path to a folder on another disk");
   EXPECT_GOOD(tier.wait(tier.begin_write(parts(in))));
   const Answer read = tier.read(parts(out));
   EXPECT_EQ(read.code, ZR_IO);
   EXPECT_EQ(read.native, 1);
   EXPECT_EQ(read.text, file() +
-                           "reading 1048576 bytes at byte 2097152 failed: Input/output error; the disk fails; "
-                           "name a folder on another one with offload.nvme.path");
+                           "reading 1048576 bytes at byte 2097152 failed: Input/output error; the disk may be failing; "
+                           "set offload.nvme.path to a folder on another disk");
   EXPECT_GOOD(tier.read(parts(out)));
-  EXPECT_TRUE(in == out) << "a failure is its own request's alone";
+  EXPECT_TRUE(in == out) << "a failure affects only its own request";
 }
 
-TEST_P(FailingDisk, FailsOneRequestOfManyThatAreUnderWay) {
+TEST_P(NvmeFaultTest, FailsOnlyTheAffectedRequest) {
   const Tier tier = open("write=EIO@20");
   const Pages in = filled(32 * kMiB, 1);
   const uint64_t slot = tier.reserve(in.size());
@@ -70,7 +71,7 @@ TEST_P(FailingDisk, FailsOneRequestOfManyThatAreUnderWay) {
   EXPECT_EQ(failed, 1);
 }
 
-TEST_P(FailingDisk, ThatIsFullInMidWriteSaysSo) {
+TEST_P(NvmeFaultTest, ReportsADiskThatBecomesFullDuringAWrite) {
   const Tier tier = open("write=ENOSPC@1");
   const Answer answer = tier.write({whole(tier.reserve(kMiB), Pages(kMiB))});
   EXPECT_EQ(answer.code, ZR_IO);
@@ -79,7 +80,7 @@ TEST_P(FailingDisk, ThatIsFullInMidWriteSaysSo) {
                              "or name a larger disk with offload.nvme.path");
 }
 
-TEST_P(FailingDisk, ThatFlipsABitIsFoundOut) {
+TEST_P(NvmeFaultTest, DetectsAFlippedBit) {
   const Tier tier = open("flip@2", {"depth=1"});
   const Pages in = filled(3 * kMiB, 1), out(3 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
@@ -88,15 +89,15 @@ TEST_P(FailingDisk, ThatFlipsABitIsFoundOut) {
   EXPECT_EQ(answer.code, ZR_IO);
   EXPECT_EQ(answer.native, 1);
   EXPECT_EQ(answer.text, file() +
-                             "reading 4096 bytes at byte 1048576 gave what is not what was written; the disk "
-                             "fails; name a folder on another one with offload.nvme.path");
+                             "reading 4096 bytes at byte 1048576 returned other data than was written; the disk "
+                             "may be failing; set offload.nvme.path to a folder on another disk");
   EXPECT_GOOD(tier.read({part_of(slot, 2 * kMiB, out, 0, kMiB)}));
   EXPECT_GOOD(tier.write({whole(slot, in)}));
   EXPECT_GOOD(tier.read({whole(slot, out)}));
   EXPECT_TRUE(in == out);
 }
 
-TEST_P(FailingDisk, IsBelievedWithoutChecksums) {
+TEST_P(NvmeFaultTest, DoesNotDetectAFlippedBitWithoutChecksums) {
   const Tier tier = open("flip@1", {"checksum=false"});
   const Pages in = filled(kMiB, 1), out(kMiB);
   const uint64_t slot = tier.reserve(in.size());
@@ -107,7 +108,7 @@ TEST_P(FailingDisk, IsBelievedWithoutChecksums) {
   EXPECT_EQ(std::memcmp(out.data() + 1, in.data() + 1, kMiB - 1), 0);
 }
 
-TEST_P(FailingDisk, ThatIsSlowDelaysNobodyWhoDoesNotWait) {
+TEST_P(NvmeFaultTest, SlowDiskDelaysOnlyCallersThatWait) {
   using Clock = std::chrono::steady_clock;
   const Tier tier = open("slow=300ms");
   const Pages in = filled(kMiB, 1), out(kMiB);
@@ -122,10 +123,10 @@ TEST_P(FailingDisk, ThatIsSlowDelaysNobodyWhoDoesNotWait) {
   EXPECT_TRUE(in == out);
 }
 
-INSTANTIATE_TEST_SUITE_P(With, FailingDisk, testing::Values("uring", "threads"),
+INSTANTIATE_TEST_SUITE_P(With, NvmeFaultTest, testing::Values("uring", "threads"),
                          [](const auto& engine) { return engine.param; });
 
-TEST(NvmeTier, CountsItsChecksumsWhileASlotIsThere) {
+TEST(NvmeTierTest, CountsChecksumMemoryWhileASlotIsReserved) {
   const Scratch scratch;
   const Tier tier("nvme", {"path=\"" + scratch.folder().string() + "\""});
   const uint64_t slot = tier.reserve(10 * kMiB + 1), other = tier.reserve(4096);
@@ -137,7 +138,7 @@ TEST(NvmeTier, CountsItsChecksumsWhileASlotIsThere) {
   EXPECT_TRUE(tier.ledger.holders().empty());
 }
 
-TEST(NvmeTier, SaysWhatItIs) {
+TEST(NvmeTierTest, ReportsItsCapabilities) {
   const Scratch scratch;
   const Tier tier("nvme", {"path=\"" + scratch.folder().string() + "\"", "block_bytes=256KiB", "depth=5"});
   const zr_offload_caps caps = tier.caps();
@@ -158,30 +159,31 @@ std::string refusal(const std::vector<std::string>& values, const std::string& f
   } catch (const host::Failure& failure) {
     return failure.what();
   }
-  return "it was made";
+  return "the tier was created";
 }
 
-TEST(NvmeTier, RefusesWhatItCannotUse) {
+TEST(NvmeTierTest, RejectsInvalidSettings) {
   const Scratch scratch;
   const std::string file = scratch.write("file", "x"), path = "path=\"" + scratch.folder().string() + "\"";
   EXPECT_NE(refusal({"path=\"" + scratch.path("none") + "\""})
-                .find("tier nvme: " + scratch.path("none") +
-                      " is not to be had: No such file or directory; name a "
-                      "folder on a disk with offload.nvme.path, which this user may write"),
+                .find("tier nvme: cannot access " + scratch.path("none") +
+                      ": No such file or directory; set offload.nvme.path to a "
+                      "folder on a disk that this user may write to"),
             std::string::npos);
-  EXPECT_NE(refusal({"path=\"" + file + "\""}).find(file + " is no folder"), std::string::npos);
+  EXPECT_NE(refusal({"path=\"" + file + "\""}).find(file + " is not a folder"), std::string::npos);
   EXPECT_NE(refusal({"path=\"/tmp::/tmp\""}).find("has an empty folder; write \"/a:/b\""), std::string::npos);
-  EXPECT_NE(refusal({path, "block_bytes=5000"}).find("block_bytes = 5000 is no multiple of 4096"), std::string::npos);
+  EXPECT_NE(refusal({path, "block_bytes=5000"}).find("block_bytes = 5000 is not a multiple of 4096"),
+            std::string::npos);
   EXPECT_NE(refusal({}).find("path"), std::string::npos);
   ::setenv("ZR_TIER_FAULT", "uring=EPERM", 1);
-  EXPECT_NE(refusal({path, "engine=uring"}, kFailing).find("io_uring is refused here: Operation not permitted; allow "),
+  EXPECT_NE(refusal({path, "engine=uring"}, kFailing).find("cannot use io_uring: Operation not permitted; permit it "),
             std::string::npos);
-  EXPECT_EQ(refusal({path, "engine=auto"}, kFailing), "it was made");
+  EXPECT_EQ(refusal({path, "engine=auto"}, kFailing), "the tier was created");
   ::unsetenv("ZR_TIER_FAULT");
 }
 
-// In a mount namespace of its own.
-TEST(NvmeTier, SaysWhenItReservesThatTheDiskIsTooSmall) {
+// Runs in a separate mount namespace.
+TEST(NvmeTierTest, ReportsATooSmallDiskOnReserve) {
   const Scratch scratch;
   const int code = in_child([&] {
     if (!own_disk(scratch.folder().string(), "size=8m")) ::_exit(77);
@@ -191,10 +193,10 @@ TEST(NvmeTier, SaysWhenItReservesThatTheDiskIsTooSmall) {
     const Answer answer = tier.reserve_fails(5 * kMiB);
     EXPECT_EQ(answer.code, ZR_IO);
     EXPECT_EQ(answer.native, ENOSPC);
-    EXPECT_EQ(answer.text, "tier nvme: " + scratch.folder().string() +
-                               ": 5242880 bytes are needed there, 3145728 are free: No space left on device; free "
-                               "space there, or name a larger disk with offload.nvme.path");
-    const uint64_t small = tier.reserve(3 * kMiB);  // what was refused took nothing
+    EXPECT_EQ(answer.text, "tier nvme: cannot reserve 5242880 bytes in " + scratch.folder().string() +
+                               ", 3145728 bytes are free: No space left on device; free "
+                               "disk space there, or set offload.nvme.path to a larger disk");
+    const uint64_t small = tier.reserve(3 * kMiB);  // the rejected reservation takes no space
     const Pages in = filled(3 * kMiB, 1), out(3 * kMiB);
     EXPECT_GOOD(tier.write({whole(small, in)}));
     EXPECT_GOOD(tier.read({whole(small, out)}));
@@ -203,7 +205,7 @@ TEST(NvmeTier, SaysWhenItReservesThatTheDiskIsTooSmall) {
     tier.release(small);
     tier.reserve(8 * kMiB);
   });
-  if (code == 77) GTEST_SKIP() << "no mount namespace here";
+  if (code == 77) GTEST_SKIP() << "this machine does not allow mount namespaces";
   EXPECT_EQ(code, 0);
 }
 

@@ -1,5 +1,5 @@
-// What a tier on disk leaves behind, and where it may not do what it likes: processes of their own, which are killed,
-// or forbidden io_uring, unnamed files or locked memory by the kernel.
+// The files that a disk tier leaves behind, and its behavior under restrictions: child processes that are killed, or to
+// which the kernel forbids io_uring, unnamed files or locked memory.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,7 +30,7 @@ void expect_round_trip(const Tier& tier) {
   EXPECT_TRUE(in == out);
 }
 
-// From now on a system call fails in this process, if all `bits` of an argument are set.
+// Makes a system call of this process fail from now on if all `bits` of an argument are set.
 bool forbid(int call, int error, unsigned argument = 0, uint32_t bits = 0) {
   const uint32_t word = static_cast<uint32_t>(offsetof(seccomp_data, args) + 8 * argument);
   sock_filter program[] = {
@@ -47,7 +47,7 @@ bool forbid(int call, int error, unsigned argument = 0, uint32_t bits = 0) {
 }
 bool forbid_unnamed_files() { return forbid(SYS_openat, EOPNOTSUPP, 2, O_TMPFILE & ~O_DIRECTORY); }
 
-TEST(NvmeFiles, HaveNoNameAndOutliveTheirFolder) {
+TEST(NvmeFilesTest, AreUnnamedAndOutliveTheirFolder) {
   const Scratch scratch;
   const std::string folder = scratch.path("swap");
   fs::create_directory(folder);
@@ -68,7 +68,7 @@ uint64_t free_in(const std::string& folder) {
   return disk.f_bavail * disk.f_frsize;
 }
 
-TEST(NvmeFiles, LeaveNothingWhenTheProcessIsKilled) {
+TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   const auto killed = [&](bool alone) {
@@ -78,7 +78,7 @@ TEST(NvmeFiles, LeaveNothingWhenTheProcessIsKilled) {
       const Pages in = filled(32 * kMiB, 1);
       const uint64_t slot = tier.reserve(in.size());
       if (alone) {
-        EXPECT_LE(free_in(folder) + 32 * kMiB, before) << "it is there";
+        EXPECT_LE(free_in(folder) + 32 * kMiB, before) << "the file exists";
       }
       tier.begin_write({whole(slot, in)});
       if (!testing::Test::HasFailure()) ::raise(SIGKILL);
@@ -86,7 +86,7 @@ TEST(NvmeFiles, LeaveNothingWhenTheProcessIsKilled) {
   };
   EXPECT_EQ(killed(false), 128 + SIGKILL);
   EXPECT_TRUE(names_in(folder).empty());
-  // To the byte, where nobody else writes.
+  // Exact to the byte, because no other process writes there.
   const int code = in_child([&] {
     if (!own_disk(folder, "size=64m")) ::_exit(77);
     const uint64_t before = free_in(folder);
@@ -96,11 +96,11 @@ TEST(NvmeFiles, LeaveNothingWhenTheProcessIsKilled) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(free_in(folder), before);
   });
-  if (code == 77) GTEST_SKIP() << "no mount namespace here: only the names were looked at";
+  if (code == 77) GTEST_SKIP() << "this machine does not allow mount namespaces; only file names were checked";
   EXPECT_EQ(code, 0);
 }
 
-TEST(NvmeFiles, WithNamesStandInTheJobsFolderAsLongAsItRuns) {
+TEST(NvmeFilesTest, WithNamesExistInTheJobFolderWhileTheJobRuns) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -114,12 +114,12 @@ TEST(NvmeFiles, WithNamesStandInTheJobsFolderAsLongAsItRuns) {
                 expect_round_trip(tier);
                 expect_round_trip(second);
               }
-              EXPECT_TRUE(names_in(folder).empty()) << "an orderly end takes it along";
+              EXPECT_TRUE(names_in(folder).empty()) << "a normal end removes the folder";
             }),
             0);
 }
 
-TEST(NvmeFiles, ThatAKilledJobLeftAreRemovedByTheNext) {
+TEST(NvmeFilesTest, OfAKilledJobAreRemovedByTheNextJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -130,13 +130,13 @@ TEST(NvmeFiles, ThatAKilledJobLeftAreRemovedByTheNext) {
             }),
             128 + SIGKILL);
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-killed"});
-  fs::create_directory(scratch.path("zeroth-swap-empty"));  // killed before it had a lock
+  fs::create_directory(scratch.path("zeroth-swap-empty"));  // of a job that was killed before it took its lock
   scratch.write("zeroth-swap-notes.txt", "a user's own");
   const Tier next = open_in(folder, "next");
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-notes.txt"});
 }
 
-TEST(NvmeFiles, OfAJobThatRunsAreLeftAlone) {
+TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   int ready[2], go[2];
@@ -154,7 +154,7 @@ TEST(NvmeFiles, OfAJobThatRunsAreLeftAlone) {
     EXPECT_TRUE(in == out);
     EXPECT_TRUE(fs::exists(scratch.path("zeroth-swap-alive/rank-0")));
   });
-  ::close(ready[1]);  // its end is heard
+  ::close(ready[1]);  // signals the end of this process
   EXPECT_EQ(::read(ready[0], &byte, 1), 1);
   {
     const Tier tier = open_in(folder, "mine");
@@ -166,22 +166,22 @@ TEST(NvmeFiles, OfAJobThatRunsAreLeftAlone) {
   EXPECT_TRUE(names_in(folder).empty());
 }
 
-TEST(NvmeEngines, AreThreadsWhereTheKernelForbidsIoUring) {
+TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_setup, EPERM));
               testing::internal::CaptureStderr();
               const Tier tier = open_in(scratch.folder().string());
               const std::string said = testing::internal::GetCapturedStderr();
-              EXPECT_NE(said.find("io_uring is refused here: Operation not permitted"), std::string::npos) << said;
-              EXPECT_NE(said.find("threads read and write instead"), std::string::npos) << said;
+              EXPECT_NE(said.find("cannot use io_uring: Operation not permitted"), std::string::npos) << said;
+              EXPECT_NE(said.find("using threads instead"), std::string::npos) << said;
               expect_round_trip(tier);
               EXPECT_THROW(open_in(scratch.folder().string(), "job-1", "uring"), host::Failure);
             }),
             0);
 }
 
-TEST(NvmeEngines, AreThreadsWhereOnlyTheSecondCallOfIoUringIsForbidden) {
+TEST(NvmeEnginesTest, FallBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_enter, ENOSYS));
@@ -190,7 +190,7 @@ TEST(NvmeEngines, AreThreadsWhereOnlyTheSecondCallOfIoUringIsForbidden) {
             0);
 }
 
-TEST(NvmeEngines, UseMemoryThatWasAnnounced) {
+TEST(NvmeEnginesTest, UseRegisteredMemory) {
   const Scratch scratch;
   for (const std::string engine : {"auto", "threads"}) {
     const Tier tier = open_in(scratch.folder().string(), "job-1", engine);
@@ -209,8 +209,8 @@ TEST(NvmeEngines, UseMemoryThatWasAnnounced) {
   }
 }
 
-TEST(NvmeEngines, WorkWithoutLockedMemoryToo) {
-  if (::geteuid() != 0) GTEST_SKIP() << "root alone can become a user whose limit holds";
+TEST(NvmeEnginesTest, WorkWithoutLockedMemory) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can switch to a user with a locked-memory limit";
   const Scratch scratch;
   fs::permissions(scratch.folder(), fs::perms::all);
   EXPECT_EQ(in_child([&] {
@@ -223,8 +223,8 @@ TEST(NvmeEngines, WorkWithoutLockedMemoryToo) {
               host::CallError error;
               EXPECT_EQ(tier.api().reg(tier.self(), &view, &error), ZR_NOMEM);
               EXPECT_EQ(std::string(error.msg),
-                        "tier nvme: 4194304 bytes could not be registered with the kernel: Cannot allocate memory; "
-                        "transfers from there cost more (ulimit -l bounds what is locked)");
+                        "tier nvme: cannot register 4194304 bytes with the kernel: Cannot allocate memory; "
+                        "their transfers are slower (ulimit -l limits locked memory)");
               expect_round_trip(tier);
             }),
             0);

@@ -1,4 +1,4 @@
-// How slots are laid into files.
+// The layout of allocations in files.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -8,7 +8,7 @@
 namespace nvme {
 namespace {
 
-TEST(Stripes, GiveEachFileItsBlocksAndNoByteMore) {
+TEST(StripesTest, GiveEachFileExactlyItsBlocks) {
   for (const uint32_t files : {1u, 2u, 3u, 7u})
     for (uint64_t bytes = 0; bytes <= 100; ++bytes) {
       std::vector<uint64_t> counted(files);
@@ -18,7 +18,7 @@ TEST(Stripes, GiveEachFileItsBlocksAndNoByteMore) {
     }
 }
 
-TEST(Ranges, NeverOverlapAndComeBackWhole) {
+TEST(RangesTest, NeverOverlapAndMergeWhenFreed) {
   Ranges ranges;
   std::mt19937 random(3);
   std::vector<std::pair<uint64_t, uint64_t>> held;
@@ -37,16 +37,16 @@ TEST(Ranges, NeverOverlapAndComeBackWhole) {
   for (const auto& [at, bytes] : held) ranges.release(at, bytes);
   EXPECT_LT(ranges.end(), 20u * 50 * 3);
   const uint64_t end = ranges.end();
-  EXPECT_EQ(ranges.take(end), 0u) << "all of it is one range again";
+  EXPECT_EQ(ranges.take(end), 0u) << "the free space is one range again";
   EXPECT_EQ(ranges.end(), end);
 }
 
-TEST(Ranges, ForgetWhatTheDiskDidNotGive) {
+TEST(RangesTest, ForgetBytesThatTheDiskDidNotAllocate) {
   Ranges ranges;
   EXPECT_EQ(ranges.take(10), 0u);
   EXPECT_EQ(ranges.take(10), 10u);
   ranges.release(10, 10);
-  EXPECT_EQ(ranges.take(30), 10u);  // what is free at the end, and more
+  EXPECT_EQ(ranges.take(30), 10u);  // the free range at the end, and more
   ranges.release(10, 30);
   ranges.cut(20);
   EXPECT_EQ(ranges.end(), 20u);

@@ -1,4 +1,4 @@
-// A tier's real library on a real host, for tests.
+// A tier's library on a host, for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace zr::test {
 
 inline const std::string kPlugins = ZR_BUILD_DIR "/plugins", kFailing = ZR_BUILD_DIR "/tests/plugins/failing";
 
-/// Memory that transfers may use: whole pages.
+/// Page-aligned memory for transfers.
 class Pages {
  public:
   explicit Pages(std::size_t bytes)
@@ -36,7 +36,7 @@ class Pages {
   ~Pages() { std::free(data_); }
   char* data() const { return data_; }
   std::size_t size() const { return bytes_; }
-  /// Bytes that `seed` determines.
+  /// Fills the memory with bytes that `seed` determines.
   Pages& fill(unsigned seed) {
     std::mt19937_64 random(seed);
     for (std::size_t i = 0; i + 8 <= bytes_; i += 8) {
@@ -70,7 +70,7 @@ struct Answer {
   std::string text;
 };
 
-/// An opened tier. `values`: "path=/x".
+/// An opened tier. `values` are settings such as "path=/x".
 class Tier {
  public:
   explicit Tier(const std::string& id, const std::vector<std::string>& values = {},
@@ -117,10 +117,10 @@ class Tier {
   }
   void release(uint64_t slot) const { api().release(self(), slot); }
 
-  /// Complete on return.
+  /// A transfer that is complete on return.
   Answer write(const std::vector<zr_transfer>& all) const { return now(api().write, all); }
   Answer read(const std::vector<zr_transfer>& all) const { return now(api().read, all); }
-  /// Begun: to be waited for.
+  /// Starts a transfer; the caller must wait for it.
   zr_done* begin_write(const std::vector<zr_transfer>& all) const { return begin(api().write, all); }
   zr_done* begin_read(const std::vector<zr_transfer>& all) const { return begin(api().read, all); }
   Answer wait(zr_done* done) const {
@@ -147,7 +147,7 @@ class Tier {
     zr_done* done = async_->done_new(host.abi());
     host::CallError error;
     host::check(call(self(), all.data(), static_cast<uint32_t>(all.size()), nullptr, done, &error), error, "begin");
-    if (!all.empty()) std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the list may go
+    if (!all.empty()) std::memset(all.data(), 0xff, all.size() * sizeof(zr_transfer));  // the tier has copied the list
     return done;
   }
   std::string job_id_;
@@ -166,7 +166,7 @@ class Tier {
 #define EXPECT_GOOD(answer) \
   if (const Answer said = (answer); said.code != ZR_OK) ADD_FAILURE() << said.code << " " << said.text
 
-/// fn in a process of its own, which ends 1 for an exception, printed, or a failed expectation.
+/// Runs fn in a child process. Its exit code is 1 after a failed expectation or an exception, which it prints.
 class Child {
  public:
   template <class F>
@@ -184,7 +184,7 @@ class Child {
     std::fflush(nullptr);
     ::_exit(code);
   }
-  /// Its exit status; 128 and more: a signal. Once.
+  /// Waits for the child and returns its exit status; 128 and above: a signal. Call once.
   int wait() const {
     int status = 0;
     ::waitpid(pid_, &status, 0);
@@ -199,13 +199,13 @@ int in_child(F&& fn) {
   return Child(fn).wait();
 }
 
-/// A tmpfs at `folder`, for this process alone. False: none is to be had.
+/// Mounts a tmpfs at `folder` for this process only. False if that is not allowed.
 inline bool own_disk(const std::string& folder, const char* size) {
   return ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          ::mount("none", folder.c_str(), "tmpfs", 0, size) == 0;
 }
 
-/// Names in a folder.
+/// The file names in a folder.
 inline std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   for (const auto& one : std::filesystem::directory_iterator(folder)) names.push_back(one.path().filename().string());

@@ -1,4 +1,4 @@
-// What every tier promises, of each of them.
+// The contract of tiers, tested for each tier.
 #include <atomic>
 
 #include "unit/plugins/offload_rig.hpp"
@@ -10,11 +10,11 @@ struct MemoryKind {
   const char* name;
   std::string id;
   std::vector<std::string> values;
-  int folders;  // that it stripes over
+  int folders;  // folders that the tier stripes over
   friend void PrintTo(const MemoryKind& kind, std::ostream* out) { *out << kind.name; }
 };
 
-class Tiers : public testing::TestWithParam<MemoryKind> {
+class TiersTest : public testing::TestWithParam<MemoryKind> {
  protected:
   Tier open(std::vector<std::string> more = {}) const {
     std::vector<std::string> values = GetParam().values;
@@ -31,7 +31,7 @@ class Tiers : public testing::TestWithParam<MemoryKind> {
   Scratch scratch_;
 };
 
-TEST_P(Tiers, GiveBackRandomRangesAsTheyWereLastWritten) {
+TEST_P(TiersTest, ReturnRandomRangesAsLastWritten) {
   const Tier tier = open();
   std::mt19937 random(7);
   const std::size_t align = tier.caps().io_align;
@@ -67,7 +67,7 @@ TEST_P(Tiers, GiveBackRandomRangesAsTheyWereLastWritten) {
   }
 }
 
-TEST_P(Tiers, ResolveOneCompletionWhenAllItsTransfersAreOver) {
+TEST_P(TiersTest, ResolveOneCompletionWhenAllItsTransfersEnd) {
   const Tier tier = open();
   const std::size_t bytes = 8192;
   const Pages all = filled(200 * bytes, 3), got(200 * bytes);
@@ -84,7 +84,7 @@ TEST_P(Tiers, ResolveOneCompletionWhenAllItsTransfersAreOver) {
   EXPECT_GOOD(tier.read({}));
 }
 
-TEST_P(Tiers, ServeSeveralThreadsWithManyCompletionsEach) {
+TEST_P(TiersTest, ServeSeveralThreadsWithManyCompletionsEach) {
   const Tier tier = open();
   constexpr std::size_t kBytes = 65536, kCount = 40;
   std::vector<uint64_t> slots;
@@ -108,7 +108,7 @@ TEST_P(Tiers, ServeSeveralThreadsWithManyCompletionsEach) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_P(Tiers, RefuseATransferThatIsNoneOfTheirSlots) {
+TEST_P(TiersTest, RejectTransfersOutsideTheirAllocations) {
   const Tier tier = open();
   const std::string who = "tier " + GetParam().id + ": transfer ";
   const Pages memory(16384);
@@ -119,22 +119,23 @@ TEST_P(Tiers, RefuseATransferThatIsNoneOfTheirSlots) {
     EXPECT_EQ(answer.native, 1);
     return answer.text;
   };
-  EXPECT_EQ(text(whole(999, memory)), who + "1 is of slot 999, which is not reserved");
-  EXPECT_EQ(text(whole(slot, memory)), who + "1 (16384 bytes at byte 0) goes beyond its slot of 8192 bytes");
+  EXPECT_EQ(text(whole(999, memory)), who + "1 refers to allocation 999, which is not reserved");
+  EXPECT_EQ(text(whole(slot, memory)), who + "1 (16384 bytes at byte 0) exceeds its allocation of 8192 bytes");
   EXPECT_EQ(text(part_of(slot, ~uint64_t{4095}, memory, 0, 4096)),
-            who + "1 (4096 bytes at byte 18446744073709547520) goes beyond its slot of 8192 bytes");
+            who + "1 (4096 bytes at byte 18446744073709547520) exceeds its allocation of 8192 bytes");
   zr_transfer other = part_of(slot, 0, memory, 0, 4096);
   other.memory.device = {2, 0};
-  EXPECT_EQ(text(other), who + "1 is not of bytes in the CPU's memory");
+  EXPECT_EQ(text(other), who + "1 must be a view of bytes in CPU memory");
   if (!on_disk()) return;
-  const std::string rule = ") is no multiple of 4096 in offset, length and address; round up: slots have room for it";
+  const std::string rule =
+      "): offset, length and address must be multiples of 4096; round up, allocations have space for it";
   EXPECT_EQ(text(part_of(slot, 512, memory, 0, 4096)), who + "1 (4096 bytes at byte 512" + rule);
   EXPECT_EQ(text(part_of(slot, 0, memory, 0, 4095)), who + "1 (4095 bytes at byte 0" + rule);
   EXPECT_EQ(text(part_of(slot, 0, memory, 64, 4096)),
-            who + "1 (4096 bytes at byte 0, to or from an odd address" + rule);
+            who + "1 (4096 bytes at byte 0, at an unaligned address" + rule);
 }
 
-TEST_P(Tiers, FinishWhatIsUnderWayBeforeTheyGo) {
+TEST_P(TiersTest, FinishTransfersBeforeDestruction) {
   const Pages all = filled(8 << 20, 5);
   std::vector<zr_done*> dones;
   const zr_async_service* async = nullptr;
@@ -152,8 +153,8 @@ TEST_P(Tiers, FinishWhatIsUnderWayBeforeTheyGo) {
   }
 }
 
-TEST_P(Tiers, LetAThousandTransfersWaitTheirTurn) {
-  if (!on_disk()) GTEST_SKIP() << "memory has no queue";
+TEST_P(TiersTest, QueueAThousandTransfers) {
+  if (!on_disk()) GTEST_SKIP() << "the memory tier has no queue";
   const Tier tier = open({"depth=1"});
   EXPECT_EQ(tier.caps().io_depth, 1u);
   constexpr std::size_t kBytes = 4096, kCount = 1000;
@@ -170,8 +171,8 @@ TEST_P(Tiers, LetAThousandTransfersWaitTheirTurn) {
   EXPECT_TRUE(got == all);
 }
 
-TEST_P(Tiers, UseReleasedRoomAgain) {
-  if (!on_disk()) GTEST_SKIP() << "memory goes back to the kernel";
+TEST_P(TiersTest, ReuseReleasedSpace) {
+  if (!on_disk()) GTEST_SKIP() << "the memory tier returns memory to the kernel";
   const Tier tier = open();
   const uint64_t one = tier.reserve(16 << 20), before = tier.caps().capacity;
   uint64_t slot = one;
@@ -183,7 +184,7 @@ TEST_P(Tiers, UseReleasedRoomAgain) {
   EXPECT_LT(std::abs(moved), int64_t{200} << 20) << "fifty slots of 16 MiB at a time would take 800";
 }
 
-// What a machine's profile says of any path: "/unknown" nothing, "/odd" what cannot be.
+// The values of the machine profile for a path: none for "/unknown", invalid ones for "/odd".
 zr_code measured(const zr_host*, const char* path, uint64_t* block_bytes, uint32_t* depth) {
   const std::string folder = std::filesystem::path(path).filename().string();
   if (folder == "unknown") return ZR_UNSUPPORTED;
@@ -192,7 +193,7 @@ zr_code measured(const zr_host*, const char* path, uint64_t* block_bytes, uint32
   return ZR_OK;
 }
 
-TEST(NvmeTransfers, AreAsKeysThenTheProfileThenNobodySay) {
+TEST(NvmeTransfersTest, UseKeysThenTheMachineProfileThenDefaults) {
   constexpr zr_machine_service kMachine{sizeof(zr_machine_service), 0, measured};
   const Scratch scratch;
   using Size = std::pair<uint64_t, uint64_t>;
@@ -203,7 +204,7 @@ TEST(NvmeTransfers, AreAsKeysThenTheProfileThenNobodySay) {
     const zr_offload_caps caps = Tier("nvme", keys, kPlugins, "job-1", machine).caps();
     const std::string said = testing::internal::GetCapturedStderr();
     const bool all_given = keys.size() == 3;
-    EXPECT_EQ(said.find("as `zeroth tune` found best for " + scratch.path(folder)) != said.npos,
+    EXPECT_EQ(said.find("`zeroth tune` measured for " + scratch.path(folder)) != said.npos,
               machine && folder == "known" && !all_given)
         << said;
     return Size{caps.io_bytes, caps.io_depth};
@@ -219,7 +220,7 @@ TEST(NvmeTransfers, AreAsKeysThenTheProfileThenNobodySay) {
 
 std::string pin_of(const std::string& name) { return name + "=\"false\""; }
 INSTANTIATE_TEST_SUITE_P(
-    Of, Tiers,
+    All, TiersTest,
     testing::Values(MemoryKind{"cpu", "cpu", {pin_of("pin")}, 0}, MemoryKind{"uring", "nvme", {"engine=uring"}, 1},
                     MemoryKind{"threads", "nvme", {"engine=threads"}, 1},
                     MemoryKind{"uring_striped", "nvme", {"engine=uring", "block_bytes=64KiB"}, 3},

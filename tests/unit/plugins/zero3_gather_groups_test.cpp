@@ -1,4 +1,4 @@
-// Cells: what a plan learns of a bucket without asking every rank is what every rank finds.
+// All-gather groups: sizes computed without querying every rank equal those that every rank computes.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -23,7 +23,7 @@ PlanInput input_of(std::mt19937& random, int world, bool frozen) {
   return in;
 }
 
-TEST(Zero3Cells, KnowABucketsSizeAndTheirOwnPartWithoutTheOtherRanks) {
+TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
   std::mt19937 random(3);
   for (const int world : {1, 2, 3, 7, 64, 1000})
     for (const int64_t bucket : {16384, 100000, 1 << 22})

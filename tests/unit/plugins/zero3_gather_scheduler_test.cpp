@@ -1,5 +1,5 @@
-// GatherScheduler alone: rank 0 of two, whose communicator writes down what it is given and completes it when it is
-// waited for.
+// GatherScheduler in isolation: rank 0 of two, with a communicator that records collectives and completes each one when
+// it is waited for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,22 +12,22 @@
 
 struct zr_done_s {
   int references = 1;
-  std::function<void()> complete;  // empty: it is
-  std::function<void()> lost;      // it was let go before
+  std::function<void()> complete;  // empty: already complete
+  std::function<void()> lost;      // called if the handle is released before completion
 };
 
 namespace {
 
 using testing::ElementsAre, testing::EndsWith, testing::HasSubstr, testing::IsEmpty;
 
-constexpr int64_t kElements = 2048, kBytes = kElements * 4;  // of a group
+constexpr int64_t kElements = 2048, kBytes = kElements * 4;  // per group
 constexpr int64_t kPlenty = int64_t{1} << 40;
 const std::string kUses = "a b c d d c b a";  // forward and backward
 
-// What every rank knows of group 'a', 'b', ...
+// The values of group 'a', 'b', ...
 float value(char group, int64_t element) { return static_cast<float>(10000 * (group - 'a' + 1) + element); }
 
-/// What GatherScheduler sees of the host and of the other rank.
+/// Simulates the host and the other rank.
 class Outside {
  public:
   Outside() = default;
@@ -35,11 +35,11 @@ class Outside {
   const zr_host* host() const { return &host_; }
   zr_comm_ref comm() { return {&kComm, this, 0, 2}; }
 
-  std::string started;             // groups, in order
-  int64_t elements = 0;            // of them
-  const float* end = nullptr;      // of the highest memory they went to
-  int under_way = 0, lost = 0;     // lost: nobody waited, though their memory was given up
-  int allocations = 0, lent = 0;   // of memory beside the window; now
+  std::string started;             // groups, in the order they were started
+  int64_t elements = 0;            // total elements of the started groups
+  const float* end = nullptr;      // end of the highest memory that was gathered into
+  int under_way = 0, lost = 0;     // lost: not waited for before their memory was released
+  int allocations = 0, lent = 0;   // separate memory outside the gather buffer; currently held
   std::vector<std::string> lines;  // logged
 
  private:
@@ -102,10 +102,10 @@ class Outside {
   zr_host host_{sizeof host_, ZR_ABI_MINOR, this, service, log};
 };
 
-class Zero3Gathers : public testing::Test {
+class GatherSchedulerTest : public testing::Test {
  protected:
-  ~Zero3Gathers() override { end(); }
-  /// Cells a, b, ... of so many elements; a window with room for all of them, or only for what the limits call for.
+  ~GatherSchedulerTest() override { end(); }
+  /// Groups a, b, ... with these sizes; a gather buffer for all of them, or only of the size that the limits require.
   void make(const zero3::Limits& limits,
             const std::vector<int64_t>& counts = {kElements, kElements, kElements, kElements}) {
     make(limits, counts, kPlenty);
@@ -126,7 +126,7 @@ class Zero3Gathers : public testing::Test {
     const auto params = params_of(groups);
     scheduler_->release(params.data(), static_cast<uint32_t>(params.size()));
   }
-  /// One word for each operator, the groups it uses. Returns what was gathered at each: "-", nothing.
+  /// One word per operator: the groups it uses. Returns the groups gathered at each operator; "-" if none.
   std::string pass(const std::string& operators) {
     std::istringstream words(operators);
     const std::vector<std::string> uses{std::istream_iterator<std::string>(words), {}};
@@ -140,7 +140,7 @@ class Zero3Gathers : public testing::Test {
     scheduler_->pass_end();
     return all;
   }
-  /// What is gathered once the weights are new.
+  /// The groups gathered after the weights were updated.
   std::string update() {
     out_->started.clear();
     scheduler_->refresh();
@@ -192,7 +192,7 @@ class Zero3Gathers : public testing::Test {
   std::vector<float> shard_, buffer_;
 };
 
-TEST_F(Zero3Gathers, AreOnDemandUntilTheOrderIsKnownThenAheadUpToPrefetchBytes) {
+TEST_F(GatherSchedulerTest, PrefetchesUpToPrefetchBytesOnceTheOrderIsKnown) {
   for (const auto& [prefetch, gathered] : std::map<int64_t, std::string>{{0, "a b c d - - b a"},
                                                                          {kBytes - 1, "a b c d - - b a"},
                                                                          {kBytes, "ab c d b - - a -"},
@@ -205,7 +205,7 @@ TEST_F(Zero3Gathers, AreOnDemandUntilTheOrderIsKnownThenAheadUpToPrefetchBytes) 
   }
 }
 
-TEST_F(Zero3Gathers, AheadAreNotWaitedForBeforeTheirUse) {
+TEST_F(GatherSchedulerTest, DoesNotWaitForAPrefetchBeforeItsUse) {
   make({2 * kBytes, kPlenty, 0});
   pass(kUses);
   acquire("a", ZR_FORWARD);
@@ -218,17 +218,17 @@ TEST_F(Zero3Gathers, AheadAreNotWaitedForBeforeTheirUse) {
   EXPECT_EQ(out_->under_way, 0);
 }
 
-TEST_F(Zero3Gathers, OfNewWeightsBeginBeforeTheFirstUse) {
+TEST_F(GatherSchedulerTest, PrefetchesUpdatedWeightsBeforeTheFirstUse) {
   make({2 * kBytes, kPlenty, 2 * kBytes});
   pass(kUses);
   EXPECT_EQ(update(), "ab");
-  EXPECT_EQ(update(), "ab") << "what came before is not valid any more";
-  EXPECT_EQ(out_->lost, 0) << "its memory was still being written";
+  EXPECT_EQ(update(), "ab") << "groups gathered before the update are invalid";
+  EXPECT_EQ(out_->lost, 0) << "a gather in flight must not lose its memory";
   EXPECT_EQ(pass(kUses), "c d b a - - - -");
 }
 
-TEST_F(Zero3Gathers, AreNotRepeatedWithinMaxReuseBytes) {
-  // Between two uses of d lies nothing, of c both of d, of b also both of c, of a also both of b.
+TEST_F(GatherSchedulerTest, ReusesGatheredWeightsWithinMaxReuseBytes) {
+  // Elements between two uses: none for d; both uses of d for c; also both of c for b; also both of b for a.
   for (const auto& [reuse, gathered] : std::map<int64_t, std::string>{{0, "a b c d - c b a"},
                                                                       {2 * kBytes - 1, "a b c d - c b a"},
                                                                       {2 * kBytes, "a b c d - - b a"},
@@ -241,8 +241,8 @@ TEST_F(Zero3Gathers, AreNotRepeatedWithinMaxReuseBytes) {
   }
 }
 
-// Cells are alike and take the first free place, hence the window's used part is the most that were held at once.
-TEST_F(Zero3Gathers, HoldNoMoreThanMaxLiveBytesAndLetTheFarthestGo) {
+// Groups have equal size and use the first free range, so the used part of the buffer is the peak of held groups.
+TEST_F(GatherSchedulerTest, HoldsAtMostMaxLiveBytesAndReleasesTheFarthestUse) {
   make({0, 2 * kBytes, kPlenty});
   EXPECT_EQ(pass(kUses), kUses);
   for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(kUses), "a b c d - - b a");
@@ -250,11 +250,11 @@ TEST_F(Zero3Gathers, HoldNoMoreThanMaxLiveBytesAndLetTheFarthestGo) {
 
   make({kPlenty, 2 * kBytes, kPlenty});
   pass(kUses);
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(kUses), "ab c d - - b a -") << "also ahead";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(kUses), "ab c d - - b a -") << "also with prefetch";
   EXPECT_EQ(window_used(), 2 * kElements);
 
   make({kPlenty, 0, kPlenty});
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(kUses), kUses) << "one is held while it is used";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(kUses), kUses) << "a group is held while it is used";
   EXPECT_EQ(window_used(), kElements);
 
   make({0, kPlenty, kPlenty});
@@ -262,27 +262,27 @@ TEST_F(Zero3Gathers, HoldNoMoreThanMaxLiveBytesAndLetTheFarthestGo) {
   EXPECT_EQ(window_used(), 4 * kElements) << "without the limit";
 }
 
-TEST_F(Zero3Gathers, BeyondMaxLiveBytesAreLetGoWhenTheirOperatorEnds) {
+TEST_F(GatherSchedulerTest, ReleasesGroupsBeyondMaxLiveBytesWhenTheirOperatorEnds) {
   make({0, 2 * kBytes, kPlenty});
   const std::string uses = "abc a b c";
   EXPECT_EQ(pass(uses), uses);
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(uses), "abc a - c") << "a goes, though it is next; then c does for a";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(pass(uses), "abc a - c") << "releases a although it is next, then c for a";
 }
 
-TEST_F(Zero3Gathers, FollowAnotherOrderOnceItIsRecordedAndSayOnceThatItChanged) {
+TEST_F(GatherSchedulerTest, FollowsAChangedOrderAndLogsTheChangeOnce) {
   make({kBytes, kPlenty, kPlenty});
   pass(kUses);
   EXPECT_EQ(pass(kUses), "ab c d - - - - -");
   EXPECT_THAT(out_->lines, IsEmpty());
   const std::string other = "a c b d d b c a";
-  EXPECT_EQ(pass(other), "ab c - d d b c -") << "b had come ahead, and a was kept for its second use";
+  EXPECT_EQ(pass(other), "ab c - d d b c -") << "b was prefetched, and a was kept for its second use";
   EXPECT_EQ(pass(other), "ac b d - - - - -");
   EXPECT_EQ(pass(other), "ac b d - - - - -");
   EXPECT_THAT(out_->lines, ElementsAre("zero3: the order of execution changed at 'c.weight'; weights are gathered on "
-                                       "demand until it is recorded anew"));
+                                       "demand until the order is recorded again"));
 }
 
-TEST_F(Zero3Gathers, SayThatAPassEndedEarlyOrWentOn) {
+TEST_F(GatherSchedulerTest, LogsAPassThatIsShorterOrLonger) {
   make({0, kPlenty, 0});
   pass(kUses);
   pass("a b b a");
@@ -293,16 +293,17 @@ TEST_F(Zero3Gathers, SayThatAPassEndedEarlyOrWentOn) {
   EXPECT_THAT(out_->lines, ElementsAre(HasSubstr("'b.weight'"), HasSubstr("'b.weight'"), HasSubstr("'c.weight'")));
 }
 
-TEST_F(Zero3Gathers, SayThreeTimesThatTheOrderChangedAndThatItIsTheLast) {
+TEST_F(GatherSchedulerTest, LogsAtMostThreeChangesOfOrder) {
   make({0, kPlenty, 0});
   for (int i = 0; i < 3; ++i) {
     pass("a b");
     pass("b a");
   }
-  EXPECT_THAT(out_->lines, ElementsAre(EndsWith("anew"), EndsWith("anew"), EndsWith("(further changes are not told)")));
+  EXPECT_THAT(out_->lines,
+              ElementsAre(EndsWith("again"), EndsWith("again"), EndsWith("(further changes are not logged)")));
 }
 
-TEST_F(Zero3Gathers, OfEvaluationsAndExportsLeaveTheOrderAsItWas) {
+TEST_F(GatherSchedulerTest, KeepsTheOrderAcrossEvaluationsAndExports) {
   make({kBytes, kPlenty, 2 * kBytes});
   pass(kUses);
   out_->started.clear();
@@ -310,24 +311,24 @@ TEST_F(Zero3Gathers, OfEvaluationsAndExportsLeaveTheOrderAsItWas) {
     acquire("c", phase);
     release("c");
   }
-  EXPECT_EQ(out_->started, "c") << "nothing ahead; it is kept for the next pass";
-  EXPECT_EQ(pass(kUses), "ab d - b - - a -") << "c was there";
+  EXPECT_EQ(out_->started, "c") << "no prefetch; c is kept for the next pass";
+  EXPECT_EQ(pass(kUses), "ab d - b - - a -") << "c was still gathered";
   EXPECT_EQ(pass(kUses), "ab c d b - - a -");
   EXPECT_THAT(out_->lines, IsEmpty());
 }
 
-TEST_F(Zero3Gathers, TakeNoMemoryAfterTheSecondPass) {
+TEST_F(GatherSchedulerTest, AllocatesNoMemoryAfterTheSecondPass) {
   for (const int64_t prefetch : {int64_t{0}, kBytes, 4 * kBytes}) {
     make_tight({prefetch, kPlenty, kPlenty}, {1024, 2048, 3072, 4096});
     for (int step = 0; step < 5; ++step) {
       pass(kUses);
       update();
     }
-    EXPECT_EQ(out_->allocations, 0) << "the window has room for what the limits allow";
+    EXPECT_EQ(out_->allocations, 0) << "the gather buffer has the capacity that the limits allow";
   }
 }
 
-TEST_F(Zero3Gathers, OfAnOperatorThatFindsNoRoomInTheWindowGoApartWhereTheLastDid) {
+TEST_F(GatherSchedulerTest, ReusesSeparateMemoryWhenTheGatherBufferIsFull) {
   make_tight({0, kPlenty, kPlenty}, {1024, 2048, 3072, 4096});
   int early = 0;
   for (int step = 0; step < 5; ++step) {
@@ -337,18 +338,18 @@ TEST_F(Zero3Gathers, OfAnOperatorThatFindsNoRoomInTheWindowGoApartWhereTheLastDi
   }
   EXPECT_GT(early, 0);
   EXPECT_EQ(out_->allocations, early) << "after the second pass";
-  EXPECT_EQ(out_->lent, 2) << "the most that stood apart at once";
-  EXPECT_THAT(out_->lines, ElementsAre(HasSubstr("finds no room in the window")));
+  EXPECT_EQ(out_->lent, 2) << "the peak of separate allocations";
+  EXPECT_THAT(out_->lines, ElementsAre(HasSubstr("does not fit into the all-gather buffer")));
 
   make_tight({0, kPlenty, kPlenty}, {1024, 2048, 3072, 4096});
   acquire("abcd", ZR_EXPORT_PHASE);
   EXPECT_EQ(out_->lent, 3);
   release("abcd");
-  EXPECT_EQ(out_->lent, 0) << "a scope may hold the whole model, once";
+  EXPECT_EQ(out_->lent, 0) << "a scope may gather the full model once";
 }
 
-TEST_F(Zero3Gathers, MoveTheElementsThatTheOrderOfUsesCallsFor) {
-  // a + b + c + d = 10240. Forward brings all; backward finds d, and by reuse also c, b and a.
+TEST_F(GatherSchedulerTest, GathersTheElementsThatTheOrderRequires) {
+  // a + b + c + d = 10240. Forward gathers all; backward still has d, and with reuse also c, b and a.
   for (const auto& [reuse, elements] : std::map<int64_t, int64_t>{{0, 10240 + 1024 + 2048 + 3072},
                                                                   {2 * 4096, 10240 + 1024 + 2048},
                                                                   {2 * (4096 + 3072), 10240 + 1024},
@@ -356,7 +357,7 @@ TEST_F(Zero3Gathers, MoveTheElementsThatTheOrderOfUsesCallsFor) {
     for (const int64_t prefetch : {int64_t{0}, int64_t{4096}, kPlenty}) {
       make({4 * prefetch, kPlenty, 4 * reuse}, {1024, 2048, 3072, 4096});
       pass(kUses);
-      EXPECT_EQ(std::exchange(out_->elements, 0), 2 * 10240) << "no order is known";
+      EXPECT_EQ(std::exchange(out_->elements, 0), 2 * 10240) << "the order is not known yet";
       for (int step = 0; step < 3; ++step) {
         pass(kUses);
         EXPECT_EQ(std::exchange(out_->elements, 0), elements) << reuse << " reused, " << prefetch << " ahead";
@@ -364,7 +365,7 @@ TEST_F(Zero3Gathers, MoveTheElementsThatTheOrderOfUsesCallsFor) {
     }
 }
 
-TEST_F(Zero3Gathers, NeedAWindowForPrefetchAndTheLargestUseWithinMaxLiveBytes) {
+TEST_F(GatherSchedulerTest, SizesTheGatherBufferForPrefetchAndTheLargestUse) {
   make({0, kPlenty, 0});
   const auto elements = [&](int64_t prefetch, int64_t live) {
     return zero3::all_gather_buffer_elements(*groups_, {prefetch, live, kPlenty}, 4);

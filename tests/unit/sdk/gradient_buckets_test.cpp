@@ -1,4 +1,4 @@
-// GradientBuckets alone: one rank of a world whose communicator only writes down what it was given.
+// GradientBuckets in isolation: one rank with a communicator that only records collectives.
 #include "zr/gradient_buckets.hpp"
 
 #include <gtest/gtest.h>
@@ -28,11 +28,11 @@ zr_code submit(void* comm, const zr_coll* c, zr_stream*, zr_done* done, zr_error
   return ZR_OK;
 }
 
-// Two parameters, of 3072 and of 1024 elements, on rank 1 of 2, in two buckets: the second parameter, cut in two; then
-// the first, whose middle leaf belongs to rank 0 and whose ends to rank 1.
-class GradientBuckets : public testing::Test {
+// Two parameters of 3072 and 1024 elements, on rank 1 of 2, in two buckets: first the second parameter, cut in two;
+// then the first parameter, whose middle norm block belongs to rank 0 and whose other norm blocks belong to rank 1.
+class GradientBucketsTest : public testing::Test {
  protected:
-  GradientBuckets() : pool_(1), host_(ledger_, pool_) {
+  GradientBucketsTest() : pool_(1), host_(ledger_, pool_) {
     zr::host::offer_async(host_);
     api_.size = sizeof api_;
     api_.submit = submit;
@@ -59,7 +59,7 @@ class GradientBuckets : public testing::Test {
             buffers.data(),
             {view(0, 512), view(512, 2048)}};
   }
-  // Writes 1000 p + leaf into each leaf and says so.
+  // Writes 1000 p + block into each norm block and reports it as ready.
   static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t placed, uint32_t micro = 0) {
     int64_t first = placed;
     const zr_view place = buckets.destination(param, first);
@@ -81,27 +81,27 @@ class GradientBuckets : public testing::Test {
   std::vector<Left> left_;
 };
 
-TEST_F(GradientBuckets, LeaveInTheirOrderWhateverArrivesFirst) {
+TEST_F(GradientBucketsTest, AreSentInOrderForAnyArrivalOrder) {
   for (const auto memory : {zr::GradientMemory::double_buffered, zr::GradientMemory::full}) {
     left_.clear();
     auto buckets = make(memory);
     for (const int64_t first : {2048, 0, 1024}) give(buckets, 0, first);
-    EXPECT_EQ(left_.size(), 0u) << "the bucket ahead of this one is not full";
+    EXPECT_EQ(left_.size(), 0u) << "the bucket before this one is not full";
     give(buckets, 1, 0);
     buckets.backward_end();
     ASSERT_EQ(left_.size(), 2u);
     EXPECT_EQ(left_[0].sent.front(), 1000);
     EXPECT_EQ(left_[1].counts, (std::vector<int64_t>{1024, 2048}));
     for (const auto& [at, leaf] : std::map<int, float>{{0, 1}, {1024, 0}, {2048, 2}})
-      EXPECT_EQ(left_[1].sent[static_cast<std::size_t>(at)], leaf) << "rank 0's part stands first";
+      EXPECT_EQ(left_[1].sent[static_cast<std::size_t>(at)], leaf) << "rank 0's shard comes first";
     EXPECT_EQ(left_[1].dst, memory_.data() + 512);
     EXPECT_EQ(left_[1].flags, 0u);
     give(buckets, 1, 0, 1);
-    EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_ACCUMULATE}) << "later micro-steps fold into the sums";
+    EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_ACCUMULATE}) << "later micro-steps accumulate";
   }
 }
 
-TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
+TEST_F(GradientBucketsTest, DestinationIsTheRestOfItsRun) {
   auto buckets = make(zr::GradientMemory::double_buffered);
   EXPECT_EQ(place(buckets, 1, 0).count, 1024);
   EXPECT_EQ(place(buckets, 1, 100).count, 924);
@@ -109,25 +109,25 @@ TEST_F(GradientBuckets, APlaceIsTheRestOfItsRun) {
             2048 + 7);
 }
 
-TEST_F(GradientBuckets, AParameterIsPlacedInTheOrderItsBucketsLeave) {
+TEST_F(GradientBucketsTest, PlacesAParameterInTheOrderItsBucketsAreSent) {
   zr::GradientBuckets buckets(
       in_, zr::GradientMemory::double_buffered, {{{{0, 2048, 1024, 0}}, {512, 512}}, {{{0, 0, 2048, 0}}, {1024, 1024}}},
       zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}), make_bucket_buffers().data(), {zr_view{}, zr_view{}});
   int64_t first = 0;
   EXPECT_EQ(buckets.destination(0, first).count, 1024);
-  EXPECT_EQ(first, 2048) << "the last elements leave first";
+  EXPECT_EQ(first, 2048) << "the last elements are sent first";
   first = 1024;
   EXPECT_EQ(buckets.destination(0, first).count, 2048);
   EXPECT_EQ(first, 0);
 }
 
-TEST_F(GradientBuckets, WholeTheyStandFromTheLastThatLeavesToTheFirst) {
+TEST_F(GradientBucketsTest, StoresFullGradientsFromTheLastSentToTheFirst) {
   auto buckets = make(zr::GradientMemory::full);
   EXPECT_EQ(place(buckets, 0, 1024).data, memory_.data());
   EXPECT_EQ(place(buckets, 1, 0).data, memory_.data() + 3072);
 }
 
-TEST_F(GradientBuckets, AreWholeWhereTheHostHoldsGradients) {
+TEST_F(GradientBucketsTest, AreFullWhenTheHostHoldsGradients) {
   using zr::GradientMemory;
   EXPECT_EQ(gradient_memory(in_, GradientMemory::double_buffered), GradientMemory::double_buffered);
   EXPECT_FALSE(reduces_in_place(in_, GradientMemory::full)) << "two micro-steps";

@@ -17,140 +17,178 @@ struct Module;
 
 namespace zr {
 
+/// What engine.get() and engine.set() access: the parameter's value, its gradient, or one of its optimizer states.
 enum class TensorKind { value, gradient, state };
 
-/// How a checkpoint is taken, and what of it was not.
+/// Options of engine.load().
 struct LoadOptions {
-  bool weights_only = false;  // optimizer states begin anew, the step stays
-  bool strict = true;         // false: what does not fit is listed and left as it is
-  bool convert = false;       // weights of another type are rounded from the fp32 master
-  bool fallback = false;      // a damaged one is passed over for the one before it, with a warning
+  bool weights_only = false;  // keep the current step; reset the optimizer states
+  bool strict = true;         // false: report tensors that do not match and leave them unchanged
+  bool convert = false;       // accept weights of another dtype: round them from the fp32 master weights
+  bool fallback = false;      // if a checkpoint is damaged, warn and load the previous one
 };
+/// The result of engine.load(): the checkpoint's folder, and the names of tensors that were not loaded.
 struct LoadReport {
   std::string folder;
-  std::vector<std::string> missing, unexpected, other_shape;
-  std::vector<std::string> fresh, dropped;  // optimizer states that begin anew; that only the saved one had
+  std::vector<std::string> missing;      // in the model, not in the checkpoint
+  std::vector<std::string> unexpected;   // in the checkpoint, not in the model
+  std::vector<std::string> other_shape;  // in both, with different shapes
+  std::vector<std::string> fresh;        // optimizer states that the checkpoint does not have: they are reset
+  std::vector<std::string> dropped;      // optimizer states that only the checkpoint has: they are ignored
 };
 
-/// One per model; a process may have several, used in the same order on all ranks. Several at the same time need
-/// names. Methods are for the training thread, which is the one that made the Engine, and are not called inside one
-/// another (from hooks). Those marked collective are called on all ranks, with the same arguments and in the same
-/// order, under every strategy, even where it moves no data: a call that one rank lacks ends the job with an error that
-/// names it. Misuse throws std::runtime_error and changes nothing.
+/// Trains one model. A process may create several engines; all ranks must create and use them in the same order, and
+/// engines that exist at the same time need different names.
+///
+/// Threads: call every method on the thread that created the engine, and not from inside another engine method (for
+/// example from an autograd hook).
+///
+/// Collective methods must be called by all ranks, in the same order and with the same arguments, under every strategy,
+/// also when the strategy communicates nothing. If one rank makes a different call or none, the job ends with an error
+/// that names the calls of both ranks.
+///
+/// Errors: methods throw std::runtime_error, whose message says what failed, where, why, and what to do. A call that is
+/// rejected because of wrong use has no effect. After release(), every method throws.
 class Engine {
  public:
-  /// Loads plug-ins, plans, takes rank 0's parameters and buffers, shards. Collective. The model outlives the Engine,
-  /// its parameters keep their identity. Throws std::runtime_error with thing, place and remedy. Program: see
-  /// zr/program.hpp.
+  /// Loads the plug-ins, plans memory, broadcasts the parameters and buffers of rank 0, and shards the model. `toml` is
+  /// the path of the configuration file. The model must outlive the engine; its parameters stay the same tensor
+  /// objects. Collective. Throws std::runtime_error. Under `zeroth plan`, `explain` and `tune` it prints what they ask
+  /// for and exits the process with code 0.
   Engine(const std::string& toml, torch::nn::Module& model);
-  /// `name`: letters, digits, '-' and '_'. An engine with a name has its own folders below those of the job:
-  /// runs/NAME/<name>/ and checkpoint.dir/<name>/, for its metrics, checkpoints and resume. Two engines of one program
-  /// that are alive at the same time have different names; one after another may have the same.
+  /// The same for a Program that main() has constructed. `name` (letters, digits, '-' and '_') gives this engine its
+  /// own folders, job.runs/job.name/<name>/ and checkpoint.dir/<name>/, for metrics and checkpoints. Engines that exist
+  /// at the same time need different names; an engine may reuse the name of one that was destroyed. Collective.
   Engine(const Program& program, torch::nn::Module& model, const std::string& name = "");
-  /// A TorchScript module that has not run yet. What reads weights past libtorch's dispatcher (the fuser), or computes
-  /// otherwise after some runs (the profiling executor), is switched off for the process.
+  /// The same for a TorchScript module, which must not have run yet. Disables for the whole process TorchScript's
+  /// fuser, which reads weights without libtorch's dispatcher, and its profiling executor, which changes results after
+  /// the first runs. Collective.
   Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
-  ~Engine();  // leaves the job; writes summary.json, unless an exception ended the run before its last step
+  /// Leaves the job. Writes summary.json, unless an exception ended the run before its last step. Not collective.
+  ~Engine();
   Engine(const Engine&) = delete;
 
-  /// One micro-batch's gradients: autograd runs here, buckets leave as they fill. `weight` counts the micro-batch's
-  /// tokens where they differ: gradients are of sum(weight * loss) / sum(weight). A weight of 0 contributes nothing,
-  /// whatever the loss (a micro-batch without data, whose mean is not a number); others must be from
-  /// 1.2e-38 to 3.4e38. The sum over a step must be above 0. Throws if buffers were added to the model, removed or
-  /// replaced by tensors of another shape or type and checkpoint.dir is set; replaced by others of the same shape and
-  /// type, as forward() of a TorchScript module may do, they are the engine's from then on. Collective. A loss without
-  /// autograd graph is rejected. If autograd throws before the first gradient is handed over, it is as if backward had
-  /// not been called; after that the engine can neither go on nor be released.
+  /// Runs autograd for one micro-batch and hands the gradients to the strategy, which starts to reduce each bucket as
+  /// soon as it is full. Frees the autograd graph. Collective.
+  ///
+  /// `loss` must have one element and an autograd graph. `weight` is for micro-batches of unequal size, for example the
+  /// number of tokens: the gradients are those of sum(weight * loss) / sum(weight) over all ranks and micro-batches of
+  /// the step. It must be 0 or between 1.2e-38 and 3.4e38 (with train.dtype = "fp16" between 0.001 and 32768); the sum
+  /// over a step must be greater than 0. A micro-batch of weight 0 contributes nothing, even if its loss is NaN.
+  ///
+  /// If autograd throws before it has delivered a gradient, the call has no effect. If it throws later, this engine can
+  /// no longer train or be released.
+  ///
+  /// Throws if a buffer of the model was added, removed or replaced by a tensor of another shape or type while
+  /// checkpoint.dir is set. A buffer that was replaced by one of the same shape and type, as forward() of a TorchScript
+  /// module may do, is accepted.
   void backward(const torch::Tensor& loss, double weight = 1);
-  /// After every backward. On the accumulation boundary: agree, clip, update, gather; true then. A checkpoint of
-  /// checkpoint.every is saved at its end: weights that the program writes after it (clamping, masks) are in the next
-  /// one; call save() after the write to have them in the checkpoint of the step. Collective.
+  /// Call it after every backward(). Returns true on the accumulation boundary, after it has computed the global norm,
+  /// clipped the gradients, updated the weights and gathered them; otherwise it returns false at once. Writes the
+  /// checkpoint that checkpoint.every asks for as its last action: weights that the program changes afterwards
+  /// (clamping, masks) are not in it; to include them, call save() after the change. Collective.
   bool step();
-  /// Tokens (or samples) of this rank's micro-batch, for the metrics; without it a micro-batch counts
-  /// train.micro_batch.
+  /// Adds to the number of tokens (or samples) that this rank has processed in the current step, for metrics.jsonl.
+  /// Without it, each micro-batch counts as train.micro_batch samples. Not collective. Throws if `tokens` is negative.
   void add_tokens(int64_t tokens);
 
-  /// Ends this engine and leaves the model with full, ordinary parameters (gradients undefined) for evaluation, export
-  /// or another engine: in `dtype`, which is engine.dtype() (the values that the last forward would use) or
-  /// torch::kFloat (the fp32 values, equal to get()); floating-point buffers too. Every other method then fails.
-  /// Without it, parameters that a strategy shards have no values once the engine is gone. Each rank needs memory for
-  /// the full model beside the engine's own (counted for memory.device_budget): where that is lacking it fails on all
-  /// ranks and the engine can go on. Between steps, outside Evaluation. Optimizer states are dropped: save() first.
-  /// Collective.
+  /// Ends this engine and gives the model full, ordinary parameters in engine.dtype(), for evaluation, export or
+  /// another engine. Gradients become undefined, optimizer states are lost (call save() first), floating-point buffers
+  /// have the same dtype. Call it between steps and outside Evaluation. Without release(), the parameters that a
+  /// strategy shards have no values after the engine is destroyed. Each rank needs memory for the full model in
+  /// addition to the engine's own; it counts towards memory.device_budget. If a rank lacks this memory, all ranks throw
+  /// and the engine stays usable. Collective.
   void release();
-  void release(torch::ScalarType dtype);  // as above
+  /// The same in `dtype`: engine.dtype(), for the values that the next forward pass would use, or torch::kFloat, for
+  /// the fp32 values that get() returns. Collective.
+  void release(torch::ScalarType dtype);
 
-  /// Of the parameters in forward (train.dtype): cast inputs to it.
+  /// The dtype of the parameters in the forward pass (train.dtype). Convert floating-point inputs to it.
   torch::ScalarType dtype() const;
-  int rank() const;             // 0 .. world - 1
-  int world() const;            // how many ranks train this model together
-  int accumulation() const;     // micro-steps a step
-  int64_t micro_batch() const;  // samples a micro-batch
-  int64_t steps() const;        // train.steps: how many the job shall make
-  int64_t step_index() const;   // steps made so far
-  /// Of the coming micro-batch within its step, 0 .. world*accumulation-1: what to read is a function of seed, step and
-  /// this.
+  int rank() const;             // 0 to world() - 1
+  int world() const;            // number of ranks that train this model
+  int accumulation() const;     // micro-batches per rank and step (train.gradient_accumulation)
+  int64_t micro_batch() const;  // samples per micro-batch (train.micro_batch)
+  int64_t steps() const;        // number of steps of the run (train.steps)
+  int64_t step_index() const;   // number of finished steps
+  /// Index of the next micro-batch within its step, 0 to world() * accumulation() - 1, different on each rank. Choose
+  /// the data from seed(), step_index() and this index: then a resumed run reads the same data.
   int64_t micro_index() const;
   int64_t seed() const;           // train.seed
-  bool done() const;              // all steps are made, or a signal asked for the end (checkpoint.on_signal)
-  bool validation_due() const;    // eval.every steps, and after the last
-  double last_loss() const;       // of the last step, mean over ranks and micro-batches
-  double last_grad_norm() const;  // of the last step, before clipping
-  /// What backward() multiplies the coming step's losses by, with train.dtype = "fp16"; else 1.
+  bool done() const;              // all steps are finished, or a signal stopped the run (checkpoint.on_signal)
+  bool validation_due() const;    // after every eval.every steps and after the last step
+  double last_loss() const;       // loss of the last step: mean over ranks and micro-batches
+  double last_grad_norm() const;  // global gradient norm of the last step, before clipping
+  /// The loss scale of the next step with train.dtype = "fp16", otherwise 1. backward() applies it to the loss.
   double loss_scale() const;
 
-  /// A parameter's fp32 value, gradient, or optimizer state `slot`, in the parameter's full shape, with the same bits
-  /// under every strategy. The gradient is the last step's, summed over ranks and micro-batches and scaled as the
-  /// optimizer saw it; it can be read from engine.step() until the next engine.backward(), and is an error otherwise.
-  /// Collective.
+  /// Returns a copy of the parameter's fp32 value, gradient, or optimizer state `slot` as a new tensor: fp32, CPU,
+  /// contiguous, in the parameter's full shape, the same on every rank and bit-identical under every strategy.
+  /// `parameter` is a name from model.named_parameters(). `slot` is a state name of the optimizer plug-in, such as
+  /// "exp_avg" (`zeroth show DIR` lists the states in a checkpoint); leave it empty for the other kinds. The gradient
+  /// is the one that the optimizer used: summed over ranks and micro-batches, averaged and clipped. It is available
+  /// from step() to the next backward(); at other times the call throws. Collective.
   torch::Tensor get(const std::string& parameter, TensorKind kind = TensorKind::value, const std::string& slot = "");
-  /// Sets value or state on all ranks from this full tensor: dense, real, in CPU memory, of the parameter's shape,
-  /// equal on all ranks (compared). Collective.
+  /// Sets the value or an optimizer state of a parameter on all ranks. `tensor` must be a dense, real CPU tensor in the
+  /// parameter's full shape, with the same values on all ranks (the call compares them); it is converted to fp32 and
+  /// copied. A gradient cannot be set. Collective.
   void set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot = "");
-  /// The value of a buffer, such as a running statistic, that counts for the model as one: ranks have their own during
-  /// training, and train.buffers declares whether this is rank 0's, the mean over ranks or each rank's own. A copy with
-  /// the buffer's type and shape. Between steps only. Collective.
+  /// Returns a copy of a model buffer, such as a running statistic, with the buffer's dtype and shape. Ranks update
+  /// their own buffers during training; train.buffers declares whether this call returns rank 0's values, the mean over
+  /// ranks, or each rank's own. Call it between steps. Collective.
   torch::Tensor buffer(const std::string& name);
-  /// Sets a buffer on all ranks to this tensor, converted to the buffer's type; equal on all ranks, else all throw. Not
-  /// during an Evaluation. Between steps only. Collective.
+  /// Sets a buffer on all ranks to a copy of `tensor`, converted to the buffer's dtype. If the values differ between
+  /// ranks, all ranks throw. Call it between steps and outside Evaluation. Collective.
   void set_buffer(const std::string& name, const torch::Tensor& tensor);
-  /// Hash of the fp32 weights in name order: the same for every way of sharding. Collective.
+  /// Returns a hash (16 hexadecimal digits) of all fp32 weights in name order. It is independent of the strategy and
+  /// the number of ranks. Collective.
   std::string weights_hash();
-  /// Ends a run before train.steps, or after more steps, on all ranks alike: summary.json then has the weights hash and
-  /// the wire counts. Step train.steps implies it. Collective.
+  /// Ends a run at another step than train.steps: writes the weights hash and the communication volume to summary.json.
+  /// Step number train.steps does this by itself. Collective.
   void finish();
-  /// Writes a checkpoint of the present step to a new folder in `dir`, and returns that. Between steps only. A failure
-  /// is thrown on all ranks and leaves earlier checkpoints as they were; training may go on. With checkpoint.async it
-  /// returns when this rank's part is copied, and a failure is thrown by the next step(), save() or load(). Collective.
+  /// Writes a checkpoint of the current step to a new folder in `dir` and returns the path of the new folder. Removes
+  /// the oldest checkpoints in `dir` if it has more than checkpoint.keep. Call it between steps. If it fails, all ranks
+  /// throw, existing checkpoints are unchanged, and training can continue. With checkpoint.async it returns as soon as
+  /// this rank's data is copied, before the returned folder exists; the next step(), save() or load() throws if writing
+  /// failed. Collective.
   std::string save(const std::string& dir);
-  /// A checkpoint of any strategy and number of ranks, the newest in `dir`, or safetensors weights of another program.
-  /// Every byte is checked. A failure leaves a model in training as it was; one that was not trained yet may have no
-  /// weights then, refuses to train and needs another load. Throws where something does not fit, naming it (see
-  /// LoadOptions). Collective.
+  /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
+  /// weights of another program. Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions).
+  /// If loading fails, a model that was already trained is unchanged; a model that was not trained yet may have
+  /// undefined weights and then refuses to train until another load succeeds. Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
-  /// Trains the model's parameters as they are now: after a parameter or module was added, replaced or removed, or
-  /// requires_grad changed. backward() throws until it is called where a parameter would not be trained. A tensor that
-  /// was trained before keeps its values, optimizer states, fp32 master weights and step count bit for bit, under a new
-  /// name too; a new or newly trained one begins with none; one that is frozen or removed loses its states. Step,
-  /// schedule, loss scale and this rank's buffers stay; get(gradient) needs another step(). Call it between
-  /// steps, outside zr::gather and Evaluation, with the same changes on all ranks: otherwise it throws and nothing
-  /// changes. It writes the state to job.runs/job.name/refresh and reads it back, so ranks on several hosts need that
-  /// folder on a shared file system. Without a change it does nothing. A parameter that is frozen later
-  /// (requires_grad_(false)) needs no refresh(): it keeps its values and states, as under a torch::optim optimizer.
-  /// Collective.
+  /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter
+  /// or module, or changed requires_grad. backward() throws until refresh() is called if a parameter would not be
+  /// trained otherwise. Collective.
+  ///
+  /// A parameter that was trained before keeps its value, optimizer states, fp32 master weights and step count bit for
+  /// bit, also under a new name. A new or newly trained parameter starts with fresh optimizer states. A frozen or
+  /// removed parameter loses its states. The step, the schedule, the loss scale and this rank's buffers are unchanged;
+  /// get(gradient) throws until the next step().
+  ///
+  /// Call it between steps, outside zr::gather and Evaluation, with the same changes on all ranks; otherwise all ranks
+  /// throw and nothing changes. If nothing has changed, it does nothing. It writes the state to
+  /// job.runs/job.name/refresh and reads it back, so ranks on several hosts need that folder on a shared file system.
+  /// If it fails while it reads the state back, the engine becomes unusable, and the error names the checkpoint to
+  /// load.
+  ///
+  /// Freezing a parameter (requires_grad_(false)) needs no refresh(): it keeps its value and states, as with a
+  /// torch::optim optimizer.
   void refresh();
-  /// Mean over ranks, in rank order. Collective.
+  /// Returns the mean of `value` over ranks, summed in rank order. Collective.
   double mean(double value);
-  /// A validation row of metrics.jsonl; `loss` is the same on all ranks (see mean).
+  /// Writes a validation row to metrics.jsonl. Pass the same loss on all ranks (see mean()). Not collective.
   void validation(double loss);
 
-  /// While it lives: gradients off, the training random state kept, the strategy notified, and the model's buffers have
-  /// the values that train.buffers declares. Its end gives each rank its own buffers back, bit for bit. May be nested.
-  /// backward(), step(), refresh() and release() are rejected inside; after a load() inside, its end leaves the random
-  /// state of the checkpoint. It may outlive the engine.
+  /// A scope for evaluation: disables gradients, saves and restores the random state of training, notifies the
+  /// strategy, and gives the model's buffers the values that train.buffers declares; its end restores each rank's own
+  /// buffers bit for bit. Scopes can be nested. backward(), step(), refresh() and release() throw inside. After a
+  /// load() inside, the end keeps the random state of the checkpoint. The scope may outlive the engine.
   class Evaluation {
    public:
-    explicit Evaluation(Engine& engine);  // collective, as is its end
+    /// Begins the scope. Collective.
+    explicit Evaluation(Engine& engine);
+    /// Ends the scope. Collective, unless an exception unwinds the stack. May throw std::runtime_error.
     ~Evaluation() noexcept(false);
     Evaluation(const Evaluation&) = delete;
 
@@ -161,7 +199,7 @@ class Engine {
 
  private:
   struct State;
-  /// Throws where the state is gone after a failed refresh().
+  /// Access to the state. Throws if a failed refresh() has destroyed it.
   class Handle {
    public:
     Handle();

@@ -1,4 +1,4 @@
-// Parameters as memory: real pointers while a scope lives, and models that are built without ever being whole.
+// zr::gather: access to the full values of parameters by pointer. zr::deferred: models built without their memory.
 #pragma once
 
 #include <torch/types.h>
@@ -8,14 +8,21 @@
 
 namespace zr {
 
-/// While it lives, the parameters have memory that may be read and written by pointer (data_ptr, accessor,
-/// torch::save, torch::load of the whole model): whole, in train.dtype, equal on all ranks. What was written is taken
-/// over at the end; write the same on all ranks. What an exception leaves is not. Weights that the ranks of a host
-/// share are copied for it. Collective under every strategy, as is its end; on the training thread, and ended before
-/// engine.step(). One that outlives its engine ends without effect.
+/// A scope in which the given parameters can be read and written by pointer (data_ptr, accessor, torch::save or
+/// torch::load of the model): unsharded, contiguous, in train.dtype, with the same values on all ranks. Pointers are
+/// valid until the scope ends. Tensors that no engine trains are left as they are.
+///
+/// The end of the scope stores the written values in the engine; write the same values on all ranks. If an exception
+/// ends the scope, the written values are discarded. If the engine is destroyed first, the end has no effect. Weights
+/// that the ranks of a host share (communicator.share_weights) are copied for the scope, so it needs memory for them.
+///
+/// The begin and the end are collective under every strategy. Use the scope on the training thread and end it before
+/// engine.step(). Errors are thrown as std::runtime_error.
 class Gathered {
  public:
+  /// Begins the scope. Collective.
   explicit Gathered(const std::vector<torch::Tensor>& parameters);
+  /// Ends the scope. Collective, unless an exception unwinds the stack. May throw std::runtime_error.
   ~Gathered() noexcept(false);
   Gathered(const Gathered&) = delete;
 
@@ -24,13 +31,13 @@ class Gathered {
   std::unique_ptr<State> state_;
 };
 
-/// `const auto scope = zr::gather(model->parameters());` Tensors that no engine trains are left as they are.
+/// Begins a scope for these parameters: `const auto scope = zr::gather(model->parameters());`. Collective.
 inline Gathered gather(const std::vector<torch::Tensor>& parameters) { return Gathered(parameters); }
-/// One parameter.
+/// Begins a scope for one parameter. Collective.
 inline Gathered gather(const torch::Tensor& parameter) { return Gathered({parameter}); }
 
 namespace detail {
-/// Records what this thread's constructors do.
+/// While it exists, tensor operators on this thread that construct a model are recorded instead of executed.
 class DeferredScope {
  public:
   DeferredScope();
@@ -43,11 +50,12 @@ class DeferredScope {
 };
 }  // namespace detail
 
-/// `auto model = zr::deferred([&] { return Gpt(config); });` builds an ordinary model that has no memory: its
-/// constructors' operators are recorded, and run when its zr::Engine is made, one parameter in memory at a time, with
-/// the random state of now; the same bits as plain construction. Random numbers drawn between the two are drawn from
-/// the state before. A constructor that needs values (item(), a loaded file's shape by data) is refused by name.
-/// Parameters are fp32; train.dtype decides in what they are trained.
+/// Builds a model without allocating its parameters: `auto model = zr::deferred([&] { return Gpt(config); });`.
+/// Returns what `build` returns. The operators of the constructors are recorded and run when the zr::Engine of the
+/// model is created, with only one full parameter in memory at a time. They use the random state that was current at
+/// this call, so that the weights are bit-identical to those of an ordinary construction. The call itself does not
+/// advance the random state. Throws std::runtime_error, which names the operator, if a constructor needs the values of
+/// a tensor (for example item()). Parameters are fp32; the engine converts them to train.dtype. Not collective.
 template <class F>
 auto deferred(F&& build) {
   const detail::DeferredScope scope;

@@ -1,4 +1,5 @@
-// A trainer's command line and TOML file: `gpt gpt.toml train.steps=20`. Declares the program's own keys.
+// zr::Program: the command line and the TOML file of a training program (`gpt gpt.toml train.steps=20`), and the keys
+// that the program declares for itself.
 #pragma once
 
 #include <cstdint>
@@ -8,64 +9,76 @@
 
 namespace zr {
 
-/// A key of the program's own tables. The default's type is the key's type.
+/// A key in one of the program's own TOML tables. The type of the default value is the type of the key.
 struct Key {
+  /// A boolean key. `path` is "table.key"; `meaning` is the description that `zeroth explain` and --help print.
   Key(std::string path, bool def, std::string meaning);
+  /// An integer key with values from `min` to `max`.
   Key(std::string path, int def, std::string meaning, double min = -1e18, double max = 1e18);
+  /// A floating-point key with values from `min` to `max`.
   Key(std::string path, double def, std::string meaning, double min = -1e300, double max = 1e300);
+  /// A string key. If `choices` is not empty, the value must be one of them.
   Key(std::string path, const char* def, std::string meaning, std::vector<std::string> choices = {});
   std::string path;  // "model.layers"
-  std::string def;   // as TOML text
+  std::string def;   // the default value as TOML text
   uint32_t type;     // ZR_KEY_*
   std::string meaning;
   double min = -1e300, max = 1e300;
   std::vector<std::string> choices;
 };
 
-/// Construct it first in main(). Immutable; any thread may read.
+/// The configuration of a job. Construct it first in main(). Immutable: any thread may read it. Copies share one state.
 class Program {
  public:
-  /// argv: FILE [path=value ...], or --help, which prints usage and `keys` and exits with 0. Exits (code 2, message on
-  /// stderr) if an argument, the file, a key or its declaration in `keys` is wrong. Under `zeroth
-  /// train`, `explain` and `plan` it answers their questions and exits before any work is done.
+  /// Reads argv: FILE [path=value ...]. Connects to the other ranks of the job. If an argument, the file, a key, or a
+  /// declaration in `keys` is wrong, prints the error to stderr and exits the process with code 2 (other failures: the
+  /// codes of zr::guarded). With --help it prints the usage and `keys`, and exits with code 0. If `zeroth train`,
+  /// `plan`, `explain` or `tune` has started the process to query its keys, it prints them and exits with code 0.
   Program(int argc, char** argv, const std::vector<Key>& keys = {});
-  /// The same from a file, for a main() with its own command line. Throws std::runtime_error.
+  /// The same from a file name and overrides ("train.steps=20"), for a main() that parses its own command line. Throws
+  /// std::runtime_error instead of exiting, but still exits with code 0 for a query of the keys.
   explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
   ~Program();
 
-  /// The effective value of any key, the program's, the host's or a plug-in's: "model.layers", "train.steps"; the
-  /// plug-in of a role is "strategy" or "strategy.use". An unknown key or a value of another type: std::runtime_error.
+  /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws std::runtime_error if the
+  /// key is unknown or has another type.
   bool boolean(const std::string& path) const;
+  /// The same for an integer key, such as "model.layers" or "train.steps".
   int64_t integer(const std::string& path) const;
+  /// The same for a floating-point or integer key.
   double number(const std::string& path) const;
+  /// The same for a string key. "strategy" and "strategy.use" are the id of the strategy plug-in; other roles alike.
   std::string text(const std::string& path) const;
-  /// Where that value was written, to begin a message about it: "gpt.toml:35:10", "command line", "default".
+  /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line" or "default".
   std::string origin(const std::string& path) const;
-  /// The folder of the TOML file, for paths written relative to it.
+  /// The absolute path of the folder of the TOML file, for paths that are relative to that file.
   std::string folder() const;
-  /// Who this process is among how many. Under `zeroth plan`: rank 0 of job.ranks.
+  /// The rank of this process in the job. 0 under `zeroth plan`.
   int rank() const;
+  /// The number of ranks of the job. job.ranks under `zeroth plan`.
   int world() const;
 
   struct State;
-  /// For zr::Engine; nothing of it is for others.
+  /// For internal use by zr::Engine.
   const std::shared_ptr<State>& state() const { return state_; }
 
  private:
   std::shared_ptr<State> state_;
 };
 
-/// Runs fn and returns the exit code for the process: 0, or the class of the exception that ended fn, which is printed
-/// as `zeroth: error: ...` on stderr: `int main(...) { return zr::guarded([&] { ... }); }`.
-///   1 an exception of the program's own code or of libtorch (a std::exception that Zeroth did not throw; its type and
-///     what() are printed, libtorch's C++ stack only with TORCH_SHOW_CPP_STACKTRACES=1)
-///   2 wrong input: file, key, argument, misuse of zr::Engine; also std::invalid_argument, for what a user of the
-///   program
-///     wrote wrong
-///   3 the environment: memory, disk, a missing plug-in     4 a peer is lost     70 a bug of Zeroth or of a plug-in
+/// Calls `call(ctx)` and returns the exit code for the process. If the call throws, prints the exception to stderr as
+/// `zeroth: error: ...`; no exception leaves this function. Use zr::guarded.
+///   0   the call returned
+///   1   an exception of the program or of libtorch; its type and what() are printed (libtorch's C++ stack trace only
+///       with TORCH_SHOW_CPP_STACKTRACES=1)
+///   2   wrong input: file, key, argument or use of zr::Engine; also std::invalid_argument, which the program can throw
+///       for errors of its own users
+///   3   the environment: memory, disk, a missing plug-in
+///   4   another rank was lost, or ranks made different calls
+///   70  a bug in Zeroth or in a plug-in
 int guarded_run(void (*call)(void*), void* ctx);
-/// The same for any callable.
+/// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`.
 template <class F>
 int guarded(F&& fn) {
   return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)));

@@ -1,4 +1,4 @@
-// Activation recomputation: a block keeps nothing for its backward but its inputs, and runs a second time there.
+// Activation checkpointing (recomputation): a block saves only its inputs in forward, and runs again in backward.
 //
 //   x = recompute ? zr::checkpoint([block](torch::Tensor x) { return block->forward(x); }, x) : block->forward(x);
 #pragma once
@@ -14,7 +14,7 @@
 namespace zr {
 
 namespace detail {
-/// Around the first run of a block.
+/// The scope of the first run of a block: drops the tensors that autograd saves.
 class RecomputeScope {
  public:
   RecomputeScope(std::function<void(const std::vector<torch::Tensor>&)> again,
@@ -30,13 +30,13 @@ class RecomputeScope {
 template <class T>
 inline constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, torch::Tensor>;
 
-/// The argument, or the next tensor in its place.
+/// Returns the argument, or for a tensor the next of `tensors`.
 template <class T>
 std::decay_t<T> replaced(const T& argument, const std::vector<torch::Tensor>& tensors, size_t& next) {
   if constexpr (is_tensor<T>) return tensors[next++];
   return argument;
 }
-/// The argument; of a tensor nothing.
+/// Returns the argument, or for a tensor an undefined tensor.
 template <class T>
 std::decay_t<T> without_tensor(const T& argument) {
   if constexpr (is_tensor<T>) return {};
@@ -44,12 +44,14 @@ std::decay_t<T> without_tensor(const T& argument) {
 }
 }  // namespace detail
 
-/// fn(inputs...), whose operators keep nothing for backward but parameters; the first gradient that needs more runs fn
-/// again on the same inputs, with the same random state and autocast mode. fn is copied, and lives as long as the
-/// graph: capture modules by value, tensors not at all (pass them as inputs; other inputs are copied). It must do the
-/// same both times; what it changes besides (running statistics of a batch norm) changes twice. May be nested; any
-/// strategy; the same bits as without. Inputs may not be changed in place afterwards. Without autograd it is
-/// fn(inputs...).
+/// Calls fn(inputs...) and returns its result. Autograd saves no activations of the block, only parameters and inputs;
+/// backward runs fn again on the same inputs, with the same random state and autocast mode, when it first needs one.
+/// Results are bit-identical to those without recomputation, under every strategy. Calls can be nested. Not collective.
+///
+/// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
+/// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times; its side
+/// effects, such as the running statistics of batch norm, happen twice. Do not modify the inputs in place afterwards:
+/// backward then throws std::runtime_error. If gradients are disabled, this is a plain call of fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;

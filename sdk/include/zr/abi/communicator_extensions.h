@@ -1,19 +1,26 @@
-/* What a communicator may offer besides, by string id: zr_component.extension. */
+/* Optional functions of a communicator, found by string id through zr_component.extension. */
 #ifndef ZR_ABI_COMMUNICATOR_EXTENSIONS_H
 #define ZR_ABI_COMMUNICATOR_EXTENSIONS_H
 #include "zr/abi/base.h"
 
-/* Extension "zr.communicator.shared_weights/1", where ranks of one host can have one memory in place. */
+/* Extension "zr.communicator.shared_weights/1": memory that all ranks of one host share in place. */
 typedef struct zr_shared_weights_api {
   uint32_t size, rsv;
-  /* [use] Collective: the same bytes on every rank, zeroed, on a page; *reader sees what any rank wrote to its *writer
-   * and cannot be written to. Both live until free or close. */
+
+  /* [use] Collective: the same number of bytes on every rank. The memory is zeroed and begins at a page boundary.
+   * *writer and *reader are two mappings of it: *reader is read-only, and shows what any rank wrote through its
+   * *writer. Both are valid until free() or close(). */
   zr_code (*alloc)(void *comm, uint64_t bytes, void **writer, const void **reader, zr_error *);
-  void (*free)(void *comm, void *writer); /* [use] of this rank; accepts NULL */
+
+  /* [use] Frees the mappings of this rank. Accepts NULL. */
+  void (*free)(void *comm, void *writer);
 } zr_shared_weights_api;
-/* Extension "zr.communicator.plan/1". */
+
+/* Extension "zr.communicator.plan/1": the memory that a communicator needs, for plans. */
 typedef struct zr_communicator_plan {
   uint32_t size, rsv;
-  uint64_t (*open_bytes)(void *self, int32_t world); /* [control] host memory a rank takes at open, without opening */
+
+  /* [control] Returns the bytes of host memory that each rank allocates in open(). Opens nothing. */
+  uint64_t (*open_bytes)(void *self, int32_t world);
 } zr_communicator_plan;
 #endif

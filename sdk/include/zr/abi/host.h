@@ -1,4 +1,4 @@
-/* What the host offers a plug-in: services by string id. Tables live as long as the process. */
+/* What the host offers to a plug-in: services, found by string id. All tables live as long as the process. */
 #ifndef ZR_ABI_HOST_H
 #define ZR_ABI_HOST_H
 #include "zr/abi/base.h"
@@ -6,67 +6,109 @@
 enum { ZR_LOG_DEBUG = 0, ZR_LOG_INFO = 1, ZR_LOG_WARN = 2, ZR_LOG_ERROR = 3 };
 typedef struct zr_host {
   uint32_t size, abi_minor;
-  void *ctx;                                                           /* the host's own */
-  const void *(*service)(const struct zr_host *, const char *id);      /* [any] NULL: not offered */
-  void (*log)(const struct zr_host *, int32_t level, const char *msg); /* [any] msg is copied */
+  void *ctx; /* the host's own; plug-ins do not use it */
+
+  /* [any] Returns the table of a service, or NULL if the host does not offer it. */
+  const void *(*service)(const struct zr_host *, const char *id);
+
+  /* [any] Writes a line to the log; msg is copied. */
+  void (*log)(const struct zr_host *, int32_t level, const char *msg);
 } zr_host;
 
-typedef struct zr_config_service { /* "zr.host.config/1": keys are as the schema says; another key: ZR_INVALID */
+/* "zr.host.config/1": the values of a component's TOML table. Each function reads keys of the types that its comment
+ * names. A key that is not in the schema, or has another type, gives ZR_INVALID. */
+typedef struct zr_config_service {
   uint32_t size, rsv;
-  zr_code (*get_bool)(const zr_config *, const char *key, int32_t *out);       /* [control] */
-  zr_code (*get_int)(const zr_config *, const char *key, int64_t *out);        /* [control] also bytes */
-  zr_code (*get_float)(const zr_config *, const char *key, double *out);       /* [control] also durations, seconds */
-  zr_code (*get_string)(const zr_config *, const char *key, const char **out); /* [control] *out lives as the config */
-  zr_code (*get_floats)(const zr_config *, const char *key, const double **out, uint32_t *n); /* [control] likewise */
+  zr_code (*get_bool)(const zr_config *, const char *key, int32_t *out); /* [control] */
+  zr_code (*get_int)(const zr_config *, const char *key, int64_t *out);  /* [control] integers, and sizes in bytes */
+  zr_code (*get_float)(const zr_config *, const char *key,
+                       double *out); /* [control] floats, and durations in seconds */
+
+  /* [control] *out is valid as long as the config. */
+  zr_code (*get_string)(const zr_config *, const char *key, const char **out);
+
+  /* [control] *out has *n elements and is valid as long as the config. */
+  zr_code (*get_floats)(const zr_config *, const char *key, const double **out, uint32_t *n);
 } zr_config_service;
 
-typedef struct zr_async_service { /* "zr.host.async/1": reference-counted completions, resolved exactly once */
+/* "zr.host.async/1": reference-counted completions. A completion is resolved exactly once. */
+typedef struct zr_async_service {
   uint32_t size, rsv;
-  zr_done *(*done_new)(const zr_host *);                                     /* [any] one reference; NULL: no memory */
-  void (*done_retain)(zr_done *);                                            /* [any] */
-  void (*done_release)(zr_done *);                                           /* [any] accepts NULL */
-  void (*done_resolve)(zr_done *, zr_code, int64_t native, const char *msg); /* [any] msg copied, or NULL */
-  zr_code (*done_poll)(zr_done *, zr_error *);                               /* [any] ZR_AGAIN: not yet */
-  zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);           /* [use] < 0: the host's own limit */
+
+  /* [any] Returns a new completion with one reference, or NULL if there is no memory. */
+  zr_done *(*done_new)(const zr_host *);
+
+  /* [any] Adds a reference. */
+  void (*done_retain)(zr_done *);
+
+  /* [any] Drops a reference. Accepts NULL. */
+  void (*done_release)(zr_done *);
+
+  /* [any] Resolves the completion with success or an error. msg is copied; or NULL. */
+  void (*done_resolve)(zr_done *, zr_code, int64_t native, const char *msg);
+
+  /* [any] Returns ZR_AGAIN if the completion is not resolved yet, else the code that it was resolved with. */
+  zr_code (*done_poll)(zr_done *, zr_error *);
+
+  /* [use] Waits until the completion is resolved. timeout_ns < 0: the host's own limit. */
+  zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);
 } zr_async_service;
 
-typedef struct zr_memory_service { /* "zr.host.memory/1": every long-lived byte stands in the host's ledger */
+/* "zr.host.memory/1": every long-lived byte is counted in the host's ledger. */
+typedef struct zr_memory_service {
   uint32_t size, rsv;
-  /* [any] U8, zeroed */
+
+  /* [any] Allocates zeroed memory; *out is a view of U8. */
   zr_code (*alloc)(const zr_host *, uint64_t bytes, uint64_t align, const char *tag, zr_view *out, zr_error *);
-  void (*free)(const zr_host *, const zr_view *);                         /* [any] as returned by alloc */
-  void (*account)(const zr_host *, const char *tag, int64_t delta_bytes); /* [any] bytes a plug-in had to map itself */
+
+  /* [any] Frees memory. The view is the one that alloc returned. */
+  void (*free)(const zr_host *, const zr_view *);
+
+  /* [any] Counts bytes that a plug-in had to map itself (negative: unmapped). */
+  void (*account)(const zr_host *, const char *tag, int64_t delta_bytes);
 } zr_memory_service;
 
-typedef struct zr_task_service { /* "zr.host.tasks/1" */
+/* "zr.host.tasks/1": the host's thread pool. */
+typedef struct zr_task_service {
   uint32_t size, rsv;
-  uint32_t (*width)(const zr_host *); /* [any] threads of this rank */
-  /* [step] [use] fn over [0, n) cut in runs of at least grain; returns when all ran. fn [worker] must not throw; ctx
-   * is handed to it and may be NULL. */
+
+  /* [any] Returns the number of threads of this rank. */
+  uint32_t (*width)(const zr_host *);
+
+  /* [step] [use] Calls fn for all of [0, n), cut into runs of at least `grain`, and returns when all calls have
+   * returned. fn is called [worker] and must not throw. ctx is passed to fn; or NULL. */
   void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end),
                        void *ctx);
 } zr_task_service;
 
-typedef struct zr_store_service { /* "zr.host.store/1": the job's rendezvous, small values */
+/* "zr.host.store/1": the job's key-value store, for rendezvous and small values. */
+typedef struct zr_store_service {
   uint32_t size, rsv;
-  /* [control] [step] */
+
+  /* [control] [step] Stores a value under a key. */
   zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *);
-  /* [control] [step] Waits until some rank has put the key; timeout_ns < 0: the host's own limit. *bytes: in, the room
-   * at out; out, the value's length. */
+
+  /* [control] [step] Waits until some rank has put the key, and copies the value to out. timeout_ns < 0: the host's
+   * own limit. *bytes is the capacity of out on entry, and the length of the value on return. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;
 
-typedef struct zr_job_service { /* "zr.host.job/1": constants of this process */
+/* "zr.host.job/1": constants of this process. */
+typedef struct zr_job_service {
   uint32_t size;
-  int32_t rank, world, local_rank, local_world; /* local: of this host */
+  int32_t rank, world;             /* of the job */
+  int32_t local_rank, local_world; /* on this host */
   uint32_t rsv;
   const char *job_id;     /* unique per launch */
-  const char *run_folder; /* absolute; "" if the run keeps none */
+  const char *run_folder; /* absolute; "" if the run has no run folder */
 } zr_job_service;
 
-typedef struct zr_machine_service { /* "zr.host.machine/1": what was measured on this machine, once for all jobs */
+/* "zr.host.machine/1": measurements of this machine, made once for all jobs. */
+typedef struct zr_machine_service {
   uint32_t size, rsv;
-  /* [control] Transfers with which the file system of `path` moved most; ZR_UNSUPPORTED: nobody has measured it. */
+
+  /* [control] The transfer size, and the number of transfers in flight, with the highest measured throughput on the
+   * file system of `path`. ZR_UNSUPPORTED: the file system was not measured. */
   zr_code (*disk)(const zr_host *, const char *path, uint64_t *block_bytes, uint32_t *depth);
 } zr_machine_service;
 #endif

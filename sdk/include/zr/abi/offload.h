@@ -1,21 +1,25 @@
-/* Offload role, "zr.offload/1": one tier of memory or disk that stores bytes. The host places, pages and evicts. */
+/* Offload tiers, "zr.offload/1": memory or disk that stores bytes. The host decides what is stored on which tier, and
+ * when it moves. */
 #ifndef ZR_ABI_OFFLOAD_H
 #define ZR_ABI_OFFLOAD_H
 #include "zr/abi/base.h"
 
-enum { ZR_TIER_MAPPABLE = 1u << 0, ZR_TIER_ASYNC = 1u << 1 };
-typedef struct zr_offload_caps { /* out: callee writes at most `size` bytes */
-  uint32_t size, flags;
-  uint64_t capacity;           /* bytes; 0: not known */
-  uint64_t io_align;           /* offsets, lengths and addresses of transfers are multiples of this, a power of two */
-  uint64_t io_bytes;           /* the transfer size it likes best */
-  uint64_t io_depth;           /* how many of them under way at a time it likes best */
-  uint64_t device_types;       /* bit i: memory of DLPack device i can be read and written directly */
-  uint64_t host_bytes_per_mib; /* host memory of its own that it takes for each MiB it stores, in bytes */
+enum {
+  ZR_TIER_MAPPABLE = 1u << 0, /* map() and unmap() are offered */
+  ZR_TIER_ASYNC = 1u << 1     /* write() and read() with a completion return before the transfers are complete */
+};
+typedef struct zr_offload_caps { /* output: the callee writes at most `size` bytes */
+  uint32_t size, flags;          /* flags: ZR_TIER_* */
+  uint64_t capacity;             /* bytes; 0: unknown */
+  uint64_t io_align;     /* offsets, lengths and addresses of transfers must be multiples of this power of two, bytes */
+  uint64_t io_bytes;     /* preferred size of a transfer, in bytes */
+  uint64_t io_depth;     /* preferred number of transfers in flight */
+  uint64_t device_types; /* bit i: memory of DLPack device type i can be read and written directly */
+  uint64_t host_bytes_per_mib; /* bytes of host memory that the tier itself needs per MiB stored */
 } zr_offload_caps;
 
 typedef struct zr_transfer {   /* frozen */
-  uint64_t allocation, offset; /* bytes */
+  uint64_t allocation, offset; /* offset: bytes from the begin of the allocation */
   zr_view memory;              /* U8, on a device of device_types */
 } zr_transfer;
 
@@ -27,26 +31,45 @@ typedef struct zr_offload_ref { /* frozen: the tier below, for tiers that compre
 
 typedef struct zr_offload_api {
   uint32_t size, rsv;
-  zr_code (*open)(void *self, const zr_offload_ref *below, zr_error *); /* [control] once; below: or NULL */
-  zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);           /* [any] after open */
-  /* [step] The bytes are the slot's own from now on: a disk that has not got them says so here. Content undefined. */
+
+  /* [control] Opens the tier; called once. below: the tier below; or NULL. */
+  zr_code (*open)(void *self, const zr_offload_ref *below, zr_error *);
+
+  /* [any] Reports capabilities; called after open(). */
+  zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
+
+  /* [step] Allocates bytes. On success the space is really reserved: a disk that is too small fails here and not in
+   * write(). The content is undefined. */
   zr_code (*reserve)(void *self, uint64_t bytes, const char *tag, uint64_t *allocation, zr_error *);
-  void (*release)(void *self, uint64_t allocation); /* [step] no transfer is under way */
-  /* [any] Several at once. done NULL: complete on return. Else the list may go when the call returns, memory stays
-   * until done resolves; one done for all n, a failure's `native` is the index that failed. Short transfers are
-   * finished by the tier; when its own room is taken the call waits. Transfers of the same bytes of a slot that are
-   * under way at a time are in no order. */
+
+  /* [step] Frees an allocation. No transfer of it is in flight. */
+  void (*release)(void *self, uint64_t allocation);
+
+  /* [any] Copies memory to allocations, n transfers. Several calls may run at once. A null zr_done: complete on return.
+   * Otherwise the list of transfers is valid only until the call returns, while the memory must stay valid until the
+   * completion resolves. One completion covers all n transfers; if it resolves with an error, `native` is the index of
+   * the transfer that failed. The tier itself continues short transfers. If the tier's own queue is full, the call
+   * waits. Transfers of the same bytes that are in flight at the same time have no order. */
   zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
-  /* [any] likewise: memory is written from the slot, and is whole when done resolves. Bytes that are not those last
-   * written: ZR_IO. */
+
+  /* [any] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.
+   * ZR_IO if the bytes differ from those last written. */
   zr_code (*read)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
-  /* [step] lives until unmap; NULL unless MAPPABLE */
+
+  /* [step] Returns the allocation's own memory, valid until unmap(). NULL unless ZR_TIER_MAPPABLE. */
   zr_code (*map)(void *self, uint64_t allocation, zr_view *out, zr_error *);
-  void (*unmap)(void *self, uint64_t allocation); /* [step] NULL unless MAPPABLE */
-  zr_code (*flush)(void *self, zr_error *);       /* [step] NULL, or: what was written survives a process kill */
-  /* [step] Memory that many transfers will use, until unreg: the tier may prepare it. Both NULL, or neither. A failure
-   * is told and means slower transfers. */
+
+  /* [step] Ends a map(). NULL unless ZR_TIER_MAPPABLE. */
+  void (*unmap)(void *self, uint64_t allocation);
+
+  /* [step] On return all bytes written so far survive a kill of the process. Or NULL. */
+  zr_code (*flush)(void *self, zr_error *);
+
+  /* [step] Announces memory that many transfers will use, until unreg(), so that the tier can prepare it. reg and unreg
+   * are both NULL, or neither. The host logs a failure; transfers are then slower. */
   zr_code (*reg)(void *self, const zr_view *memory, zr_error *);
-  void (*unreg)(void *self, const zr_view *memory); /* [step] no transfer is under way */
+
+  /* [step] Ends a reg(). No transfer of the memory is in flight. */
+  void (*unreg)(void *self, const zr_view *memory);
 } zr_offload_api;
 #endif

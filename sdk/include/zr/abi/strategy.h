@@ -1,10 +1,11 @@
-/* Strategy role, "zr.strategy/1": who owns which part, and when it travels. It issues its collectives itself. */
+/* Strategies, "zr.strategy/1": which rank owns which part of the model's state, and when it is communicated. A strategy
+ * issues its collectives itself. */
 #ifndef ZR_ABI_STRATEGY_H
 #define ZR_ABI_STRATEGY_H
 #include "zr/abi/base.h"
 #include "zr/abi/communicator.h"
 
-enum { ZR_PARAM_FROZEN = 1u << 0 }; /* no gradient, no state */
+enum { ZR_PARAM_FROZEN = 1u << 0 }; /* the parameter has no gradient and no optimizer state */
 typedef struct zr_param {           /* lives as long as the instance */
   uint32_t size, flags;
   const char *name;
@@ -13,80 +14,112 @@ typedef struct zr_param {           /* lives as long as the instance */
   uint32_t group;
   int64_t count; /* elements */
 } zr_param;
-/* HOLD_GRADS: gradients are added up in their places, and leave in the last micro-step. ALIAS: buffers may be ALIAS. */
-enum { ZR_PLAN_HOLD_GRADS = 1u << 0, ZR_PLAN_SHARE_WEIGHTS = 1u << 1 };
+
+enum {
+  /* The host accumulates gradients at their destinations; they are reduced in the last micro-step of a step. */
+  ZR_PLAN_HOLD_GRADS = 1u << 0,
+  /* The plan may request buffers with ZR_BUFFER_SHARED. */
+  ZR_PLAN_SHARE_WEIGHTS = 1u << 1
+};
 typedef struct zr_plan_in { /* lives as long as the instance */
   uint32_t size;
   int32_t rank, world;
   zr_dtype weight_dtype;
-  zr_dtype grad_dtype;         /* of one backward's gradient, also on the wire */
+  zr_dtype grad_dtype;         /* of the gradient of one backward, also while it is communicated */
   zr_dtype reduced_grad_dtype; /* of the sum over micro-batches and ranks */
-  int32_t accumulation;        /* micro-steps a step; 1 where gradients are held */
+  int32_t accumulation;        /* micro-steps per step; 1 with ZR_PLAN_HOLD_GRADS */
   uint32_t n_params;
-  int64_t norm_block; /* parameters are never cut inside a run of this many elements, counted from their start */
-  int64_t align;      /* every parameter starts at a multiple of this many elements in every buffer */
-  const zr_param *const *params; /* the model's order */
+
+  /* A parameter is never cut inside a run of this many elements, counted from the parameter's start. */
+  int64_t norm_block;
+  int64_t align;                 /* in every buffer, every parameter starts at a multiple of this many elements */
+  const zr_param *const *params; /* in the model's order */
   uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
+
+/* What a buffer or a piece holds. */
 enum {
-  ZR_ROLE_WEIGHT = 1,
-  ZR_ROLE_GRAD,
-  ZR_ROLE_REDUCED_GRAD,
-  ZR_ROLE_BUCKET,
-  ZR_ROLE_ALL_GATHER,
-  ZR_ROLE_WEIGHT_SHARD
+  ZR_ROLE_WEIGHT = 1,   /* full weights */
+  ZR_ROLE_GRAD,         /* the full gradient of one backward */
+  ZR_ROLE_REDUCED_GRAD, /* reduced gradients: what this rank updates */
+  ZR_ROLE_BUCKET,       /* a gradient bucket */
+  ZR_ROLE_ALL_GATHER,   /* weights gathered for their use */
+  ZR_ROLE_WEIGHT_SHARD  /* this rank's shard of the weights */
 };
-enum { ZR_BUFFER_SHARED = 1u << 0 }; /* whole weights: one memory, alike for all ranks, each writes what it updates */
-typedef struct zr_buffer {           /* memory that the host shall allocate on this rank, zeroed, where peers read it */
+
+/* For full weights: one memory for all ranks of the host. Every rank reads all of it and writes what it updates. */
+enum { ZR_BUFFER_SHARED = 1u << 0 };
+typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */
   uint32_t size, role;
-  const char *tag; /* for the ledger; copied */
+  const char *tag; /* name in the memory ledger; copied */
   int64_t elements;
   zr_dtype dtype;
-  uint32_t flags;
+  uint32_t flags; /* ZR_BUFFER_SHARED */
 } zr_buffer;
-/* Elements [first, first + count) of a parameter stand at `offset` of a buffer. WEIGHT: whole parameters. SHARD: parts
- * of those that acquire() makes whole, on all ranks. SUM: what this rank updates, in fold order. */
+
+/* Elements [first, first + count) of a parameter are stored at element `offset` of a buffer. A piece of role WEIGHT is
+ * a full parameter. Pieces of role WEIGHT_SHARD are, over all ranks, the parts of a parameter that acquire() gathers.
+ * Pieces of role REDUCED_GRAD are what this rank updates; their sums are reduced in rank order. */
 typedef struct zr_piece {
   uint32_t size, role, param, buffer;
   int64_t first, count, offset;
 } zr_piece;
-typedef struct zr_plan_sink { /* the host's; lives until plan() returns, and is called during it only */
+typedef struct zr_plan_sink { /* the host's; valid and called only during plan() */
   uint32_t size, rsv;
-  void *ctx;                                    /* the host's own, for the two */
-  void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; numbered 0, 1, ... in call order */
+  void *ctx;                                    /* the host's own; passed to both functions */
+  void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; buffers are numbered 0, 1, ... in call order */
   void (*piece)(void *ctx, const zr_piece *);   /* [control] copied */
 } zr_plan_sink;
 typedef struct zr_bind {
   uint32_t size, n_buffers;
-  const zr_view *buffers; /* in plan order; the views are copied, the memory lives as long as the instance */
-  zr_comm_ref comm;       /* lives as long as the instance */
+  const zr_view *buffers; /* in plan order; the list is valid during bind(), the memory as long as the instance */
+  zr_comm_ref comm;       /* valid as long as the instance */
 } zr_bind;
 
 enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END, ZR_STEP_END, ZR_EVAL_BEGIN, ZR_EVAL_END };
 enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4 };
 typedef struct zr_strategy_api {
   uint32_t size, rsv;
-  /* [control] Pure, no communication, any rank of any world: buffers first, then pieces by parameter and ascending. */
+
+  /* [control] Describes the memory of one rank of a world of any size: first all buffers, then pieces in ascending
+   * order of parameter and element. Pure, without communication. */
   zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
-  /* [control] after the plan was allocated */
+
+  /* [control] Called once the host has allocated the plan. */
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
-  /* [use] Which elements of a gradient go where next. *first: in, how many were placed in this micro-step; out, the
-   * first of a run of dst->count not placed yet (as it was: they ascend). *dst: of grad_dtype, to be written, not added
-   * to, before grad_ready. ZR_AGAIN: no room until buckets ahead have left; the host keeps the gradient. Where
-   * gradients are held, all have room, and the answers are the same in every micro-step (micro is 0). */
+
+  /* [use] Returns the destination of the next elements of a gradient. *first on entry: how many elements of the
+   * gradient already have a destination in this micro-step. *first on return: the first element of a run of dst->count
+   * elements that have none yet; unchanged if runs ascend. *dst has grad_dtype; the host overwrites it (does not add)
+   * before it calls grad_ready(). ZR_AGAIN: no buffer is free until earlier buckets have been reduced; the host keeps
+   * the gradient meanwhile. With ZR_PLAN_HOLD_GRADS every element has a destination, which is the same in every
+   * micro-step (micro is 0). */
   zr_code (*grad_destination)(void *self, uint32_t param, int64_t *first, uint32_t micro, zr_view *dst, zr_error *);
-  /* [use] Those elements are written, zeros if the parameter was not used. Every element of every trainable parameter
-   * is announced once a micro-step, in any order; collectives must leave in an order that does not depend on it. */
+
+  /* [use] These elements have been written to their destination; zeros if the parameter was not used. The host
+   * announces every element of every trainable parameter once per micro-step, in any order. The order in which the
+   * strategy issues collectives must not depend on the order of these calls. */
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
-  zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *); /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END */
-  zr_code (*grads_finish)(void *self, zr_error *); /* [step] on return every SUM piece holds its sum over the step */
-  zr_code (*updated)(void *self, zr_error *);      /* [step] weights under SUM pieces changed: on return all are new */
-  /* [use] Makes parameters whole that are not on this rank: full[n], memory that lives until their release; done NULL:
-   * complete on return. NULL slot, as the next: weights always are whole. */
+
+  /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END. */
+  zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *);
+
+  /* [step] On return every REDUCED_GRAD piece holds the sum over the step. */
+  zr_code (*grads_finish)(void *self, zr_error *);
+
+  /* [step] The weights of this rank's REDUCED_GRAD pieces have been updated. On return all weights are up to date. */
+  zr_code (*updated)(void *self, zr_error *);
+
+  /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
+   * release. A null zr_done: complete on return. acquire and release are NULL if every rank always holds all weights.
+   */
   zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_view *full, zr_done *,
                      zr_error *);
-  /* [use] Lets them go, once `after` resolves (retained by the callee); NULL: at once. */
+
+  /* [use] Releases acquired parameters once `after` resolves (the callee retains it); NULL: at once. */
   zr_code (*release)(void *self, const uint32_t *params, uint32_t n, uint32_t phase, zr_done *after, zr_error *);
-  void (*abort)(void *self); /* [any] or NULL: the host has aborted the communicator */
+
+  /* [any] The host has aborted the communicator. Or NULL. */
+  void (*abort)(void *self);
 } zr_strategy_api;
 #endif

@@ -22,7 +22,7 @@ namespace {
 
 using namespace zr::host;
 
-TEST(Nearest, FindsAMisspeltWordAndLeavesAStrangerAlone) {
+TEST(NearestTest, FindsAMisspelledWordButNoUnrelatedOne) {
   const std::vector<std::string> words{"train.steps", "train.seed", "train.gradient_clipping", "strategy"};
   EXPECT_EQ(nearest("train.stpes", words), "train.steps");
   EXPECT_EQ(nearest("train.clp", words), "train.gradient_clipping");
@@ -30,13 +30,13 @@ TEST(Nearest, FindsAMisspeltWordAndLeavesAStrangerAlone) {
   EXPECT_EQ(nearest("zebra", words), "");
 }
 
-TEST(Shortest, ReadsBackAsTheSameDouble) {
+TEST(ShortestTest, ReadsBackAsTheSameDouble) {
   for (const double value : {0.1, 1.0 / 3, 1e-300, 6.02e23, -0.0, 2.5e-308})
     EXPECT_EQ(std::stod(shortest(value)), value);
   EXPECT_EQ(shortest(0.1), "0.1");
 }
 
-// Whether this process asked for large pages where `at` is.
+// True if this process requested huge pages for the memory at `at`.
 bool large_pages_at(const char* at) {
   std::ifstream maps("/proc/self/smaps");
   bool here = false;
@@ -50,8 +50,8 @@ bool large_pages_at(const char* at) {
   return false;
 }
 
-TEST(HugePageMemory, StandsInLargePagesAsFarAsWholeOnesReach) {
-  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) GTEST_SKIP() << "this kernel has none";
+TEST(HugePageMemoryTest, UsesHugePagesForEveryFullHugePage) {
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) GTEST_SKIP() << "the kernel has no huge pages";
   const HugePageMemory memory = allocate_huge_pages(3 * kHugePageBytes + 5 * kPageBytes);
   ASSERT_NE(memory, nullptr);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % kHugePageBytes, 0u);
@@ -60,16 +60,16 @@ TEST(HugePageMemory, StandsInLargePagesAsFarAsWholeOnesReach) {
   EXPECT_FALSE(large_pages_at(memory.get() + 3 * kHugePageBytes));
 }
 
-TEST(HugePageMemory, IsAlignedAsAskedAndToAPageAtLeast) {
+TEST(HugePageMemoryTest, IsAlignedAsRequestedAndAtLeastToAPage) {
   const HugePageMemory small = allocate_huge_pages(100), wide = allocate_huge_pages(kPageBytes, 16 * kPageBytes);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(small.get()) % kPageBytes, 0u);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(wide.get()) % (16 * kPageBytes), 0u);
 }
 
-TEST(HugePageMemory, IsNullWhereThereIsNoMemory) {
+TEST(HugePageMemoryTest, IsNullWhenMemoryIsExhausted) {
   EXPECT_EQ(allocate_huge_pages(int64_t{1} << 60), nullptr);
   std::ifstream overcommit("/proc/sys/vm/overcommit_memory"), memory("/proc/meminfo");
-  if (char how = 0; !(overcommit >> how) || how == '1') GTEST_SKIP() << "this machine refuses nothing";
+  if (char how = 0; !(overcommit >> how) || how == '1') GTEST_SKIP() << "this machine overcommits without limit";
   int64_t kib = 0;
   for (std::string line; std::getline(memory, line);)
     if (line.rfind("MemTotal:", 0) == 0 || line.rfind("SwapTotal:", 0) == 0) kib += std::stoll(line.substr(10));
@@ -77,7 +77,7 @@ TEST(HugePageMemory, IsNullWhereThereIsNoMemory) {
   EXPECT_EQ(allocate_huge_pages(2 * 1024 * kib), nullptr);
 }
 
-TEST(Sizes, AreReadWithTheirUnit) {
+TEST(ParseBytesTest, ReadsUnits) {
   EXPECT_EQ(parse_bytes("64KiB"), 65536);
   EXPECT_EQ(parse_bytes("1.5 GiB"), 1610612736);
   EXPECT_EQ(parse_bytes("100MB"), 100000000);
@@ -86,14 +86,14 @@ TEST(Sizes, AreReadWithTheirUnit) {
     EXPECT_FALSE(parse_bytes(wrong)) << wrong;
 }
 
-TEST(Durations, AreReadWithTheirUnit) {
+TEST(ParseDurationTest, ReadsUnits) {
   EXPECT_EQ(parse_duration("250ms"), 0.25);
   EXPECT_EQ(parse_duration("5min"), 300);
   EXPECT_EQ(parse_duration("1.5h"), 5400);
   for (const char* wrong : {"", "5", "5 minutes", "-1s", "infs"}) EXPECT_FALSE(parse_duration(wrong)) << wrong;
 }
 
-TEST(Patterns, MatchAnyRunOfCharacters) {
+TEST(MatchesGlobTest, MatchesAnyRunOfCharacters) {
   EXPECT_TRUE(matches_glob("blocks.0.ln1.weight", "*ln*.weight"));
   EXPECT_TRUE(matches_glob("bias", "*bias"));
   EXPECT_TRUE(matches_glob("a", "*"));
@@ -101,7 +101,7 @@ TEST(Patterns, MatchAnyRunOfCharacters) {
   EXPECT_FALSE(matches_glob("ln.weight.x", "ln.*t"));
 }
 
-TEST(Printable, EscapesWhatMovesTheCursorOrImitatesALine) {
+TEST(PrintableTest, EscapesControlCharactersAndLineBreaks) {
   EXPECT_EQ(printable("a\nckE/step-00000099: valid\r\tb"), "a\\nckE/step-00000099: valid\\r\\tb");
   EXPECT_EQ(printable("\x1b[2K\x7f\x01"), "\\x1b[2K\\x7f\\x01");
   EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
@@ -112,19 +112,19 @@ TEST(Printable, EscapesWhatMovesTheCursorOrImitatesALine) {
   EXPECT_EQ(printable("\u202egnp.exe\u2028"), "\\u202egnp.exe\\u2028");
 }
 
-TEST(Printable, KeepsOtherTextAndTheCharactersGiven) {
+TEST(PrintableTest, KeepsOtherTextAndTheCharactersGiven) {
   EXPECT_EQ(printable("block.0.weight \u00fc \u20ac \U0001f600 '\"\\"),
             "block.0.weight \u00fc \u20ac \U0001f600 '\"\\");
   EXPECT_EQ(printable("one\ntwo\tthree\r", "\n\t"), "one\ntwo\tthree\\r");
 }
 
-TEST(Printable, EscapesBytesThatAreNotUtf8) {
+TEST(PrintableTest, EscapesBytesThatAreNotUtf8) {
   EXPECT_EQ(printable("a\xff\xca.b\xc2"), "a\\xff\\xca.b\\xc2");
   EXPECT_EQ(printable("\xc0\x8a\xed\xa0\x80\xf4\x90\x80\x80"), "\\xc0\\x8a\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80")
       << "overlong, surrogate, beyond Unicode";
 }
 
-TEST(Ledger, RemembersPlanPeakAndHolders) {
+TEST(LedgerTest, RecordsPlanPeakAndHolders) {
   Ledger ledger;
   ledger.plan(Tier::device, MemoryKind::weights, 100);
   ledger.add(Tier::device, MemoryKind::weights, "weights", 100);
@@ -138,7 +138,7 @@ TEST(Ledger, RemembersPlanPeakAndHolders) {
   EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
 }
 
-TEST(Ledger, TakesWhatSomeoneElseCounts) {
+TEST(LedgerTest, AcceptsExternallyMeasuredBytes) {
   Ledger ledger;
   ledger.add(Tier::device, MemoryKind::weights, "weights", 100);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 20, 70);
@@ -146,13 +146,13 @@ TEST(Ledger, TakesWhatSomeoneElseCounts) {
   EXPECT_EQ(ledger.peak(Tier::device), 170);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 5, 60);
   EXPECT_EQ(ledger.held(Tier::device, MemoryKind::activations), 5);
-  EXPECT_EQ(ledger.peak(Tier::device), 170) << "a lower peak takes nothing back";
+  EXPECT_EQ(ledger.peak(Tier::device), 170) << "a lower peak does not reduce the recorded one";
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 0, 90);
   EXPECT_EQ(ledger.peak(Tier::device), 190);
   EXPECT_EQ(ledger.holders(), (std::vector<std::pair<std::string, int64_t>>{{"weights", 100}}));
 }
 
-TEST(Ledger, TellsWhoWatchesATier) {
+TEST(LedgerTest, NotifiesTheObserverOfATier) {
   Ledger ledger;
   std::vector<int64_t> told;
   ledger.on_change(Tier::device, [&](int64_t now) {
@@ -167,7 +167,7 @@ TEST(Ledger, TellsWhoWatchesATier) {
   EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
 }
 
-TEST(ThreadPool, RunsEveryElementOnceOnAnyNumberOfThreads) {
+TEST(ThreadPoolTest, RunsEveryElementOnceOnAnyNumberOfThreads) {
   for (const int width : {1, 2, 5}) {
     ThreadPool pool(width);
     std::vector<std::atomic<int>> seen(1000);
@@ -178,12 +178,12 @@ TEST(ThreadPool, RunsEveryElementOnceOnAnyNumberOfThreads) {
   }
 }
 
-TEST(ThreadPool, HandsOnTheFirstException) {
+TEST(ThreadPoolTest, RethrowsTheFirstException) {
   ThreadPool pool(3);
   EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Failure);
 }
 
-TEST(Trace, KeepsNothingInMemoryAfterItsFileCouldNotBeWritten) {
+TEST(TraceTest, HoldsNoMemoryAfterAFailedWrite) {
   const zr::test::Scratch scratch;
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -196,7 +196,7 @@ TEST(Trace, KeepsNothingInMemoryAfterItsFileCouldNotBeWritten) {
     const auto draw = [&](int spans) {
       for (int i = 0; i < spans; ++i) trace.span("training", std::string(100, 'x'), {}, {});
     };
-    draw(2000);  // more than the file takes
+    draw(2000);  // more than the file size limit
     const auto held = [] { return ::mallinfo2().uordblks + ::mallinfo2().hblkhd; };
     const std::size_t before_more = held();
     draw(100'000);
@@ -207,7 +207,7 @@ TEST(Trace, KeepsNothingInMemoryAfterItsFileCouldNotBeWritten) {
   EXPECT_LE(std::filesystem::file_size(scratch.path("trace.json")), 100'000u);
 }
 
-TEST(Failures, CarryTheirExitCode) {
+TEST(FailureTest, CarriesItsExitCode) {
   zr_error error{};
   std::snprintf(error.msg, sizeof error.msg, "beta1 must be below 1");
   try {

@@ -31,7 +31,7 @@ class DirectoryTest : public testing::Test {
   Directory directory_ = Directory::open(scratch_.path("here"), true);
 };
 
-TEST_F(DirectoryTest, WritesIntoTheDirectoryThatItOpenedAfterItsPathWasReplaced) {
+TEST_F(DirectoryTest, WritesIntoTheOpenedDirectoryAfterItsPathWasReplaced) {
   directory_.write("a", "one\n");
   EXPECT_EQ(text("here/a"), "one\n");
   fs::create_directory(scratch_.path("elsewhere"));

@@ -1,4 +1,4 @@
-// A save that ends at any place, on any rank, or on a disk that fails: what was committed stays.
+// A save that is killed at any point, on any rank, or fails on a disk error keeps all committed checkpoints intact.
 #include <sys/resource.h>
 
 #include <filesystem>
@@ -30,7 +30,7 @@ std::set<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
+TEST(CheckpointSaveTest, HoldsEveryByteForAnyNumberOfWritersAndReaders) {
   const Scratch scratch;
   int64_t step = 0;
   for (const int writers : {1, 2, 3, 4, 8})
@@ -48,7 +48,7 @@ TEST(Checkpoints, HoldEveryByteHoweverManyRanksWroteAndRead) {
     }
 }
 
-TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
+TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
   constexpr int kRanks = 3;
   const Scratch scratch;
   const std::string root = scratch.path("c");
@@ -56,13 +56,13 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
   const Model first(1);
   ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, first, 1, peers); })));
   int kills = 0;
-  unsigned committed = 1;  // the seed of the newest whole one is its step
+  unsigned committed = 1;  // the step, and so the seed, of the newest complete checkpoint
   const char* more = std::getenv("ZR_KILLS");
   const int wanted = more ? std::atoi(more) : 300;
   const std::vector<int> once{1, 1, 1}, often{1, 2, 3, 5, 8, 13, 21, 34};
   while (kills < wanted)
     for (const std::string& place : kPlaces)
-      for (int victim = -1; victim < kRanks; ++victim)  // -1: all of them
+      for (int victim = -1; victim < kRanks; ++victim)  // -1: all ranks
         for (const int time : place == "save.chunk_written" ? often : once) {
           ++step;
           const Model model(static_cast<unsigned>(step));
@@ -73,13 +73,13 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
           });
           for (const int end : ends) kills += killed(end);
           if (step == 2) {
-            ASSERT_GT(kills, 0) << "places that kill nobody test nothing";
+            ASSERT_GT(kills, 0) << "no failpoint killed a rank";
           }
           const std::string newest = find_checkpoint(root);
           if (newest == (std::filesystem::path(root) / checkpoint_name(step)).string())
             committed = static_cast<unsigned>(step);
           else
-            EXPECT_FALSE(good(ends)) << place << ": a save that ended well is the newest";
+            EXPECT_FALSE(good(ends)) << place << ": a save that succeeded must be the newest checkpoint";
           ASSERT_EQ(newest, (std::filesystem::path(root) / checkpoint_name(committed)).string()) << place;
           expect_holds(newest, Model(committed));
           if (testing::Test::HasFatalFailure()) return;
@@ -87,14 +87,14 @@ TEST(Checkpoints, ThatWereCommittedOutliveAKillAnywhere) {
   std::printf("%d ranks were killed while saving\n", kills);
   ++step;
   ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, Model(7), step, peers, 1); })));
-  EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(step)})) << "and no debris stays";
+  EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(step)})) << "no temporary files remain";
 }
 
-TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
+TEST(CheckpointSaveTest, ReplacesACheckpointOfTheSameStepAtomically) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   for (const std::string& place : kPlaces) {
-    if (place == "retain.renamed") continue;  // nothing is retired here
+    if (place == "retain.renamed") continue;  // this test removes no old checkpoint
     const Model before(1), after(2);
     ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, before, 5, peers); })));
     const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
@@ -109,7 +109,7 @@ TEST(Checkpoints, OfAStepThatIsSavedAgainAreReplacedInOneStep) {
   }
 }
 
-TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
+TEST(CheckpointSaveTest, KeepsEarlierCheckpointsAndLeavesNoDebrisOnADiskError) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const Model good_one(1);
@@ -144,12 +144,12 @@ TEST(Checkpoints, OnADiskThatFailsLeaveTheEarlierOnesAndNoDebris) {
         }
         expect_holds(find_checkpoint(root), good_one);
       }
-      EXPECT_GE(failed, 1) << call << " " << error << ": what never fails tests nothing";
+      EXPECT_GE(failed, 1) << call << " " << error << ": this fault never caused a failure";
     }
 }
 
-// Somebody who may write to the folder puts something else in the place of the one that is being written.
-TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
+// Another process with write permission replaces the folder that is being written.
+TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
   namespace fs = std::filesystem;
   const Scratch scratch;
   const std::string root = scratch.path("c"), victim = scratch.path("victim");
@@ -207,7 +207,7 @@ TEST(Checkpoints, AreNotWrittenIntoWhatTookTheirFoldersNameMeanwhile) {
   }
 }
 
-TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
+TEST(CheckpointSaveTest, CompletesShortWrites) {
   const Scratch scratch;
   for (const int time : {1, 2, 9, 30}) {
     const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
@@ -220,8 +220,8 @@ TEST(Checkpoints, WrittenInShortPiecesAreWhole) {
   }
 }
 
-// A run that begins anew, or goes back to an earlier one, in a folder where a later step stands.
-TEST(Checkpoints, JustSavedAreTheNewestAndStay) {
+// A run that starts again, or resumes from an earlier checkpoint, in a folder that contains a later step.
+TEST(CheckpointSaveTest, TreatsTheLastSavedCheckpointAsTheNewest) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const CheckpointComm me = single_rank_comm();
@@ -237,8 +237,8 @@ TEST(Checkpoints, JustSavedAreTheNewestAndStay) {
   expect_holds(root + "/step-00000100.superseded-2", Model(3));
 }
 
-// A job whose steps are skipped keeps its last checkpoint of a step that was applied, however few are to be kept.
-TEST(Retention, KeepsTheNewestCheckpointWhoseStepWasApplied) {
+// A job whose steps are skipped keeps its last checkpoint of an applied step, even if checkpoint.keep is smaller.
+TEST(CheckpointRetentionTest, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const FolderLock lock(root);
@@ -266,7 +266,7 @@ TEST(Retention, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   EXPECT_EQ(checkpoints_in(root), Names{checkpoint_name(8)});
 }
 
-TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
+TEST(FolderLockTest, ReleasesALockWhoseHolderCouldNotBeWritten) {
   const Scratch scratch;
   const auto ends = on_ranks(1, [&](const CheckpointComm&) {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -284,7 +284,7 @@ TEST(Checkpoints, OfAJobThatCouldNotSayWhoseTheFolderIsLockNobodyOut) {
   EXPECT_TRUE(good(ends));
 }
 
-TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
+TEST(FolderLockTest, RejectsASecondJobAndNamesTheHolder) {
   const Scratch scratch;
   const FolderLock mine(scratch.path("c"));
   const auto ends = on_ranks(1, [&](const CheckpointComm&) {
@@ -292,15 +292,15 @@ TEST(Checkpoints, OfTwoJobsInOneFolderAreRefusedWithTheOwner) {
       const FolderLock second(scratch.path("c"));
     } catch (const Failure& failure) {
       const std::string text = failure.what();
-      ::_exit(text.find("another job saves there (process " + std::to_string(::getppid()) + " on ") != text.npos ? 0
-                                                                                                                 : 1);
+      const std::string holder = " (process " + std::to_string(::getppid()) + " on ";
+      ::_exit(text.find("another job is saving to this folder" + holder) != text.npos ? 0 : 1);
     }
     ::_exit(2);
   });
   EXPECT_TRUE(good(ends));
 }
 
-TEST(Checkpoints, OfAFolderThatTheJobItselfHoldsAreRejectedWithAnotherPlace) {
+TEST(FolderLockTest, RejectsAFolderThatTheSameJobHoldsAndSuggestsAnother) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const FolderLock first(root);
@@ -309,8 +309,8 @@ TEST(Checkpoints, OfAFolderThatTheJobItselfHoldsAreRejectedWithAnotherPlace) {
     FAIL() << "was locked twice";
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.what(), root +
-                                  ": this job holds the folder already, as its run folder or for another engine's "
-                                  "checkpoints; save to a folder of its own, inside it for example");
+                                  ": this job has already locked the folder, as its run folder or for the checkpoints "
+                                  "of another engine; save to a separate folder, for example inside this one");
   }
 }
 

@@ -1,4 +1,4 @@
-// A checkpoint that was changed, cut off or made up is refused, naming file, tensor and offset.
+// A changed, truncated or forged checkpoint is rejected; the message names file, tensor and offset.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -12,9 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Damaged : public testing::Test {
+class CheckpointDamageTest : public testing::Test {
  protected:
-  Damaged() : model_(3) {
+  CheckpointDamageTest() : model_(3) {
     save(root_, image_of(model_, 1, 0, 1), single_rank_comm(), kSmall);
     folder_ = find_checkpoint(root_);
   }
@@ -25,7 +25,7 @@ class Damaged : public testing::Test {
     return all;
   }
   std::string path(const std::string& name) const { return (fs::path(folder_) / name).string(); }
-  // What refuses it; empty: nothing does.
+  // The error of loading it; empty if there is none.
   std::string refusal() const try {
     const Checkpoint checkpoint(folder_);
     checkpoint.verify([](int64_t) {});
@@ -39,7 +39,7 @@ class Damaged : public testing::Test {
   Model model_;
 };
 
-TEST_F(Damaged, ByOneBitAnywhereIsRefused) {
+TEST_F(CheckpointDamageTest, DetectsAFlippedBitAnywhere) {
   std::mt19937 random(1);
   int flips = 0;
   for (const std::string& name : files()) {
@@ -54,22 +54,23 @@ TEST_F(Damaged, ByOneBitAnywhereIsRefused) {
     std::ofstream(path(name), std::ios::binary) << whole;
   }
   EXPECT_EQ(refusal(), "");
-  std::printf("%d flips, all refused\n", flips);
+  std::printf("%d flipped bits, all detected\n", flips);
 }
 
-TEST_F(Damaged, InATensorNamesFileTensorAndOffset) {
+TEST_F(CheckpointDamageTest, NamesFileTensorAndOffset) {
   const Checkpoint checkpoint(folder_);
   const SavedTensor* tensor = checkpoint.find("master", "block.weight");
   const std::string name = checkpoint.manifest().files[tensor->file].name;
   std::string bytes = read_file(path(name));
   bytes[static_cast<std::size_t>(tensor->at) + 5000] ^= 1;
   std::ofstream(path(name), std::ios::binary) << bytes;
-  EXPECT_EQ(refusal(),
-            path(name) + ": master 'block.weight' was changed since it was written, within the 4096 bytes at " +
-                std::to_string(tensor->at + 4096) + "; load another checkpoint (zeroth verify says which are whole)");
+  EXPECT_EQ(refusal(), path(name) +
+                           ": master 'block.weight' was changed since it was written, within the 4096 bytes at " +
+                           std::to_string(tensor->at + 4096) +
+                           "; load another checkpoint (`zeroth verify` reports which are intact)");
 }
 
-TEST_F(Damaged, ByTruncationOrLossIsRefused) {
+TEST_F(CheckpointDamageTest, DetectsATruncatedOrMissingFile) {
   for (const std::string& name : files()) {
     const std::string whole = read_file(path(name));
     for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, whole.size() - 1}) {
@@ -83,24 +84,25 @@ TEST_F(Damaged, ByTruncationOrLossIsRefused) {
   }
 }
 
-TEST_F(Damaged, ByAFileOfAnotherStepIsRefusedNamingBoth) {
+TEST_F(CheckpointDamageTest, NamesBothStepsForAFileOfAnotherStep) {
   save(root_, image_of(model_, 2, 0, 1), single_rank_comm(), kSmall);
   const std::string name = "master-00001-of-00003.safetensors";
   ASSERT_TRUE(fs::exists(path(name)));
   fs::copy_file(fs::path(root_) / checkpoint_name(2) / name, path(name), fs::copy_options::overwrite_existing);
-  EXPECT_NE(refusal().find(name + ": is of step 2 of run job, its checkpoint of step 1 of run job"), std::string::npos)
+  EXPECT_NE(refusal().find(name + ": belongs to step 2 of run job, but the checkpoint is step 1 of run job"),
+            std::string::npos)
       << refusal();
   CheckpointContents other = image_of(model_, 1, 0, 1);
   other.run = "another";
   save(scratch_.path("other"), other, single_rank_comm(), kSmall);
   fs::copy_file(fs::path(scratch_.path("other")) / checkpoint_name(1) / name, path(name),
                 fs::copy_options::overwrite_existing);
-  EXPECT_NE(refusal().find(name + ": is of step 1 of run another, its checkpoint of step 1 of run job"),
+  EXPECT_NE(refusal().find(name + ": belongs to step 1 of run another, but the checkpoint is step 1 of run job"),
             std::string::npos)
       << refusal();
 }
 
-TEST_F(Damaged, ByAHostileManifestIsRefused) {
+TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
   const Manifest whole = Checkpoint(folder_).manifest();
   const auto refused = [&](const std::function<void(Manifest&)>& change, const std::string& text) {
     Manifest manifest = whole;
@@ -108,33 +110,37 @@ TEST_F(Damaged, ByAHostileManifestIsRefused) {
     std::ofstream(path(kManifest), std::ios::binary) << to_text(manifest);
     EXPECT_NE(refusal().find(text), std::string::npos) << refusal();
   };
-  refused([](Manifest& m) { m.files[0].name = "../../secret.safetensors"; }, "is not the name of a file of its folder");
-  refused([](Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file of its folder");
+  refused([](Manifest& m) { m.files[0].name = "../../secret.safetensors"; }, "is not the name of a file in its folder");
+  refused([](Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
   refused([](Manifest& m) { m.tensors[0].at = m.tensors[1].at; }, "");
-  refused([](Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "lies outside");
-  refused([](Manifest& m) { m.tensors[0].at = -8; }, "lies outside");
+  refused([](Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "is outside the data of");
+  refused([](Manifest& m) { m.tensors[0].at = -8; }, "has an invalid offset in");
   refused(
       [](Manifest& m) {
         for (SavedTensor& tensor : m.tensors)
           if (tensor.role == "master" && tensor.name == "block.weight") tensor.shape = {16384};
       },
-      "master 'block.weight' is not of its weight's shape");
-  refused([](Manifest& m) { m.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "no type or shape");
-  refused([](Manifest& m) { m.tensors[0].shape = {-1}; }, "no type or shape");
+      "master 'block.weight' does not match the shape of its weight");
+  refused(
+      [](Manifest& m) {
+        m.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
+      },
+      "an unknown dtype or an invalid shape");
+  refused([](Manifest& m) { m.tensors[0].shape = {-1}; }, "an invalid shape");
   refused([](Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
-  refused([](Manifest& m) { m.tensors[0].chunks.pop_back(); }, "are not all of it");
-  refused([](Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "are not all of it");
+  refused([](Manifest& m) { m.tensors[0].chunks.pop_back(); }, "do not cover the tensor");
+  refused([](Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "do not cover the tensor");
   refused([](Manifest& m) { m.tensors.push_back(m.tensors[0]); }, "is listed twice");
   refused(
       [](Manifest& m) {
         m.tensors.push_back(m.tensors[0]);
         m.tensors.back().name = "other";
       },
-      "stands where another tensor does");
+      "overlaps another tensor");
 }
 
-// With the right hash, so that only what it says can be at fault.
-TEST_F(Damaged, ByAManifestOfStrangeNumbersIsRefused) {
+// The manifest's hash is correct, so that only the changed values can cause the error.
+TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
   const std::string whole = read_file(path(kManifest));
   const std::size_t begin = whole.find("\"manifest\":") + 11;
   const std::string body = whole.substr(begin, whole.size() - begin - 2);
@@ -149,47 +155,48 @@ TEST_F(Damaged, ByAManifestOfStrangeNumbersIsRefused) {
     EXPECT_NE(refusal().find(why), std::string::npos) << to.substr(0, 60) << ": " << refusal();
   };
   refused("\"facts\":{", "\"facts\":{\"deep\":" + std::string(300000, '[') + std::string(300000, ']') + ",",
-          "stand too deep");
+          "nested too deeply");
   refused("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"",
           "'step' is -1, expected an integer from 0 to 2147483647");
   refused("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"",
           "'step' is 1e+300, expected an integer from 0 to 2147483647");
   refused("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"",
           "'step' is 9223372036854775808, expected an integer");
-  refused("\"shape\":[", "\"shape\":[1.5,", "no type or shape");
-  refused("\"data\":", "\"data\":99999999999,\"was\":", "has no room for its header");
-  refused("\"at\":", "\"at\":1e19,\"was\":", "lies outside");
+  refused("\"shape\":[", "\"shape\":[1.5,", "an invalid shape");
+  refused("\"data\":", "\"data\":99999999999,\"was\":", "has an invalid data offset, 99999999999");
+  refused("\"at\":", "\"at\":1e19,\"was\":", "has an invalid offset in");
 }
 
-TEST(SafetensorsHeaders, ThatLieAreRefused) {
+TEST(SafetensorsHeaderTest, RejectsInconsistentHeaders) {
   const auto refused = [](const std::string& text, int64_t bytes, const std::string& why) {
     try {
       parse_header("f", text, 8, bytes);
-      ADD_FAILURE() << text << " is taken";
+      ADD_FAILURE() << text << " is accepted";
     } catch (const Failure& failure) {
       EXPECT_NE(std::string(failure.what()).find(why), std::string::npos) << failure.what();
     }
   };
-  refused("[]", 8, "no JSON object");
-  refused("{", 8, "no JSON object");
+  refused("[]", 8, "not a JSON object");
+  refused("{", 8, "not a JSON object");
   refused(
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
       16, "'a' twice");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 17, "takes 8 bytes by its shape");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 16, "takes 8 bytes by its shape");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 17, "needs 8 bytes for its shape");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 16, "needs 8 bytes for its shape");
   refused(
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
-      20, "'b' begins at 4");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 24, "'a' begins at 8");
+      20, "'b' begins at byte 4");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 24, "'a' begins at byte 8");
   refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 15, "its tensors end at byte 16");
-  refused(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "not known here");
-  refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 16, "shape of 'a' is none");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 16, "are no two numbers");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[9223372036854775808,0]}})", 16, "are no two numbers");
+  refused(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "is not supported");
+  refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 16, "invalid shape for 'a'");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 16, "are not two valid offsets");
+  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[9223372036854775808,0]}})", 16,
+          "are not two valid offsets");
   refused(R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", 16,
           "its tensors end at byte 9223372036854775815");
-  refused(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 16, "the shape of 'a' is none");
-  refused("{\"a\":" + std::string(100000, '['), 16, "no JSON object");
+  refused(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 16, "invalid shape for 'a'");
+  refused("{\"a\":" + std::string(100000, '['), 16, "not a JSON object");
 }
 
 }  // namespace

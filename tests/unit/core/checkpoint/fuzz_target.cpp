@@ -1,4 +1,4 @@
-// For libFuzzer (`make fuzz`): the first byte says what the rest pretends to be.
+// For libFuzzer (`make fuzz`): the first byte selects the parser for the rest.
 #include "fuzz_target.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {

@@ -1,4 +1,4 @@
-// What a fuzzer feeds: bytes that pretend to be a manifest, a safetensors header or an index.
+// The fuzz target: passes bytes to the parser of manifests, safetensors headers or indexes.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace zr::test {
 enum class Fed { manifest, manifest_with_its_hash, header, index };
 inline constexpr int kFed = 4;
 
-/// True: it was taken. Anything but success and Failure(user) ends the process, as does a tensor outside its file.
+/// True if the parser accepts the text. Any result but success or Failure(user) ends the process, and so does a tensor
+/// outside its file.
 inline bool feed(Fed what, const std::string& text) {
   using namespace zr::host;
   const auto require = [](bool holds) {
@@ -29,7 +30,7 @@ inline bool feed(Fed what, const std::string& text) {
         require(tensor.begin >= 0 && tensor.begin <= tensor.end && header.data + tensor.end <= bytes);
     } else {
       std::string whole = text;
-      if (what == Fed::manifest_with_its_hash)  // what stands behind the hash is reached only so
+      if (what == Fed::manifest_with_its_hash)  // the body is parsed only if its hash is correct
         whole = "{\"xxh3\":\"" + hex(hash_of(text.data(), static_cast<int64_t>(text.size()))) +
                 "\",\n\"manifest\":" + text + "}\n";
       const Manifest manifest = parse_manifest("f", whole);

@@ -1,4 +1,4 @@
-// A short walk of the fuzzer's in every build: whole texts with some bytes changed, cut, doubled or swapped.
+// A short fuzz run in every build: valid texts with some bytes changed, removed, duplicated or swapped.
 #include <random>
 
 #include "fuzz_target.hpp"
@@ -32,7 +32,7 @@ std::string changed(std::string text, std::mt19937& random) {
   return text;
 }
 
-TEST(Parsers, TakeWhatIsRightAndRefuseWhatIsNotWithoutHarm) {
+TEST(CheckpointParsersTest, AcceptValidAndRejectChangedText) {
   const Scratch scratch;
   save(scratch.path("c"), image_of(Model(3), 1, 0, 1), single_rank_comm(), kSmall);
   const std::string folder = find_checkpoint(scratch.path("c"));
@@ -51,7 +51,7 @@ TEST(Parsers, TakeWhatIsRightAndRefuseWhatIsNotWithoutHarm) {
     EXPECT_TRUE(feed(what, seed)) << static_cast<int>(what);
     for (int i = 0; i < 4000; ++i) (feed(what, changed(seed, random)) ? taken : refused) += 1;
   }
-  std::printf("%d changed texts refused, %d taken: what was changed there says nothing\n", refused, taken);
+  std::printf("%d changed texts rejected, %d accepted (the changed bytes have no meaning)\n", refused, taken);
   EXPECT_GT(refused, 8000);
 }
 

@@ -1,4 +1,4 @@
-// Ranks that save together: processes of this one, which talk by sockets and may be killed at a failpoint.
+// Ranks that save together: forked processes that communicate over sockets and can be killed at a failpoint.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace zr::test {
 
 using namespace zr::host;
 
-/// Tensors of several types and sizes, one of them empty; their bytes follow from the seed.
+/// Tensors of several types and sizes, one of which is empty; the seed determines their bytes.
 struct Model {
   explicit Model(unsigned seed) {
     const auto add = [&](const std::string& role, const std::string& name, const std::string& dtype,
@@ -49,7 +49,7 @@ struct Model {
   std::vector<std::string> bytes;
 };
 
-/// Rank r's slabs of n: every tensor cut into uneven runs, dealt out in turn.
+/// The slabs of rank r of n: every tensor is cut into uneven runs, which are assigned to the ranks in turn.
 inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how) {
   std::vector<Slab> slabs;
   int turn = static_cast<int>(how);
@@ -68,7 +68,7 @@ inline CheckpointContents image_of(const Model& model, int64_t step, int r, int 
 
 constexpr SaveOptions kSmall{0, 50000, 4096};
 
-/// Forks n ranks, runs `work` in each, and returns how each ended (as waitpid says).
+/// Forks n ranks, runs `work` in each, and returns their waitpid() statuses.
 inline std::vector<int> on_ranks(int n, const std::function<void(const CheckpointComm&)>& work) {
   std::vector<std::array<int, 2>> wires(static_cast<std::size_t>(n));
   for (auto& wire : wires) ::socketpair(AF_UNIX, SOCK_STREAM, 0, wire.data());
@@ -140,7 +140,7 @@ inline bool good(const std::vector<int>& ends) {
   return true;
 }
 
-/// All bytes of every tensor, by parts as another number of ranks would want them.
+/// Checks all bytes of every tensor, read in the parts that n ranks would load.
 inline void expect_holds(const std::string& folder, const Model& model, int n = 1, unsigned how = 0) {
   const Checkpoint checkpoint(folder);
   ASSERT_EQ(checkpoint.manifest().tensors.size(), model.tensors.size());

@@ -23,26 +23,28 @@ Batch batch(const std::string& toml, int world) {
 }
 }  // namespace
 
-TEST(Batch, IsOneSampleARankByDefault) { EXPECT_EQ(batch("", 3), (Batch{3, 1, 1, "der def def "})); }
+TEST(BatchTest, DefaultsToOneSamplePerRank) { EXPECT_EQ(batch("", 3), (Batch{3, 1, 1, "der def def "})); }
 
-TEST(Batch, FollowsFromAnyTwo) {
+TEST(BatchTest, DerivesTheThirdNumberFromAnyTwo) {
   EXPECT_EQ(batch("global_batch = 48\nmicro_batch = 4", 3), (Batch{48, 4, 4, "job job der "}));
-  EXPECT_EQ(batch("global_batch = 48\naccumulation = 4", 3), (Batch{48, 4, 4, "job der job "}));
-  EXPECT_EQ(batch("micro_batch = 4\naccumulation = 4", 3), (Batch{48, 4, 4, "der job job "}));
+  EXPECT_EQ(batch("global_batch = 48\ngradient_accumulation = 4", 3), (Batch{48, 4, 4, "job der job "}));
+  EXPECT_EQ(batch("micro_batch = 4\ngradient_accumulation = 4", 3), (Batch{48, 4, 4, "der job job "}));
 }
 
-TEST(Batch, FollowsFromOneWithoutAccumulation) {
+TEST(BatchTest, AssumesNoAccumulationWhenOneNumberIsGiven) {
   EXPECT_EQ(batch("global_batch = 48", 3), (Batch{48, 16, 1, "job der def "}));
   EXPECT_EQ(batch("micro_batch = 4", 3), (Batch{12, 4, 1, "der job def "}));
-  EXPECT_EQ(batch("accumulation = 4", 3), (Batch{12, 1, 4, "der def job "}));
+  EXPECT_EQ(batch("gradient_accumulation = 4", 3), (Batch{12, 1, 4, "der def job "}));
 }
 
-TEST(Batch, MayBeGivenThreefoldIfItAgrees) {
-  EXPECT_EQ(batch("global_batch = 24\nmicro_batch = 2\naccumulation = 4", 3), (Batch{24, 2, 4, "job job job "}));
+TEST(BatchTest, AcceptsThreeConsistentNumbers) {
+  EXPECT_EQ(batch("global_batch = 24\nmicro_batch = 2\ngradient_accumulation = 4", 3),
+            (Batch{24, 2, 4, "job job job "}));
 }
 
-TEST(Batch, TakesZeroForNotGiven) {
-  EXPECT_EQ(batch("global_batch = 12\nmicro_batch = 2\naccumulation = 0", 2), (Batch{12, 2, 3, "job job der "}));
+TEST(BatchTest, TreatsZeroAsNotGiven) {
+  EXPECT_EQ(batch("global_batch = 12\nmicro_batch = 2\ngradient_accumulation = 0", 2),
+            (Batch{12, 2, 3, "job job der "}));
 }
 
 }  // namespace zr::host

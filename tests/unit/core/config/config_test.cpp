@@ -7,7 +7,7 @@ namespace zr::host {
 
 using sample::check;
 
-TEST(JobConfig, GivesEveryKeyItsDefault) {
+TEST(JobConfigTest, GivesEveryKeyItsDefault) {
   const JobConfig config = check("");
   EXPECT_EQ(config.integer("job.ranks"), 1);
   EXPECT_EQ(config.number("optimizer.lr"), 1e-3);
@@ -20,7 +20,7 @@ TEST(JobConfig, GivesEveryKeyItsDefault) {
   EXPECT_FALSE(config.given("job.ranks"));
 }
 
-TEST(JobConfig, ReadsUnitsInValues) {
+TEST(JobConfigTest, ReadsUnitsInValues) {
   const JobConfig config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
   EXPECT_EQ(config.number("communicator.timeout"), 5400);
   EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 65536);
@@ -28,7 +28,7 @@ TEST(JobConfig, ReadsUnitsInValues) {
   EXPECT_EQ(check("", {"strategy.flat.bucket_bytes=8192"}).integer("strategy.flat.bucket_bytes"), 8192);
 }
 
-TEST(JobConfig, TakesAnIntegerForANumberAndSaysWhereItStood) {
+TEST(JobConfigTest, AcceptsAnIntegerAsANumberAndRecordsItsPosition) {
   const JobConfig config = check("[train]\nclip = 1\n  steps = 7");
   EXPECT_EQ(config.number("train.gradient_clipping"), 1.0);
   EXPECT_EQ(config.number("train.steps"), 7.0);
@@ -37,7 +37,7 @@ TEST(JobConfig, TakesAnIntegerForANumberAndSaysWhereItStood) {
   EXPECT_TRUE(config.given("train.steps"));
 }
 
-TEST(JobConfig, LaysTheCommandLineOverTheFile) {
+TEST(JobConfigTest, CommandLineOverridesTheFile) {
   const JobConfig config =
       check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.gradient_clipping=1e-1", "model.kind=mlp",
                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
@@ -51,20 +51,20 @@ TEST(JobConfig, LaysTheCommandLineOverTheFile) {
   EXPECT_TRUE(config.given("train.steps"));
 }
 
-TEST(JobConfig, TakesTheLastOfTwoOverrides) {
+TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
   EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2);
 }
 
-TEST(JobConfig, TakesAnOverrideForAString) {
-  // A value that holds a second assignment is one string, not two keys.
+TEST(JobConfigTest, ReadsAnOverrideAsAString) {
+  // A value that contains a second assignment is one string, not two keys.
   EXPECT_EQ(check("", {"data.text=a = 1\ntrain.steps = 9"}).text("data.text"), "a = 1\ntrain.steps = 9");
   EXPECT_EQ(check("", {"data.text=\"quoted\""}).text("data.text"), "quoted");
   EXPECT_EQ(check("", {"data.text=true"}).text("data.text"), "true");
   EXPECT_EQ(check("", {"data.text="}).text("data.text"), "");
 }
 
-TEST(JobConfig, SwitchesAPluginFromTheCommandLine) {
-  // The file's table of the plug-in that is not chosen now stays, unread.
+TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
+  // The file's table for the plug-in that is no longer chosen is ignored.
   const std::string toml = "[strategy]\nuse = \"flat\"\n[strategy.flat]\nbucket_bytes = \"1MiB\"\n";
   const Document document = Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
   EXPECT_EQ(document.chosen("strategy"), "cut");
@@ -73,7 +73,7 @@ TEST(JobConfig, SwitchesAPluginFromTheCommandLine) {
   EXPECT_FALSE(config.has("strategy.flat.bucket_bytes"));
 }
 
-TEST(JobConfig, NamesPluginsByStringTableOrDefault) {
+TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {
   Origin origin;
   const Document text = Document::parse("strategy = \"flat\"", "job.toml", {});
   EXPECT_EQ(text.chosen("strategy", &origin), "flat");
@@ -90,12 +90,12 @@ TEST(JobConfig, NamesPluginsByStringTableOrDefault) {
   EXPECT_EQ(Document::parse("[strategy.flat]", "job.toml", {}).chosen("strategy"), "zero0");
 }
 
-TEST(JobConfig, NamesTheRunAfterTheFile) {
+TEST(JobConfigTest, NamesTheRunAfterTheFile) {
   EXPECT_EQ(check("").text("job.name"), "job");
   EXPECT_EQ(check("[job]\nname = \"mine\"").text("job.name"), "mine");
 }
 
-TEST(JobConfig, LetsTheLauncherDecideHowManyRanks) {
+TEST(JobConfigTest, UsesTheLaunchersNumberOfRanks) {
   const JobConfig config = check("[job]\nranks = 2", {}, 3);
   EXPECT_EQ(config.integer("job.ranks"), 3);
   EXPECT_EQ(config.origin("job.ranks").text(), "launcher");
@@ -104,21 +104,21 @@ TEST(JobConfig, LetsTheLauncherDecideHowManyRanks) {
   EXPECT_EQ(check("[job]\nranks = 2", {}, 2).origin("job.ranks").text(), "job.toml:7:9");
 }
 
-TEST(JobConfig, ReadsTheChosenScheduleAlone) {
+TEST(JobConfigTest, ReadsOnlyTheChosenSchedule) {
   const JobConfig config =
       check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
   EXPECT_EQ(config.integer("schedule.cosine.warmup"), 3);
   EXPECT_FALSE(config.has("schedule.linear.warmup"));
 }
 
-TEST(JobConfig, LetsADefaultFollowAnotherKey) {
+TEST(JobConfigTest, DerivesADefaultFromAnotherKey) {
   const JobConfig config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
   EXPECT_EQ(config.number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
   EXPECT_EQ(config.integer("schedule.WarmupDecayLR.total_num_steps"), 50);
   EXPECT_EQ(config.origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
 }
 
-TEST(JobConfig, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
+TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
   const JobConfig config = check(
       "[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
       "[[optimizer.groups]]\nmatch = \"head\"",
@@ -137,7 +137,7 @@ TEST(JobConfig, GivesAGroupItsOwnValuesAndTheOptimizersOthers) {
   EXPECT_EQ(config.groups()[1].lr_scale, 1);
 }
 
-TEST(JobConfig, IsTheSameAfterItsOwnToml) {
+TEST(JobConfigTest, RoundTripsThroughToml) {
   const JobConfig first = check(
       "[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
       "[schedule]\nuse = \"WarmupLR\"\n"
@@ -156,12 +156,13 @@ TEST(JobConfig, IsTheSameAfterItsOwnToml) {
   EXPECT_EQ(second.groups()[0].values[1].value, first.groups()[0].values[1].value);
 }
 
-TEST(JobConfig, WritesWhatWasDerivedAsAComment) {
-  EXPECT_NE(check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# accumulation = 4  (derived)"),
-            std::string::npos);
+TEST(JobConfigTest, WritesDerivedValuesAsComments) {
+  EXPECT_NE(
+      check("[train]\nglobal_batch = 8\nmicro_batch = 2").to_toml().find("# gradient_accumulation = 4  (derived)"),
+      std::string::npos);
 }
 
-TEST(JobConfig, WritesNumbersThatReadBackTheSame) {
+TEST(JobConfigTest, WritesNumbersThatReadBackTheSame) {
   EXPECT_EQ(toml_text(1.0), "1.0");
   EXPECT_EQ(toml_text(0.1), "0.1");
   EXPECT_EQ(toml_text(1e-8), "1e-08");
@@ -171,13 +172,13 @@ TEST(JobConfig, WritesNumbersThatReadBackTheSame) {
   EXPECT_EQ(toml_text(std::vector<double>{1, 0.5}), "[1.0, 0.5]");
 }
 
-TEST(JobConfig, RefusesToReadAKeyThatNobodyDeclared) {
+TEST(JobConfigTest, RejectsReadingAnUndeclaredKey) {
   const JobConfig config = check("");
   EXPECT_THROW(config.integer("train.stpes"), Failure);
   EXPECT_THROW(config.text("train.steps"), Failure);
 }
 
-TEST(JobConfig, RefusesKeysDeclaredTwice) {
+TEST(JobConfigTest, RejectsKeysDeclaredTwice) {
   const std::vector<ConfigKey> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
   try {
     Document::parse("", "job.toml", {}).check(twice, 1);

@@ -9,18 +9,18 @@
 
 namespace zr::host {
 
-TEST(HostKeys, AreSoundAndUniqueAndSayTheirMeaning) {
+TEST(HostKeysTest, AreValidUniqueAndDescribed) {
   std::set<std::string> paths;
   for (const ConfigKey& key : host_keys()) {
     EXPECT_EQ(declaration_problem(key), "") << key.path();
     EXPECT_TRUE(paths.insert(key.path()).second) << key.path();
     EXPECT_GE(key.meaning.size(), 8u) << key.path();
-    EXPECT_FALSE(key.def.empty()) << key.path();  // three lines train
+    EXPECT_FALSE(key.def.empty()) << key.path();  // a job file of three lines must be enough
   }
   EXPECT_GE(paths.size(), 40u);
 }
 
-TEST(Keys, ComeFromAComponentsSchema) {
+TEST(ConfigKeyTest, IsReadFromAComponentSchema) {
   const zr_key eps{sizeof(zr_key), ZR_KEY_FLOAT, ZR_KEY_PER_GROUP, 0, "eps", "1e-8", 0, 1, nullptr, "keeps from zero"};
   const zr_key mode{sizeof(zr_key), ZR_KEY_STRING, 0, 0, "mode", nullptr, -INFINITY, INFINITY, "fast|exact", "how"};
   const zr_key* list[] = {&eps, &mode};
@@ -34,11 +34,11 @@ TEST(Keys, ComeFromAComponentsSchema) {
   EXPECT_EQ(range_text(keys[1]), "fast|exact");
 }
 
-TEST(Keys, TellWhatIsWrongWithTheirDeclaration) {
+TEST(ConfigKeyTest, ReportsInvalidDeclarations) {
   ConfigKey key{"a", "b", ZR_KEY_INT, "1", "a number"};
   EXPECT_EQ(declaration_problem(key), "");
   key.def = "x";
-  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': 'x' is no TOML value");
+  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': 'x' is not a TOML value");
   key.def = "\"1\"";
   EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': expected an integer, found \"1\"");
   key.def = "1";
@@ -49,12 +49,12 @@ TEST(Keys, TellWhatIsWrongWithTheirDeclaration) {
   key.type = 99;
   EXPECT_EQ(declaration_problem(key), "the key 'a.b' has the unknown type 99");
   key.name = "b.c";
-  EXPECT_EQ(declaration_problem(key), "the key's name 'b.c' is no bare TOML key");
+  EXPECT_EQ(declaration_problem(key), "the key's name 'b.c' is not a bare TOML key");
   EXPECT_EQ(declaration_problem({"a", "b", ZR_KEY_INT, "1", "two\nlines"}),
-            "the key 'a.b' does not say its meaning in one line");
+            "the key 'a.b' needs a meaning of exactly one line");
 }
 
-TEST(Keys, SurviveTheirJourneyAsJson) {
+TEST(ConfigKeyTest, RoundTripsThroughJson) {
   const auto before = sample::keys();
   const auto after =
       keys_from_json("a line of the program's own\n" + to_json(before) + "\nand another\n", "the program");
@@ -70,13 +70,13 @@ TEST(Keys, SurviveTheirJourneyAsJson) {
   }
 }
 
-TEST(Keys, AreMissedInTheOutputOfAnotherProgram) {
+TEST(ConfigKeyTest, ReportsAProgramThatPrintsNoKeys) {
   try {
     keys_from_json("hello\n", "the program /bin/echo");
     FAIL();
   } catch (const Failure& failure) {
     EXPECT_STREQ(failure.what(),
-                 "the program /bin/echo does not say which keys it reads: construct zr::Program (or zr::Engine from a "
+                 "the program /bin/echo did not print the keys it reads; construct zr::Program (or zr::Engine from a "
                  "file) first in its main()");
   }
 }

@@ -1,4 +1,4 @@
-// Which element type stands where.
+// The dtypes of weights, gradients and communication.
 #include "config/precision.hpp"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ Precision of(const std::vector<std::string>& overrides) {
   return precision_of(Document::parse("", "job.toml", overrides).check({}, 1));
 }
 
-TEST(Precision, GradientsTravelInTheWeightsTypeAndAreSummedInFp32) {
+TEST(PrecisionTest, CommunicatesGradientsInTheWeightTypeAndReducesInFp32) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     const Precision types = of({"train.dtype=" + std::string(name_of(dtype))});
     EXPECT_EQ(types.weights, dtype);
@@ -22,14 +22,14 @@ TEST(Precision, GradientsTravelInTheWeightsTypeAndAreSummedInFp32) {
   }
 }
 
-TEST(Precision, ReduceDtypeIsWhatTravels) {
+TEST(PrecisionTest, CommunicatesInReduceDtype) {
   const Precision types = of({"gradients.reduce_dtype=bf16"});
   EXPECT_EQ(types.weights, ZR_F32);
   EXPECT_EQ(types.gradients, ZR_BF16);
   EXPECT_EQ(types.reduced_gradients, ZR_F32);
 }
 
-TEST(Precision, NarrowSumsAreMadeOfGradientsOfTheirType) {
+TEST(PrecisionTest, Reduces16BitGradientsInTheirType) {
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
     const Precision types = of({"gradients.dtype=bf16", std::string("train.dtype=") + dtype});
     EXPECT_EQ(types.gradients, ZR_BF16) << dtype;

@@ -1,4 +1,4 @@
-// What is proposed to a job that is over its budget.
+// The suggestions for a job that exceeds its memory budget.
 #include "engine/budget.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ struct Job {
   ResolvedJob judged;
 };
 
-// Bytes by edit, as text; what is not there makes no sense.
+// The bytes for each combination of overrides, as text; other combinations are invalid.
 RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
   return [bytes](const Suggestion& suggestion) -> std::optional<int64_t> {
     std::string text;
@@ -46,7 +46,7 @@ std::vector<std::string> found(const Job& job, int ranks, const BudgetShortfall&
 }
 using Texts = std::vector<std::string>;
 
-TEST(BudgetTest, AreThreeThatFitAndThoseThatSaveMostFirst) {
+TEST(BudgetTest, SuggestsThreeEditsThatFitAndSaveMost) {
   const RequiredBytes need = table({{"strategy=less", 80},
                                     {"strategy=least", 40},
                                     {"gradients.dtype=bf16", 90},
@@ -59,7 +59,7 @@ TEST(BudgetTest, AreThreeThatFitAndThoseThatSaveMostFirst) {
   EXPECT_EQ(found(job, 2, {10, 130, 0}, need), Texts{});
 }
 
-TEST(BudgetTest, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
+TEST(BudgetTest, CombinesTwoKeysOnlyWhenOneIsNotEnough) {
   const RequiredBytes need = table({{"strategy=less", 80},
                                     {"strategy=least", 60},
                                     {"gradients.dtype=bf16", 90},
@@ -69,20 +69,20 @@ TEST(BudgetTest, AreOfTwoKeysOnlyWhereOneIsNotEnough) {
             (Texts{"strategy=least gradients.dtype=bf16: 20", "strategy=less gradients.dtype=bf16: 30"}));
   EXPECT_EQ(found(Job(), 2, {65, 130, 0}, need),
             (Texts{"strategy=least: 60", "strategy=less gradients.dtype=bf16: 30"}))
-      << "what fits alone is not combined";
+      << "an edit that fits alone is not combined";
 }
 
-TEST(BudgetTest, CutActivationsByMicroBatchesOfTheSameSamplesAStep) {
+TEST(BudgetTest, ReducesTheMicroBatchAtTheSameSamplesPerStep) {
   const Job job({"train.micro_batch=8", "train.gradient_accumulation=1"});
   const RequiredBytes need = [](const Suggestion&) { return std::optional<int64_t>(100); };
   const auto suggestions = found(job, 2, {150, 100, 160}, need);
   for (const std::string& suggestion : suggestions)
     EXPECT_NE(suggestion.find("micro_batch="), suggestion.npos) << suggestion;
   EXPECT_EQ(suggestions.size(), 3u);
-  EXPECT_EQ(found(job, 2, {150, 160, 0}, need).size(), 3u) << "not known activations are no reason for it, ranks are";
+  EXPECT_EQ(found(job, 2, {150, 160, 0}, need).size(), 3u) << "no smaller micro-batch for unknown activations";
 }
 
-TEST(BudgetTest, MoreRanksShareTheSamplesOrAreNotProposed) {
+TEST(BudgetTest, SuggestsMoreRanksOnlyWhenTheyShareTheSamples) {
   const RequiredBytes need = [](const Suggestion& suggestion) -> std::optional<int64_t> {
     if (suggestion.overrides[0].rfind("job.ranks", 0) != 0) return {};
     return 1000 / suggestion.ranks;
@@ -92,20 +92,21 @@ TEST(BudgetTest, MoreRanksShareTheSamplesOrAreNotProposed) {
       (Texts{"job.ranks=8 train.gradient_accumulation=1: 125", "job.ranks=4 train.gradient_accumulation=2: 250"}));
   EXPECT_EQ(found(Job({"train.gradient_accumulation=3"}), 2, {400, 500, 0}, need), Texts{});
   EXPECT_EQ(found(Job({"train.gradient_accumulation=8"}), 1024, {400, 500, 0}, need), Texts{})
-      << "more than can be started";
+      << "more ranks than can be started";
 }
 
-TEST(BudgetTest, AreToldAsLinesOfAFileWithWhatEachSaves) {
+TEST(BudgetTest, PrintsSuggestionsAsTomlLinesWithTheirSavings) {
   const BudgetShortfall over{100 << 20, 120 << 20, 10 << 20};
   EXPECT_EQ(text_of({{{"strategy=zero3"}, 2, 1, 40 << 20},
                      {{"job.ranks=4", "train.gradient_accumulation=2"}, 4, 1, 90 << 20}},
                     over),
-            "with any of these lines it fits:\n"
-            "  strategy = \"zero3\"                              saves 90.00 MiB, 40.00 MiB are needed\n"
-            "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, 90.00 MiB are needed");
+            "the job fits with any one of these lines:\n"
+            "  strategy = \"zero3\"                              saves 90.00 MiB, needs 40.00 MiB\n"
+            "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, needs 90.00 MiB");
   EXPECT_EQ(
       text_of({}, over),
-      "no edit of strategy, ranks, micro-batch or sizes makes it fit: raise the budget, or train a smaller model");
+      "no change of strategy, ranks, micro-batch or sizes makes the job fit; raise the budget, or train a smaller "
+      "model");
 }
 
 }  // namespace

@@ -12,14 +12,14 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using zr::host::EngineName;
 
-class EngineNameMoments : public testing::Test {
+class EngineNameTest : public testing::Test {
  protected:
   const zr::test::Scratch scratch_;
   const std::string ck_ = scratch_.path("ck");
   EngineName critic_{"critic", "runs/job/critic", ck_}, actor_{"actor", "runs/job/actor", ck_};
 };
 
-TEST_F(EngineNameMoments, KnowsTheStepsOfTheOtherEnginesOfItsCheckpointFolder) {
+TEST_F(EngineNameTest, RecordsTheStepsOfOtherEnginesInItsCheckpointFolder) {
   EngineName elsewhere("third", "runs/job/third", "other"), unsaved("fourth", "runs/job/fourth", "");
   critic_.at_step(5);
   elsewhere.at_step(7);
@@ -29,42 +29,42 @@ TEST_F(EngineNameMoments, KnowsTheStepsOfTheOtherEnginesOfItsCheckpointFolder) {
   EXPECT_THAT(unsaved.others(), IsEmpty());
 }
 
-TEST_F(EngineNameMoments, AcceptsEnginesThatWereSavedInTurn) {
-  critic_.loaded(50, {{"actor", 9}});  // five steps to each of the actor's, saved before it
+TEST_F(EngineNameTest, AcceptsEnginesThatWereSavedInTurn) {
+  critic_.loaded(50, {{"actor", 9}});  // takes five steps per step of the actor, and is saved before it
   actor_.loaded(10, {{"critic", 50}});
   EXPECT_THAT(actor_.different_moments(), IsEmpty());
   EXPECT_THAT(critic_.different_moments(), IsEmpty());
 }
 
-TEST_F(EngineNameMoments, NamesTheEngineWhoseCheckpointIsNewer) {
+TEST_F(EngineNameTest, NamesTheEngineWhoseCheckpointIsNewer) {
   scratch_.write("ck/critic/step-00000008/manifest.json", "{}");
   critic_.loaded(10, {{"actor", 9}});
   actor_.loaded(8, {{"critic", 8}});
   EXPECT_THAT(actor_.different_moments(),
               ElementsAre("engine 'actor' resumes from step 8, saved when engine 'critic' was at step 8, but engine "
                           "'critic' starts from step 10: the job ended between their saves, or a checkpoint was "
-                          "removed; to continue both from one moment, remove the checkpoints of 'critic' after step 8 "
-                          "in " +
+                          "removed; to resume both from the same point, remove the checkpoints of 'critic' after step "
+                          "8 in " +
                           ck_ + "/critic and resume again"));
-  EXPECT_EQ(critic_.different_moments(), actor_.different_moments()) << "whichever engine is made last";
+  EXPECT_EQ(critic_.different_moments(), actor_.different_moments()) << "the order of construction does not matter";
 }
 
-TEST_F(EngineNameMoments, AdvisesNothingThatWouldLoseTheRun) {
+TEST_F(EngineNameTest, SuggestsNothingThatWouldLoseTheRun) {
   critic_.loaded(10, {{"actor", 9}});
   actor_.loaded(8, {{"critic", 8}});  // checkpoint.keep = 1
   EXPECT_THAT(actor_.different_moments(),
               ElementsAre(HasSubstr("or a checkpoint was removed; " + ck_ +
-                                    "/critic has no checkpoint of step 8, so they cannot continue from one moment; "
+                                    "/critic has no checkpoint of step 8, so they cannot resume from the same point; "
                                     "keep more checkpoints (checkpoint.keep)")));
 }
 
-TEST_F(EngineNameMoments, NamesTheEngineThatHasNoCheckpoint) {
+TEST_F(EngineNameTest, NamesTheEngineThatHasNoCheckpoint) {
   actor_.loaded(2, {{"critic", 2}});
   EXPECT_THAT(critic_.different_moments(),
               ElementsAre(HasSubstr("but engine 'critic' starts from step 0: the job ended between their saves")));
 }
 
-TEST_F(EngineNameMoments, DoesNotCompareEnginesThatTrainedOrOfWhichNothingIsKnown) {
+TEST_F(EngineNameTest, IgnoresEnginesThatTrainedOrWithoutRecords) {
   critic_.loaded(10, {});
   actor_.loaded(8, {});
   EXPECT_THAT(actor_.different_moments(), IsEmpty());

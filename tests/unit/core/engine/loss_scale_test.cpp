@@ -1,4 +1,4 @@
-// The loss scale's policy, step by step.
+// The loss-scale policy, step by step.
 #include "engine/loss_scale.hpp"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@ using zr::host::Document;
 using zr::host::LossScale;
 using zr::host::LossScaleKeys;
 
-// Tells a scale one step per letter, '.' made and 'x' skipped; returns the scale after each, as powers of two.
+// Updates a scale once per letter, '.' for an applied and 'x' for a skipped step; returns the scale after each step as
+// a power of two.
 std::string powers(LossScale& scale, const std::string& steps) {
   std::string all;
   for (const char step : steps) {
@@ -26,14 +27,14 @@ std::string powers(const LossScaleKeys& keys, const std::string& steps) {
   return powers(scale, steps);
 }
 
-TEST(LossScale, BeginsAtTheInitialPower) {
+TEST(LossScaleTest, StartsAtTheInitialPower) {
   EXPECT_EQ(LossScale(LossScaleKeys{}).value(), 65536);
   LossScaleKeys keys;
   keys.initial_power = 4;
   EXPECT_EQ(LossScale(keys).value(), 16);
 }
 
-TEST(LossScale, IsHalvedByEveryOverflowOnceHysteresisIsUsedUp) {
+TEST(LossScaleTest, HalvesOnEveryOverflowAfterHysteresis) {
   EXPECT_EQ(powers(LossScaleKeys{}, "xxx"), "16 15 14");
   LossScaleKeys keys;
   keys.hysteresis = 1;
@@ -42,27 +43,27 @@ TEST(LossScale, IsHalvedByEveryOverflowOnceHysteresisIsUsedUp) {
   EXPECT_EQ(powers(keys, "xxxx"), "16 16 15 14");
 }
 
-TEST(LossScale, DoublesWhenAWindowOfGoodStepsStandsBeforeAGoodStep) {
+TEST(LossScaleTest, DoublesOnAGoodStepAfterAWindowOfGoodSteps) {
   LossScaleKeys keys;
   keys.window = 3;
   EXPECT_EQ(powers(keys, "......."), "16 16 16 17 17 17 18") << "at the start";
-  EXPECT_EQ(powers(keys, "..xx...."), "16 16 16 15 15 15 15 16") << "an overflow makes the window count anew";
+  EXPECT_EQ(powers(keys, "..xx...."), "16 16 16 15 15 15 15 16") << "an overflow restarts the window";
 }
 
-TEST(LossScale, GetsItsHysteresisBackFromADoublingOnly) {
+TEST(LossScaleTest, ResetsHysteresisOnlyWhenItDoubles) {
   LossScaleKeys keys;
   keys.window = 3;
   EXPECT_EQ(powers(keys, "x..x"), "16 16 16 15");
   EXPECT_EQ(powers(keys, "x....xx"), "16 16 16 16 17 17 16");
 }
 
-TEST(LossScale, GetsItsHysteresisBackFromAnyGoodStepIfItIsConsecutive) {
+TEST(LossScaleTest, ResetsConsecutiveHysteresisOnAnyGoodStep) {
   LossScaleKeys keys;
   keys.consecutive_hysteresis = true;
   EXPECT_EQ(powers(keys, "x.x.xx"), "16 16 16 16 16 15");
 }
 
-TEST(LossScale, IsNotHalvedBelowTheLeast) {
+TEST(LossScaleTest, DoesNotFallBelowTheMinimum) {
   LossScaleKeys keys;
   keys.initial_power = 2;
   keys.hysteresis = 1;
@@ -70,54 +71,54 @@ TEST(LossScale, IsNotHalvedBelowTheLeast) {
   EXPECT_EQ(powers(keys, "xxx"), "1 1 1");
 }
 
-TEST(LossScale, StaysWhereItIsFixed) {
+TEST(LossScaleTest, DoesNotChangeAFixedScale) {
   LossScaleKeys keys;
   keys.fixed = 128;
   keys.window = 1;
   EXPECT_EQ(powers(keys, "..xx.."), "7 7 7 7 7 7");
 }
 
-TEST(LossScale, IsOneWhereWeightsAreNotF16) {
+TEST(LossScaleTest, IsOneUnlessWeightsAreFp16) {
   LossScaleKeys keys;
   keys.scales = false;
   keys.window = 1;
   EXPECT_EQ(powers(keys, "..xx"), "0 0 0 0");
 }
 
-TEST(LossScale, GivesUpAfterTooManySkipsInARowWhateverTheDtype) {
+TEST(LossScaleTest, GivesUpAfterTooManyConsecutiveSkipsForAnyDtype) {
   for (const bool scales : {false, true}) {
     LossScaleKeys keys;
     keys.scales = scales;
     keys.max_skips = 3;
     LossScale scale(keys);
     powers(scale, "xx.xx");
-    EXPECT_FALSE(scale.gives_up()) << "a good step stands between";
+    EXPECT_FALSE(scale.gives_up()) << "a good step is between the skips";
     EXPECT_EQ(scale.skips_in_a_row(), 2);
     scale.skipped();
     EXPECT_TRUE(scale.gives_up());
   }
 }
 
-TEST(LossScale, HasGradientsWatchedWhereTheNextSkipMayBeTheLast) {
+TEST(LossScaleTest, WatchesGradientsWhenTheNextSkipMayBeTheLast) {
   LossScaleKeys keys;
   LossScale scale(keys);
-  EXPECT_FALSE(scale.watches()) << "a step costs nothing more while all goes well";
+  EXPECT_FALSE(scale.watches()) << "steps have no extra cost without overflows";
   scale.skipped();
   EXPECT_TRUE(scale.watches());
   scale.made();
   EXPECT_FALSE(scale.watches());
   keys.max_skips = 1;
-  EXPECT_TRUE(LossScale(keys).watches()) << "there will be no second";
+  EXPECT_TRUE(LossScale(keys).watches()) << "the first skip is also the last";
 }
 
-TEST(LossScale, StaysFarFromWhereFloatsEnd) {
+TEST(LossScaleTest, StaysBelowTheFloatRange) {
   LossScaleKeys keys;
   keys.initial_power = 64;
   keys.window = 1;
   EXPECT_EQ(powers(keys, "...."), "64 64 64 64");
 }
 
-TEST(LossScale, HasTheReferenceSystemsDefaultsInTheFileToo) {
+TEST(LossScaleTest, HasTheDefaultsOfDeepSpeed) {
   const LossScaleKeys standard,
       read = LossScaleKeys::of(Document::parse("[train]\ndtype = \"fp16\"", "job.toml", {}).check({}, 1));
   EXPECT_TRUE(read.scales);
@@ -130,7 +131,7 @@ TEST(LossScale, HasTheReferenceSystemsDefaultsInTheFileToo) {
   EXPECT_EQ(read.max_skips, standard.max_skips);
 }
 
-TEST(LossScale, ReadsEveryKey) {
+TEST(LossScaleTest, ReadsEveryKey) {
   const LossScaleKeys keys = LossScaleKeys::of(
       Document::parse("train = {dtype = \"bf16\", max_skips = 7}\n[fp16]\nloss_scale = 8.0\ninitial_scale_power = 3\n"
                       "loss_scale_window = 5\nhysteresis = 6\nconsecutive_hysteresis = true\nmin_loss_scale = 4.0",

@@ -1,4 +1,4 @@
-// The machine profile: kept, found again by file system, and never in the way.
+// The machine profile: stored, found again by file system, and ignored if it is broken.
 #include "engine/machine_profile.hpp"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using zr::test::Scratch;
 DiskProfile disk(const std::string& mount, uint64_t device, int64_t block_bytes) {
   return {{mount, device}, block_bytes, 16, 2.5e9, 1.25e9, 1.5e9, "2026-01-31T12:00:00Z"};
 }
-// What is said on standard error meanwhile.
+// The text that fn() prints on standard error.
 template <class F>
 std::string said(F&& fn) {
   testing::internal::CaptureStderr();
@@ -32,7 +32,7 @@ class MachineProfileTest : public testing::Test {
   const std::string file = scratch.path("cache/zeroth/machine.json");
 };
 
-TEST_F(MachineProfileTest, IsTheSameAfterItWasStored) {
+TEST_F(MachineProfileTest, RoundTripsThroughItsFile) {
   MachineProfile profile(file);
   profile.put(disk("/a \"b\"", 7, 4096));
   profile.put(disk("/", uint64_t{1} << 63, 1 << 20));
@@ -50,17 +50,17 @@ TEST_F(MachineProfileTest, IsTheSameAfterItWasStored) {
   EXPECT_TRUE(again.find({"/a \"b\"", 7}));
 }
 
-TEST_F(MachineProfileTest, KnowsAFileSystemByDeviceAndMountPointTogether) {
+TEST_F(MachineProfileTest, IdentifiesAFileSystemByDeviceAndMountPoint) {
   MachineProfile profile(file);
   profile.put(disk("/scratch", 7, 4096));
   EXPECT_FALSE(profile.find({"/scratch", 8}));
   EXPECT_FALSE(profile.find({"/", 7}));
-  profile.put(disk("/scratch", 8, 8192));  // another disk is there now
+  profile.put(disk("/scratch", 8, 8192));  // another disk is mounted there now
   EXPECT_FALSE(profile.find({"/scratch", 7}));
   EXPECT_EQ(profile.find({"/scratch", 8})->block_bytes, 8192);
 }
 
-TEST_F(MachineProfileTest, FindsTheFileSystemOfAPathAboveIt) {
+TEST_F(MachineProfileTest, FindsTheFileSystemOfAMissingPath) {
   std::filesystem::create_directories(scratch.folder() / "a/b");
   const FileSystem at = file_system_of(scratch.path("a/b"));
   EXPECT_EQ(at, file_system_of(scratch.path("a/../a")));
@@ -71,7 +71,7 @@ TEST_F(MachineProfileTest, FindsTheFileSystemOfAPathAboveIt) {
   EXPECT_THROW(file_system_of(scratch.path("nowhere")), Failure);
 }
 
-TEST_F(MachineProfileTest, IsIgnoredWhereItIsBrokenAndSaidOnce) {
+TEST_F(MachineProfileTest, IgnoresABrokenFileAndWarnsOnce) {
   int n = 0;
   for (const char* text :
        {"", "{", "[]", "{\"format\": 2, \"disks\": []}", "{\"format\": 1, \"disks\": [{\"mount\": 3}]}",
@@ -79,11 +79,10 @@ TEST_F(MachineProfileTest, IsIgnoredWhereItIsBrokenAndSaidOnce) {
         "\"write\": 1, \"mixed\": 1, \"date\": \"\"}]}"}) {
     const std::string broken = scratch.write("broken" + std::to_string(n++) + ".json", text);
     const std::string first = said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})) << text; });
-    EXPECT_EQ(first.rfind("zeroth: warning: " + broken + ": no machine profile as `zeroth tune` writes it (", 0), 0u)
-        << first;
+    EXPECT_EQ(first.rfind("zeroth: warning: " + broken + ": not a valid machine profile (", 0), 0u) << first;
     EXPECT_EQ(said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})); }), "");
   }
-  const std::string broken = scratch.path("broken0.json");  // and another measurement replaces it
+  const std::string broken = scratch.path("broken0.json");  // a new measurement replaces the broken file
   MachineProfile profile(broken);
   profile.put(disk("/", 7, 4096));
   profile.save();
@@ -91,7 +90,7 @@ TEST_F(MachineProfileTest, IsIgnoredWhereItIsBrokenAndSaidOnce) {
   EXPECT_EQ(said([&] { MachineProfile(scratch.path("none.json")); }), "");
 }
 
-TEST_F(MachineProfileTest, StandsWhereTheEnvironmentSays) {
+TEST_F(MachineProfileTest, FindsItsPathInTheEnvironment) {
   const auto where = [](const char* named, const char* cache, const char* home) {
     for (const auto& [name, value] :
          {std::pair{"ZR_MACHINE_PROFILE", named}, {"XDG_CACHE_HOME", cache}, {"HOME", home}})
@@ -108,7 +107,7 @@ TEST_F(MachineProfileTest, StandsWhereTheEnvironmentSays) {
   ::setenv("HOME", before.c_str(), 1);
 }
 
-TEST_F(MachineProfileTest, IsToldToPlugIns) {
+TEST_F(MachineProfileTest, IsAvailableToPlugins) {
   ::setenv("ZR_MACHINE_PROFILE", file.c_str(), 1);
   Ledger ledger;
   ThreadPool pool(1);

@@ -1,4 +1,4 @@
-// What an earlier run left in its folder is taken for activations, or it is not.
+// Reads the measured activations of an earlier run from its summary, and ignores invalid ones.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -17,7 +17,7 @@ class MeasuredActivationsTest : public testing::Test {
     all.insert(all.end(), more.begin(), more.end());
     return Document::parse("", "job.toml", all).check({}, 1);
   }
-  // A run in the folder, with this in its summary.
+  // Writes the summary of a run with this memory section.
   PlanContext after(const std::string& memory) const {
     RunRecorder recorder(config(), "", 2, 0);
     recorder.accept();
@@ -28,17 +28,17 @@ class MeasuredActivationsTest : public testing::Test {
   const test::Scratch scratch_;
 };
 
-TEST_F(MeasuredActivationsTest, ActivationsAreThoseOfTheDeviceAndBesideThemThoseOfTiers) {
+TEST_F(MeasuredActivationsTest, ReadsDeviceAndOffloadedActivations) {
   const PlanContext all = after(R"({"device": {"activations": {"planned": null, "peak": 70}},
                                 "host": {"activations": {"peak": 5}}, "disk": {"activations": {"peak": 8}}})");
   EXPECT_EQ(all.activations, 70);
   EXPECT_EQ(all.offloaded_activations, 13);
   EXPECT_EQ(all.measured_by, scratch_.path("runs/a"));
-  EXPECT_FALSE(measured_activations(config({"train.micro_batch=2"}), "").activations) << "of another micro-batch";
+  EXPECT_FALSE(measured_activations(config({"train.micro_batch=2"}), "").activations) << "other micro-batch";
   EXPECT_EQ(after(R"({"device": {"activations": {"peak": 70}}, "host": {}})").offloaded_activations, 0);
 }
 
-TEST_F(MeasuredActivationsTest, ActivationsThatAreNoNumbersAreNone) {
+TEST_F(MeasuredActivationsTest, IgnoresActivationsThatAreNotNumbers) {
   for (const std::string peak : {"null", "\"70\"", "[70]", "{}", "7.5", "true"}) {
     for (const std::string tier : {"device", "host", "disk"}) {
       std::string memory = "{";

@@ -1,4 +1,4 @@
-// What the ranks of a job say to each other about checkpoints, through the job's store.
+// The messages that ranks exchange about checkpoints, through the job's store.
 #include "engine/saver.hpp"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::sh
   std::exit(code);
 }
 
-TEST(Saver, StoreKeepsNothingOfWhatRanksAgreedOn) {
+TEST(SaverTest, LeavesNothingInTheStore) {
   boost::asio::io_context io;
   Store::Options options;
   options.world = kRanks;
@@ -60,8 +60,8 @@ TEST(Saver, StoreKeepsNothingOfWhatRanksAgreedOn) {
     const CheckpointComm peers = saver.peers();
     const std::string long_word(2 << 20, 'x');
     const auto all = peers.gather(long_word);
-    if (control->rank() == 0 && all.at(1) != long_word) fail_bug("another word was gathered");
-    if (peers.broadcast(control->rank() == 0 ? long_word : "") != long_word) fail_bug("another word was told");
+    if (control->rank() == 0 && all.at(1) != long_word) fail_bug("the gathered text is wrong");
+    if (peers.broadcast(control->rank() == 0 ? long_word : "") != long_word) fail_bug("the broadcast text is wrong");
   };
   int running = 0;
   for (int rank = 0; rank < kRanks; ++rank) running += start_rank(rank, store.port(), agree_often) > 0;

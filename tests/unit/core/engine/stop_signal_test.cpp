@@ -12,7 +12,7 @@
 namespace zr::host {
 namespace {
 
-TEST(StopSignal, IsNotedUntilTheLastEngineOfTheProcessEnds) {
+TEST(StopSignalTest, IsRecordedUntilTheLastEngineOfTheProcessEnds) {
   const auto control = Control::join();  // this process alone
   const auto said = [&] { return control->get(saves_on_signal_key(0), std::chrono::seconds(1)); };
   const auto handled = [](int signal) {

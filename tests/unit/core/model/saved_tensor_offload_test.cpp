@@ -1,4 +1,4 @@
-// What autograd saves goes through a store of bytes and comes back to the bit, and is not kept beside it.
+// Tensors that autograd saves are written to a store, restored bit-identically, and not kept in memory.
 #include "model/saved_tensor_offload.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace zr::host {
 namespace {
 
-// The store, in memory that libtorch does not know.
+// A store in memory that libtorch does not track.
 struct Store {
   std::map<uint64_t, std::string> records;
   std::vector<std::vector<uint64_t>> announced;
@@ -41,7 +41,7 @@ using Loss = std::function<torch::Tensor(const torch::Tensor& x)>;
 
 torch::Tensor start() { return torch::arange(48, torch::kFloat).view({6, 8}).div_(7).sin_().requires_grad_(); }
 
-// The gradient of the loss, without and with a store.
+// Compares the gradient of the loss with and without a store.
 class SavedTensorOffloadTest : public testing::Test {
  protected:
   SavedTensorOffloadTest() { TorchMemory::count(); }
@@ -55,17 +55,17 @@ class SavedTensorOffloadTest : public testing::Test {
     }
     EXPECT_EQ(std::memcmp(plain.grad().data_ptr(), kept.grad().data_ptr(), plain.grad().nbytes()), 0);
     EXPECT_EQ(store.puts, puts);
-    EXPECT_TRUE(store.records.empty()) << "all are dropped";
+    EXPECT_TRUE(store.records.empty()) << "all records are released";
   }
 };
 
-TEST_F(SavedTensorOffloadTest, ComesBackToTheBit) {
+TEST_F(SavedTensorOffloadTest, RestoresTensorsBitIdentically) {
   expect_same([](const torch::Tensor& x) { return (x * 2).exp().sum(); }, 1);
   expect_same([](const torch::Tensor& x) { return torch::tanh(x * x).square().sum(); }, 1);
   expect_same([](const torch::Tensor& x) { return torch::softmax(torch::gelu(x * 1.5), 1).mul(x).sum(); }, 2);
 }
 
-TEST_F(SavedTensorOffloadTest, IsPutOncePerStorageWhateverViewsAreSaved) {
+TEST_F(SavedTensorOffloadTest, StoresEachStorageOnceForAllItsViews) {
   expect_same(
       [](const torch::Tensor& x) {
         const auto all = x * 3;
@@ -74,7 +74,7 @@ TEST_F(SavedTensorOffloadTest, IsPutOncePerStorageWhateverViewsAreSaved) {
             .exp()
             .sum();
       },
-      3);  // all; the copy between; exp's own
+      3);  // `all`; the contiguous copy; the output of exp
   expect_same(
       [](const torch::Tensor& x) {
         const auto all = (x * 3).t();
@@ -83,7 +83,7 @@ TEST_F(SavedTensorOffloadTest, IsPutOncePerStorageWhateverViewsAreSaved) {
       2);
 }
 
-TEST_F(SavedTensorOffloadTest, IsPutAgainWhenItWasChangedBetween) {
+TEST_F(SavedTensorOffloadTest, StoresATensorAgainAfterItWasChanged) {
   expect_same(
       [](const torch::Tensor& x) {
         auto y = x * 3;
@@ -94,7 +94,7 @@ TEST_F(SavedTensorOffloadTest, IsPutAgainWhenItWasChangedBetween) {
       2);
 }
 
-TEST_F(SavedTensorOffloadTest, IsNotMistakenForWhatHasItsAddressLater) {
+TEST_F(SavedTensorOffloadTest, DistinguishesATensorFromALaterOneAtItsAddress) {
   expect_same(
       [](const torch::Tensor& x) {
         auto y = x * 2;
@@ -104,7 +104,7 @@ TEST_F(SavedTensorOffloadTest, IsNotMistakenForWhatHasItsAddressLater) {
       20);
 }
 
-TEST_F(SavedTensorOffloadTest, IsToldApartWhereTensorsCountTheirChangesApart) {
+TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) {
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
   const torch::Tensor one = torch::ones({16}).requires_grad_();
@@ -112,14 +112,14 @@ TEST_F(SavedTensorOffloadTest, IsToldApartWhereTensorsCountTheirChangesApart) {
   {
     const torch::Tensor values = torch::full({16}, 3.0f);
     first = one * values;          // saves threes
-    values.data().fill_(5);        // which nobody notices
+    values.data().fill_(5);        // does not increase the version of `values`
     second = one * values.data();  // saves fives
   }
   second.sum().backward();
   EXPECT_TRUE(one.grad().eq(5).all().item<bool>());
 }
 
-TEST_F(SavedTensorOffloadTest, TakesNoMemoryBetween) {
+TEST_F(SavedTensorOffloadTest, HoldsNoMemoryBetweenForwardAndBackward) {
   const torch::Tensor x = torch::ones({1 << 18}).requires_grad_();
   Store store;
   const SavedTensorOffload aside(store.aside(1 << 16), {});
@@ -127,7 +127,7 @@ TEST_F(SavedTensorOffloadTest, TakesNoMemoryBetween) {
   torch::Tensor y = x * 2;
   for (int i = 0; i < 16; ++i) y = torch::tanh(y);
   y = y.sum();
-  EXPECT_LT(TorchMemory::held() - before, 1 << 16) << "16 MiB are kept without";
+  EXPECT_LT(TorchMemory::held() - before, 1 << 16) << "16 MiB are held without a store";
   TorchMemory::forget_peak();
   y.backward();
   EXPECT_LT(TorchMemory::peak() - before, 6 << 20);
@@ -135,18 +135,18 @@ TEST_F(SavedTensorOffloadTest, TakesNoMemoryBetween) {
   EXPECT_EQ(store.gets, 16);
 }
 
-TEST_F(SavedTensorOffloadTest, StaysWhereItIsIfThatCostsNothing) {
+TEST_F(SavedTensorOffloadTest, KeepsTensorsThatAreHeldInMemoryAnyway) {
   const torch::Tensor weight = torch::ones({64, 64}).requires_grad_(), buffer = torch::ones({64, 64});
   std::vector<float> mine(64 * 64, 2);
   Store store;
   const SavedTensorOffload aside(store.aside(4096), {{"buffer", buffer}});
   const torch::Tensor foreign = torch::from_blob(mine.data(), {64, 64}), small = torch::ones({64}) * 2;
   ((weight * buffer) * foreign * weight.t() * small).sum().backward();
-  EXPECT_EQ(store.puts, 2) << "the products that two factors need again";
+  EXPECT_EQ(store.puts, 2) << "only the products are stored, which two factors need again";
   EXPECT_TRUE(weight.grad().eq(8).all().item<bool>());
 }
 
-TEST_F(SavedTensorOffloadTest, IsNotFetchedWhileItIsInMemory) {
+TEST_F(SavedTensorOffloadTest, DoesNotReadATensorThatIsStillInMemory) {
   const torch::Tensor x = start();
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
@@ -154,10 +154,10 @@ TEST_F(SavedTensorOffloadTest, IsNotFetchedWhileItIsInMemory) {
   y.sum().backward();
   EXPECT_EQ(store.gets, 0);
   (x * y.detach()).sum().backward();
-  EXPECT_EQ(store.puts, 1) << "it has outlived a backward, so keeping it costs nothing";
+  EXPECT_EQ(store.puts, 1) << "the tensor is held after a backward, so keeping it costs nothing";
 }
 
-TEST_F(SavedTensorOffloadTest, IsSharedByAllWhoAskForItAtATime) {
+TEST_F(SavedTensorOffloadTest, SharesARestoredTensorBetweenItsUsers) {
   const torch::Tensor x = torch::ones({64, 64}).requires_grad_(), w = torch::ones({64, 64}).requires_grad_();
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
@@ -168,11 +168,11 @@ TEST_F(SavedTensorOffloadTest, IsSharedByAllWhoAskForItAtATime) {
   }
   const int puts = store.puts;
   loss.backward();
-  EXPECT_EQ(puts, 3) << "h once, and two products of w";
+  EXPECT_EQ(puts, 3) << "h once, and two products with w";
   EXPECT_EQ(store.gets, 3);
 }
 
-TEST_F(SavedTensorOffloadTest, IsAnnouncedInTheOrderOfBackward) {
+TEST_F(SavedTensorOffloadTest, AnnouncesReadsInTheOrderOfBackward) {
   const torch::Tensor x = start();
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
@@ -184,7 +184,7 @@ TEST_F(SavedTensorOffloadTest, IsAnnouncedInTheOrderOfBackward) {
   EXPECT_EQ(store.announced, expected);
 }
 
-TEST_F(SavedTensorOffloadTest, MayNotBeChangedInPlaceAsWithoutAStore) {
+TEST_F(SavedTensorOffloadTest, RejectsInPlaceChangesOfASavedTensor) {
   for (const int64_t least : {1, 1 << 20}) {
     Store store;
     const SavedTensorOffload aside(store.aside(least), {});
@@ -194,7 +194,7 @@ TEST_F(SavedTensorOffloadTest, MayNotBeChangedInPlaceAsWithoutAStore) {
     y.mul_(2);
     try {
       loss.backward();
-      ADD_FAILURE() << "backward would compute with other numbers";
+      ADD_FAILURE() << "backward would use changed values";
     } catch (const Failure& failure) {
       EXPECT_EQ(failure.exit(), Exit::user);
       EXPECT_STREQ(
@@ -204,7 +204,7 @@ TEST_F(SavedTensorOffloadTest, MayNotBeChangedInPlaceAsWithoutAStore) {
   }
 }
 
-TEST_F(SavedTensorOffloadTest, GoesThroughBlocksThatAreComputedAgain) {
+TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
   const auto again = [](const torch::Tensor& x) {
     const auto inner = [](const torch::Tensor& y) { return torch::dropout(torch::tanh(y * y), 0.25, true); };
     const auto frame = std::make_shared<RecomputeFrame>(
@@ -219,10 +219,10 @@ TEST_F(SavedTensorOffloadTest, GoesThroughBlocksThatAreComputedAgain) {
         for (int i = 0; i < 3; ++i) y = again(y);
         return y.sum();
       },
-      3);  // the blocks' inputs alone
+      3);  // only the inputs of the blocks
 }
 
-TEST_F(SavedTensorOffloadTest, IsLeftAloneWithoutGradients) {
+TEST_F(SavedTensorOffloadTest, StoresNothingWithoutGradients) {
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
   const torch::NoGradGuard no_grad;
@@ -230,7 +230,7 @@ TEST_F(SavedTensorOffloadTest, IsLeftAloneWithoutGradients) {
   EXPECT_EQ(store.puts, 0);
 }
 
-TEST_F(SavedTensorOffloadTest, IsFreedWithAGraphThatNobodyRuns) {
+TEST_F(SavedTensorOffloadTest, FreesTensorsOfAGraphWithoutBackward) {
   Store store;
   const SavedTensorOffload aside(store.aside(), {});
   start().exp().tanh().sum();
@@ -238,17 +238,17 @@ TEST_F(SavedTensorOffloadTest, IsFreedWithAGraphThatNobodyRuns) {
   EXPECT_TRUE(store.records.empty());
 }
 
-TEST_F(SavedTensorOffloadTest, IsFreedWithItsGraphWhereItStays) {
+TEST_F(SavedTensorOffloadTest, FreesTensorsThatStayedInMemoryWithTheirGraph) {
   Store store;
   const SavedTensorOffload aside(store.aside(1 << 20), {});
   const torch::Tensor x = start();
   const int64_t before = TorchMemory::held();
-  x.exp().tanh().sum();  // exp and tanh keep what they gave out
+  x.exp().tanh().sum();  // exp and tanh save their outputs
   EXPECT_EQ(store.puts, 0);
   EXPECT_EQ(TorchMemory::held(), before);
 }
 
-TEST_F(SavedTensorOffloadTest, IsRefusedByNameOnceItsStoreIsGone) {
+TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
   const torch::Tensor x = start();
   torch::Tensor loss;
   {
@@ -259,7 +259,7 @@ TEST_F(SavedTensorOffloadTest, IsRefusedByNameOnceItsStoreIsGone) {
   EXPECT_THROW(loss.backward(), Failure);
 }
 
-TEST_F(SavedTensorOffloadTest, GoesToTheStoreThatBeganLastWhicheverEndsFirst) {
+TEST_F(SavedTensorOffloadTest, UsesTheStoreThatBeganLast) {
   Store one, other;
   auto first = std::make_unique<SavedTensorOffload>(one.aside(), SavedTensorOffload::Buffers{});
   const SavedTensorOffload second(other.aside(), {});

@@ -1,4 +1,4 @@
-// What forward puts on a tier comes back the same, out of room that is reserved once: on the real libraries of tiers.
+// Activations offloaded to a tier are restored unchanged, from memory that is reserved once. Uses the real tiers.
 #include "offload/activation_store.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::string bytes_of(int64_t bytes, unsigned seed) {
   return text;
 }
 
-// The library's own table, but the second slot is not mapped.
+// The library's function table, but mapping the second allocation fails.
 Component that_maps_once(const Component& component) {
   static const zr_offload_api* whole;
   static int times;
@@ -45,7 +45,7 @@ Component that_maps_once(const Component& component) {
   return {&table, component.module, component.file};
 }
 
-// A tier in use, as a Session has it, and activations on it.
+// A tier as a Session uses it, and activations on it.
 class Rig {
  public:
   explicit Rig(const std::string& id, const std::vector<std::string>& values = {}, const std::string& fault = "",
@@ -83,7 +83,7 @@ class Rig {
   std::unique_ptr<ActivationStore> all;
 };
 
-class ActivationsOn : public testing::TestWithParam<const char*> {
+class ActivationStoreTest : public testing::TestWithParam<const char*> {
  protected:
   std::vector<std::string> values() const {
     return GetParam() == std::string("nvme") ? std::vector{"path=\"" + scratch_.folder().string() + "\""}
@@ -93,7 +93,7 @@ class ActivationsOn : public testing::TestWithParam<const char*> {
   const test::Scratch scratch_;
 };
 
-TEST_P(ActivationsOn, ComeBackTheSameInAnyOrderAsOftenAsAsked) {
+TEST_P(ActivationStoreTest, ReturnsTheSameBytesInAnyOrderAnyNumberOfTimes) {
   Rig rig(GetParam(), values());
   std::vector<std::string> data;
   std::vector<uint64_t> records;
@@ -110,7 +110,7 @@ TEST_P(ActivationsOn, ComeBackTheSameInAnyOrderAsOftenAsAsked) {
   }
 }
 
-TEST_P(ActivationsOn, ReserveInTheFirstStepAlone) {
+TEST_P(ActivationStoreTest, ReservesMemoryInTheFirstStepOnly) {
   Rig rig(GetParam(), values());
   int64_t reserved = 0;
   for (int step = 0; step < 4; ++step) {
@@ -133,11 +133,11 @@ TEST_P(ActivationsOn, ReserveInTheFirstStepAlone) {
   EXPECT_EQ(rig.all->counts().got, 4 * 18);
 }
 
-TEST_P(ActivationsOn, AreInTheLedgerWithAllTheyTake) {
+TEST_P(ActivationStoreTest, RecordsAllItsMemoryInTheLedger) {
   Rig rig(GetParam(), values());
   rig.put(bytes_of(5 * kMiB, 1));
   rig.all->drop(rig.put(bytes_of(64 * kKiB, 2)));
-  EXPECT_EQ(rig.ledger.held(tier(), MemoryKind::activations), 5 * kMiB + 64 * kKiB) << "room is kept for the next";
+  EXPECT_EQ(rig.ledger.held(tier(), MemoryKind::activations), 5 * kMiB + 64 * kKiB) << "memory is kept for reuse";
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::staging), tier() == Tier::disk ? 4 * kMiB : 0);
   EXPECT_EQ(rig.ledger.held(Tier::device), 0);
   rig.all.reset();
@@ -145,10 +145,10 @@ TEST_P(ActivationsOn, AreInTheLedgerWithAllTheyTake) {
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::staging), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, ActivationsOn, testing::Values("cpu", "nvme"),
+INSTANTIATE_TEST_SUITE_P(Tiers, ActivationStoreTest, testing::Values("cpu", "nvme"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(ActivationsInMemory, ThatCannotBeMappedTakeNoRoom) {
+TEST(ActivationStoreCpuTest, ReleasesMemoryThatCannotBeMapped) {
   Rig rig("cpu", {}, "", 4 * kMiB, that_maps_once);
   const std::string data = bytes_of(kMiB, 1);
   const uint64_t first = rig.put(data);
@@ -157,7 +157,7 @@ TEST(ActivationsInMemory, ThatCannotBeMappedTakeNoRoom) {
     FAIL() << "the second is not mapped";
   } catch (const Failure& failure) {
     const std::string text = failure.what();
-    EXPECT_NE(text.find("the second is not mapped; it was for an activation of 1.00 MiB"), text.npos) << text;
+    EXPECT_NE(text.find("the second is not mapped; needed for an activation of 1.00 MiB"), text.npos) << text;
   }
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::activations), kMiB);
   EXPECT_EQ(rig.all->counts().reserved, 1);
@@ -168,32 +168,32 @@ TEST(ActivationsInMemory, ThatCannotBeMappedTakeNoRoom) {
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::activations), 0);
 }
 
-class ActivationsOnDisk : public testing::Test {
+class ActivationStoreDiskTest : public testing::Test {
  protected:
   const test::Scratch scratch_;
   const std::vector<std::string> values_{"path=\"" + scratch_.folder().string() + "\""};
 };
 
-TEST_F(ActivationsOnDisk, AreReadBeforeTheyAreAskedForIfTheyWereAnnounced) {
+TEST_F(ActivationStoreDiskTest, PrefetchesAnnouncedActivations) {
   Rig rig("nvme", values_);
   std::vector<uint64_t> records;
   for (unsigned i = 0; i < 12; ++i) records.push_back(rig.put(bytes_of(kMiB, i)));
-  // The last four are still in the memory they were written from; the eight before are not.
+  // The last four are still in the memory they were written from; the eight before them are not.
   for (unsigned i = 12; i-- > 0;) {
     ASSERT_TRUE(rig.get(records[i], kMiB) == bytes_of(kMiB, i));
     rig.all->drop(records[i]);
     if (i >= 3) {
       const auto first = records.begin() + i;
       rig.all->prefetch({*(first - 1), *(first - 2), *(first - 3)});
-      ::usleep(50000);  // what backward does meanwhile
+      ::usleep(50000);  // simulates the work of backward
     }
   }
   EXPECT_GE(rig.all->counts().ready, 10) << "a disk that others use may be late once or twice";
   EXPECT_EQ(rig.tier->written_bytes(), 12 * kMiB);
-  EXPECT_EQ(rig.tier->read_bytes(), 8 * kMiB) << "nothing is read twice, nor what is still in memory";
+  EXPECT_EQ(rig.tier->read_bytes(), 8 * kMiB) << "no activation is read twice, or while it is still in memory";
 }
 
-TEST_F(ActivationsOnDisk, PassThroughMemoryOfABoundedSize) {
+TEST_F(ActivationStoreDiskTest, UsesBoundedMemory) {
   Rig rig("nvme", values_, "", 2 * kMiB);
   const std::string large = bytes_of(40 * kMiB, 5);
   const uint64_t record = rig.put(large);
@@ -201,7 +201,7 @@ TEST_F(ActivationsOnDisk, PassThroughMemoryOfABoundedSize) {
   EXPECT_TRUE(rig.get(record, large.size()) == large);
 }
 
-TEST_F(ActivationsOnDisk, AreNotWaitedForWhereNobodyNeedsThemYet) {
+TEST_F(ActivationStoreDiskTest, DoesNotWaitForAWriteBeforeItMust) {
   using Clock = std::chrono::steady_clock;
   Rig rig("nvme", values_, "slow=500ms");
   const auto begin = Clock::now();
@@ -211,15 +211,15 @@ TEST_F(ActivationsOnDisk, AreNotWaitedForWhereNobodyNeedsThemYet) {
   rig.all->drop(record);
   EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(400));
   rig.put(data);
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(500)) << "its slot is not free before";
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(500)) << "its allocation is not free before the write ends";
   EXPECT_EQ(rig.all->counts().reserved, 1);
 }
 
-TEST_F(ActivationsOnDisk, ThatCannotBeReadAreNamedWithFileAndPlace) {
+TEST_F(ActivationStoreDiskTest, NamesFileAndOffsetOfAFailedRead) {
   Rig rig("nvme", values_, "read=EIO@2");
   const std::string data = bytes_of(kMiB, 1);
   const uint64_t first = rig.put(data);
-  for (int i = 0; i < 6; ++i) rig.put(data);  // so that it must be read
+  for (int i = 0; i < 6; ++i) rig.put(data);  // so that the first one must be read from disk
   EXPECT_TRUE(rig.get(first, data.size()) == data);
   try {
     rig.get(first, data.size());
@@ -232,10 +232,10 @@ TEST_F(ActivationsOnDisk, ThatCannotBeReadAreNamedWithFileAndPlace) {
           std::string("reading 1048576 bytes at byte 0 failed: Input/output error")})
       EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
-  EXPECT_TRUE(rig.get(first, data.size()) == data) << "the one after does not";
+  EXPECT_TRUE(rig.get(first, data.size()) == data) << "the next read succeeds";
 }
 
-TEST_F(ActivationsOnDisk, WhoseWriteFailedBehindForwardAreToldOfAtTheNextCall) {
+TEST_F(ActivationStoreDiskTest, ReportsAFailedBackgroundWriteAtTheNextCall) {
   Rig rig("nvme", values_, "write=EIO@1");
   rig.all->drop(rig.put(bytes_of(kMiB, 1)));
   EXPECT_THROW(

@@ -1,4 +1,4 @@
-// Sums on a disk: what their maker took is given back, and nothing is read before it is written.
+// Reduced gradients on a disk: all resources are released, and no data is read before it is written.
 #include "offload/disk_backed_buffers.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using host::Tier;
 zr_view floats(void* data, int64_t first, int64_t count) {
   return {static_cast<char*>(data) + first * 4, count, ZR_F32, 0, {1, 0}};
 }
-// One that writes elements of the sums, adding to them or not.
+// A collective that writes elements of the reduced gradients, or accumulates into them.
 zr_coll reduce(const zr_view& sums, std::vector<float>& from, bool accumulates = false) {
   zr_coll coll{};
   coll.size = sizeof coll;
@@ -28,7 +28,7 @@ zr_coll reduce(const zr_view& sums, std::vector<float>& from, bool accumulates =
   coll.dst = sums;
   return coll;
 }
-// One that reads them.
+// A collective that reads them.
 zr_coll gather(const zr_view& sums, std::vector<float>& to) {
   zr_coll coll = reduce(sums, to);
   coll.op = ZR_ALL_GATHER;
@@ -43,32 +43,32 @@ bool all_are(const zr_view& view, float value) {
   return std::all_of(values, values + view.count, [&](float one) { return one == value; });
 }
 
-class PagesOnDisk : public testing::Test {
+class DiskBackedBuffersTest : public testing::Test {
  protected:
   DiskRig rig_;
   const host::MemoryPlan plan_ = rig_.plan({4096, 4096, 500, 600});
   std::vector<float> one_, other_;
 };
 
-TEST_F(PagesOnDisk, LeaveNothingWhereTheDiskIsFull) {
+TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenTheDiskIsFull) {
   disk.reserves_left = 0;
   EXPECT_THROW(host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), host::Failure);
   rig_.expect_nothing_left();
 }
 
-TEST_F(PagesOnDisk, LeaveNothingWhereMemoryIsShort) {
+TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenMemoryIsExhausted) {
   const auto make = [&] { host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger); };
-  EXPECT_GE(rig_.fails_for_memory(Tier::host, make), 3) << "blocks that stay, chunks, rooms of collectives";
+  EXPECT_GE(rig_.fails_for_memory(Tier::host, make), 3) << "resident blocks, chunks, staging memory of collectives";
   EXPECT_EQ(rig_.fails_for_memory(Tier::disk, make), 1);
 }
 
-TEST_F(PagesOnDisk, AreWaitedForBeforeTheirRoomsGo) {
+TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
   auto pages = std::make_unique<host::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   zr_coll writes = reduce(floats(pages->base(1), 0, 4096), one_);
   const uint64_t number = pages->stage(writes);
   disk.busy = true;
   pages->unstage(number, true);
-  EXPECT_FALSE(disk.waiting.empty()) << "it is being written";
+  EXPECT_FALSE(disk.waiting.empty()) << "a write is in flight";
   std::thread later([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     disk.finish();
@@ -78,7 +78,7 @@ TEST_F(PagesOnDisk, AreWaitedForBeforeTheirRoomsGo) {
   rig_.expect_nothing_left();
 }
 
-TEST_F(PagesOnDisk, AreReadOnlyOnceTheCollectiveThatWritesThemHasLeft) {
+TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
   host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   for (const bool accumulates : {false, true}) {
     zr_coll writes = reduce(floats(pages.base(1), 0, 4096), one_);
@@ -89,7 +89,7 @@ TEST_F(PagesOnDisk, AreReadOnlyOnceTheCollectiveThatWritesThemHasLeft) {
     EXPECT_EQ(pages.stage(reads), CollectiveStaging::kNoCapacity);
     zr_coll apart = gather(floats(pages.base(1), 4096, 1024), other_);
     const uint64_t second = pages.stage(apart);
-    EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "there is room for one that reads something else";
+    EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "a collective that reads other data has staging capacity";
     pages.unstage(second, true);
     pages.unstage(number, true);
     const uint64_t third = pages.stage(reads);
@@ -99,8 +99,8 @@ TEST_F(PagesOnDisk, AreReadOnlyOnceTheCollectiveThatWritesThemHasLeft) {
   }
 }
 
-// Parameters 2 and 3 stand in one block, which stays in memory.
-TEST_F(PagesOnDisk, ThatMeetInABlockDoNotWaitForOneAnother) {
+// Parameters 2 and 3 share a block, which stays in memory.
+TEST_F(DiskBackedBuffersTest, DoNotWaitForNeighboursInTheSameBlock) {
   host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   const zr_view first = floats(pages.base(1), 8192, 500), second = floats(pages.base(1), 8192 + 512, 600);
   zr_coll before = reduce(second, one_), writes = reduce(first, one_), reads = gather(second, other_);

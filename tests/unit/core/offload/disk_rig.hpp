@@ -1,4 +1,4 @@
-// A disk of the test's own process, that is full, busy or counted when a test wants it, and a host with it.
+// A simulated disk that a test can make full or busy and whose transfers it can count, and a host that uses it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,19 +18,19 @@
 #include "plugin/plugin_host.hpp"
 #include "zr/offload.hpp"
 
-#pragma GCC visibility push(hidden)  // as the layers of sdk/
+#pragma GCC visibility push(hidden)  // as in the headers of sdk/
 namespace zr::test {
 
 inline constexpr int64_t kBlock = 4096;
 
-/// What the disk holds, and what it is to do: of all disks of this process.
+/// The contents and the requested behavior of all simulated disks of this process.
 struct DiskState {
   std::mutex mutex;
-  int reserves_left = 1 << 30;  // then it is full
-  bool busy = false;            // transfers begin, and end with finish()
+  int reserves_left = 1 << 30;  // afterwards the disk is full
+  bool busy = false;            // transfers begin, and end in finish()
   std::map<uint64_t, std::vector<char>> slots;
   std::vector<std::pair<char*, int64_t>> announced;
-  std::string wrong;  // what no host may do
+  std::string wrong;  // a violation of the contract by the host
   struct Waiting {
     bool writes;
     zr_transfer what;
@@ -81,7 +81,7 @@ class Disk : public Offload<Disk> {
   }
   void release(uint64_t slot) noexcept {
     for (const auto& one : disk.waiting)
-      if (one.what.allocation == slot) disk.wrong = "a slot goes while a transfer is under way with it";
+      if (one.what.allocation == slot) disk.wrong = "an allocation was released during a transfer";
     disk.slots.erase(slot);
   }
   void write(const zr_transfer* all, uint32_t n, zr_stream*, zr_done* done) { start(true, all, n, done); }
@@ -89,7 +89,7 @@ class Disk : public Offload<Disk> {
   void reg(const zr_view& memory) { disk.announced.emplace_back(static_cast<char*>(memory.data), memory.count); }
   void unreg(const zr_view& memory) noexcept {
     if (disk.is_used(static_cast<char*>(memory.data), memory.count))
-      disk.wrong = "memory goes while a transfer is under way with it";
+      disk.wrong = "memory was released during a transfer";
     std::erase(disk.announced, std::pair(static_cast<char*>(memory.data), memory.count));
   }
 
@@ -106,7 +106,7 @@ class Disk : public Offload<Disk> {
   uint64_t last_ = 0;
 };
 
-/// A rank alone, with parameters, gradient sums and optimizer states; the latter two on the disk.
+/// A single rank with parameters, reduced gradients and optimizer states; the latter two are on the disk.
 class DiskRig {
  public:
   DiskRig() {
@@ -126,7 +126,7 @@ class DiskRig {
                                                host::CommRuntime::Options{});
     held_ = ledger.held(host::Tier::host);
   }
-  /// `counts`: of the parameters. A part of the states stays on the device.
+  /// `counts`: elements per parameter. A part of the states stays on the device.
   host::MemoryPlan plan(const std::vector<int64_t>& counts) const {
     host::PlanInput in;
     for (std::size_t i = 0; i < counts.size(); ++i)
@@ -153,7 +153,7 @@ class DiskRig {
         }
     });
   }
-  /// Nothing of a part of the host that has ended, or never began, is left.
+  /// Checks that a host component that was destroyed, or failed to start, has released everything.
   void expect_nothing_left() const {
     EXPECT_EQ(ledger.held(host::Tier::device), 0);
     EXPECT_EQ(ledger.held(host::Tier::host), held_);
@@ -162,7 +162,7 @@ class DiskRig {
     EXPECT_TRUE(disk.announced.empty());
     EXPECT_EQ(disk.wrong, "");
   }
-  /// Makes it, with ever more memory, until there is enough: how often there was too little.
+  /// Calls `make` with an increasing memory limit until it succeeds; returns the number of failures.
   template <class Make>
   int fails_for_memory(host::Tier tier, Make&& make) {
     int times = 0;

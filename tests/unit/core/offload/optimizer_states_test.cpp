@@ -1,4 +1,4 @@
-// OptimizerStates on a disk: what their maker took is given back, however it ends.
+// OptimizerStates on a disk release all resources, also after a failure.
 #include "offload/optimizer_states.hpp"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 using host::OptimizerStates;
 using host::Tier;
 
-TEST(StatesOnDisk, StandWhereThePlanSaysAndGoWithAllTheyTook) {
+TEST(OptimizerStatesTest, ResideOnThePlannedTiersAndReleaseEverything) {
   DiskRig rig;
   const host::MemoryPlan plan = rig.plan({5000, 3000});
   {
@@ -19,31 +19,31 @@ TEST(StatesOnDisk, StandWhereThePlanSaysAndGoWithAllTheyTook) {
     EXPECT_EQ(disk.slots.size(), 1u);
     EXPECT_EQ(disk.announced.size(), 1u);
     EXPECT_GT(rig.ledger.held(Tier::device), 0);
-    EXPECT_GT(rig.ledger.held(Tier::disk), rig.ledger.held(Tier::device)) << "two fifths stay";
+    EXPECT_GT(rig.ledger.held(Tier::disk), rig.ledger.held(Tier::device)) << "two fifths stay on the device";
   }
   rig.expect_nothing_left();
 }
 
-TEST(StatesOnDisk, LeaveNothingWhereTheDiskIsFull) {
+TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
   DiskRig rig;
   const host::MemoryPlan plan = rig.plan({5000, 3000});
   disk.reserves_left = 0;
   try {
     const OptimizerStates states(plan, rig.tiers, rig.ledger);
-    FAIL() << "there is no room";
+    FAIL() << "the disk is full";
   } catch (const host::Failure& failure) {
     EXPECT_STREQ(failure.what(), "offload 'disk' (disk): reserve: the disk is full");
   }
   rig.expect_nothing_left();
 }
 
-TEST(StatesOnDisk, LeaveNothingWhereMemoryIsShort) {
+TEST(OptimizerStatesTest, ReleaseEverythingWhenMemoryIsExhausted) {
   DiskRig rig;
   const host::MemoryPlan plan = rig.plan({5000, 3000});
   const auto make = [&] { const OptimizerStates states(plan, rig.tiers, rig.ledger); };
-  EXPECT_EQ(rig.fails_for_memory(Tier::device, make), 2) << "an array each";
-  EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "tiles under way";
-  EXPECT_EQ(rig.fails_for_memory(Tier::disk, make), 2) << "arrays in one slot";
+  EXPECT_EQ(rig.fails_for_memory(Tier::device, make), 2) << "one array per state";
+  EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "tiles in flight";
+  EXPECT_EQ(rig.fails_for_memory(Tier::disk, make), 2) << "arrays in one allocation";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Parameters from a program's answer and from sizes.
+// Reads parameters from a program's answer and derives them from model sizes.
 #include "plan/parameter_list.hpp"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace {
 using namespace zr::host;
 using zr::test::said_by;
 
-TEST(ParameterList, OfAProgramIsTheLastLineThatSaysSo) {
+TEST(ParameterListTest, ReadsTheLastMatchingLineOfAProgramsOutput) {
   const std::vector<Parameter> told{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};
   const auto read = parameters_from_json("loading ...\n" + to_json(told) + "\nbye\n", "it");
   ASSERT_EQ(read.size(), 2u);
@@ -22,7 +22,7 @@ TEST(ParameterList, OfAProgramIsTheLastLineThatSaysSo) {
   EXPECT_EQ(read[1].count, 1) << "a scalar";
   EXPECT_TRUE(read[1].frozen);
   EXPECT_EQ(said_by([] { parameters_from_json("hello\n", "the program x"); }),
-            "the program x did not say what it trains: its main() must construct a zr::Engine from its zr::Program");
+            "the program x did not print its parameters; its main() must construct a zr::Engine from its zr::Program");
 }
 
 int64_t total(const Sizes& sizes) {
@@ -31,7 +31,7 @@ int64_t total(const Sizes& sizes) {
   return count;
 }
 
-TEST(Sizes, GiveAModelOfExactlySoManyParameters) {
+TEST(ModelSizesTest, GiveAModelWithExactlyThatManyParameters) {
   for (const int64_t count : std::vector<int64_t>{1, 7, 25, 1000, 12345, 7'500'000'000, 1'000'000'000'000})
     EXPECT_EQ(total({count, 0, 0}), count);
   EXPECT_EQ(total({7'500'000'000, 40, 0}), 7'500'000'000);
@@ -39,16 +39,16 @@ TEST(Sizes, GiveAModelOfExactlySoManyParameters) {
   EXPECT_EQ(total({0, 12, 768}), 12 * (12 * 768 * 768 + 13 * 768)) << "GPT-2's blocks";
 }
 
-TEST(Sizes, ThatContradictOneAnotherOrAreTooFewAreRefused) {
+TEST(ModelSizesTest, RejectContradictingOrMissingSizes) {
   EXPECT_EQ(said_by([] {
               complete({1000, 12, 768});
             }),
-            "zeroth plan: 12 layers of width 768 alone have 85054464 parameters, more than the 1000 of --params; leave "
-            "one of the three out");
+            "zeroth plan: 12 layers of width 768 alone have 85054464 parameters, more than the 1000 of --params; omit "
+            "one of the three options");
   EXPECT_EQ(said_by([] {
               complete({0, 12, 0});
             }),
-            "zeroth plan: give --params, or both --layers and --hidden: with less the model's size is not known");
+            "zeroth plan: give --params, or both --layers and --hidden; otherwise the size of the model is unknown");
 }
 
 }  // namespace

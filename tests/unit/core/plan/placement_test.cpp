@@ -1,4 +1,4 @@
-// Where parts of the training state stand: what `auto` finds within the budgets, and what it says of it.
+// The tiers that `auto` selects for parts of the training state within the budgets, and the reasons it reports.
 #include "plan/placement.hpp"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 using namespace zr::host;
 
 constexpr int64_t kMiB = 1 << 20;
-constexpr int64_t kElements = 8 * kMiB;  // of all parameters
+constexpr int64_t kElements = 8 * kMiB;  // elements of all parameters
 constexpr int64_t kStates = 8 * kElements;
 
 enum Place { device, cpu, nvme };
@@ -38,14 +38,14 @@ struct Job {
     };
     return plan_of_rank(in, 0, strategy);
   }
-  // What the plan takes with everything on the device.
+  // The bytes of the plan with everything on the device.
   int64_t all_on_device() const {
     Job plain(kElements / each);
     plain.shards = shards;
     plain.used_whole = used_whole;
     return plain.plan().bytes();
   }
-  int64_t each;  // elements of a parameter
+  int64_t each;  // elements per parameter
   PlanInput in;
   bool shards = false, used_whole = false;
 };
@@ -62,7 +62,7 @@ std::string why(const MemoryPlan& plan, const std::string& part) {
   return "";
 }
 
-TEST(Placement, OfStatesFillsEachBudgetAndNeverMore) {
+TEST(PlacementTest, StatesFillEachBudgetWithoutExceedingIt) {
   for (const int64_t on_device : {int64_t{0}, kMiB, 20 * kMiB, 63 * kMiB, 64 * kMiB})
     for (const int64_t host : {33 * kMiB, 40 * kMiB, 50 * kMiB, 96 * kMiB, 200 * kMiB}) {
       SCOPED_TRACE(std::to_string(on_device >> 20) + " MiB for states on the device, " + std::to_string(host >> 20) +
@@ -83,7 +83,7 @@ TEST(Placement, OfStatesFillsEachBudgetAndNeverMore) {
     }
 }
 
-TEST(Placement, OfStatesLeavesRoomForACheckpointsCopy) {
+TEST(PlacementTest, StatesLeaveCapacityForACheckpointCopy) {
   Job job;
   job.in.wanted.states = kAnyTier;
   job.in.wanted.activations_known = true;
@@ -96,7 +96,7 @@ TEST(Placement, OfStatesLeavesRoomForACheckpointsCopy) {
   EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.wanted.host_capacity);
 }
 
-TEST(Placement, OfSumsIsADiskOnlyWhereItsPagesTakeLess) {
+TEST(PlacementTest, ReducedGradientsUseADiskOnlyWhenItsBuffersTakeLess) {
   Job job;
   job.in.wanted.reduced_gradients = kAnyTier;
   job.in.wanted.activations_known = true;
@@ -113,7 +113,7 @@ TEST(Placement, OfSumsIsADiskOnlyWhereItsPagesTakeLess) {
   EXPECT_EQ(small.plan().placement.reduced_gradients, nvme) << "pages take 18 MiB";
 }
 
-TEST(Placement, OfShardsThatAreUsedWholeIsNeverADisk) {
+TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {
   Job job(64);
   job.shards = true;
   job.in.wanted.shards = kAnyTier;
@@ -125,7 +125,7 @@ TEST(Placement, OfShardsThatAreUsedWholeIsNeverADisk) {
   EXPECT_EQ(job.plan().placement.shards, cpu) << "over by eight, which is least";
 }
 
-TEST(Placement, OfActivationsGoesOnToTheDiskWhereMemoryIsFull) {
+TEST(PlacementTest, ActivationsUseTheDiskWhenMemoryIsFull) {
   Job job;
   job.in.wanted.activations = kAnyTier;
   job.in.wanted.activations_known = true;
@@ -141,7 +141,7 @@ TEST(Placement, OfActivationsGoesOnToTheDiskWhereMemoryIsFull) {
             "nvme: auto: 100.00 MiB measured; device has 100.00 MiB left, cpu has 99.00 MiB left, nvme has no budget");
 }
 
-TEST(Placement, OfActivationsNobodyMeasuredLeavesThemAQuarter) {
+TEST(PlacementTest, UnmeasuredActivationsGetAQuarterOfTheDevice) {
   Job job;
   job.in.wanted.activations = job.in.wanted.states = kAnyTier;
   job.in.wanted.device_capacity = 4 * job.all_on_device();
@@ -151,19 +151,19 @@ TEST(Placement, OfActivationsNobodyMeasuredLeavesThemAQuarter) {
   const MemoryPlan plan = job.plan();
   EXPECT_EQ(plan.placement.activations, device);
   EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity * 3 / 4) << "states make way";
-  // Measured to be nothing, they need nothing.
+  // Activations that were measured as 0 bytes reserve nothing.
   job.in.wanted.activations_known = true;
   EXPECT_EQ(states_on(job.plan(), device), kStates);
 }
 
-TEST(Placement, TellsOfAnOptimizerWithoutStates) {
+TEST(PlacementTest, ReportsAnOptimizerWithoutStates) {
   Job job;
   job.in.slots.clear();
   job.in.wanted.states = nvme;
-  EXPECT_EQ(why(job.plan(), "states"), "device: none: the optimizer keeps none");
+  EXPECT_EQ(why(job.plan(), "states"), "device: the optimizer has none");
 }
 
-TEST(Placement, OfWholeParametersCutsBetweenThemAlone) {
+TEST(PlacementTest, CutsOnlyBetweenFullParameters) {
   Job job;
   job.in.wanted.states = kAnyTier;
   job.in.wanted.activations_known = true;

@@ -1,4 +1,4 @@
-// The plan: what the strategies give, and what the host refuses.
+// Memory plans: the plans of the strategies, and the plans that the host rejects.
 #include "plan/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -56,35 +56,35 @@ std::string refusal(const std::function<void(zr_piece&)>& spoil) {
   return "";
 }
 
-TEST(MemoryPlan, OfReplicatedStateNamesEveryRankAsOwner) {
+TEST(MemoryPlanTest, NamesEveryRankAsOwnerOfReplicatedState) {
   const MemoryPlan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0][0].owners, (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(plan.mine.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
 }
 
-TEST(MemoryPlan, RefusesAPieceCutInsideALeaf) {
+TEST(MemoryPlanTest, RejectsAPieceCutInsideANormBlock) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 1000); }),
-            "the strategy's plan for rank 0 is unsound: 'p0' [0, 1000) is cut inside a leaf of 1024 elements");
+            "the strategy's plan for rank 0 is invalid: 'p0' [0, 1000) is cut inside a norm block of 1024 elements");
 }
-TEST(MemoryPlan, RefusesAMisalignedPiece) {
+TEST(MemoryPlanTest, RejectsAMisalignedPiece) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.offset += p.param == 1 ? -8 : 0; }),
-            "the strategy's plan for rank 0 is unsound: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
+            "the strategy's plan for rank 0 is invalid: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
 }
-TEST(MemoryPlan, RefusesAPieceOutsideItsParameter) {
+TEST(MemoryPlanTest, RejectsAPieceOutsideItsParameter) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }),
-            "the strategy's plan for rank 0 is unsound: 'p0' [1024, 4024) is outside the parameter");
+            "the strategy's plan for rank 0 is invalid: 'p0' [1024, 4024) is outside the parameter");
 }
-TEST(MemoryPlan, RefusesWeightsAsSums) {
+TEST(MemoryPlanTest, RejectsWeightsAsReducedGradients) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }),
-            "the strategy's plan for rank 0 is unsound: 'p0' [0, 3000) lies in buffer 7, which is not");
+            "the strategy's plan for rank 0 is invalid: 'p0' [0, 3000) is in buffer 7, which does not exist");
 }
-TEST(MemoryPlan, RefusesElementsWithoutAnOwner) {
+TEST(MemoryPlanTest, RejectsElementsWithoutAnOwner) {
   EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
             "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
 }
 
-TEST(MemoryPlan, EntersEveryByteIntoTheLedger) {
+TEST(MemoryPlanTest, EntersEveryByteIntoTheLedger) {
   PlanInput in = input({3000, 50}, 2, ZR_BF16);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
   const MemoryPlan plan = make_plan(in, 0, everywhere());
@@ -95,9 +95,9 @@ TEST(MemoryPlan, EntersEveryByteIntoTheLedger) {
   EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4 + 2) + 3000 * 4);
 }
 
-// ---- the layout strategies share ----
+// ---- the flat layout that strategies share ----
 
-TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
+TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
   const std::vector<int64_t> counts{1, 1023, 1024, 1025, 5000, 7, 70000, 33, 2048};
   for (int world = 1; world <= 7; ++world)
     for (const int64_t bucket : {1024, 5000, 16384, 1 << 20}) {
@@ -107,9 +107,9 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
       int64_t end = layout.trainable(), live = 0;
       for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
         const auto& range = layout.buckets()[b];
-        EXPECT_EQ(range.end, end) << "buckets leave from the end, without gaps";
+        EXPECT_EQ(range.end, end) << "buckets are sent from the end, without gaps";
         end = range.begin;
-        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kNormBlock)) << "a bucket holds what it may";
+        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kNormBlock)) << "a bucket does not exceed its size";
         live += layout.live(range);
         int64_t at = range.begin;
         for (int r = 0; r < world; ++r) {
@@ -132,7 +132,7 @@ TEST(FlatLayout, CutsBucketsAndRanksOnlyAtEdgesOfLeaves) {
     }
 }
 
-TEST(FlatLayout, PutsFrozenParametersBehindTrainableOnes) {
+TEST(FlatLayoutTest, PutsFrozenParametersAfterTrainableOnes) {
   PlanInput in = input({100, 200, 300}, 2);
   in.parameters[1].frozen = true;
   const PlanInputView view(in, 0);
@@ -144,14 +144,14 @@ TEST(FlatLayout, PutsFrozenParametersBehindTrainableOnes) {
   EXPECT_EQ(layout.total(), 128 + 320 + 224);
 }
 
-TEST(FlatLayout, OfAModelWithoutTrainableParametersHasNoBuckets) {
+TEST(FlatLayoutTest, HasNoBucketsWithoutTrainableParameters) {
   PlanInput in = input({100}, 2);
   in.parameters[0].frozen = true;
   const PlanInputView view(in, 0);
   EXPECT_TRUE(zr::FlatLayout(view.in(), 1024).buckets().empty());
 }
 
-TEST(FlatLayout, GivesMoreRanksThanLeavesEmptyParts) {
+TEST(FlatLayoutTest, GivesEmptyShardsWhenRanksExceedNormBlocks) {
   const PlanInput in = input({10}, 4);
   const PlanInputView view(in, 0);
   const zr::FlatLayout layout(view.in(), 1024);
@@ -195,7 +195,7 @@ StrategyPlan halved() {
   };
 }
 
-TEST(MemoryPlan, OfOneRankAloneHasTheBytesOfTheWholePlan) {
+TEST(MemoryPlanTest, OfOneRankHasTheSameBytesAsTheFullPlan) {
   for (const auto& strategy : {everywhere(), halved()})
     for (const int rank : {0, 1}) {
       PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
@@ -210,7 +210,7 @@ TEST(MemoryPlan, OfOneRankAloneHasTheBytesOfTheWholePlan) {
     }
 }
 
-TEST(MemoryPlan, KnowsTheRankThatHoldsMost) {
+TEST(MemoryPlanTest, FindsTheRankThatHoldsMost) {
   PlanInput in = input({3072}, 2);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
   const MemoryPlan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
@@ -219,7 +219,7 @@ TEST(MemoryPlan, KnowsTheRankThatHoldsMost) {
   EXPECT_EQ(second.max_bytes, first.max_bytes);
 }
 
-TEST(MemoryPlan, SaysWhatAStepMovesFromWhoHoldsWhat) {
+TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
   PlanInput in = input({30000, 5000}, 3, ZR_BF16);
   in.grad_dtype = ZR_BF16;
   in.accumulation = 4;
@@ -232,24 +232,24 @@ TEST(MemoryPlan, SaysWhatAStepMovesFromWhoHoldsWhat) {
   in.hold_gradients = true;
   in.grad_dtype = ZR_F32;
   const Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
-  EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "held gradients travel once";
+  EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "accumulated gradients are sent once";
   EXPECT_EQ(sharded.weights.bytes(), P * 2);
   EXPECT_EQ(sharded.reduced_gradients.bytes(), 0);
   in.world = 1;
   EXPECT_EQ(plan_of_rank(in, 0, everywhere()).traffic().bytes(), 0);
 }
 
-TEST(MemoryPlan, TellsTheArithmeticAndNeverThatActivationsAreNothing) {
+TEST(MemoryPlanTest, PrintsTheArithmeticAndUnknownActivations) {
   PlanInput in = input({30000}, 2, ZR_BF16);
   in.grad_dtype = ZR_BF16;
   const MemoryPlan plan = plan_of_rank(in, 0, everywhere());
   const std::string text = plan.text("plan: x + y", {});
   for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
-                           "  activations  unknown until a run has measured them\n", "1 x 30000 x 2 x 1 "})
+                           "  activations    unknown until measured by a run\n", "1 x 30000 x 2 x 1 "})
     EXPECT_NE(text.find(line), text.npos) << line << "\n" << text;
   const std::string known = plan.text("plan: x + y", {1 << 20, "runs/a", 3 << 20});
   for (const char* line :
-       {"  activations  measured: runs/a ", "1.00 MiB\n", "  host memory  communicator ", "3.00 MiB\n"})
+       {"  activations    measured: runs/a ", "1.00 MiB\n", "  host memory    communicator ", "3.00 MiB\n"})
     EXPECT_NE(known.find(line), known.npos) << line << "\n" << known;
 }
 

@@ -1,4 +1,5 @@
-// Optimizer 'bad', sound but for what one BAD_<CASE> definition breaks. The ABI alone, without the authoring layer.
+// Optimizer 'bad': correct except for the defect that one BAD_<CASE> definition selects. Uses the plain C ABI, without
+// the C++ layer.
 #include <signal.h>
 #include <unistd.h>
 
@@ -84,7 +85,7 @@ void destroy(void* self) {
 #endif
 }
 void shutdown() {
-  if (alive) std::abort();  // before the last destroy
+  if (alive) std::abort();  // called before the last destroy()
   --started;
 }
 
@@ -160,7 +161,7 @@ const zr_module module{sizeof(zr_module),
 
 }  // namespace
 
-// What a library does before anybody calls it.
+// Runs while the library is being loaded.
 #if defined(BAD_ABORTS)
 __attribute__((constructor)) static void at_load() {
   std::fputs("starting\nno device \033[1mfound\n", stderr);

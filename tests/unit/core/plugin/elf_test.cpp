@@ -21,7 +21,7 @@ std::string bytes_of(const std::string& file) {
 }
 }  // namespace
 
-TEST(ElfReader, FindsTheTagsOfALibrary) {
+TEST(ExportedSymbolsTest, FindsTheTagsOfALibrary) {
   const auto found = exported_symbols(kGood, "zrabi");
   ASSERT_TRUE(found);
   std::vector<std::string> names = *found;
@@ -29,7 +29,7 @@ TEST(ElfReader, FindsTheTagsOfALibrary) {
   EXPECT_EQ(names, (std::vector<std::string>{"zr_tag_abi_0_1", "zr_tag_kind_optimizer"}));
 }
 
-TEST(ElfReader, FindsThemInAStrippedFileToo) {
+TEST(ExportedSymbolsTest, FindsTheTagsOfAStrippedLibrary) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kGood);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
@@ -37,15 +37,15 @@ TEST(ElfReader, FindsThemInAStrippedFileToo) {
   EXPECT_EQ(exported_symbols(copy, "zrabi")->size(), 2u);
 }
 
-TEST(ElfReader, FindsNothingInASectionThatIsNotThere) { EXPECT_TRUE(exported_symbols(kGood, "nosuch")->empty()); }
+TEST(ExportedSymbolsTest, FindsNothingInAMissingSection) { EXPECT_TRUE(exported_symbols(kGood, "nosuch")->empty()); }
 
-TEST(ElfReader, RefusesWhatIsNoLibrary) {
+TEST(ExportedSymbolsTest, RejectsAFileThatIsNotALibrary) {
   EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
   EXPECT_FALSE(exported_symbols("/nowhere", "zrabi"));
   EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR, "zrabi"));
 }
 
-TEST(ElfReader, SurvivesAFileCutAnywhereAndAnyByteOfItsHeaderChanged) {
+TEST(ExportedSymbolsTest, SurvivesTruncationAndHeaderCorruption) {
   const test::Scratch scratch;
   const std::string whole = bytes_of(kGood);
   const auto tags = [&](std::string bytes) {

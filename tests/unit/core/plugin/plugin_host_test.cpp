@@ -13,7 +13,7 @@
 namespace zr::host {
 
 namespace {
-struct HostTest : testing::Test {
+struct PluginHostTest : testing::Test {
   Ledger ledger;
   ThreadPool pool{3};
   PluginHost host{ledger, pool};
@@ -37,7 +37,7 @@ JobConfig config_of(const Component& component, const std::string& toml = "") {
 }
 }  // namespace
 
-TEST_F(HostTest, LendsZeroedAlignedMemoryAndCountsIt) {
+TEST_F(PluginHostTest, AllocatesZeroedAlignedMemoryAndCountsIt) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{4095}, uint64_t{5} << 20}) {
     for (const uint64_t align : {uint64_t{1}, uint64_t{4096}, uint64_t{4} << 20}) {
@@ -57,7 +57,7 @@ TEST_F(HostTest, LendsZeroedAlignedMemoryAndCountsIt) {
   }
 }
 
-TEST_F(HostTest, CountsUnderTheKindATagNames) {
+TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{};
   CallError error;
@@ -72,20 +72,20 @@ TEST_F(HostTest, CountsUnderTheKindATagNames) {
   memory->free(host.abi(), &view);
 }
 
-TEST_F(HostTest, RefusesMemoryThatIsNotToBeHad) {
+TEST_F(PluginHostTest, RejectsMemoryThatCannotBeAllocated) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{};
   CallError error;
   EXPECT_EQ(memory->alloc(host.abi(), uint64_t{1} << 60, 64, "the world", &view, &error), ZR_NOMEM);
-  EXPECT_STREQ(error.msg, "1152921504606846976 bytes for 'the world' are not to be had");
+  EXPECT_STREQ(error.msg, "cannot allocate 1152921504606846976 bytes for 'the world'");
   EXPECT_EQ(memory->alloc(host.abi(), 10, 48, "odd", &view, &error), ZR_INVALID);
-  EXPECT_STREQ(error.msg, "alignment 48 is no power of two");
+  EXPECT_STREQ(error.msg, "alignment 48 is not a power of two");
   EXPECT_EQ(memory->alloc(host.abi(), uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
-  EXPECT_STREQ(error.msg, "no memory for 'scratch' is at a multiple of 9223372036854775808");
+  EXPECT_STREQ(error.msg, "cannot allocate memory for 'scratch' at a multiple of 9223372036854775808");
   EXPECT_EQ(view.data, nullptr);
 }
 
-TEST_F(HostTest, LendsNothingForNoBytes) {
+TEST_F(PluginHostTest, AllocatesNothingForZeroBytes) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{&view, 7, 0, 0, {0, 0}};
   CallError error;
@@ -95,7 +95,7 @@ TEST_F(HostTest, LendsNothingForNoBytes) {
   memory->free(host.abi(), &view);
 }
 
-TEST_F(HostTest, RunsTasksOnItsPool) {
+TEST_F(PluginHostTest, RunsTasksOnItsPool) {
   const auto* tasks = service<zr_task_service>("zr.host.tasks/1");
   EXPECT_EQ(tasks->width(host.abi()), 3u);
   std::atomic<int64_t> sum{0};
@@ -108,7 +108,7 @@ TEST_F(HostTest, RunsTasksOnItsPool) {
   EXPECT_EQ(sum, 999 * 1000 / 2);
 }
 
-TEST_F(HostTest, GivesTypedValuesOfATable) {
+TEST_F(PluginHostTest, ReturnsTypedValuesOfATable) {
   const auto* values = service<zr_config_service>("zr.host.config/1");
   const JobConfig config = sample::check("", {"strategy.flat.bucket_bytes=1MiB", "optimizer.adam.fused=false"});
   const ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")),
@@ -134,7 +134,7 @@ TEST_F(HostTest, GivesTypedValuesOfATable) {
   EXPECT_EQ(values->get_int(optimizer.abi(), "nothing", &whole), ZR_INVALID);
 }
 
-TEST_F(HostTest, OffersWhatRoomsAddAndRemembersWhatWasMissed) {
+TEST_F(PluginHostTest, OffersAddedServicesAndRecordsMissingOnes) {
   const int table = 3;
   EXPECT_EQ(service<int>("zr.host.mine/1"), nullptr);
   host.offer("zr.host.mine/1", &table);
@@ -148,7 +148,7 @@ TEST_F(HostTest, OffersWhatRoomsAddAndRemembersWhatWasMissed) {
   EXPECT_EQ(&PluginHost::from_abi(host.abi()), &host);
 }
 
-TEST(PluginHost, IsStillThereForPluginsWhenItIsGone) {
+TEST(PluginHostLifetimeTest, KeepsServicesUsableAfterItsDestruction) {
   const zr_host* kept = nullptr;
   const zr_memory_service* memory = nullptr;
   {
@@ -164,7 +164,7 @@ TEST(PluginHost, IsStillThereForPluginsWhenItIsGone) {
   EXPECT_EQ(memory->alloc(kept, 10, 64, "late", &view, &error), ZR_STATE);
 }
 
-TEST(PluginHost, FreesWhatAPluginForgotAndSaysSo) {
+TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
   Ledger ledger;
   ThreadPool pool(1);
   testing::internal::CaptureStderr();
@@ -175,17 +175,17 @@ TEST(PluginHost, FreesWhatAPluginForgotAndSaysSo) {
     EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "what it calls a window stands with the weights";
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "zeroth: warning: plug-ins did not give back 3.00 MiB of host memory; it is freed now\n");
+            "zeroth: warning: plug-ins did not free 3.00 MiB of host memory; the host frees it now\n");
   EXPECT_TRUE(ledger.holders().empty());
 }
 
-TEST_F(HostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
+TEST_F(PluginHostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
   const Component good = plugin("good");
   {
     const Instance one(host, good, config_of(good, "0.25"), "optimizer.bad");
     EXPECT_EQ(*static_cast<double*>(one.self()), 0.25);
     EXPECT_EQ(one.who("step"), "optimizer 'bad' (" ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so): step");
-    const Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup is not called again
+    const Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup() is not called again
     EXPECT_EQ(*static_cast<double*>(two.self()), 0.75);
     EXPECT_NE(one.api<zr_optimizer_api>(), nullptr);
   }

@@ -14,14 +14,14 @@
 
 namespace zr::host {
 
-TEST(ProbeProblem, IsEmptyForCodeThatReturnsOrThrows) {
+TEST(ProbeProblemTest, IsEmptyForCodeThatReturnsOrThrows) {
   bool here = false;
   EXPECT_EQ(probe_problem([&] { here = true; }), "");
-  EXPECT_FALSE(here) << "it ran in this process";
+  EXPECT_FALSE(here) << "the code must not run in this process";
   EXPECT_EQ(probe_problem([] { throw std::runtime_error("no"); }), "");
 }
 
-TEST(ProbeProblem, NamesTheSignalAndTheLastLinePrinted) {
+TEST(ProbeProblemTest, NamesTheSignalAndTheLastLinePrinted) {
   EXPECT_EQ(probe_problem([] {
               std::fputs("one\ntwo\x1b\n", stderr);
               ::raise(SIGSEGV);
@@ -30,13 +30,13 @@ TEST(ProbeProblem, NamesTheSignalAndTheLastLinePrinted) {
             "rebuild it for this machine");
 }
 
-TEST(ProbeProblem, NamesTheExitCode) {
+TEST(ProbeProblemTest, NamesTheExitCode) {
   EXPECT_EQ(probe_problem([] { ::_exit(0); }),
             "its code ended the process with exit code 0 while it was being loaded; remove it, or rebuild it for this "
             "machine");
 }
 
-TEST(ProbeProblem, EndsCodeThatDoesNotReturn) {
+TEST(ProbeProblemTest, TerminatesCodeThatDoesNotReturn) {
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(probe_problem([] {
@@ -49,7 +49,7 @@ TEST(ProbeProblem, EndsCodeThatDoesNotReturn) {
   ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
 }
 
-TEST(ProbeProblem, IsFoundWhereTheProcessIgnoresTheEndOfItsChildren) {
+TEST(ProbeProblemTest, IsFoundWhenTheProcessIgnoresSigchld) {
   const auto before = ::signal(SIGCHLD, SIG_IGN);
   EXPECT_EQ(probe_problem([] {}), "");
   const auto begin = std::chrono::steady_clock::now();
@@ -59,12 +59,12 @@ TEST(ProbeProblem, IsFoundWhereTheProcessIgnoresTheEndOfItsChildren) {
   ::signal(SIGCHLD, before);
 }
 
-// The answer may come between the look at the pipe and the look at the process.
-TEST(ProbeProblem, IsEmptyHoweverSoonTheProcessEnds) {
+// The answer may arrive between the check of the pipe and the check of the process.
+TEST(ProbeProblemTest, IsEmptyForCodeThatReturnsAtOnce) {
   for (int i = 0; i < 100; ++i) ASSERT_EQ(probe_problem([] {}), "") << "try " << i;
 }
 
-TEST(ProbeProblem, BoundsWhatTheCodePrints) {
+TEST(ProbeProblemTest, LimitsThePrintedOutput) {
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
   const std::string said = probe_problem([] {
     for (;;) std::fputs("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", stdout);

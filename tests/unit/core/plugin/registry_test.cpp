@@ -25,7 +25,7 @@ std::string refusal(const Registry& registry, const std::string& id, Role role =
 }
 }  // namespace
 
-TEST(Registry, LoadsAPluginByItsId) {
+TEST(RegistryTest, LoadsAPluginByItsId) {
   const Component bad = Registry({kFolder}).load(Role::optimizer, "bad", "here");
   EXPECT_STREQ(bad.table->id, "bad");
   EXPECT_STREQ(bad.module->vendor, "tests");
@@ -33,76 +33,77 @@ TEST(Registry, LoadsAPluginByItsId) {
   EXPECT_EQ(role_of(bad), "optimizer");
 }
 
-TEST(Registry, LoadsAPluginByItsAbsolutePathWhateverItsName) {
+TEST(RegistryTest, LoadsAPluginOfAnyFileNameByItsAbsolutePath) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile, "mine.so");
   EXPECT_STREQ(none().load(Role::optimizer, copy, "here").table->id, "bad");
 }
 
-TEST(Registry, LoadsAStrippedPlugin) {
+TEST(RegistryTest, LoadsAStrippedPlugin) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
   EXPECT_STREQ(Registry({scratch.folder()}).load(Role::optimizer, "bad", "here").table->id, "bad");
 }
 
-TEST(Registry, LoadsAFileOnce) {
+TEST(RegistryTest, LoadsAFileOnce) {
   const Registry registry({kFolder});
   EXPECT_EQ(registry.load(Role::optimizer, "bad", "here").table, registry.load(Role::optimizer, kFile, "here").table);
 }
 
-TEST(Registry, NamesTheNearestIdAndThoseThereAre) {
+TEST(RegistryTest, SuggestsTheNearestIdAndListsTheAvailableOnes) {
   EXPECT_EQ(refusal(Registry({kFolder}), "bat"),
-            "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? There are bad (looked for "
+            "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? Available: bad (looked for "
             "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
   EXPECT_THAT(refusal(Registry({kFolder, "/nowhere"}), "bat"),
-              testing::HasSubstr("in " + kFolder + ", /nowhere (not there); ZR_PLUGIN_PATH"));
+              testing::HasSubstr("in " + kFolder + ", /nowhere (does not exist); ZR_PLUGIN_PATH"));
   EXPECT_EQ(
       refusal(Registry({kFolder}), "shm", Role::communicator),
-      "job.toml:1:13: there is no communicator plug-in 'shm'; there are none (looked for zr_communicator_shm.so in " +
+      "job.toml:1:13: there is no communicator plug-in 'shm'; available: none (looked for zr_communicator_shm.so in " +
           kFolder + "; ZR_PLUGIN_PATH adds folders)");
 }
 
-TEST(Registry, RefusesARelativePath) {
+TEST(RegistryTest, RejectsARelativePath) {
   EXPECT_EQ(refusal(Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
-            "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': a plug-in is named by its id or by an "
-            "absolute path, from /");
+            "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': name a plug-in by its id or by an "
+            "absolute path");
 }
 
-TEST(Registry, RefusesAnAbsolutePathWithoutAFile) {
+TEST(RegistryTest, RejectsAnAbsolutePathWithoutAFile) {
   EXPECT_EQ(
       refusal(none(), "/nowhere/zr.so"),
       "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
   EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is not a regular file");
 }
 
-TEST(Registry, RefusesAFileThatIsNoLibrary) {
+TEST(RegistryTest, RejectsAFileThatIsNotALibrary) {
   const test::Scratch scratch;
   scratch.write("zr_optimizer_note.so", "a shopping list");
-  EXPECT_EQ(
-      refusal(Registry({scratch.folder()}), "note"),
-      "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
-          ": it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+  EXPECT_EQ(refusal(Registry({scratch.folder()}), "note"),
+            "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
+                ": it is not a shared library for this machine; name one built with zr_add_plugin() "
+                "(sdk/cmake/ZrPlugin.cmake)");
 }
 
-TEST(Registry, RefusesAnIdThatTwoFoldersHold) {
+TEST(RegistryTest, RejectsAnIdThatTwoFoldersContain) {
   const test::Scratch one, two;
   const std::string first = one.copy(kFile), second = two.copy(kFile);
   const Registry registry({one.folder(), two.folder()});
-  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': two folders hold it, " + first +
-                                          " and " + second + ": remove one, or name the file by its absolute path");
+  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': several folders contain it: " + first +
+                                          " and " + second +
+                                          "; remove all but one, or name the file by its absolute path");
   EXPECT_STREQ(registry.load(Role::optimizer, second, "here").table->id, "bad");
   for (const PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
 }
 
-TEST(Registry, TakesAFolderNamedTwiceForOne) {
+TEST(RegistryTest, TreatsAFolderNamedTwiceAsOne) {
   const Registry registry({kFolder, kFolder + "/."});
   EXPECT_EQ(registry.directories().size(), 1u);
   EXPECT_EQ(refusal(registry, "bad"), "no error");
 }
 
-TEST(Registry, RefusesAFileThatOthersMayChange) {
+TEST(RegistryTest, RejectsAFileThatOtherUsersCanChange) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ::chmod(copy.c_str(), 0646);
@@ -111,7 +112,7 @@ TEST(Registry, RefusesAFileThatOthersMayChange) {
                 ": it can be changed by other users, who could run code as you: chmod o-w " + copy);
 }
 
-TEST(Registry, RefusesAFolderThatOthersMayChange) {
+TEST(RegistryTest, RejectsAFolderThatOtherUsersCanChange) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ::chmod(scratch.folder().c_str(), 0777);
@@ -121,7 +122,7 @@ TEST(Registry, RefusesAFolderThatOthersMayChange) {
                 " can be changed by other users, who could run code as you: chmod o-w " + folder);
 }
 
-TEST(Registry, ListsWhatItFoundAndWhatItRefused) {
+TEST(RegistryTest, ListsFoundAndRejectedFiles) {
   const test::Scratch scratch;
   scratch.copy(kFile);
   scratch.write("zr_strategy_note.so", "a shopping list");
@@ -131,12 +132,13 @@ TEST(Registry, ListsWhatItFoundAndWhatItRefused) {
   EXPECT_TRUE(all[0].accepted);
   EXPECT_EQ(all[0].components.size(), 1u);
   EXPECT_FALSE(all[1].accepted);
-  EXPECT_EQ(all[1].reason,
-            "it is no shared library for this machine: name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
+  EXPECT_EQ(
+      all[1].reason,
+      "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
   EXPECT_EQ(Registry({scratch.folder()}).ids(Role::strategy), std::vector<std::string>{"note"});
 }
 
-TEST(Registry, ReadsAbsoluteFoldersFromTheEnvironment) {
+TEST(RegistryTest, ReadsAbsoluteFoldersFromTheEnvironment) {
   ::setenv("ZR_PLUGIN_PATH", ("/nowhere::" + kFolder).c_str(), 1);
   const auto folders = Registry::standard_directories();
   ASSERT_GE(folders.size(), 3u);
@@ -148,7 +150,7 @@ TEST(Registry, ReadsAbsoluteFoldersFromTheEnvironment) {
     Registry::standard_directories();
     ADD_FAILURE();
   } catch (const Failure& failure) {
-    EXPECT_STREQ(failure.what(), "ZR_PLUGIN_PATH: 'plugins' is relative: write the folder in full, from /");
+    EXPECT_STREQ(failure.what(), "ZR_PLUGIN_PATH: 'plugins' is a relative path; write an absolute one");
   }
   ::unsetenv("ZR_PLUGIN_PATH");
 }

@@ -1,4 +1,4 @@
-// An optimizer on the authoring layer whose constructor throws.
+// An optimizer of the C++ layer whose constructor throws.
 #include "zr/optimizer.hpp"
 
 struct Thrower : zr::Optimizer<Thrower> {

@@ -1,4 +1,4 @@
-// Whose code runs: owners, modes and links of everything on the way to a plug-in. Messages:
+// Checks of owners, modes and links of a plug-in's file and of all its parent folders. Messages:
 // tests/golden/plugin_trust.txt.
 #include "plugin/trust.hpp"
 
@@ -31,7 +31,7 @@ struct Folders {
   std::string root = fs::canonical(scratch.folder()).string();
   std::string file = scratch.copy(kGood, "safe/zr_optimizer_bad.so");
   std::string inner = scratch.copy(kGood, "outer/inner/zr_optimizer_bad.so");
-  std::string named = file;  // what is asked about
+  std::string named = file;  // the path to check
 
   std::string path(const std::string& name) const { return root + "/" + name; }
   void own(const std::string& name, uid_t user, gid_t group = static_cast<gid_t>(-1)) const {
@@ -101,7 +101,7 @@ const std::map<std::string, Case>& cases() {
 }
 }  // namespace
 
-TEST(PluginTrust, RejectsWhatOthersMayHaveWrittenWithTheMessagesOfTheGoldenFile) {
+TEST(PluginTrustTest, RejectsUntrustedFilesWithTheMessagesOfTheGoldenFile) {
   int skipped = 0;
   golden::check(ZR_SOURCE_DIR "/tests/golden/plugin_trust.txt", cases().size(), [&](const golden::Case& one) {
     const auto at = cases().find(one.title);
@@ -117,7 +117,7 @@ TEST(PluginTrust, RejectsWhatOthersMayHaveWrittenWithTheMessagesOfTheGoldenFile)
   if (skipped) GTEST_SKIP() << skipped << " cases need root, which can give files to another user";
 }
 
-TEST(PluginTrust, AcceptsAStickyFolderAboveAndLinksOfTheUser) {
+TEST(PluginTrustTest, AcceptsAStickyParentFolderAndTheUsersOwnLinks) {
   Folders folders;
   folders.mode("outer", 01777);
   folders.link("../outer/inner/../inner/zr_optimizer_bad.so", "safe/link.so");
@@ -131,7 +131,7 @@ TEST(PluginTrust, AcceptsAStickyFolderAboveAndLinksOfTheUser) {
   EXPECT_FALSE(is_unchanged(found));
 }
 
-TEST(PluginTrust, AcceptsFilesOfAPrivateGroupAsUmask002MakesThem) {
+TEST(PluginTrustTest, AcceptsGroupWritableFilesOfAPrivateGroup) {
   const passwd* user = ::getpwuid(::geteuid());
   const group* own = ::getgrgid(::getegid());
   if (!user || !own || std::string(user->pw_name) != own->gr_name) GTEST_SKIP() << "this user has no private group";
@@ -141,7 +141,7 @@ TEST(PluginTrust, AcceptsFilesOfAPrivateGroupAsUmask002MakesThem) {
   EXPECT_EQ(folders.problem(), "");
 }
 
-TEST(PluginTrust, IsAskedBeforeAPluginIsLoaded) {
+TEST(PluginTrustTest, IsCheckedBeforeAPluginIsLoaded) {
   Folders folders;
   folders.mode("outer", 0777);
   const PluginValidation judgement = Registry::validate(folders.inner);
@@ -149,7 +149,7 @@ TEST(PluginTrust, IsAskedBeforeAPluginIsLoaded) {
   EXPECT_NE(judgement.reason.find("outer can be changed by other users"), std::string::npos) << judgement.reason;
 }
 
-TEST(PluginTrust, NamesALinkThatLeadsNowhereAndAFileThatCannotBeRead) {
+TEST(PluginTrustTest, NamesADanglingLinkAndAnUnreadableFile) {
   Folders folders;
   folders.link("nothing.so", "safe/zr_optimizer_gone.so");
   try {

@@ -10,7 +10,7 @@
 namespace zr::host {
 
 namespace {
-// The rates of the given steps; lr is 0.1, the job has 100 steps.
+// The learning rates of the given steps; lr is 0.1, the job has 100 steps.
 std::vector<double> rates(const std::string& name, const std::vector<std::string>& keys,
                           const std::vector<int64_t>& steps) {
   std::vector<std::string> overrides{"optimizer.lr=0.1", "train.steps=100", "schedule.use=" + name};
@@ -26,52 +26,52 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& expe
 }
 }  // namespace
 
-TEST(Schedule, ConstantIsTheRateFromTheFirstStep) {
+TEST(ScheduleTest, ConstantHasItsRateFromTheFirstStep) {
   EXPECT_EQ(rates("constant", {}, {0, 1, 99, 1000}), (std::vector<double>(4, 0.1)));
 }
 
-TEST(Schedule, ConstantRisesDuringItsWarmup) {
+TEST(ScheduleTest, ConstantRisesDuringItsWarmup) {
   expect_near(rates("constant", {"warmup=4"}, {0, 1, 3, 4, 5}), {0.02, 0.04, 0.08, 0.1, 0.1});
 }
 
-TEST(Schedule, LinearFallsToItsFinalRatio) {
+TEST(ScheduleTest, LinearFallsToItsFinalRatio) {
   expect_near(rates("linear", {}, {0, 25, 99, 100, 500}), {0.1, 0.075, 0.001, 0, 0});
   expect_near(rates("linear", {"warmup=20", "final_ratio=0.5"}, {0, 19, 20, 60, 100}),
               {0.1 / 21, 0.1 * 20 / 21, 0.1, 0.075, 0.05});
 }
 
-TEST(Schedule, CosineFallsToItsFinalRatio) {
+TEST(ScheduleTest, CosineFallsToItsFinalRatio) {
   expect_near(rates("cosine", {}, {0, 50, 100, 200}), {0.1, 0.05, 0, 0});
   expect_near(rates("cosine", {"warmup=40", "final_ratio=0.2"}, {0, 40, 55, 70, 100}),
               {0.1 / 41, 0.1, 0.1 * (0.2 + 0.8 * (1 + std::sqrt(0.5)) / 2), 0.06, 0.02});
 }
 
-TEST(Schedule, OneCycleClimbsAndFalls) {
+TEST(ScheduleTest, OneCycleRisesAndFalls) {
   // Peak at step 0.5 * 101 - 1 = 49.5, end at step 100.
   const JobConfig config =
       sample::check("", {"optimizer.lr=0.1", "train.steps=101", "schedule.use=one_cycle", "schedule.one_cycle.rise=0.5",
                          "schedule.one_cycle.start_ratio=0.2", "schedule.one_cycle.final_ratio=0.1"});
   EXPECT_NEAR(learning_rate(config, 0), 0.02, 1e-15);
-  EXPECT_NEAR(learning_rate(config, 33), 0.02 + 0.08 * 0.75, 1e-15);  // two thirds of the climb: (1 - cos 120) / 2
+  EXPECT_NEAR(learning_rate(config, 33), 0.02 + 0.08 * 0.75, 1e-15);  // two thirds of the rise: (1 - cos 120) / 2
   EXPECT_NEAR(learning_rate(config, 100), 0.01, 1e-15);
   EXPECT_NEAR(learning_rate(config, 1000), 0.01, 1e-15);
   for (int64_t step = 1; step < 101; ++step)
     EXPECT_EQ(learning_rate(config, step) > learning_rate(config, step - 1), step <= 49) << step;
 }
 
-TEST(Schedule, OneCycleWithoutAClimbStartsAtThePeak) {
+TEST(ScheduleTest, OneCycleWithoutARiseStartsAtThePeak) {
   expect_near(rates("one_cycle", {"rise=0", "final_ratio=0"}, {0, 99}), {0.1, 0});
   expect_near(rates("one_cycle", {"rise=1", "start_ratio=0.5"}, {0, 99}), {0.05, 0.1});
 }
 
-TEST(Schedule, RangeTestGrowsByItsRateEachInterval) {
+TEST(ScheduleTest, RangeTestGrowsByItsRateEachInterval) {
   expect_near(rates("range_test", {}, {0, 1000, 2000, 4000}), {1e-3, 1.5e-3, 2e-3, 3e-3});
   expect_near(rates("range_test", {"min_lr=0.01", "step_size=10", "step_rate=2", "staircase=true"}, {0, 9, 10, 25}),
               {0.01, 0.01, 0.03, 0.05});
 }
 
-TEST(Schedule, WarmupLRFollowsTheReferenceSystem) {
-  // Its counter is one behind: updates 0 and 1 have the least rate.
+TEST(ScheduleTest, WarmupLRMatchesDeepSpeed) {
+  // DeepSpeed's counter is one step behind: updates 0 and 1 have the minimum rate.
   expect_near(rates("WarmupLR", {"warmup_num_steps=8"}, {0, 1, 2, 4, 8, 9, 500}),
               {0, 0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1});  // log 2 / log 8, log 4 / log 8
   expect_near(
@@ -80,18 +80,18 @@ TEST(Schedule, WarmupLRFollowsTheReferenceSystem) {
       {0.02, 0.02, 0.07, 0.12});
 }
 
-TEST(Schedule, WarmupLRNeverWarmsUpInLessThanTwoSteps) {
+TEST(ScheduleTest, WarmupLRWarmsUpForAtLeastTwoSteps) {
   expect_near(rates("WarmupLR", {"warmup_num_steps=1"}, {0, 1, 2, 3}), {0, 0, 0.1, 0.1});
 }
 
-TEST(Schedule, WarmupDecayLRFallsToZero) {
+TEST(ScheduleTest, WarmupDecayLRFallsToZero) {
   expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear"}, {0, 1, 11, 21, 61, 101, 500}),
               {0, 0, 0.05, 0.1, 0.05, 0, 0});  // counters 20, 60 and 100 of 20 ... 100
   expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear", "total_num_steps=60"}, {41, 61}),
               {0.05, 0});
 }
 
-TEST(Schedule, WarmupCosineLRFallsToItsLeastRatio) {
+TEST(ScheduleTest, WarmupCosineLRFallsToItsMinimumRatio) {
   expect_near(rates("WarmupCosineLR",
                     {"warmup_num_steps=20", "warmup_type=linear", "warmup_min_ratio=0.5", "cos_min_ratio=0.1"},
                     {0, 1, 11, 20, 21, 60, 100, 500}),

@@ -1,4 +1,4 @@
-// Norm and rounding against plain loops.
+// Compares norm and rounding with plain loops.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ double plain_leaf(const std::vector<float>& values, std::size_t from, std::size_
   return sum;
 }
 
-TEST(Norm, AddsALeafInSixteenLanes) {
+TEST(NormTest, AddsANormBlockInSixteenLanes) {
   for (const std::size_t n : {1u, 15u, 16u, 17u, 1023u, 1024u, 1025u, 5000u}) {
     const auto values = noise(n);
     std::vector<double> leaves((n + 1023) / 1024);
@@ -42,7 +42,7 @@ TEST(Norm, AddsALeafInSixteenLanes) {
   }
 }
 
-TEST(Norm, IsTheSameOnAnyNumberOfThreads) {
+TEST(NormTest, IsTheSameOnAnyNumberOfThreads) {
   const auto values = noise(500001);
   std::vector<double> one((values.size() + 1023) / 1024), four(one.size());
   ThreadPool single(1), several(4);
@@ -51,7 +51,7 @@ TEST(Norm, IsTheSameOnAnyNumberOfThreads) {
   EXPECT_EQ(one, four);
 }
 
-TEST(Norm, CountsElementsThatAreNotFinite) {
+TEST(NormTest, CountsNonFiniteElements) {
   auto values = noise(3000);
   values[7] = std::numeric_limits<float>::infinity();
   values[2999] = std::nanf("");
@@ -63,7 +63,7 @@ TEST(Norm, CountsElementsThatAreNotFinite) {
   EXPECT_FALSE(std::isfinite(leaves[2]));
 }
 
-TEST(Norm, ReadsNarrowElementsWidened) {
+TEST(NormTest, Upcasts16BitElements) {
   for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
     std::vector<uint16_t> narrow_values(5000);
     std::vector<float> wide(5000);
@@ -81,14 +81,14 @@ TEST(Norm, ReadsNarrowElementsWidened) {
   }
 }
 
-TEST(Norm, OfTheLargestFloatsIsFinite) {
+TEST(NormTest, IsFiniteForTheLargestFloats) {
   const std::vector<float> values(1024, std::numeric_limits<float>::max());
   double leaf;
   norm_block_sums(view_of(values), &leaf);
   EXPECT_TRUE(std::isfinite(leaf)) << "squares of fp32 do not overflow in double";
 }
 
-TEST(Rounding, ToBf16IsToNearestEven) {
+TEST(RoundingTest, RoundsToNearestEvenBf16) {
   const auto rounded = [](uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, 4);
@@ -104,7 +104,7 @@ TEST(Rounding, ToBf16IsToNearestEven) {
   EXPECT_EQ(rounded(0x7f800001) & 0x7fc0, 0x7fc0) << "a NaN stays one";
 }
 
-TEST(Rounding, ToF16IsToNearestEvenAndBeyondItsRangeInfinite) {
+TEST(RoundingTest, RoundsToNearestEvenFp16AndOverflowsToInfinity) {
   const auto rounded = [](float value) {
     uint16_t out;
     downcast(&value, 1, ZR_F16, &out);
@@ -112,13 +112,13 @@ TEST(Rounding, ToF16IsToNearestEvenAndBeyondItsRangeInfinite) {
   };
   EXPECT_EQ(rounded(1 + 0x1p-11f), 0x3c00) << "half way, down to even";
   EXPECT_EQ(rounded(1 + 3 * 0x1p-11f), 0x3c02) << "half way, up to even";
-  EXPECT_EQ(rounded(65519.99f), 0x7bff) << "the largest there is";
-  EXPECT_EQ(rounded(65520), 0x7c00) << "half way to what is not: infinity";
+  EXPECT_EQ(rounded(65519.99f), 0x7bff) << "the largest finite value";
+  EXPECT_EQ(rounded(65520), 0x7c00) << "half way to the next exponent, up to infinity";
   EXPECT_EQ(rounded(0x1p-25f), 0) << "half the smallest, down to even";
   EXPECT_EQ(rounded(-0x1.8p-24f), 0x8002) << "subnormal, half way, up to even";
 }
 
-TEST(Rounding, ThereAndBackIsExactForNarrowValues) {
+TEST(RoundingTest, RoundTrips16BitValuesExactly) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
     const auto values = noise(1000);
     std::vector<char> narrowed(4000), again(4000);
