@@ -63,7 +63,8 @@ NormBlocks::~NormBlocks() {
   ledger_.add(Tier::device, MemoryKind::other, kTag, -static_cast<int64_t>(ordered_.size()) * 8);
 }
 
-// A segment lies within slices of its owner, which ascend as segments do, and meet at a block's edge.
+// Slices of the owner cover the segment. Slices and segments are in ascending order, and are cut only between norm
+// blocks.
 void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vector<UpdateSlice>& slices,
                          std::size_t& slice) {
   const auto holds = [&](int64_t element) {
@@ -87,17 +88,17 @@ void NormBlocks::expect() {
   std::fill(ready_.begin(), ready_.end(), 0);
 }
 
-void NormBlocks::arrived(const zr_view& sums, const void* values) {
-  if (!expects_ || sums.count == 0 || run_at_.empty() || sums.dtype != own_.front().values.dtype) return;
-  const int64_t size = size_of(sums.dtype);
-  const char *begin = bytes_of(sums), *end = begin + sums.count * size;
+void NormBlocks::arrived(const zr_view& gradients, const void* values) {
+  if (!expects_ || gradients.count == 0 || run_at_.empty() || gradients.dtype != own_.front().values.dtype) return;
+  const int64_t size = size_of(gradients.dtype);
+  const char *begin = bytes_of(gradients), *end = begin + gradients.count * size;
   auto at = std::upper_bound(run_at_.begin(), run_at_.end(), begin,
                              [](const char* address, const auto& entry) { return address < entry.first; });
   if (at != run_at_.begin()) --at;
   for (; at != run_at_.end() && at->first < end; ++at) {
     const NormBlockRun& run = own_[at->second];
     const char* from = at->first;
-    // Whole blocks that lie within what arrived.
+    // Only blocks whose elements have all arrived.
     const int64_t first = begin <= from ? 0 : ((begin - from) / size + kNormBlock - 1) / kNormBlock;
     const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
     const int64_t last = reach == run.values.count ? norm_blocks_of(reach) : reach / kNormBlock;
@@ -148,10 +149,9 @@ int64_t NormBlocks::sum() {
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return count_non_finite(block);
   int64_t n = 0;
-  disk_buffers_->visit(block, OptimizerStates::Access::read, kWhat,
-                       [&](void* memory, int64_t, int64_t count) {
-                         n += count_non_finite({memory, count, block.dtype, 0, {1, 0}});
-                       });
+  disk_buffers_->visit(block, OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t, int64_t count) {
+    n += count_non_finite({memory, count, block.dtype, 0, {1, 0}});
+  });
   return n;
 }
 
@@ -160,11 +160,11 @@ void NormBlocks::take(const double* blocks, int64_t first, int64_t count, Norm& 
     norm.sum_of_squares += blocks[i];
     if (std::isfinite(blocks[i]) || norm.first_non_finite >= 0) continue;
     const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), first + i) - first_block_.begin();
-    norm.first_non_finite = after - 1;  // frozen and empty parameters stand before the one that begins where they do
+    norm.first_non_finite = after - 1;  // empty and frozen parameters have no blocks and precede the owner
   }
 }
 
-// The blocks [begin, end) of all ranks into ordered_.
+// Gathers blocks [begin, end) of all ranks into ordered_.
 void NormBlocks::gather(int64_t begin, int64_t end) {
   const auto overlap = [&](const Run& run) {
     return std::max<int64_t>(0, std::min(end, run.block + run.count) - std::max(begin, run.block));
@@ -189,7 +189,7 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
       const int64_t count = overlap(run);
       std::copy_n(from, count, ordered_.data() + std::max(begin, run.block) - begin);
       from += count;
-      if (run.block + run.count > end) break;  // the rest of it is in the next window
+      if (run.block + run.count > end) break;  // the rest of the run is in the next window
     }
 }
 

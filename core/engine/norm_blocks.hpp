@@ -29,7 +29,7 @@ class NormBlocks {
   void expect();
   /// These reduced gradients are final: adds up their blocks while they are in the cache. `values`: their memory, also
   /// if their addresses are placeholders. [use]
-  void arrived(const zr_view& sums, const void* values);
+  void arrived(const zr_view& gradients, const void* values);
   /// Adds up this rank's blocks that have not arrived; returns the number of non-finite elements in all its blocks.
   int64_t sum();
   /// Number of blocks that this rank adds up per step.

@@ -17,7 +17,7 @@
 namespace zr::host {
 
 namespace {
-// job.threads, else what `zeroth launch` gave this rank, else its share of the cores this process may use.
+// job.threads; else the number from `zeroth launch`; else this process's cores divided by the ranks of its host.
 int threads_of(const JobConfig& config, const Control& control) {
   if (const int64_t set = config.integer("job.threads"); set > 0) return static_cast<int>(set);
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
@@ -35,7 +35,7 @@ std::unique_ptr<const Instance> make_communicator(PluginHost& host, const Setup&
   return std::make_unique<Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
 }
 
-// Tiers are offered what the host knows of communication and of the machine.
+// Also offers the async service and the machine profile to the tiers.
 std::vector<std::unique_ptr<Instance>> make_tiers(PluginHost& host, const Setup& setup) {
   offer_async(host);
   offer_machine_profile(host);
@@ -57,7 +57,7 @@ MemoryPlan plan_of(const PlannedJob& job, const Model& model) {
   return make_plan(input, control.rank(), strategy_plan(job.strategy));
 }
 
-// Before a communicator is opened.
+// Runs the checks that precede the opening of the communicator, and returns its options.
 CommRuntime::Options checked(PlannedJob& job, const Model& model) {
   check_strategy(job);
   check_optimizer(job);
@@ -76,7 +76,7 @@ CommRuntime::Options checked(PlannedJob& job, const Model& model) {
   return options;
 }
 
-// Throws what the host failed with below a plug-in's call, else what the plug-in says.
+// If the host failed inside a plug-in's call, throws the host's failure, otherwise the plug-in's error.
 CallCheck check_of(CommRuntime& comm, PluginHost& host) {
   return [&comm, &host](zr_code code, const zr_error& error, const std::string& who) {
     if (code == ZR_OK) return;

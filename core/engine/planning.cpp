@@ -15,7 +15,7 @@ namespace zr::host {
 std::string table_of(const Component& component) { return std::string(role_of(component)) + "." + component.table->id; }
 
 namespace {
-// The first group with a pattern that matches has a parameter; a pattern that matches none is an error.
+// Assigns each parameter to the first group with a matching pattern. A pattern that matches no parameter is an error.
 void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>& parameters) {
   std::vector<std::vector<char>> used;
   for (const GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
@@ -118,7 +118,7 @@ void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::
 }
 
 namespace {
-// Why a plan has no sharded parameters, and what to do.
+// Why a plan has no sharded parameters, and a remedy; the text follows "strategy '<id>' ".
 std::string why_unsharded(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
   const std::string key = "strategy." + strategy + ".persistence_threshold";
   int64_t largest = 0;
@@ -137,7 +137,7 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
   };
   bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
                             [](const Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
-  std::vector<int64_t> unsharded(plan.input.parameters.size(), 0);  // a rank's part of all that is cut may be nothing
+  std::vector<int64_t> unsharded(plan.input.parameters.size(), 0);  // per parameter; a rank's part may be empty
   for (const Piece& piece : plan.mine.weights)
     if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
   for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
@@ -151,8 +151,8 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
                                  "tier"
                                : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
                                  "offload.optimizer to a tier, or remove offload.device_fraction"));
-  // On a disk, only what collectives alone read and write.
-  const auto on_disk = [&](int place) { return !plan.input.tiers[static_cast<std::size_t>(place)].in_memory(); };
+  // Only buffers that nothing but collectives accesses can be on a disk tier.
+  const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
   const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
   if (on_disk(plan.placement.reduced_gradients) && config.text("offload.gradients") != kAutomatic)
     for (const Piece& piece : plan.mine.reduced_gradients)
@@ -179,7 +179,7 @@ void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int loca
   const int64_t budget = config.integer("memory.host_budget"),
                 bytes = host_bytes(plan, local, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
-  // What takes most of it decides what could be done.
+  // The largest use of host memory determines the suggested change.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
   const std::pair<int64_t, const char*> holders[] = {
       {context.communicator.value_or(0),

@@ -20,16 +20,16 @@ const std::string kLock = "lock", kLatest = "latest", kConfig = "config.toml", k
                   kSummary = "summary.json";
 const std::array kFiles{kConfig, kMetrics, kSummary};
 
-// The number of a run's folder; 0: `name` is another entry.
+// The number of a run's folder; 0 if `name` is not the name of one.
 int64_t run_number(const std::string& name) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-  const bool whole = error == std::errc() && end == name.data() + name.size() && name[0] != '0';
-  return whole && number > 0 ? number : 0;
+  const bool valid = error == std::errc() && end == name.data() + name.size() && name[0] != '0';
+  return valid && number > 0 ? number : 0;
 }
 
 Directory open_folder(const JobConfig& config, const std::string& engine) {
-  // job.runs may be a link of the user's own; below it no link is followed.
+  // job.runs itself may be a symbolic link; no links are followed below it.
   Directory folder =
       Directory::open(fs::absolute(config.text("job.runs")).string(), true).subdirectory(config.text("job.name"));
   return engine.empty() ? std::move(folder) : folder.subdirectory(engine);
@@ -81,8 +81,8 @@ std::string RunFolder::rows_up_to(int64_t step) const {
   std::istringstream in(of_newest(kMetrics));
   std::string rows;
   for (std::string line; std::getline(in, line);) {
-    long long of = 0;
-    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &of) == 1 && of <= step && line.back() == '}')
+    long long row_step = 0;
+    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &row_step) == 1 && row_step <= step && line.back() == '}')
       rows += line + "\n";
   }
   return rows;
@@ -101,7 +101,7 @@ void RunFolder::make_newest(const std::string& number) const {
   directory_.link(number, kLatest);
 }
 
-// Earlier versions wrote a run's files where the links are now: they become a run of their own.
+// Earlier versions wrote a run's files to the run folder itself. Moves them to a numbered folder.
 void RunFolder::adopt_old_files() const {
   if (std::none_of(kFiles.begin(), kFiles.end(), [&](const auto& file) { return directory_.has_file(file); })) return;
   const std::string number = next_number();

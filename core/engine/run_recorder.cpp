@@ -19,15 +19,15 @@
 namespace zr::host {
 
 namespace {
-// JSON by hand, for the shortest text of each number (nlohmann's is not always that).
+// Writes JSON without nlohmann, which does not always write the shortest text of a number.
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-// JSON has no infinities: they become text, so that a diverged run still has a row.
+// JSON has no infinities or NaN: they become strings, so that a diverged run still has valid rows.
 std::string number(double value) { return std::isfinite(value) ? shortest(value) : '"' + shortest(value) + '"'; }
 
 std::string number(int64_t value) { return std::to_string(value); }
 
-// On one line, or with a line for each field.
+// A JSON object, on one line or with one line per field.
 std::string object(const Fields& fields, bool lines = false) {
   std::string text, between = lines ? "\n  " : "";
   for (const auto& [name, value] : fields) {
@@ -157,7 +157,7 @@ void RunRecorder::add_waits(Phase phase, double read, double write) {
   waited_[static_cast<std::size_t>(phase)] += read + write;
 }
 
-// Seconds by what training waited for: together those of all steps.
+// Seconds of training by cause; their sum is the time of all steps.
 std::vector<std::pair<std::string_view, double>> RunRecorder::waits() const {
   const auto of = [&](Phase phase) {
     return std::max(seconds_[static_cast<std::size_t>(phase)] - waited_[static_cast<std::size_t>(phase)], 0.0);

@@ -13,27 +13,27 @@
 namespace zr::host {
 
 namespace {
-constexpr std::size_t kWord = 900 << 10;            // of the store's values, which hold 1 MiB
-constexpr auto kPatience = std::chrono::hours(24);  // a rank that is lost ends the wait at once
+constexpr std::size_t kValueBytes = 900 << 10;     // bytes per value of the store, whose limit is 1 MiB
+constexpr auto kTimeout = std::chrono::hours(24);  // a lost rank ends the wait immediately
 
-// Words of any length.
-void put_long(Control& control, const std::string& key, const std::string& word) {
-  control.put(key, std::to_string(word.size()));
-  for (std::size_t at = 0; at < word.size(); at += kWord)
-    control.put(key + "." + std::to_string(at), word.substr(at, kWord));
+// Stores a string of any length.
+void put_long(Control& control, const std::string& key, const std::string& text) {
+  control.put(key, std::to_string(text.size()));
+  for (std::size_t at = 0; at < text.size(); at += kValueBytes)
+    control.put(key + "." + std::to_string(at), text.substr(at, kValueBytes));
 }
 
-// For its one reader, after whom the store does not keep it.
+// Reads such a string and removes it from the store, so only one rank may read it.
 std::string get_long(Control& control, const std::string& key) {
-  const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kPatience)));
-  std::string word;
-  while (word.size() < length) {
-    const std::string part = key + "." + std::to_string(word.size());
-    word += control.get(part, kPatience);
+  const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kTimeout)));
+  std::string text;
+  while (text.size() < length) {
+    const std::string part = key + "." + std::to_string(text.size());
+    text += control.get(part, kTimeout);
     control.drop(part);
   }
   control.drop(key);
-  return word;
+  return text;
 }
 
 int64_t aligned(int64_t bytes) {
@@ -63,15 +63,16 @@ void Saver::close() {
 
 CheckpointComm peers_of(const std::shared_ptr<Control>& of) {
   if (of->world() == 1) return single_rank_comm();
-  static std::atomic<uint64_t> talks{0};  // of all Engines of this process, which all ranks make in one order
-  const std::string begin = "checkpoint." + std::to_string(++talks) + ".";
-  const auto words = std::make_shared<int>(0);
-  const auto key = [begin, words](int of) { return begin + std::to_string(*words) + "." + std::to_string(of); };
+  // Counts the objects of all Engines of this process; all ranks create them in the same order.
+  static std::atomic<uint64_t> objects{0};
+  const std::string begin = "checkpoint." + std::to_string(++objects) + ".";
+  const auto calls = std::make_shared<int>(0);
+  const auto key = [begin, calls](int rank) { return begin + std::to_string(*calls) + "." + std::to_string(rank); };
   CheckpointComm comm;
   comm.rank = of->rank();
   comm.world = of->world();
-  comm.gather = [control = of, words, key](const std::string& mine) {
-    ++*words;
+  comm.gather = [control = of, calls, key](const std::string& mine) {
+    ++*calls;
     std::vector<std::string> all;
     if (control->rank() != 0) {
       put_long(*control, key(control->rank()), mine);
@@ -81,11 +82,11 @@ CheckpointComm peers_of(const std::shared_ptr<Control>& of) {
     for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
     return all;
   };
-  comm.broadcast = [control = of, words, key](const std::string& word) {
-    ++*words;
+  comm.broadcast = [control = of, calls, key](const std::string& text) {
+    ++*calls;
     if (control->rank() != 0) return get_long(*control, key(control->rank()));
-    for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), word);
-    return word;
+    for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), text);
+    return text;
   };
   return comm;
 }
@@ -93,8 +94,8 @@ CheckpointComm peers_of(const std::shared_ptr<Control>& of) {
 void Saver::lock_on_rank0(const std::string& root) {
   make_folder(root);
   std::error_code error;
-  const std::string one = std::filesystem::canonical(root, error).string();
-  locks_.try_emplace(error ? root : one, root);
+  const std::string canonical = std::filesystem::canonical(root, error).string();
+  locks_.try_emplace(error ? root : canonical, root);
 }
 
 void Saver::lock_folder(const std::string& root) {
@@ -121,7 +122,7 @@ void Saver::reserve(int64_t bytes) {
   snapshot_bytes_ = bytes;
   ledger_.add(Tier::host, MemoryKind::snapshot, "copy for checkpoints", bytes);
   std::memset(snapshot_.get(), 0,
-              static_cast<std::size_t>(bytes));  // the kernel gives it now, not while training waits
+              static_cast<std::size_t>(bytes));  // makes the kernel allocate it now, not during training
 }
 
 std::string Saver::write(const std::string& root, const CheckpointContents& image, int64_t keep,
@@ -141,7 +142,7 @@ std::string Saver::save(const std::string& root, const CheckpointContents& image
 }
 
 void Saver::save_async(const std::string& root, CheckpointContents image, int64_t keep) {
-  // On all ranks, though one may have nothing to copy; memory or a tier's read may fail on one alone.
+  // Also on ranks with nothing to copy, because an allocation or a read from a tier may fail on one rank only.
   run_on_all_ranks(peers(), [&] {
     reserve_for(image);
     copy(image);
@@ -156,7 +157,7 @@ void Saver::save_async(const std::string& root, CheckpointContents image, int64_
   });
 }
 
-// Slabs into the room.
+// Copies the slabs into snapshot_ and redirects them to the copies.
 void Saver::copy(CheckpointContents& image) {
   int64_t at = 0;
   for (Slab& slab : image.slabs) {

@@ -18,7 +18,7 @@
 namespace zr::host {
 
 namespace {
-// Rank 0 locks the run folder; a failure there is one of all ranks.
+// Rank 0 locks the run folder; if this fails, all ranks throw.
 std::shared_ptr<RunRecorder> make_record(const PlannedJob& job) {
   std::shared_ptr<RunRecorder> record;
   run_on_all_ranks(peers_of(job.setup.control), [&] {
@@ -66,22 +66,22 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before
 
 Session::~Session() {
   const bool failed = std::uncaught_exceptions() > exceptions_;
-  checkpointer_.close();  // what is being written
-  // A failure after the last step, such as that of a last save, leaves the record of the steps complete.
+  checkpointer_.close();  // waits for the background save
+  // If something fails after the last step, such as the last save, the record of the steps is still complete.
   if (recorder_ && (!failed || progress_.done())) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
   stop_signal_.reset();
-  if (recorder_) job_.setup.control->leave(progress_.step(), failed);  // else the next session continues the job
+  if (recorder_) job_.setup.control->leave(progress_.step(), failed);  // otherwise the next session continues the job
 }
 
 TrainingParts Session::parts() {
   return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name};
 }
 
-// Every check passed: from here on this run has a folder of its own.
+// Called when every check has passed: creates this run's folder.
 void Session::accept() {
   const CheckpointComm peers = peers_of(job_.setup.control);
   run_on_all_ranks(peers, [&] {
@@ -150,8 +150,7 @@ void Session::end_backward() {
 void Session::check_tiers() const {
   for (const auto& tier : state_.tiers())
     if (tier && tier->failed())
-      fail_environment(tier->failure() +
-                       "; data on this tier is incomplete; stop and resume from the last checkpoint");
+      fail_environment(tier->failure() + "; data on this tier is incomplete; stop and resume from the last checkpoint");
 }
 
 bool Session::step() {
@@ -170,7 +169,7 @@ bool Session::step() {
   step_recorder_.lap(Phase::reduce);
 
   const GlobalStats global = agree_on_step();
-  const double divisor = global.weight * progress_.loss_scale().value();  // M S
+  const double divisor = global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().number("train.gradient_clipping");
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
@@ -229,7 +228,7 @@ void Session::abandon_step(const GlobalStats& global) {
             "weight above 0 for at least one micro-batch, or skip the step on all ranks");
 }
 
-// No micro-batch of any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
+// No micro-batch on any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
 void Session::reject_step() {
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);

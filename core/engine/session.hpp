@@ -45,8 +45,8 @@ class Session {
   /// Call before autograd's backward over one micro-batch.
   void begin_backward(double loss, double weight);
   void end_backward();  // call after autograd's backward
-  /// Call instead of end_backward() if an exception ended backward. Undoes the micro-step if no gradient has been handed
-  /// to the strategy yet.
+  /// Call instead of end_backward() if an exception ended backward. Undoes the micro-step if the strategy has received
+  /// no gradient yet.
   void fail_backward();
   /// After the last micro-step of a step: exchanges statistics, clips, updates, gathers, and returns true. Otherwise
   /// returns false. Collective.
@@ -54,9 +54,9 @@ class Session {
 
   /// Checks that all ranks are in the same `call` ("engine.get(\"w\")"), under every strategy. Collective.
   void meet(const std::string& call) { job_.comm.barrier(call.c_str()); }
-  /// Prepares the model for the end of this session. When the session is destroyed, the model's parameters have their own
-  /// memory, with the current values in `dtype` (fp32 or the dtype of the weights). Floating-point buffers are converted
-  /// to `dtype`. A failure is thrown on all ranks and changes nothing. Collective, between steps.
+  /// Prepares the model for the end of this session. After the session is destroyed, the model's parameters have their
+  /// own memory, with the current values in `dtype` (fp32 or the dtype of the weights). Floating-point buffers are
+  /// converted to `dtype`. A failure is thrown on all ranks and changes nothing. Collective, between steps.
   void return_weights(zr_dtype dtype);
   /// Saves the state for the next session. After success, only destroy this session. A failure changes nothing.
   /// Collective.

@@ -22,7 +22,7 @@ Tiers open_tiers(PluginHost& host, std::vector<std::unique_ptr<Instance>> instan
   return tiers;
 }
 
-// Where the elements [first, first + count) and [from, from + n) are both.
+// The intersection of [first, first + count) and [from, from + n), as first element and count.
 std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, int64_t n) {
   const int64_t begin = std::max(first, from);
   return {begin, std::max<int64_t>(0, std::min(first + count, from + n) - begin)};
@@ -46,14 +46,14 @@ ShardedState::ShardedState(const StepContext& context, PluginHost& host, std::ve
   take_rank_zero(context_, *this);
 }
 
-// The model takes memory of its own for its weights: what they did not stand in goes before.
+// Frees the buffers without weights first, then the model allocates its own memory for the weights.
 ShardedState::ModelRelease::~ModelRelease() {
   buffers.free_all_but_weights();
-  model.limit_temporaries(0, {});  // that memory is not part of the job's budget
+  model.limit_temporaries(0, {});  // the model's own memory is not limited by the job's budget
   model.release();
 }
 
-// One for each piece of sums, or each part of it whose states stand on one place.
+// Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
   const MemoryPlan& plan = context_.plan;
   const RankPlan& mine = plan.mine;
@@ -61,22 +61,27 @@ void ShardedState::make_slices() {
   const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
   weights_of_ = ByParam(mine.weights, params);
   for (std::size_t i = 0; i < mine.reduced_gradients.size(); ++i) {
-    const Piece& sum = mine.reduced_gradients[i];
+    const Piece& reduced = mine.reduced_gradients[i];
     const Piece* weight = nullptr;
-    for (const uint32_t w : weights_of_[sum.param]) {
+    for (const uint32_t w : weights_of_[reduced.param]) {
       const Piece& one = mine.weights[w];
-      if (!weight && one.first <= sum.first && sum.first + sum.count <= one.first + one.count) weight = &one;
+      if (!weight && one.first <= reduced.first && reduced.first + reduced.count <= one.first + one.count)
+        weight = &one;
     }
     if (!weight)
       fail_bug(context_.strategy.who("plan") + " assigns reduced gradients of '" +
-               plan.input.parameters[sum.param].name +
+               plan.input.parameters[reduced.param].name +
                "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
-    for (const StateRun& run : states_.runs(mine.state_offset[i], sum.count)) {
-      const int64_t skip = run.first - mine.state_offset[i], first = sum.first + skip;
-      UpdateSlice slice{sum.param, first,
-                        run.count, part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
-                        {},        part_of(views[sum.buffer], sum.offset + skip, run.count),
-                        {},        run.first,
+    for (const StateRun& run : states_.runs(mine.state_offset[i], reduced.count)) {
+      const int64_t skip = run.first - mine.state_offset[i], first = reduced.first + skip;
+      UpdateSlice slice{reduced.param,
+                        first,
+                        run.count,
+                        part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                        {},
+                        part_of(views[reduced.buffer], reduced.offset + skip, run.count),
+                        {},
+                        run.first,
                         run.tier};
       for (std::size_t a = 0; a < arrays; ++a) {
         const zr_view view = states_.view(a, run.first, run.count);
@@ -120,7 +125,6 @@ TierWaits ShardedState::waits() const {
   return all;
 }
 
-// What a role is of a slice: an array of its states, or memory that stands by itself.
 std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::string& slot) const {
   if (role == LogicalRole::value && context_.plan.has_master) return master_array();
   if (role != LogicalRole::state) return {};
@@ -242,7 +246,7 @@ void ShardedState::store_full(uint32_t param, const void* full) {
   const auto at = [&](int64_t first) { return static_cast<const char*>(full) + first * size_of(dtype); };
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
-    if (std::memcmp(memory, at(first), bytes) == 0) return;  // a scope that only read
+    if (std::memcmp(memory, at(first), bytes) == 0) return;  // for example after a zr::gather scope that only read
     std::memcpy(memory, at(first), bytes);
     stored_.insert(param);
   });
@@ -331,7 +335,7 @@ void ShardedState::clear_states(uint32_t param) {
             });
 }
 
-// OptimizerStates on disk are on their way while those in memory are worked on.
+// States on disk are read while states in memory are updated.
 void ShardedState::update(const std::vector<char>& touched,
                           const std::function<void(const std::vector<UpdateSlice>& slices, bool staged)>& work) {
   const auto in_memory = [&](const std::vector<UpdateSlice>& all, bool staged) {

@@ -32,14 +32,14 @@ class ShardedState {
 
   /// Opens the tiers, allocates the planned memory, binds the strategy, and takes over rank 0's parameters and buffers.
   /// From then on the model's unsharded parameters use this memory. The destructor gives the model's parameters their
-  /// own memory with the current values. Keeps references to `context`, `host` and `trace` (null: no trace). Collective.
+  /// own memory with the current values. Keeps references to `context`, `host` and `trace` (may be null). Collective.
   ShardedState(const StepContext& context, PluginHost& host, std::vector<std::unique_ptr<Instance>> tiers,
                Trace* trace);
   ShardedState(const ShardedState&) = delete;
 
   const Tiers& tiers() const { return tiers_; }
-  /// The store of a tier; `place`: index in the plan's tiers, not 0 (the device).
-  TierStore& tier(int place) { return *tiers_[static_cast<std::size_t>(place)]; }
+  /// The store of a tier; `index`: in the plan's tiers, not 0 (the device).
+  TierStore& tier(int index) { return *tiers_[static_cast<std::size_t>(index)]; }
   const PlannedBuffers& buffers() const { return buffers_; }
   /// The buffers on disk; null: all are in memory.
   DiskBackedBuffers* pages() const { return buffers_.pages(); }
@@ -48,8 +48,8 @@ class ShardedState {
   const std::vector<UpdateSlice>& slices() const { return slices_; }
   /// Indices in slices() of a parameter's slices.
   std::span<const uint32_t> slices_of(uint32_t param) const { return slices_of_[param]; }
-  /// Slices of parameters whose weights are unsharded in memory that ranks do not share, so that the program can write
-  /// to them without an operator.
+  /// Slices of parameters whose weights are unsharded in memory that ranks do not share, so the program can write to
+  /// them through pointers.
   std::vector<const UpdateSlice*> bound_slices() const;
   /// Seconds that training has waited for tiers so far.
   TierWaits waits() const;
@@ -61,8 +61,8 @@ class ShardedState {
   void write_state(uint32_t param, const std::string& slot, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// Writes this rank's weight pieces of a parameter from the full parameter in the dtype of the weights. If any element
-  /// changes, adds the parameter to take_stored(). [use]
+  /// Writes this rank's weight pieces of a parameter from the full parameter in the dtype of the weights. If any
+  /// element changes, adds the parameter to take_stored(). [use]
   void store_full(uint32_t param, const void* full);
   /// Returns the parameters that store_full() has changed since the last call.
   std::set<uint32_t> take_stored();

@@ -15,7 +15,7 @@ StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state
   restart_clock();
 }
 
-// Since the start, by this thread.
+// Seconds since the start that the training thread waited for tiers.
 TierWaits StepRecorder::waits() const {
   TierWaits all = state_.waits();
   if (activations_) {
@@ -52,7 +52,6 @@ void StepRecorder::exclude(const std::function<void()>& work) {
 }
 
 void StepRecorder::step(const GlobalStats& global, double rate, const TrainingProgress& progress) {
-  // What tiers moved.
   std::vector<TierRow> rows;
   for (const auto& tier : state_.tiers())
     if (tier) rows.push_back({tier->info().id, tier->info().tier, tier->read_bytes(), tier->written_bytes()});

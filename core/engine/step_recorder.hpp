@@ -19,7 +19,7 @@ namespace zr::host {
 /// Training thread only.
 class StepRecorder {
  public:
-  /// Keeps references to all arguments. trace: null: no trace.
+  /// Keeps references to all arguments. `trace` may be null.
   StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace);
   StepRecorder(const StepRecorder&) = delete;
   /// From now on, includes the waits of this store; null: of none.

@@ -14,7 +14,7 @@ StepSync::StepSync(const RankContext& context, const std::vector<UpdateSlice>& s
 StepSync::~StepSync() { comm_.on_end({}); }
 
 namespace {
-// One rank's words, as bytes: the same length on all ranks.
+// The fixed part of a rank's statistics, which encode() writes as bytes of the same length on all ranks.
 struct Header {
   int64_t non_finite, tokens, first_non_finite;
   int32_t stop, save_failed;
@@ -33,27 +33,27 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
 
 GlobalStats StepSync::exchange(const LocalStats& local) {
   const int64_t non_finite = norm_.sum();
-  const auto words = comm_.all_gather_bytes(encode(local, non_finite), "agreement");
+  const auto encoded = comm_.all_gather_bytes(encode(local, non_finite), "step statistics");
   GlobalStats global;
   global.touched.assign(local.touched->size(), 0);
   const std::size_t micros = local.losses.size();
   double loss = 0;
   for (std::size_t a = 0; a < micros; ++a)
-    for (std::size_t r = 0; r < words.size(); ++r) {  // m = a N + r, ascending
-      const std::string& word = words[r];
+    for (std::size_t r = 0; r < encoded.size(); ++r) {  // m = a N + r, ascending
+      const std::string& bytes = encoded[r];
       double value, weight;
-      std::memcpy(&value, word.data() + sizeof(Header) + a * 8, 8);
-      std::memcpy(&weight, word.data() + sizeof(Header) + (micros + a) * 8, 8);
-      if (weight == 0) continue;  // it counts for nothing, whatever its loss
+      std::memcpy(&value, bytes.data() + sizeof(Header) + a * 8, 8);
+      std::memcpy(&weight, bytes.data() + sizeof(Header) + (micros + a) * 8, 8);
+      if (weight == 0) continue;  // not included, even if its loss is not finite
       if (!std::isfinite(value) && global.loss_rank < 0) global.loss_rank = static_cast<int>(r);
       loss += weight == 1 ? value : value * weight;
       global.weight += weight;
     }
-  for (std::size_t r = 0; r < words.size(); ++r) {
-    const std::string& word = words[r];
+  for (std::size_t r = 0; r < encoded.size(); ++r) {
+    const std::string& bytes = encoded[r];
     Header header;
-    std::memcpy(&header, word.data(), sizeof header);
-    // Ranks that hold the same sums count the same elements.
+    std::memcpy(&header, bytes.data(), sizeof header);
+    // If all ranks have the same reduced gradients, they count the same elements.
     global.non_finite =
         norm_.everywhere() ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
     global.tokens += header.tokens;
@@ -65,7 +65,7 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
       global.non_finite_rank = static_cast<int>(r);
       global.first_local_param = header.first_non_finite;
     }
-    const char* touched = word.data() + sizeof(Header) + 2 * micros * 8;
+    const char* touched = bytes.data() + sizeof(Header) + 2 * micros * 8;
     for (std::size_t i = 0; i < global.touched.size(); ++i) global.touched[i] |= touched[i];
   }
   global.loss = loss / global.weight;

@@ -24,11 +24,11 @@ struct GlobalStats {
   /// or the ranks did not check.
   int64_t first_local_param = -1;
   int non_finite_rank = -1;
-  int loss_rank = -1;         // the first rank whose loss was not finite; -1: none
-  int64_t tokens = 0;         // of all ranks
-  std::vector<char> touched;  // by parameter: not 0 if it had a gradient on any rank
-  int stop = 0;               // a signal that a rank received; 0: none
-  bool save_failed = false;   // whether a background save failed on any rank
+  int loss_rank = -1;                         // the first rank whose loss was not finite; -1: none
+  int64_t tokens = 0;                         // of all ranks
+  std::vector<char> touched;                  // by parameter: not 0 if it had a gradient on any rank
+  int stop = 0;                               // a signal that a rank received; 0: none
+  bool save_failed = false;                   // whether a background save failed on any rank
   std::vector<WeightDigest::Digest> digests;  // by rank
 };
 
@@ -45,9 +45,9 @@ class StepSync {
     std::vector<double> losses, weights;  // by micro-step
     int64_t tokens;
     const std::vector<char>* touched;  // by parameter: not 0 if it had a gradient
-    int64_t first_non_finite;  // the first parameter for which a non-finite gradient was handed over; -1: none
-    int stop = 0;              // the signal that this rank received; 0: none
-    bool save_failed = false;  // whether this rank's background save failed
+    int64_t first_non_finite;          // the first parameter for which a non-finite gradient was handed over; -1: none
+    int stop = 0;                      // the signal that this rank received; 0: none
+    bool save_failed = false;          // whether this rank's background save failed
     WeightDigest::Digest digest{};
   };
   NormBlocks& norm() { return norm_; }

@@ -10,10 +10,10 @@
 namespace zr::host {
 
 namespace {
-volatile sig_atomic_t g_came = 0;
-void note(int signal) { g_came = signal; }
+volatile sig_atomic_t g_received = 0;
+void record(int signal) { g_received = signal; }
 
-// Of the process, whose engines may live side by side.
+// The process's previous handlers, and the number of StopSignal objects; several may exist at a time.
 struct Handlers {
   std::mutex mutex;
   int users = 0;
@@ -31,7 +31,7 @@ StopSignal::StopSignal(std::shared_ptr<Control> control) : control_(std::move(co
   const std::lock_guard lock(all.mutex);
   if (all.users++ > 0) return;
   struct sigaction action {};
-  action.sa_handler = note;
+  action.sa_handler = record;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGTERM, &action, &all.term);
@@ -48,6 +48,6 @@ StopSignal::~StopSignal() {
   ::sigaction(SIGINT, &all.interrupt, nullptr);
 }
 
-int StopSignal::received() { return g_came; }
+int StopSignal::received() { return g_received; }
 
 }  // namespace zr::host

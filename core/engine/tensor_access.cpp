@@ -72,7 +72,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
 void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
   const Parameter& parameter = context_.plan.input.parameters[param];
   if (role == LogicalRole::value) {
-    // What was written inside a scope is visible here under some strategies only, until the scope ends.
+    // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, "engine.get('" + parameter.name + "')");
     parts_.weights.take_written();
   }
@@ -108,7 +108,7 @@ void TensorAccess::write(uint32_t param, LogicalRole role, const std::string& sl
   if (role == LogicalRole::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes("engine.set('" + parameter.name + "')");
   if (context_.plan.input.alias)
-    context_.comm.barrier("before a value is set");  // a peer may still read what is written here
+    context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
   parts_.weights.take_written();
   parts_.state.store(param, values);
   parts_.weights.replaced(param);
@@ -120,7 +120,7 @@ std::string TensorAccess::weights_hash() {
   parts_.weights.compare();
   parts_.weights.take_written();
   parts_.progress.check_complete();
-  constexpr int64_t kPart = 64 * kNormBlock;  // elements at a time, whatever the model
+  constexpr int64_t kPart = 64 * kNormBlock;  // elements read at a time, for a model of any size
   const std::vector<Parameter>& parameters = context_.plan.input.parameters;
   std::vector<uint32_t> order(parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;

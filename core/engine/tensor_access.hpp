@@ -32,7 +32,7 @@ class TensorAccess {
 
  private:
   std::size_t find_buffer(const std::string& name);
-  // Throws Failure(user) on all ranks if the values that the ranks pass to engine.set() differ. Nothing has changed then.
+  // Throws Failure(user) on all ranks if the values that the ranks pass to engine.set() differ.
   void check_same_values(const Parameter& parameter, const float* values);
 
   const StepContext& context_;

@@ -77,11 +77,10 @@ void TrainingProgress::begin_load() {
 }
 
 void TrainingProgress::check_complete() const {
-  if (incomplete_)
-    fail_user("the last load failed part-way, so the weights are undefined; load another checkpoint");
+  if (incomplete_) fail_user("the last load failed part-way, so the weights are undefined; load another checkpoint");
 }
 
-// Gradients of half a backward are in the buckets, and nobody knows which.
+// After a failed backward, an unknown subset of its gradients is already in the buckets.
 void TrainingProgress::check_backward() const {
   check_complete();
   if (in_backward_)
@@ -90,7 +89,7 @@ void TrainingProgress::check_backward() const {
         "a new engine");
 }
 
-// Before the boundary the sums differ by strategy: of one rank, of a shard, or not begun.
+// Before the last micro-step the contents of reduced gradients depend on the strategy, so they cannot be read.
 void TrainingProgress::check_gradients(const std::string& parameter) const {
   if (gradients_summed_) return;
   const std::string call = "engine.get('" + parameter + "', zr::TensorKind::gradient): ";

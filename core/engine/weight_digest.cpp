@@ -12,8 +12,8 @@
 namespace zr::host {
 
 namespace {
-constexpr int64_t kShare = 200;         // of the optimizer's bytes, one is digested
-constexpr int64_t kLeastElements = 64;  // worth a digest
+constexpr int64_t kShare = 200;         // one of this many bytes that the optimizer touches is digested
+constexpr int64_t kLeastElements = 64;  // the smallest turn; a smaller one is added to the next step's
 constexpr int64_t kSample = 16;         // elements at start, middle and end of a parameter that was written to
 
 uint64_t hash_of(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
@@ -61,7 +61,7 @@ void WeightDigest::take_turn(int64_t elements) {
     if (++at_ < replicated_.size()) continue;
     at_ = 0;
     ++cycles_;
-    return;  // no weight twice in a step
+    return;  // digests no weight twice in a step
   }
 }
 
@@ -94,26 +94,26 @@ WeightDigest::Digest WeightDigest::next() {
     if (memory_[param]) compared_.insert(param);
   written_.clear();
   if (replicated_.empty()) return {};
-  Digest word;
+  Digest result;
   const std::vector<uint32_t> list(compared_.begin(), compared_.end());
-  if (!list.empty()) word.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
+  if (!list.empty()) result.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
   sample_written();
-  word.samples = digest_all(samples_);
-  // The turn depends on nothing that a rank alone did.
+  result.samples = digest_all(samples_);
+  // The turn depends only on values that are the same on all ranks.
   const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / size_;
   if (elements >= kLeastElements) take_turn(elements);
   for (const Part& part : turn_) turn_bytes_ += part.count * size_;
-  word.weights = digest_all(turn_);
-  return word;
+  result.weights = digest_all(turn_);
+  return result;
 }
 
-void WeightDigest::compare(const std::vector<Digest>& words, CommRuntime& comm, int64_t step) {
+void WeightDigest::compare(const std::vector<Digest>& digests, CommRuntime& comm, int64_t step) {
   const auto differ = [&](auto member) {
-    return std::any_of(words.begin(), words.end(),
-                       [&](const Digest& word) { return word.*member != words[0].*member; });
+    return std::any_of(digests.begin(), digests.end(),
+                       [&](const Digest& one) { return one.*member != digests[0].*member; });
   };
   std::vector<Part> parts;
-  if (differ(&Digest::written)) {  // so do the ranks' samples: all that any rank wrote to
+  if (differ(&Digest::written)) {  // the samples differ too: compare all parameters that any rank wrote to
     std::string mine(memory_.size(), 0);
     for (const uint32_t param : compared_) mine[param] = 1;
     std::set<uint32_t> any;
@@ -137,7 +137,7 @@ void WeightDigest::compare(const std::vector<Digest>& words, CommRuntime& comm, 
     std::map<std::string, std::vector<int>> groups;  // ranks by digest
     for (std::size_t r = 0; r < all.size(); ++r) groups[all[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
     if (groups.size() == 1) continue;
-    // The largest group, of equal ones that with the lowest rank, is taken for right.
+    // The largest group is assumed to be right; among groups of equal size, the one with the lowest rank.
     const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
       return std::pair(a.second.size(), -a.second[0]) < std::pair(b.second.size(), -b.second[0]);
     });
@@ -146,13 +146,12 @@ void WeightDigest::compare(const std::vector<Digest>& words, CommRuntime& comm, 
       if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
     std::sort(wrong.begin(), wrong.end());
     const Part& part = parts[i];
-    fail_user(
-        "weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
-        std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " + list_of(wrong) +
-        (wrong.size() == 1 ? " has" : " have") + " different values than " + list_of(right->second) +
-        " (found in step " + std::to_string(step) +
-        "); write the same values to a weight on all ranks (write on every rank, from generators with the same " +
-        "seed), or use engine.set()");
+    fail_user("weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
+              std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " +
+              list_of(wrong) + (wrong.size() == 1 ? " has" : " have") + " different values than " +
+              list_of(right->second) + " (found in step " + std::to_string(step) +
+              "); write the same values to a weight on all ranks (write on every rank, from generators with the same " +
+              "seed), or use engine.set()");
   }
 }
 

@@ -42,7 +42,7 @@ void WeightFlow::start() {
                  [this](uint32_t param, const void* full) {
                    const std::lock_guard lock(context_.use);
                    const CallScope call(comm_, "an in-place write to '" + plan_.input.parameters[param].name + "'");
-                   comm_.barrier("shared weights");  // nobody reads what its owners are about to write
+                   comm_.barrier("shared weights");  // no rank reads it while its owners write
                    state_.store_full(param, full);
                    comm_.barrier("shared weights");
                  },
@@ -50,7 +50,7 @@ void WeightFlow::start() {
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
 }
 
-// Compared between the ranks under every strategy, also where no weight travels.
+// All ranks compare their calls under every strategy, even if no weight is communicated.
 void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
   if (n == 0) return;
   const std::string name = "zr::gather(\"" + plan_.input.parameters[params[0]].name + "\"" +

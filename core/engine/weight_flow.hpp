@@ -1,4 +1,4 @@
-// From the strategy to operators: parameters that are not whole on this rank are made so around each use.
+// Weights from the strategy to operators: parameters that are sharded on this rank are gathered around each use.
 #pragma once
 
 #include <atomic>
@@ -14,24 +14,28 @@ namespace zr::host {
 /// Any thread; calls of the strategy are serialised.
 class WeightFlow {
  public:
-  /// Takes the memory of sharded parameters away; from here on they are gathered around each use, and what operators
-  /// wrote to them in place is stored in `state` before their memory goes. Both outlive the flow.
+  /// Releases the model's memory of sharded parameters. From then on these parameters are gathered around each use. If
+  /// operators wrote to one in place, its values are stored in `state` before its memory is released. Both arguments
+  /// outlive the flow.
   WeightFlow(const StepContext& context, ShardedState& state);
   ~WeightFlow();
   WeightFlow(const WeightFlow&) = delete;
 
-  /// The optimizer, or a load, wrote new weights: the strategy sends them where they are needed. Collective.
+  /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
+  /// Collective.
   void updated();
-  /// What uses are for from now on: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL, ZR_EXPORT_PHASE.
+  /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE.
   void set_phase(uint32_t phase) { phase_ = phase; }
-  /// Makes parameters whole, those that are not. Collective; every begin has one end. `phase`: see Model::Uses; within
-  /// a backward or an evaluation ZR_EVAL and ZR_FORWARD are that. [use]
+  /// Gathers the parameters that have no memory. Every begin() needs one end(). phase: as in Model::Uses; during a
+  /// backward or an evaluation, the phase of set_phase() replaces ZR_EVAL and ZR_FORWARD. Locks
+  /// StepContext::use. Collective.
   void begin(const uint32_t* params, uint32_t n, uint32_t phase);
-  /// `use(memory)` with the full parameter in the weights' dtype. Collective. [use]
+  /// Calls use(memory) with the full parameter in the dtype of the weights. Collective.
   void with_full(uint32_t param, const std::function<void(const void* memory)>& use);
-  /// Not bound to full memory on this rank.
+  /// True if the parameter has memory on this rank only during a use.
   bool is_sharded(uint32_t param) const;
-  /// They may go; written[i]: the caller wrote to params[i], on all ranks alike. written may be null.
+  /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, the same on all
+  /// ranks; `written` may be null. Locks StepContext::use.
   void end(const uint32_t* params, const bool* written, uint32_t n);
 
  private:
@@ -47,13 +51,13 @@ class WeightFlow {
   const zr_strategy_api* api_;
   const MemoryPlan& plan_;
   CommRuntime& comm_;
-  std::vector<uint32_t> sharded_;  // no whole piece on this rank: not bound to memory
+  std::vector<uint32_t> sharded_;  // parameters without an unsharded piece on this rank; not bound to memory
   std::atomic<uint32_t> phase_{ZR_FORWARD};
-  const std::thread::id thread_ = std::this_thread::get_id();  // that trains
-  // By parameter; of use to sharded ones only.
-  std::vector<int> users_;
-  std::vector<void*> memory_;
-  std::vector<char> dirty_;
+  const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
+  // By parameter; used for sharded ones only.
+  std::vector<int> users_;     // number of begun uses
+  std::vector<void*> memory_;  // gathered memory; null: none
+  std::vector<char> dirty_;    // not 0 if it was written to since it was gathered
 };
 
 }  // namespace zr::host

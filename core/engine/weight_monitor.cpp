@@ -22,7 +22,7 @@ void WeightMonitor::report(uint32_t param) {
 void WeightMonitor::report_unsaved(uint32_t param) {
   if (saved_.empty()) return;
   ShardedState& state = parts_.state;
-  bool differs = false;  // else the write was undone, or only read
+  bool differs = false;  // if not, the program undid the write, or only read
   for (const uint32_t u : state.slices_of(param)) differs |= state.hash_of_weights(state.slices()[u]) != saved_[u];
   if (!differs) return;
   saved_.clear();

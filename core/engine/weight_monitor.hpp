@@ -1,4 +1,5 @@
-// What changes weights between updates: writes of the program, which masters follow, and faults, which ranks compare.
+// Detects changes of weights between updates: in-place writes of the program, which are copied to the masters, and
+// weights that differ between ranks.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace zr::host {
 /// Training thread only.
 class WeightMonitor {
  public:
-  /// What the monitor reads and reports to; all outlive it.
+  /// The objects that the monitor reads and reports to; all outlive it.
   struct Parts {
     ShardedState& state;
     WeightFlow& flow;
@@ -28,23 +29,23 @@ class WeightMonitor {
   WeightMonitor(const StepContext& context, const Parts& parts);
   WeightMonitor(const WeightMonitor&) = delete;
 
-  /// Masters become what the program wrote to weights in place since the last call. They follow here, at the next call
-  /// that needs them, under every strategy: a write that is undone before leaves no trace.
+  /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
+  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
   void take_written();
-  /// The program wrote to weights since then.
+  /// True if the program has written to weights since the last take_written().
   bool has_written() const;
-  /// New weights are complete in this rank's parts: the strategy sends them. Collective.
+  /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
   void publish();
-  /// Before weights leave the engine, for a file or a hash: compares them between ranks. Collective.
+  /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
-  /// engine.set() replaced a parameter's values.
+  /// Records that engine.set() replaced a parameter's values.
   void replaced(uint32_t param);
   WeightDigest& digest() { return digest_; }
 
-  /// Writes from here on, until the next step, are missing in the checkpoint of this step: the first is logged. Not of
-  /// weights on disk, and not once one was logged.
+  /// Call after a checkpoint of this step was saved: the first later write to weights before the next step is logged,
+  /// because the checkpoint does not contain it. Logs at most one write per session, and none if weights are on disk.
   void remember_saved();
-  void forget_saved() { saved_.clear(); }  // there is no such checkpoint any more
+  void forget_saved() { saved_.clear(); }  // call when a step was made: writes are no longer logged
 
  private:
   void report(uint32_t param);
@@ -54,8 +55,8 @@ class WeightMonitor {
   const Parts parts_;
   WeightDigest digest_;
   WeightSamples samples_;
-  std::vector<uint64_t> saved_;  // hashes by slice, of the checkpoint that this step saved; empty: of none
-  bool unsaved_write_ = false;   // a write behind a checkpoint was reported
+  std::vector<uint64_t> saved_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
+  bool unsaved_write_ = false;   // whether a write after a checkpoint was logged
 };
 
 }  // namespace zr::host

@@ -1,4 +1,4 @@
-// Some elements of each 16-bit weight, to notice writes that no counter of the model sees: through raw pointers.
+// Samples of 16-bit weights, to detect writes through raw pointers, which libtorch's version counters do not count.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace zr::host {
 
-/// Compares the first, middle and last 16 elements of each slice's weights with those at the last remember(). It finds
-/// what overwrites a tensor, not a write to a few elements. Training thread.
+/// Compares the first, middle and last 16 elements of each slice's weights with their values at the last remember().
+/// This detects that a tensor was overwritten, but may miss a write to a few elements. Training thread only.
 class WeightSamples {
  public:
   WeightSamples() = default;
-  /// `slices`: those of 16-bit weights in memory; they outlive it.
+  /// `slices`: slices with 16-bit weights in memory; they outlive the object.
   explicit WeightSamples(std::vector<const UpdateSlice*> slices);
-  /// What the weights hold now is what the engine wrote.
+  /// Takes new samples. Call after the engine wrote weights.
   void remember();
-  /// Units whose weights were written to since then.
+  /// The slices whose samples differ from those of the last remember().
   std::vector<const UpdateSlice*> changed() const;
 
  private:

@@ -74,8 +74,9 @@ TEST(Documentation, LinksLeadToFilesAndHeadingsThatExist) {
         const std::string where = fs::relative(page, kRoot).string() + ":" + std::to_string(number) + ": " + target;
         ++checked;
         EXPECT_TRUE(fs::exists(file)) << where;
-        if (hash != target.npos && fs::exists(file))
+        if (hash != target.npos && fs::exists(file)) {
           EXPECT_TRUE(anchors_in(file).count(target.substr(hash + 1))) << where << ": no such heading";
+        }
       }
     });
   EXPECT_GT(checked, 20);
@@ -85,8 +86,9 @@ TEST(Documentation, IndexLinksToEveryPage) {
   std::string index;
   each_line(kRoot / "docs/index.md", [&](const std::string& line, int) { index += line + "\n"; });
   for (const auto& entry : fs::directory_iterator(kRoot / "docs"))
-    if (entry.path().extension() == ".md" && entry.path().filename() != "index.md")
+    if (entry.path().extension() == ".md" && entry.path().filename() != "index.md") {
       EXPECT_NE(index.find("(" + entry.path().filename().string() + ")"), index.npos) << entry.path();
+    }
 }
 
 }  // namespace

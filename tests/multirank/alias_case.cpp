@@ -170,7 +170,8 @@ void compare(Run& run, const std::string& pattern, const std::vector<std::string
         require(same(engine->get(name), weight), pattern + " under " + how.text(world) + ": " + name + " is the same");
       engine.reset();
       if (pattern == "view" && how.strategy == "zero0")
-        require(same(net.kept, net.last->weight.t()), "the view still aliases the weight after the engine is destroyed");
+        require(same(net.kept, net.last->weight.t()),
+                "the view still aliases the weight after the engine is destroyed");
     });
     engine.reset();
     outcomes.add(how, error.empty() ? "equal" : error);

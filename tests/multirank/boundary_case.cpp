@@ -93,7 +93,8 @@ void reads_gradients(Run& run) {
       continue;
     }
     const torch::Tensor all = gradient();
-    require(torch::isfinite(all).all().item<bool>() && all.abs().sum().item<double>() > 0, "the gradient is finite and not zero");
+    require(torch::isfinite(all).all().item<bool>() && all.abs().sum().item<double>() > 0,
+            "the gradient is finite and not zero");
     require(std::abs(run.engine->mean(all.sum().item<double>()) - all.sum().item<double>()) == 0,
             "every rank gets the same gradient");
   }
@@ -138,7 +139,7 @@ void fills_per_rank(Run& run) {
   run.train();
 }
 
-// Parameters of types other than fp32: more than one log line can list, and one of them tied.
+// Has more parameters with a dtype other than fp32 than one log line lists; one of them is tied.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     for (const char* name : {"a", "b", "c", "d", "e"}) register_parameter(name, torch::ones({4}, torch::kDouble));

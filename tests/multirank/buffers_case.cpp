@@ -180,7 +180,8 @@ void declares_by(Run& run, const std::string& rule) {
   require(equal(job.buffers(), own), rule + ": own buffers after an exception ended the evaluation");
   require(job.engine.buffer("level").eq(level).all().item<bool>(), rule + ": buffer()");
   require(job.engine.buffer("norm.num_batches_tracked").item<int64_t>() == count, rule + ": buffer() of integers");
-  require(same(job.engine.buffer("table"), own.at("table")), rule + ": buffer() of a buffer that is equal on all ranks");
+  require(same(job.engine.buffer("table"), own.at("table")),
+          rule + ": buffer() of a buffer that is equal on all ranks");
   job.engine.load(folder);
   require(equal(job.buffers(), own), rule + ": a checkpoint saved in an evaluation has each rank's own buffers");
   {
@@ -204,7 +205,8 @@ double seconds_of_loading(Job& job, const std::string& file) {
     const std::clock_t begin = std::clock();
     const zr::LoadReport loaded = job.engine.load(file, {true, false, false, false});
     least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
-    require(loaded.missing.empty() && loaded.unexpected.size() > 9000, "the file contains the weights and many other tensors");
+    require(loaded.missing.empty() && loaded.unexpected.size() > 9000,
+            "the file contains the weights and many other tensors");
   }
   return least;
 }
@@ -400,7 +402,8 @@ void reaches_nothing(Run& run) {
   std::ifstream in(job.engine.save(run.program.text("job.runs") + "/reached") + "/manifest.json");
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   const auto at = text.find("last_step_applied");
-  require(at != text.npos && text.substr(at, 30).find("true") != std::string::npos, "the checkpoint records that the last step was applied");
+  require(at != text.npos && text.substr(at, 30).find("true") != std::string::npos,
+          "the checkpoint records that the last step was applied");
 }
 void resumes(Run& run) { Job job(run, {"checkpoint.resume=true"}); }
 

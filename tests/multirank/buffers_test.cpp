@@ -70,7 +70,8 @@ TEST_F(ModelBuffersTest, ResumeAtAnotherWorldSizeFollowsTrainBuffers) {
   ASSERT_EQ(done.code, 0) << done.output;
   const auto level = saved("level");
   ASSERT_EQ(level.size(), 3u);
-  EXPECT_EQ((std::set<std::vector<float>>(level.begin(), level.end()).size()), 3u) << "the ranks must have different values";
+  EXPECT_EQ((std::set<std::vector<float>>(level.begin(), level.end()).size()), 3u)
+      << "the ranks must have different values";
   EXPECT_TRUE(saved("table").empty()) << "a buffer that is equal on all ranks must be stored once";
   std::vector<float> mean;
   for (std::size_t i = 0; i < level[0].size(); ++i)

@@ -76,8 +76,8 @@ void loads_what_fits(Run& run) {
   all("fresh", loaded.fresh);
 }
 
-// Damages the newest checkpoint in CHECKPOINT during training: load() fails and changes nothing; with fallback, it loads
-// the previous checkpoint.
+// Damages the newest checkpoint in CHECKPOINT during training: load() fails and changes nothing; with fallback, it
+// loads the previous checkpoint.
 void keeps_training(Run& run) {
   run.build();
   for (int i = 0; i < 2; ++i) {
@@ -99,11 +99,13 @@ void keeps_training(Run& run) {
   say(run, error);
   require(error.find("exp_avg-00001-of-00001.safetensors: state.exp_avg '") != error.npos,
           "the error names file and tensor");
-  require(run.engine->weights_hash() == hash && run.engine->step_index() == 3, "a failed load changes nothing in the model");
+  require(run.engine->weights_hash() == hash && run.engine->step_index() == 3,
+          "a failed load changes nothing in the model");
   zr::LoadOptions how;
   how.fallback = true;
   const zr::LoadReport loaded = run.engine->load(checkpoint_folder(), how);
-  require(loaded.folder == checkpoint_folder() + "/step-00000001" && run.engine->step_index() == 1, "fallback loads the previous checkpoint");
+  require(loaded.folder == checkpoint_folder() + "/step-00000001" && run.engine->step_index() == 1,
+          "fallback loads the previous checkpoint");
   run.train();
 }
 
@@ -135,7 +137,8 @@ void touches_no_file(Run& run) {
   const int64_t start = calls();
   run.engine->save(checkpoint_folder());
   const int64_t of_save = calls() - start;
-  require(of_save == 0, "an asynchronous save makes no file-system call on this thread, but made " + std::to_string(of_save));
+  require(of_save == 0,
+          "an asynchronous save makes no file-system call on this thread, but made " + std::to_string(of_save));
   run.engine->save(checkpoint_folder());  // waits for the first save
   require(calls() == start, "waiting for the previous save makes no file-system call");
 }

@@ -43,7 +43,8 @@ class CheckpointCrashTest : public CheckpointTest {
   std::size_t rows(const std::string& name) const { return losses(name).size(); }
 };
 
-// Kills one or all ranks until ten ranks are killed, some while a checkpoint is written; resumes under other strategies.
+// Kills one or all ranks until ten ranks are killed, some while a checkpoint is written; resumes under other
+// strategies.
 TEST_F(CheckpointCrashTest, KilledRanksLoseNoCommittedCheckpoint) {
   std::mt19937 random(5);
   const std::vector<std::vector<std::string>> hows{
@@ -93,7 +94,8 @@ TEST_F(CheckpointCrashTest, KilledRanksLoseNoCommittedCheckpoint) {
   ASSERT_EQ(last.code, 0) << last.output;
   EXPECT_EQ(hash("killed"), hash("uninterrupted"));
   EXPECT_EQ(losses("killed"), losses("uninterrupted"));
-  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"})) << "unfinished saves must be removed";
+  EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000039", "step-00000040"}))
+      << "unfinished saves must be removed";
 }
 
 // Saves under one strategy and world size and resumes under another: every pair of any two of the four values (saving
@@ -116,8 +118,9 @@ TEST_F(CheckpointCrashTest, ResumesBitIdenticallyUnderAnotherStrategyAndWorldSiz
       const std::string name = std::to_string(i) + std::to_string(j);
       job("first" + name, i + j, worlds[i], name, {"train.steps=1"});
       job("rest" + name, shift[i] + j, worlds[j], name, {"train.steps=2", "checkpoint.resume=true"});
-      EXPECT_EQ(hash("rest" + name), hash("uninterrupted")) << strategies[(i + j) % 4] << " on " << worlds[i] << ", then "
-                                                    << strategies[(shift[i] + j) % 4] << " on " << worlds[j];
+      EXPECT_EQ(hash("rest" + name), hash("uninterrupted"))
+          << strategies[(i + j) % 4] << " on " << worlds[i] << ", then " << strategies[(shift[i] + j) % 4] << " on "
+          << worlds[j];
     }
 }
 
@@ -184,7 +187,8 @@ TEST_F(CheckpointCrashTest, FullDiskKeepsEarlierCheckpointsAndTrainingContinues)
             "\necho code $?\nls disk\n" + zeroth_bin() + "verify disk\n");
     Outcome done = shell("unshare --mount sh " + script);
     if (done.output.find("mounted") == std::string::npos) done = shell("unshare --mount --map-root-user sh " + script);
-    if (done.output.find("mounted") == std::string::npos) GTEST_SKIP() << "cannot create a mount namespace: " << done.output;
+    if (done.output.find("mounted") == std::string::npos)
+      GTEST_SKIP() << "cannot create a mount namespace: " << done.output;
     EXPECT_NE(done.output.find("step 4 was not saved: rank 0: "), std::string::npos) << done.output;
     EXPECT_NE(done.output.find("No space left on device; free space on this disk, or use another folder (earlier "
                                "checkpoints are unchanged); training continues"),

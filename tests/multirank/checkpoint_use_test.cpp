@@ -40,11 +40,11 @@ TEST_F(CheckpointUseTest, InitLoadsWeightsOnly) {
 
 TEST_F(CheckpointUseTest, NonMatchingTensorsAreRejectedOrListed) {
   save("parity.model=everything");
-  const Outcome refused = rank_case("says_hash", "parity.model=recurrent checkpoint.init=c");
-  EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_NE(refused.output.find(": does not fit the model; missing: weight '"), std::string::npos) << refused.output;
-  EXPECT_NE(refused.output.find("load with strict = false to load only the tensors that fit"), std::string::npos)
-      << refused.output;
+  const Outcome rejected = rank_case("says_hash", "parity.model=recurrent checkpoint.init=c");
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_NE(rejected.output.find(": does not fit the model; missing: weight '"), std::string::npos) << rejected.output;
+  EXPECT_NE(rejected.output.find("load with strict = false to load only the tensors that fit"), std::string::npos)
+      << rejected.output;
   const Outcome listed = rank_case("loads_what_fits", "parity.model=recurrent");
   ASSERT_EQ(listed.code, 0) << listed.output;
   EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
@@ -75,11 +75,11 @@ TEST_F(CheckpointUseTest, IgnoresOtherFilesInCheckpointFolder) {
   ASSERT_EQ(shell(zeroth_bin() + "export c c/model.safetensors").code, 0);
   EXPECT_EQ(says_hash("parity.model=tiny checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
   for (const std::string to : {"c", "c/step-00000002"}) {
-    const Outcome refused = shell(zeroth_bin() + "export c " + to);
-    EXPECT_EQ(refused.code, 2);
-    EXPECT_NE(refused.output.find(to + " contains checkpoints, which must not change; name another folder"),
+    const Outcome rejected = shell(zeroth_bin() + "export c " + to);
+    EXPECT_EQ(rejected.code, 2);
+    EXPECT_NE(rejected.output.find(to + " contains checkpoints, which must not change; name another folder"),
               std::string::npos)
-        << refused.output;
+        << rejected.output;
   }
   EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
 }
@@ -96,14 +96,15 @@ TEST_F(CheckpointUseTest, ResumedFinishedRunKeepsItsResult) {
 TEST_F(CheckpointUseTest, ConvertsDtypesOnlyOnRequest) {
   save("train.dtype=bf16 parity.model=everything");
   const std::string other = "parity.model=everything checkpoint.dir=c checkpoint.resume=true train.dtype=fp32 ";
-  const Outcome refused = rank_case("says_hash", other);
-  EXPECT_EQ(refused.code, 2);
-  EXPECT_NE(refused.output.find("is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's dtype, or "
-                                "load with convert = true, which converts from the fp32 master"),
+  const Outcome rejected = rank_case("says_hash", other);
+  EXPECT_EQ(rejected.code, 2);
+  EXPECT_NE(rejected.output.find("is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's dtype, or "
+                                 "load with convert = true, which converts from the fp32 master"),
             std::string::npos)
-      << refused.output;
+      << rejected.output;
   // The conversion reads the fp32 master weights, so no precision is lost.
-  ASSERT_EQ(rank_case("resaves", other + "checkpoint.convert=true").code, 2) << "the program's own load() does not set convert";
+  ASSERT_EQ(rank_case("resaves", other + "checkpoint.convert=true").code, 2)
+      << "the program's own load() does not set convert";
   const Outcome done =
       shell("CHECKPOINT=d " + launch(2, "engine_case trains",
                                      "strategy=zero1 train.steps=2 job.name=b " + other + "checkpoint.convert=true"));
@@ -116,10 +117,10 @@ TEST_F(CheckpointUseTest, ConvertsDtypesOnlyOnRequest) {
 TEST_F(CheckpointUseTest, FallsBackFromDamagedCheckpointOnlyOnRequest) {
   save();
   damage("c/step-00000002/model-00001-of-00001.safetensors");
-  const Outcome refused = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true");
-  EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_NE(refused.output.find("step-00000002/model-00001-of-00001.safetensors: buffer '"), std::string::npos)
-      << refused.output;
+  const Outcome rejected = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true");
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_NE(rejected.output.find("step-00000002/model-00001-of-00001.safetensors: buffer '"), std::string::npos)
+      << rejected.output;
   const Outcome back = rank_case("says_hash", "checkpoint.dir=c checkpoint.resume=true checkpoint.fallback=true");
   EXPECT_EQ(back.code, 0) << back.output;
   EXPECT_NE(back.output.find("; falling back to c/step-00000001"), std::string::npos) << back.output;
@@ -141,8 +142,8 @@ TEST_F(CheckpointUseTest, LoadsWeightsOfOtherProgramsByRenameRules) {
     if (dot != std::string::npos) tensor.name[dot] = '/';
     tensor.name = "model." + tensor.name;
   });
-  const Outcome refused = rank_case("says_hash", "parity.model=everything checkpoint.init=foreign");
-  EXPECT_EQ(refused.code, 2) << refused.output;
+  const Outcome rejected = rank_case("says_hash", "parity.model=everything checkpoint.init=foreign");
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
   const std::string rules = " \"checkpoint.rename={'*.*'='model.*/*','*'='model.*'}\"";
   EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=foreign" + rules), "step 0 hash " + hash("a"));
   const Outcome wrong = rank_case("says_hash",

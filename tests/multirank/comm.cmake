@@ -1,4 +1,4 @@
-# Communicators: the plug-ins through their C table, and the host's wrapper around them.
+# Communicator tests: the plug-ins through their C table, and CommRuntime, which wraps them.
 zr_add_plugin(zr_test_poor ROLE communicator ID poor SOURCES plugins/poor.cpp)
 zr_add_plugin(zr_test_faulty ROLE communicator ID faulty SOURCES plugins/faulty.cpp)
 set_target_properties(zr_test_poor zr_test_faulty PROPERTIES

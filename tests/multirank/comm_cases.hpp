@@ -73,11 +73,11 @@ inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, 
       dst = src + own;
     }
   }
-  Bytes held = noise(c.dst, c.dst_count(rank), seed + 100);
-  std::copy(held.begin(), held.end(), dst);
+  Bytes previous = noise(c.dst, c.dst_count(rank), seed + 100);
+  std::copy(previous.begin(), previous.end(), dst);
   std::copy(mine.begin(), mine.end(), src);
-  if (c.in_place && c.has_dst(rank)) std::copy(dst, dst + held.size(), held.begin());
-  const Bytes wanted = expected(c, rank, sources, held);
+  if (c.in_place && c.has_dst(rank)) std::copy(dst, dst + previous.size(), previous.begin());
+  const Bytes wanted = expected(c, rank, sources, previous);
 
   zr_coll coll{};
   coll.size = sizeof coll;

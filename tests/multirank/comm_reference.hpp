@@ -69,7 +69,7 @@ T join(uint32_t reduce, T a, T b) {
 
 /// Reduces one element of every source, in rank order, into the element at `to`.
 inline void reduce_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dtype dst,
-                         const std::vector<const char*>& sources, char* to) {
+                           const std::vector<const char*>& sources, char* to) {
   const auto reduce_all = [&](auto start, auto load) {
     auto sum = start;
     std::size_t s = 0;
@@ -83,10 +83,10 @@ inline void reduce_element(uint32_t reduce, bool accumulate, zr_dtype src, zr_dt
   } else if (is_float(dst)) {
     downcast(dst, reduce_all(accumulate ? upcast(dst, to) : 0.0f, [&](const char* at) { return upcast(src, at); }), to);
   } else {
-    write_integer(
-        dst,
-        reduce_all(accumulate ? read_integer(dst, to) : int64_t{0}, [&](const char* at) { return read_integer(src, at); }),
-        to);
+    write_integer(dst,
+                  reduce_all(accumulate ? read_integer(dst, to) : int64_t{0},
+                             [&](const char* at) { return read_integer(src, at); }),
+                  to);
   }
 }
 
@@ -133,9 +133,9 @@ struct Case {
   }
 };
 
-/// The content of rank's dst after the collective; `held` is its content before.
-inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources, Bytes held) {
-  if (!c.has_dst(rank)) return held;
+/// The content of rank's dst after the collective; `previous` is its content before.
+inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources, Bytes previous) {
+  if (!c.has_dst(rank)) return previous;
   const int64_t size = width_of(c.src), to_size = width_of(c.dst);
   const bool reduces = c.op == ZR_ALL_REDUCE || c.op == ZR_REDUCE_SCATTER || c.op == ZR_REDUCE;
   if (reduces) {
@@ -143,9 +143,9 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
     for (int64_t i = 0; i < c.dst_count(rank); ++i) {
       std::vector<const char*> elements;
       for (const Bytes& source : sources) elements.push_back(source.data() + (first + i) * size);
-      reduce_element(c.reduce, c.flags & ZR_COLL_ACCUMULATE, c.src, c.dst, elements, held.data() + i * to_size);
+      reduce_element(c.reduce, c.flags & ZR_COLL_ACCUMULATE, c.src, c.dst, elements, previous.data() + i * to_size);
     }
-    return held;
+    return previous;
   }
   int64_t at = 0;
   for (int p = 0; p < c.world; ++p) {
@@ -161,11 +161,11 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
       default: n = c.count(p);
     }
     if (n > 0)
-      std::memcpy(held.data() + at * to_size, sources[static_cast<std::size_t>(p)].data() + first * size,
+      std::memcpy(previous.data() + at * to_size, sources[static_cast<std::size_t>(p)].data() + first * size,
                   static_cast<std::size_t>(n * size));
     at += n;
   }
-  return held;
+  return previous;
 }
 
 /// Floating-point numbers, including negative zeros, whose sum depends on the order; integers whose sum wraps.

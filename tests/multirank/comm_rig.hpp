@@ -33,9 +33,10 @@ class CommRig {
     const host::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
     const host::Component component = registry.load(host::Role::communicator, options_.id, "rig.toml:1:1");
     const std::string table = "communicator." + options_.id;
-    const auto document = host::Document::parse("[train]\nmicro_batch = 1\naccumulation = 1\n[communicator]\nuse = \"" +
-                                                    options_.id + "\"\n[" + table + "]\n" + options_.keys,
-                                                "rig.toml", {});
+    const auto document =
+        host::Document::parse("[train]\nmicro_batch = 1\ngradient_accumulation = 1\n[communicator]\nuse = \"" +
+                                  options_.id + "\"\n[" + table + "]\n" + options_.keys,
+                              "rig.toml", {});
     config_ = document.check(host::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
     instance_ = std::make_unique<host::Instance>(host_, component, config_, table);
   }

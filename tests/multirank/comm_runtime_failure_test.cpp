@@ -1,5 +1,5 @@
-// CommRuntime when ranks issue different collectives, are late, die or pass invalid arguments: every rank fails with the
-// reason.
+// CommRuntime when ranks issue different collectives, are late, die or pass invalid arguments: every rank fails with
+// the reason.
 #include <thread>
 
 #include "comm/collective_staging.hpp"
@@ -68,7 +68,7 @@ TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
   for (const bool async : {false, true})
     expect_success(on_ranks(2, {}, [&](Seat& seat) {
       SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
-      if (seat.rank.rank == 1) return control.put("ready", "");  // this rank issues no collective that the abort could cancel
+      if (seat.rank.rank == 1) return control.put("ready", "");  // issues no collective that the abort could cancel
       control.get("ready", std::chrono::seconds(10));
       float* x = seat.floats(100);
       Watched watched;
@@ -79,7 +79,8 @@ TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
       EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
       EXPECT_EQ(watched.entered, 1u);
-      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}})) << (async ? "asynchronous" : "blocking");
+      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}}))
+          << (async ? "asynchronous" : "blocking");
       zr::host::done_release(done);
       seat.comm.set_collective_staging(nullptr);
     }));

@@ -82,8 +82,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ComposedCollectivesTest,
 TEST(CommRuntimeTest, CountsBytesActuallySentByComposedOperations) {
   expect_success(on_ranks(3, {.id = "poor"}, [](Seat& seat) {
     float* x = seat.floats(3000);
-    seat.comm.run(
-        collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000), "full tensor to every rank"));
+    seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * seat.rank.rank, 1000),
+                             "full tensor to every rank"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 3000 * 4);
     EXPECT_EQ(seat.comm.volume().calls[ZR_REDUCE_SCATTER], 1);
   }));
@@ -248,7 +248,7 @@ TEST(CommRuntimeTest, SubmittedOperationsCompleteThroughAsyncService) {
     }
     EXPECT_EQ(seat.comm.submitted(), 8);
     if (seat.rank.rank == 0) {
-      EXPECT_EQ(async->done_wait(dones[3], 1000000, &error), ZR_TIMEOUT) << "a millisecond is not enough";
+      EXPECT_EQ(async->done_wait(dones[3], 1000000, &error), ZR_TIMEOUT) << "a wait of 1 ms must time out";
     }
     for (zr_done* done : dones) {
       EXPECT_EQ(async->done_wait(done, -1, &error), ZR_OK) << error.msg;
@@ -271,7 +271,7 @@ TEST(CommRuntimeTest, CapsIncludeEveryOperationExceptMessages) {
     EXPECT_TRUE(caps.ops & (1u << ZR_REDUCE_SCATTER));
     EXPECT_FALSE(caps.ops & (1u << ZR_SEND));
     caps = {};
-    caps.size = 16;  // an older caller
+    caps.size = 16;  // a caller built against an older ABI
     ASSERT_EQ(ref.api->caps(ref.comm, &caps, &error), ZR_OK);
     EXPECT_EQ(caps.size, 16u);
     EXPECT_EQ(caps.dtypes, 0u);
@@ -319,7 +319,7 @@ TEST(CommRuntimeTest, SingleRankNeedsNoPluginAndMatchesReference) {
           Home::own, 3);
   float zeros[2] = {-0.0f, 1};
   comm.run(collective(ZR_ALL_REDUCE, view(zeros, 2), view(zeros, 2), "from +0"));
-  EXPECT_FALSE(std::signbit(zeros[0])) << "+0 + -0";
+  EXPECT_FALSE(std::signbit(zeros[0])) << "the sum of +0 and -0 must be +0";
   EXPECT_EQ(comm.volume().total(), 0);
   EXPECT_EQ(comm.all_gather_bytes("words", "w"), std::vector<std::string>{"words"});
   EXPECT_EQ(comm.broadcast_bytes("words", 0, "w"), "words");

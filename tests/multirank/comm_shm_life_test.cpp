@@ -145,17 +145,16 @@ TEST(CommShmMemoryTest, AllocationsAreZeroedAlignedRecordedAndFreed) {
       zr::host::CallError error;
       void* out = nullptr;
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 64, 8192, 0, &out, &error), ZR_UNSUPPORTED);
-      // mem_alloc must fail where the kernel would otherwise kill processes. The file-size limit protects the machine if
-      // the check fails.
+      // mem_alloc must fail where the kernel would otherwise kill processes. The file-size limit protects the machine
+      // if the check fails.
       const rlimit guard{1 << 30, RLIM_INFINITY};
       ::signal(SIGXFSZ, SIG_IGN);
       ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &guard), 0);
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), uint64_t{1} << 50, 64, 0, &out, &error), ZR_NOMEM);
-      EXPECT_THAT(
-          error.msg,
-          testing::AllOf(
-              HasSubstr("cannot allocate 1125899906842624 bytes of shared memory (a buffer): the machine has "),
-              HasSubstr(" bytes available; use fewer ranks on this host, or a strategy that shards more")));
+      EXPECT_THAT(error.msg,
+                  testing::AllOf(
+                      HasSubstr("cannot allocate 1125899906842624 bytes of shared memory (a buffer): the machine has "),
+                      HasSubstr(" bytes available; use fewer ranks on this host, or a strategy that shards more")));
     }
     for (const auto& row : rig.ledger().rows()) EXPECT_EQ(row.now, 0);
   }));

@@ -1,4 +1,4 @@
-# The engine through the public door: needs libtorch.
+# Tests of zr::Engine through its public API; they need libtorch.
 if(ZR_TORCH)
   zr_find_torch()
   set(ZR_PLUGIN_OUTPUT ${PROJECT_BINARY_DIR}/tests/plugins)
@@ -63,7 +63,7 @@ if(ZR_TORCH)
   if(ZR_EXAMPLES)
     zr_test(memory_test SOURCES memory_test.cpp LIBRARIES nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 300)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
-    list(FILTER plugins EXCLUDE REGEX "^(bad_plugin|zr_test|job)_")  # those of plugins/
+    list(FILTER plugins EXCLUDE REGEX "^(bad_plugin|zr_test|job)_")  # keeps the plug-ins of plugins/
     add_dependencies(memory_test zeroth gpt engine_case ${plugins})
     zr_test(checkpoint_crash_test SOURCES checkpoint_crash_test.cpp
             LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)

@@ -1,4 +1,5 @@
-// One rank of the engine tests: runs the case named on the command line, prints what is wrong and exits 1, or exits 0.
+// One rank of the engine tests: runs the case named on the command line. If a check fails, it prints the check and
+// exits with 1.
 //   engine_case CASE TOML [path=value ...]
 #include <torch/torch.h>
 
@@ -19,13 +20,13 @@ using engine_tests::require;
 using engine_tests::Run;
 using engine_tests::same;
 
-// Train to the end: the run folder is what the test reads.
+// Trains to the end; the test reads the run folder.
 void trains(Run& run) {
   run.build();
   run.train();
 }
 
-// The same for every line of overrides in the file that ENGINE_CASE_LIST names, one Engine after another.
+// Trains once per line of overrides in the file that ENGINE_CASE_LIST names, one Engine after another.
 void trains_list(Run& run) {
   std::ifstream list(std::getenv("ENGINE_CASE_LIST"));
   for (std::string line; std::getline(list, line);) {
@@ -42,13 +43,13 @@ void takes_rank_zero(Run& run) {
   auto mean = run.model->named_buffers()["batch_norm.running_mean"];
   mean.fill_(3 + run.program.rank());
   run.engine = std::make_unique<zr::Engine>(run.program, *run.model);
-  require(mean.eq(3).all().item<bool>(), "the model's buffers are rank 0's");
+  require(mean.eq(3).all().item<bool>(), "the model has rank 0's buffers");
   const auto expected = parity::make(run.program.text("parity.model"), 7);
   for (const auto& item : expected->named_parameters())
-    require(same(run.engine->get(item.key()), item.value()), "get(" + item.key() + ") is rank 0's");
+    require(same(run.engine->get(item.key()), item.value()), "get(" + item.key() + ") returns rank 0's value");
   for (const auto& item : expected->named_parameters())
     require(same(run.model->named_parameters()[item.key()], item.value()),
-            "the model's " + item.key() + " is rank 0's");
+            "the model's " + item.key() + " has rank 0's value");
 }
 
 void gets_and_sets(Run& run) {
@@ -63,13 +64,13 @@ void gets_and_sets(Run& run) {
   const auto value =
       torch::arange(parity::kWidth * parity::kWidth, torch::kFloat).view({parity::kWidth, parity::kWidth}) / 7;
   run.engine->set("twice.weight", zr::TensorKind::value, value);
-  require(same(run.engine->get("twice.weight"), value), "a value set is the value got");
+  require(same(run.engine->get("twice.weight"), value), "get() returns the value that was set");
   require(same(run.model->named_parameters()["twice.weight"].to(torch::kFloat),
                value.to(run.model->named_parameters()["twice.weight"].scalar_type()).to(torch::kFloat)),
-          "the model computes with the value set");
+          "the model computes with the value that was set");
   run.engine->set("twice.weight", zr::TensorKind::state, value * 2, "exp_avg_sq");
   require(same(run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg_sq"), value * 2),
-          "a state set is the state got");
+          "get() returns the state that was set");
   require(same(run.engine->get("head.weight"), run.engine->get("embedding.weight")),
           "a tied weight has two names and one value");
 }
@@ -79,29 +80,31 @@ void skips_non_finite(Run& run) {
   run.micro_step();
   const auto hash = run.engine->weights_hash();
   const auto moment = run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg");
-  // One rank's loss alone is not finite.
+  // Only the last rank's loss is not finite.
   const bool mine = run.engine->rank() == run.engine->world() - 1;
   auto loss = run.model->loss(1, run.engine->micro_index());
   run.engine->backward(mine ? loss * std::numeric_limits<float>::infinity() : loss);
   run.engine->step();
-  require(run.engine->weights_hash() == hash, "a step with a non-finite gradient on one rank changes no weight on any");
-  require(same(run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg"), moment), "nor a state");
+  require(run.engine->weights_hash() == hash,
+          "a non-finite gradient on one rank leaves the weights of all ranks unchanged");
+  require(same(run.engine->get("twice.weight", zr::TensorKind::state, "exp_avg"), moment),
+          "a non-finite gradient leaves the optimizer state unchanged");
   run.micro_step();
-  require(run.engine->weights_hash() != hash, "the next step moves the weights again");
+  require(run.engine->weights_hash() != hash, "the next step updates the weights again");
 }
 
-// From the third step on, the last rank's loss is no number.
+// From the third step on, the last rank's loss is NaN.
 void never_finite(Run& run) {
   run.build();
   while (!run.engine->done()) {
-    const bool spoilt = run.engine->step_index() >= 2 && run.engine->rank() == run.engine->world() - 1;
+    const bool nan_loss = run.engine->step_index() >= 2 && run.engine->rank() == run.engine->world() - 1;
     const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
-    run.engine->backward(spoilt ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+    run.engine->backward(nan_loss ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
     run.engine->step();
   }
 }
 
-// Every rank's gradients are finite, their sum is not.
+// Every rank's gradients are finite, but their sum over ranks is not.
 void sum_not_finite(Run& run) {
   run.build();
   while (!run.engine->done()) {
@@ -114,7 +117,7 @@ void keeps_untouched(Run& run) {
   run.build();
   const auto before = run.engine->get("unused");
   run.train();
-  require(same(run.engine->get("unused"), before), "a parameter that no micro-batch used is not decayed");
+  require(same(run.engine->get("unused"), before), "weight decay does not change a parameter that no micro-batch used");
 }
 
 void evaluates(Run& run) {
@@ -127,11 +130,11 @@ void evaluates(Run& run) {
     torch::rand({17});
   }
   require(torch::equal(at::globalContext().defaultGenerator(at::kCPU).get_state(), state),
-          "evaluation leaves the random state as it was");
-  require(run.engine->mean(run.engine->rank()) == (run.engine->world() - 1) / 2.0, "mean is over ranks");
+          "evaluation restores the random state");
+  require(run.engine->mean(run.engine->rank()) == (run.engine->world() - 1) / 2.0, "mean() averages over ranks");
 }
 
-// Everything get() gives after two steps, as one number.
+// Prints one hash of everything that get() returns after two steps.
 void tells_all(Run& run) {
   run.build();
   while (run.engine->step_index() < 2) run.micro_step();
@@ -148,7 +151,7 @@ void tells_all(Run& run) {
   if (run.engine->rank() == 0) std::cout << "all " << bytes.size() << " " << std::hash<std::string>()(bytes) << "\n";
 }
 
-// A step that was skipped moves nothing that later steps see: no state, no step count, no schedule.
+// A skipped step changes nothing that later steps depend on: no optimizer state, no step count, no schedule.
 void skips_without_trace(Run& run) {
   std::vector<std::string> hashes;
   for (const bool skips : {true, false}) {
@@ -163,10 +166,10 @@ void skips_without_trace(Run& run) {
     hashes.push_back(run.engine->weights_hash());
     run.engine.reset();
   }
-  require(hashes[0] == hashes[1], "a run with a skipped step in it ends as the one without");
+  require(hashes[0] == hashes[1], "a run with a skipped step ends with the same weights as a run without it");
 }
 
-// One step of plain descent: every parameter moves by its group's rate and decay, to the bit.
+// One step of plain SGD: every parameter is updated with its group's learning rate and weight decay, bit-exactly.
 void groups(Run& run) {
   run.build();
   std::map<std::string, torch::Tensor> before;
@@ -177,15 +180,15 @@ void groups(Run& run) {
     if (!run.model->named_parameters()[name].requires_grad() || name == "unused" || name == "head.weight") continue;
     const bool bias = name.size() > 5 && name.substr(name.size() - 5) == ".bias", tied = name == "embedding.weight";
     auto gradient = run.engine->get(name, zr::TensorKind::gradient);
-    if (!bias) gradient = gradient + old * 0.1;  // optimizer.sgd.weight_decay; the group of biases has none
+    if (!bias) gradient = gradient + old * 0.1;  // optimizer.sgd.weight_decay; the group of biases sets 0
     require(same(run.engine->get(name), old - gradient * static_cast<float>(lr * (bias   ? 0.5
                                                                                   : tied ? 0.25
                                                                                          : 1.0))),
-            name + " moved by its group's rate and decay");
+            name + " is updated with its group's learning rate and weight decay");
   }
 }
 
-// The last rank's data ends after two steps; or the first's; or in the middle of a step.
+// Trains until `rank` runs out of data: at that step and micro-batch it leaves the loop.
 void until(Run& run, int rank, int64_t step, int64_t micro) {
   run.build();
   while (!run.engine->done() && !(run.engine->rank() == rank && run.engine->step_index() == step &&
@@ -196,14 +199,14 @@ void ends_early(Run& run) { until(run, run.program.world() - 1, 2, 0); }
 void ends_early_first(Run& run) { until(run, 0, 2, 0); }
 void ends_early_inside(Run& run) { until(run, run.program.world() - 1, 2, 1); }
 
-// All ranks' data ends equally early.
+// All ranks run out of data after the same step.
 void finishes(Run& run) {
   run.build();
   while (run.engine->step_index() < 2) run.micro_step();
   run.engine->finish();
 }
 
-// Two models in training at the same time.
+// Trains two models with two Engines at the same time.
 void two_at_once(Run& run) {
   run.build();
   auto overrides = std::vector<std::string>(run.arguments.begin() + 1, run.arguments.end());
@@ -214,27 +217,28 @@ void two_at_once(Run& run) {
     run.micro_step();
     second.micro_step();
   }
-  require(run.engine->weights_hash() == second.engine->weights_hash(), "two Engines do not disturb one another");
+  require(run.engine->weights_hash() == second.engine->weights_hash(), "two Engines do not affect each other");
   run.engine.reset();
   second.micro_step();
-  require(second.engine->step_index() == 4, "one goes on when the other has ended");
+  require(second.engine->step_index() == 4, "one Engine continues after the other is destroyed");
 }
 
-// The program of the last rank fails after a step.
+// The last rank throws after one step.
 void fails_alone(Run& run) {
   run.build();
   run.micro_step();
-  if (run.program.rank() == run.program.world() - 1) throw std::runtime_error("the data of this rank is torn");
+  if (run.program.rank() == run.program.world() - 1) throw std::runtime_error("the data of this rank is corrupt");
   run.train();
 }
 
-// The loss of every micro-batch, in the order of their numbers, into the run's folder.
+// Writes the loss of every micro-batch, ordered by micro_index, to the file "losses" in the run folder.
 void tells_losses(Run& run) {
   run.build();
   std::vector<double> all;
   while (!run.engine->done()) {
     const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
-    for (int rank = 0; rank < run.engine->world(); ++rank)  // one at a time: the mean of one value and zeros
+    // One rank at a time: mean() of its loss and zeros, times the world size.
+    for (int rank = 0; rank < run.engine->world(); ++rank)
       all.push_back(run.engine->mean(rank == run.engine->rank() ? loss.item<double>() : 0) * run.engine->world());
     run.engine->backward(loss);
     run.engine->step();
@@ -256,8 +260,8 @@ void tells_threads(Run& run) {
   if (run.engine->rank() == 0) std::cout << "threads " << at::get_num_threads() << std::endl;
 }
 
-// A block that is computed again in backward, as checkpointing does, by a backward of its own; its weight is used
-// outside the block too.
+// A block that is recomputed in backward by a nested backward, as activation checkpointing does. Its weight is also
+// used outside the block.
 struct Again : torch::autograd::Function<Again> {
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x, const torch::Tensor& w) {
     ctx->save_for_backward({x, w});
@@ -285,13 +289,13 @@ void backward_in_backward(Run& run) {
   const auto nested = std::make_shared<Nested>();
   run.model = nested;
   zr::Engine engine(run.program, *run.model);
-  const auto whole = engine.get("line.weight").clone().requires_grad_();
+  const auto weight = engine.get("line.weight").clone().requires_grad_();
   const auto x = parity::draw(0, 0, 9, {parity::kSamples, 8}).to(torch::kFloat);
-  torch::linear(torch::tanh(torch::linear(x, whole)), whole).square().mean().backward();
+  torch::linear(torch::tanh(torch::linear(x, weight)), weight).square().mean().backward();
   engine.backward(run.model->loss(0, 0));
   engine.step();
-  require(torch::allclose(engine.get("line.weight", zr::TensorKind::gradient), whole.grad(), 1e-5, 1e-7),
-          "the gradient is that of both uses");
+  require(torch::allclose(engine.get("line.weight", zr::TensorKind::gradient), weight.grad(), 1e-5, 1e-7),
+          "the gradient is the sum over both uses of the weight");
 }
 
 void backward_outside(Run& run) {
@@ -326,7 +330,7 @@ void another_model(Run& run) {
   zr::Engine engine(run.program, *run.model);
 }
 
-// Twenty steps of AdamW on one rank, beside torch::optim::AdamW.
+// Compares twenty steps of AdamW on one rank with torch::optim::AdamW.
 void follows_torch_adamw(Run& run) {
   run.build();
   const auto twin = parity::make(run.program.text("parity.model"), 7);
@@ -346,8 +350,8 @@ void follows_torch_adamw(Run& run) {
     largest = std::max(largest, item.value().abs().max().item<double>());
     difference = std::max(difference, (item.value() - run.engine->get(item.key())).abs().max().item<double>());
   }
-  std::cout << "after " << run.engine->steps() << " steps: " << difference / largest << " of the largest weight"
-            << std::endl;
+  std::cout << "after " << run.engine->steps()
+            << " steps: largest difference / largest weight = " << difference / largest << std::endl;
   require(difference <= 1e-6 * largest, "AdamW differs from torch::optim::AdamW by at most 1e-6 of the largest weight");
 }
 

@@ -1,4 +1,4 @@
-// What tests of zr::Engine share: launching engine_case, and what it leaves in its run folder.
+// Fixture of the zr::Engine tests: launches engine_case and reads its run folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class EngineTest : public testing::Test {
     return shell("ENGINE_CASE_LIST=" + list + " " ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) +
                  " -- " + program(ranks, name, overrides + " job.threads=1"));
   }
-  // A program that a launcher, or a shell, starts.
+  // The command line of the rank program, for a launcher or a shell.
   std::string program(int ranks, const std::string& name, const std::string& overrides = "") const {
     return ZR_BUILD_DIR "/tests/" + binary_ + " " + name + " " + toml_ + " job.name=run job.runs=\"" +
            folder_.string() + "\" job.ranks=" + std::to_string(ranks) + " " + overrides;
@@ -57,17 +57,17 @@ class EngineTest : public testing::Test {
     for (std::string line; std::getline(in, line);) rows.push_back(Json::parse(line));
     return rows;
   }
-  // parity.toml with more at its end.
+  // Uses a copy of parity.toml with `more` appended.
   void extend(const std::string& more) {
     std::ifstream in(toml_);
     const std::string text{std::istreambuf_iterator<char>(in), {}};
     toml_ = (folder_ / "extended.toml").string();
     std::ofstream(toml_) << text << more;
   }
-  // Golden messages of the rank program binary_: "-- run" is "RANKS CASE [key=value ...]", "-- exit" its code unless 0,
-  // "-- says" what it prints, lines sorted because those of several ranks come in any order; {run} is the run folder,
-  // also in "-- run".
-  // The launcher's own report of who ended how is left out: which rank it sees first is a race.
+  // Compares the messages of the rank program binary_ with a golden file. "-- run" is "RANKS CASE [key=value ...]",
+  // "-- exit" the exit code unless 0, "-- says" the output. The lines are sorted, because lines of several ranks come
+  // in any order. {run} stands for the run folder, also in "-- run". The comparison leaves out the launcher's report of
+  // how each rank ended, because which rank the launcher sees first is a race.
   void check_messages(const std::string& file, std::size_t least_cases) {
     zr::golden::check(ZR_SOURCE_DIR "/tests/golden/" + file, least_cases, [&](const zr::golden::Case& one) {
       std::istringstream words(std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string()));
@@ -90,12 +90,12 @@ class EngineTest : public testing::Test {
                                            {"says", all}};
     });
   }
-  std::string binary_ = "engine_case";  // of build/tests
+  std::string binary_ = "engine_case";  // in build/tests
   fs::path folder_;
   std::string toml_ = ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml";
 };
 
-// The parameters of parity::Everything: trainable, and frozen.
+// Element counts of the trainable and the frozen parameters of parity::Everything.
 struct Sizes {
   std::vector<int64_t> trainable{61 * 36, 36 * 36, 36, 577 * 36, 577, 36 * 577, 36, 36, 36, 36, 36, 36 * 36, 36, 21, 1};
   std::vector<int64_t> frozen{36 * 36, 36};
@@ -104,7 +104,7 @@ struct Sizes {
     for (const int64_t n : counts) total += n;
     return total;
   }
-  // Every parameter starts at a multiple of 32 elements.
+  // The total when every parameter starts at a multiple of 32 elements.
   static int64_t aligned(const std::vector<int64_t>& counts) {
     int64_t total = 0;
     for (const int64_t n : counts) total += (n + 31) / 32 * 32;

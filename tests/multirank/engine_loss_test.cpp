@@ -1,4 +1,4 @@
-// A real training job that loses a rank: zr::Engine over comm_shm, killed, stopped, interrupted.
+// A training job with zr::Engine over comm_shm in which a rank is killed or stopped, or which is interrupted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 class EngineRankLossTest : public testing::Test {
  protected:
-  // Three ranks that train for ever; returns when they have made steps.
+  // Starts three ranks that train indefinitely; returns after they have completed more than three steps.
   void start(const std::string& override_with = "communicator.timeout=5min") {
     before_ = shared_memory();
     job_ = std::make_unique<Job>(
@@ -44,7 +44,7 @@ class EngineRankLossTest : public testing::Test {
   void expect_nothing_left() {
     for (const pid_t pid : ranks_) EXPECT_TRUE(eventually([&] { return gone(pid); })) << pid;
     EXPECT_EQ(shared_memory(), before_);
-    EXPECT_FALSE(fs::exists(scene_.folder() / "run" / "summary.json")) << "a run that broke has no summary";
+    EXPECT_FALSE(fs::exists(scene_.folder() / "run" / "summary.json")) << "a failed run must have no summary";
   }
 
   Scene scene_;
@@ -65,7 +65,7 @@ TEST_F(EngineRankLossTest, KilledRankEndsJobWithinFiveSecondsAndIsNamed) {
     for (std::size_t rank = 0; rank < 3; ++rank) {
       if (rank == victim) continue;
       EXPECT_THAT(job_->err(), testing::ContainsRegex("rank " + std::to_string(rank) + ".*(waits|computing)"))
-          << "what each survivor was doing";
+          << "the report must show what each survivor was doing";
     }
     expect_nothing_left();
     fs::remove_all(scene_.folder() / "run");

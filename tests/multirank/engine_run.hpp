@@ -1,4 +1,4 @@
-// What the programs of the engine's tests share: a configuration, a model and an Engine, and the word for a failure.
+// Shared by the rank programs of the engine tests: a configuration with a model and an Engine, and the check function.
 #pragma once
 
 #include <torch/torch.h>
@@ -16,10 +16,10 @@
 
 namespace engine_tests {
 
-inline int wrong = 0;
+inline int wrong = 0;  // 1 once a check has failed
 inline void require(bool holds, const std::string& what) {
   if (holds) return;
-  std::cerr << "not so: " << what << std::endl;
+  std::cerr << "check failed: " << what << std::endl;
   wrong = 1;
 }
 
@@ -55,7 +55,8 @@ inline bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch:
 
 using Cases = std::map<std::string, std::function<void(Run&)>>;
 
-/// PROGRAM CASE TOML [path=value ...]: 0, 1 if something is not so, 2 for another case, else guarded()'s code.
+/// Runs PROGRAM CASE TOML [path=value ...]. Returns 0, 1 if a check failed, 2 for an unknown case or missing arguments,
+/// or the code of zr::guarded().
 inline int run_case(int argc, char** argv, const Cases& cases) {
   if (argc < 3 || !cases.count(argv[1])) return 2;
   const int code = zr::guarded([&] {

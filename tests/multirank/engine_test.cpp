@@ -1,4 +1,4 @@
-// zr::Engine through the public door: real ranks, real plug-ins, real files.
+// zr::Engine through its public API, with real ranks, plug-ins and files.
 #include "multirank/engine_fixture.hpp"
 
 namespace {
@@ -25,9 +25,9 @@ TEST_F(EngineTest, ReturnsSameBitsUnderEveryStrategy) {
       const Result result = run(3, "tells_all", std::string("strategy=") + strategy + " train.dtype=" + dtype);
       ASSERT_EQ(result.code, 0) << result.output;
       ASSERT_NE(result.output.find("all "), std::string::npos) << result.output;
-      const std::string said = result.output.substr(result.output.find("all "));  // zero3 may log before it
-      if (all.empty()) all = said;
-      EXPECT_EQ(said, all) << strategy << " " << dtype;
+      const std::string line = result.output.substr(result.output.find("all "));  // zero3 may log lines before it
+      if (all.empty()) all = line;
+      EXPECT_EQ(line, all) << strategy << " " << dtype;
     }
   }
 }
@@ -79,7 +79,7 @@ TEST_F(EngineTest, ReportsLossScalePerStep) {
   EXPECT_EQ(summary()["skipped"], 2);
   EXPECT_EQ(summary()["loss_scale"], 64);
   ASSERT_EQ(run(2, "trains", "train.steps=1").code, 0);
-  EXPECT_FALSE(metrics()[0].contains("loss_scale")) << "fp32 has none";
+  EXPECT_FALSE(metrics()[0].contains("loss_scale")) << "fp32 has no loss scale";
 }
 
 TEST_F(EngineTest, StopsAfterTooManySkippedStepsAndNamesParameterAndRank) {
@@ -99,7 +99,7 @@ TEST_F(EngineTest, StopsAfterTooManySkippedStepsAndNamesParameterAndRank) {
           "; check the data of that rank, lower optimizer.lr or set train.gradient_clipping" +
           (dtype == "fp16" ? ", or set train.dtype = \"bf16\", which has the range of fp32" : "");
       EXPECT_NE(result.output.find(says), std::string::npos) << dtype << "\n" << result.output;
-      EXPECT_EQ(metrics().size(), 5u) << "a row for every step, skipped or not";
+      EXPECT_EQ(metrics().size(), 5u) << "metrics must have a row for every step, skipped or not";
     }
 }
 
@@ -132,17 +132,17 @@ TEST_F(EngineTest, SkippedStepDoesNotAdvanceSchedule) {
   const auto skipped = metrics();
   EXPECT_EQ(skipped[0]["lr"], 0.25);
   EXPECT_EQ(skipped[1]["lr"], 0.5);
-  EXPECT_EQ(skipped[2]["lr"], 0.5) << "the second rate was not used up by the step that was skipped";
+  EXPECT_EQ(skipped[2]["lr"], 0.5) << "the skipped step must not advance the schedule";
 }
 
 TEST_F(EngineTest, NestedBackwardRequiresOverlapOff) {
-  const Result refused = run(2, "backward_in_backward");
-  EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_NE(refused.output.find("'line.weight' received a second gradient in one backward after its first was handed "
-                                "to the strategy: a backward() ran inside this backward; set gradients.overlap = "
-                                "false"),
+  const Result rejected = run(2, "backward_in_backward");
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_NE(rejected.output.find("'line.weight' received a second gradient in one backward after its first was handed "
+                                 "to the strategy: a backward() ran inside this backward; set gradients.overlap = "
+                                 "false"),
             std::string::npos)
-      << refused.output;
+      << rejected.output;
   const Result waits = run(1, "backward_in_backward", "gradients.overlap=false");
   EXPECT_EQ(waits.code, 0) << waits.output;
 }
@@ -153,7 +153,7 @@ TEST_F(EngineTest, ChoosesThreadsFromConfigThenLauncherThenCores) {
   EXPECT_NE(shell(launch + program(1, "tells_threads", "job.threads=2")).output.find("threads 2\n"), std::string::npos);
   EXPECT_NE(shell("taskset -c 0 " + program(1, "tells_threads", "job.threads=0")).output.find("threads 1\n"),
             std::string::npos)
-      << "one core to run on, one thread";
+      << "a process on one core must use one thread";
 }
 
 TEST_F(EngineTest, RejectsPluginThatNeedsUnsupportedFeature) {
@@ -175,17 +175,17 @@ TEST_F(EngineTest, RejectsPluginThatNeedsUnsupportedFeature) {
 
 TEST_F(EngineTest, RejectsStrategyWithoutBufferForDeferredGradients) {
   const std::string words = "strategy=cramped train.gradient_accumulation=2";
-  const Result leaves = run(2, "trains", words);
-  EXPECT_EQ(leaves.code, 0) << "gradients that leave at once have room\n" << leaves.output;
-  const Result held = run(2, "trains", words + " gradients.reduce=last_micro_step");
-  EXPECT_EQ(held.code, 2);
-  EXPECT_NE(held.output.find("strategy 'cramped' has no buffer to hold the gradient of '"), std::string::npos)
-      << held.output;
-  EXPECT_NE(held.output.find(
+  const Result each = run(2, "trains", words);
+  EXPECT_EQ(each.code, 0) << "gradients that are reduced in each micro-step must fit\n" << each.output;
+  const Result deferred = run(2, "trains", words + " gradients.reduce=last_micro_step");
+  EXPECT_EQ(deferred.code, 2);
+  EXPECT_NE(deferred.output.find("strategy 'cramped' has no buffer to hold the gradient of '"), std::string::npos)
+      << deferred.output;
+  EXPECT_NE(deferred.output.find(
                 "' across micro-steps, which gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = "
                 "\"each_micro_step\", or choose another strategy"),
             std::string::npos)
-      << held.output;
+      << deferred.output;
 }
 
 TEST_F(EngineTest, FailsWhenMetricsCannotBeWritten) {
@@ -257,14 +257,14 @@ TEST_F(EngineTest, WritesSummaryWhenAllRanksFinishEarly) {
 TEST_F(EngineTest, NamesRankThatFailedWithException) {
   const Result launched = run(2, "fails_alone", "strategy=zero1 train.steps=50");
   EXPECT_EQ(launched.code, 1) << launched.output;
-  EXPECT_NE(launched.output.find("the data of this rank is torn"), std::string::npos) << launched.output;
-  // Without the launcher nobody sees an exit code: the survivors must be told.
+  EXPECT_NE(launched.output.find("the data of this rank is corrupt"), std::string::npos) << launched.output;
+  // Without the launcher no process sees the exit code, so the failed rank must notify the survivors.
   const std::string start = "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29653; ";
   const std::string rank = program(2, "fails_alone", "strategy=zero1 train.steps=50 job.threads=1");
-  const Result alone =
+  const Result survivor =
       shell(start + "(RANK=1 LOCAL_RANK=1 " + rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 " + rank);
-  EXPECT_EQ(alone.code, 4) << alone.output;
-  EXPECT_NE(alone.output.find("rank 1 ended by an exception after step 1"), std::string::npos) << alone.output;
+  EXPECT_EQ(survivor.code, 4) << survivor.output;
+  EXPECT_NE(survivor.output.find("rank 1 ended by an exception after step 1"), std::string::npos) << survivor.output;
 }
 
 TEST_F(EngineTest, TrainsIdenticalWeightsUnderEveryStrategyAndWhenRepeated) {
@@ -288,7 +288,7 @@ TEST_F(EngineTest, WritesRunFolder) {
        {"step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "communication_bytes"})
     EXPECT_TRUE(rows[0].contains(key)) << key;
   EXPECT_EQ(rows[2]["step"], 3);
-  EXPECT_EQ(rows[0]["tokens"], 6) << "two ranks, micro-batches of three samples";
+  EXPECT_EQ(rows[0]["tokens"], 6) << "two ranks with micro-batches of three samples";
   const Json s = summary();
   for (const char* key : {"steps", "ranks", "loss", "val_loss", "weights_hash", "tokens_per_s", "memory",
                           "communication_bytes", "time_ms"})
@@ -300,7 +300,7 @@ TEST_F(EngineTest, WritesRunFolder) {
   for (const char* operation : {"reduce_scatter", "all_gather"})
     EXPECT_GT(s["communication_bytes"][operation], 0) << operation;
 
-  // The effective configuration is a configuration: the same run again, from the run's own file.
+  // The config.toml of a run folder is a valid configuration; a run from it gives the same weights.
   const auto hash = s["weights_hash"];
   fs::copy_file(folder_ / "run" / "config.toml", folder_ / "again.toml");
   toml_ = (folder_ / "again.toml").string();
@@ -311,11 +311,11 @@ TEST_F(EngineTest, WritesRunFolder) {
 TEST_F(EngineTest, WritesMeanLossAndShortestNumbers) {
   ASSERT_EQ(run(2, "tells_losses", "train.steps=2 train.gradient_accumulation=2").code, 0);
   const auto rows = metrics();
-  std::ifstream said(folder_ / "run" / "losses");
+  std::ifstream losses(folder_ / "run" / "losses");
   for (const Json& row : rows) {
     double sum = 0, loss = 0;
     for (int m = 0; m < 4; ++m) {
-      ASSERT_TRUE(said >> loss);
+      ASSERT_TRUE(losses >> loss);
       sum += loss;
     }
     EXPECT_EQ(row["loss"].get<double>(), sum / 4);
@@ -358,8 +358,8 @@ TEST_F(EngineTest, ReportsActivationThatDiskCannotReadOrWrite) {
                          "offload.nvme.path=" +
                              (folder_ / "swap").string()));
   };
-  const Result whole = trained("none");
-  ASSERT_EQ(whole.code, 0) << whole.output;
+  const Result intact = trained("none");
+  ASSERT_EQ(intact.code, 0) << intact.output;
   const Result read = trained("read=EIO@9"), write = trained("write=EIO@9");
   for (const auto& [result, what] : {std::pair{&read, "reading"}, std::pair{&write, "writing"}}) {
     EXPECT_EQ(result->code, 3) << result->output;

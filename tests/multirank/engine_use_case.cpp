@@ -1,4 +1,5 @@
-// A rank of the tests of how programs use zr::Engine: several engines, runs past their end, writes that differ by rank.
+// One rank of the tests of how programs use zr::Engine: several engines, training past the last step, writes to weights
+// that differ by rank.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNoise = 5, kSample = 7, kBatch = 3;
 
-// Numbers that depend on step, micro-batch and purpose alone.
+// Random numbers that depend only on step, micro-batch and purpose.
 torch::Tensor numbers(int64_t step, int64_t micro, int64_t purpose, int64_t columns) {
   return torch::randn({kBatch, columns}, at::make_generator<at::CPUGeneratorImpl>(
                                              static_cast<uint64_t>((step * 64 + micro) * 4 + purpose + 1)));
@@ -35,20 +36,21 @@ struct Pair {
   torch::Tensor fake(int64_t step, int64_t micro, int64_t purpose) {
     return generator->forward(numbers(step, micro, purpose, kNoise));
   }
-  torch::Tensor judged(const torch::Tensor& samples, bool real) {
-    const auto says = discriminator->forward(samples);
-    return torch::binary_cross_entropy_with_logits(says, torch::full_like(says, real ? 1.0 : 0.0));
+  torch::Tensor classification_loss(const torch::Tensor& samples, bool real) {
+    const auto logits = discriminator->forward(samples);
+    return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, real ? 1.0 : 0.0));
   }
   torch::Tensor discriminator_loss(int64_t step, int64_t micro) {
-    return judged(numbers(step, micro, 0, kSample) + 1, true) + judged(fake(step, micro, 1).detach(), false);
+    return classification_loss(numbers(step, micro, 0, kSample) + 1, true) +
+           classification_loss(fake(step, micro, 1).detach(), false);
   }
-  torch::Tensor generator_loss(int64_t step, int64_t micro) { return judged(fake(step, micro, 2), true); }
+  torch::Tensor generator_loss(int64_t step, int64_t micro) { return classification_loss(fake(step, micro, 2), true); }
   void learn(bool discriminator_learns) {
     for (auto& p : discriminator->parameters()) p.requires_grad_(discriminator_learns);
   }
 };
 
-// Losses of generator and discriminator, step by step, by plain libtorch on one process.
+// The losses of generator and discriminator per step, trained with plain libtorch in one process.
 std::vector<std::pair<double, double>> plain(const zr::Program& program, int64_t steps, int64_t micros) {
   Pair pair(7);
   const auto options = torch::optim::AdamWOptions(program.number("optimizer.lr")).weight_decay(0.01);
@@ -75,7 +77,7 @@ std::vector<std::pair<double, double>> plain(const zr::Program& program, int64_t
   return losses;
 }
 
-// Trains both with an engine each. Losses of the steps, as in metrics.jsonl, are those of plain libtorch.
+// Trains each model with its own engine. The loss of every step must equal plain libtorch's.
 void gan(Run& run) {
   Pair pair(run.program.rank() == 0 ? 7 : 8);
   zr::Engine generator(run.program, *pair.generator, "generator");
@@ -97,8 +99,8 @@ void gan(Run& run) {
     pair.learn(true);
     const auto [g, d] = expected[static_cast<std::size_t>(step)];
     require(std::abs(generator.last_loss() - g) < 1e-5 * g && std::abs(discriminator.last_loss() - d) < 1e-5 * d,
-            "step " + std::to_string(step) + ": losses " + std::to_string(generator.last_loss()) + " and " +
-                std::to_string(discriminator.last_loss()) + ", of plain libtorch " + std::to_string(g) + " and " +
+            "step " + std::to_string(step) + ": losses are " + std::to_string(generator.last_loss()) + " and " +
+                std::to_string(discriminator.last_loss()) + "; plain libtorch's are " + std::to_string(g) + " and " +
                 std::to_string(d));
   }
 }
@@ -137,7 +139,7 @@ void past_the_end(Run& run) {
   }
 }
 
-// The last step's checkpoint cannot be written: a file is where its folder was.
+// The checkpoint of the last step cannot be written, because a file has replaced the checkpoint folder.
 void last_save_fails(Run& run) {
   run.build();
   while (run.engine->step_index() < run.engine->steps() - 1) run.micro_step();
@@ -149,7 +151,7 @@ void last_save_fails(Run& run) {
   run.train();
 }
 
-// After the last step a weight is set, so that the hash of the last step is no longer that of the weights.
+// Sets a weight after the last step, so that the hash computed for the last step is outdated.
 void set_after_the_end(Run& run) {
   run.build();
   run.train();
@@ -160,7 +162,7 @@ void set_after_the_end(Run& run) {
 
 bool last_rank(const Run& run) { return run.engine->rank() == run.engine->world() - 1; }
 
-// After every step, rank 0 (or every rank) keeps a weight within bounds.
+// After every step, rank 0 or every rank clamps a weight.
 void clamp(Run& run, bool everywhere) {
   run.build();
   while (!run.engine->done()) {
@@ -170,7 +172,7 @@ void clamp(Run& run, bool everywhere) {
   }
 }
 
-// After every step: reads in a zr::gather scope, and writes that are undone. The checkpoint of the step is as it was.
+// After every step, reads weights in a zr::gather scope and undoes a write. The checkpoint of the step must not change.
 void write_back(Run& run) {
   run.build();
   const torch::Tensor weight = run.model->named_parameters()["twice.weight"];
@@ -186,7 +188,7 @@ void write_back(Run& run) {
     weight.copy_(own);
   }
 }
-// The program saves after its writes, as the log advises, beside checkpoint.every.
+// The program writes to a weight and then saves, as the log advises, in addition to checkpoint.every.
 void clamp_and_save(Run& run) {
   run.build();
   while (!run.engine->done()) {
@@ -197,7 +199,7 @@ void clamp_and_save(Run& run) {
   }
 }
 
-// After every step, rank 0 alone, or no rank, writes to a weight without a change of its values.
+// After every step, rank 0 (or no rank) writes to a weight without changing its values.
 void write_nothing(Run& run, bool writes) {
   run.build();
   while (!run.engine->done()) {
@@ -209,7 +211,7 @@ void write_nothing(Run& run, bool writes) {
   if (run.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
 }
 
-// Every rank draws new values for a weight, each from its own generator.
+// Every rank fills a weight from its own random generator.
 void draw_per_rank(Run& run) {
   run.build();
   run.micro_step();
@@ -221,7 +223,7 @@ void draw_per_rank(Run& run) {
   run.micro_step();
 }
 
-// One element on the last rank, by its address, which libtorch cannot notice.
+// The last rank changes one element through its address; libtorch cannot detect this write.
 void write_by_address(Run& run, const std::string& parameter) {
   run.build();
   run.micro_step();
@@ -234,13 +236,13 @@ void set_per_rank(Run& run) {
   run.engine->set("scalar", zr::TensorKind::value, torch::full({}, run.engine->rank()));
 }
 
-// In steps 2, 3, ... the last rank's loss is no number.
+// From the second step on, the last rank's loss is NaN.
 void skips(Run& run) {
   run.build();
   while (!run.engine->done()) {
-    const bool spoilt = run.engine->step_index() >= 1 && last_rank(run);
+    const bool nan_loss = run.engine->step_index() >= 1 && last_rank(run);
     const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
-    run.engine->backward(spoilt ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+    run.engine->backward(nan_loss ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
     run.engine->step();
   }
 }

@@ -1,4 +1,4 @@
-# The control plane and the launcher, tested with real processes.
+# Tests of the control plane and the launcher with real processes.
 add_executable(launch_rank launch_rank.cpp)
 target_link_libraries(launch_rank PRIVATE zr_comm)
 target_include_directories(launch_rank PRIVATE ${PROJECT_SOURCE_DIR}/tests)

@@ -1,4 +1,4 @@
-// A program that a test starts, its output in files, and the page its ranks share with the test.
+// Starts a program from a test, captures its output in files, and shares memory with its ranks (launch_page.hpp).
 #pragma once
 
 #include <fcntl.h>
@@ -30,12 +30,12 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 inline std::string zeroth() { return std::string(ZR_BUILD_DIR) + "/bin/zeroth"; }
 inline std::string rank_program() { return std::string(ZR_BUILD_DIR) + "/tests/launch_rank"; }
 
-/// A folder of its own with the page; removed at the end.
+/// A temporary folder with the file of the shared page; the destructor removes it.
 class Scene {
  public:
   Scene() {
     std::string name = std::filesystem::temp_directory_path() / "zr_launch_XXXXXX";
-    if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
+    if (!mkdtemp(name.data())) throw std::runtime_error("cannot create a temporary folder");
     folder_ = name;
     page_ = map_page(page_file());
   }
@@ -53,7 +53,7 @@ class Scene {
   Page* page_;
 };
 
-/// True once `what` is, within `patience`.
+/// Waits at most `patience` until `what` returns true; returns whether it did.
 inline bool eventually(const std::function<bool()>& what, milliseconds patience = milliseconds(10000)) {
   for (const auto end = Clock::now() + patience; Clock::now() < end; std::this_thread::sleep_for(milliseconds(1)))
     if (what()) return true;
@@ -63,7 +63,7 @@ inline bool eventually(const std::function<bool()>& what, milliseconds patience 
 inline char process_state(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
-  std::getline(file, text, '\0');  // which fails, where an iterator throws, if the process ends between open and read
+  std::getline(file, text, '\0');  // fails if the process ends between open and read; an istream iterator would throw
   const auto end = text.rfind(')');
   return end == std::string::npos ? char{0} : text[end + 2];
 }
@@ -72,7 +72,7 @@ inline bool gone(pid_t pid) {
   return state == 0 || state == 'Z' || state == 'X';
 }
 
-/// Pids of a launcher's ranks, by rank; of those that have ended, none.
+/// The pids of a launcher's ranks, ordered by rank, without ranks that have ended.
 inline std::vector<pid_t> ranks_of(pid_t launcher) {
   std::map<int, pid_t> found;
   std::error_code error;
@@ -119,7 +119,7 @@ class Job {
   }
   Job(const Job&) = delete;
   pid_t pid() const { return pid_; }
-  /// The exit code, 128 + a signal, or -1 if it has not ended in time.
+  /// The exit code, 128 + the signal number, or -1 if the program has not ended within `patience`.
   int wait(milliseconds patience = milliseconds(20000)) {
     int status = 0;
     if (!code_ && eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, patience))
@@ -139,12 +139,12 @@ class Job {
   std::string out_, err_;
 };
 
-/// zeroth launch of any program.
+/// The command line of `zeroth launch` with any program.
 inline std::vector<std::string> launch_of(int ranks, std::vector<std::string> program) {
   program.insert(program.begin(), {zeroth(), "launch", "-n", std::to_string(ranks), "--"});
   return program;
 }
-/// Of launch_rank with these options.
+/// The command line of `zeroth launch` with launch_rank and these options.
 inline std::vector<std::string> launched(int ranks, std::vector<std::string> options) {
   options.insert(options.begin(), rank_program());
   return launch_of(ranks, std::move(options));

@@ -1,4 +1,4 @@
-// Ranks find one another under every launcher's variables, and nobody else gets in.
+// Ranks join one job under every launcher's environment variables, and the store rejects other processes.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -128,7 +128,7 @@ TEST(Torchrun, StoreSkipsPortInUse) {
   address.sin_port = htons(uint16_t(port + 1));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(listen(taken, 8), 0);  // it takes connections and never answers
+  ASSERT_EQ(listen(taken, 8), 0);  // accepts connections and never answers
   Jobs jobs;
   for (int rank = 0; rank < 2; ++rank)
     jobs.push_back(std::make_unique<Job>(scene, with_rank_program({"steps=2"}), torchrun(rank, 2, port)));
@@ -253,9 +253,10 @@ TEST(ControlJoinTest, JoinOfSixteenRanksTakesMilliseconds) {
     least = std::min<int64_t>(least, scene.page().ranks[size_t(rank)].join_us);
     most = std::max<int64_t>(most, scene.page().ranks[size_t(rank)].join_us);
   }
-  EXPECT_LT(least, 200000);  // the last to come waits for nobody
+  EXPECT_LT(least, 200000);  // the last rank to join does not wait for others
   RecordProperty("least_us", int(least));
-  std::printf("join of 16 ranks: %.1f ms the last, %.1f ms the first\n", double(least) / 1e3, double(most) / 1e3);
+  std::printf("join of 16 ranks: %.1f ms for the last rank, %.1f ms for the first\n", double(least) / 1e3,
+              double(most) / 1e3);
 }
 
 TEST(ControlJoinTest, JoinAndExitOfTwoRanksTakeMilliseconds) {
@@ -265,13 +266,13 @@ TEST(ControlJoinTest, JoinAndExitOfTwoRanksTakeMilliseconds) {
   EXPECT_EQ(job.wait(), 0) << job.err();
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count();
   EXPECT_LT(took, 500000);
-  std::printf("launch, join, one step, end of 2 ranks: %.1f ms\n", double(took) / 1e3);
+  std::printf("launch, join, one step and exit of 2 ranks: %.1f ms\n", double(took) / 1e3);
 }
 
 // A raw connection to a running job's store.
-class Knock {
+class RawConnection {
  public:
-  explicit Knock(const std::string& store) {
+  explicit RawConnection(const std::string& store) {
     fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -279,9 +280,9 @@ class Knock {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
   }
-  ~Knock() { close(fd_); }
+  ~RawConnection() { close(fd_); }
   void say(const std::string& bytes) { EXPECT_GT(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), 0); }
-  // Everything until the store closes the connection.
+  // Reads everything until the store closes the connection.
   std::string answer() {
     std::string all;
     char buffer[4096];
@@ -304,33 +305,33 @@ TEST(StoreTest, SurvivesUnauthenticatedConnectionsAndGarbage) {
   for (int i = 0; i < 20; ++i) {
     std::string bytes(1 + random() % 3000, '\0');
     for (char& c : bytes) c = char(random());
-    Knock(store).say(bytes);
+    RawConnection(store).say(bytes);
   }
   {
-    Knock knock(store);  // a length of 4 GiB
-    knock.say(std::string("\xff\xff\xff\xff\x01", 5));
-    EXPECT_EQ(knock.answer(), "");
+    RawConnection raw(store);  // a message length of 4 GiB
+    raw.say(std::string("\xff\xff\xff\xff\x01", 5));
+    EXPECT_EQ(raw.answer(), "");
   }
   {
-    Knock knock(store);  // a heartbeat before the hello
-    knock.say(protocol::encode(protocol::Type::heartbeat, protocol::Heartbeat{}));
-    EXPECT_EQ(knock.answer(), "");
+    RawConnection raw(store);  // a heartbeat before the hello
+    raw.say(protocol::encode(protocol::Type::heartbeat, protocol::Heartbeat{}));
+    EXPECT_EQ(raw.answer(), "");
   }
   {
-    Knock knock(store);  // a hello cut off, its inner lengths beyond its end
+    RawConnection raw(store);  // a truncated hello whose inner lengths exceed it
     std::string hello = protocol::encode(protocol::Hello{"job", "token", 0, 2, {}});
     hello[protocol::kHeaderBytes] = 127;
-    knock.say(hello);
-    EXPECT_EQ(knock.answer(), "");
+    raw.say(hello);
+    EXPECT_EQ(raw.answer(), "");
   }
   {
-    Knock knock(store);
-    knock.say(protocol::encode(
+    RawConnection raw(store);
+    raw.say(protocol::encode(
         protocol::Hello{"zr-000000000000", "00000000000000000000000000000000", 1, 2, protocol::this_peer()}));
-    const std::string answer = knock.answer();
+    const std::string answer = raw.answer();
     EXPECT_THAT(answer, HasSubstr("this store belongs to another job"));
   }
-  Knock silent(store);
+  RawConnection silent(store);
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(job.err(), "");
 }
@@ -349,7 +350,7 @@ TEST_P(LauncherVariablesTest, ErrorsNameVariableAndRemedy) {
   EXPECT_EQ(job.err(), std::string("zeroth: error: ") + GetParam().text + "\n");
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, LauncherVariablesTest,
+INSTANTIATE_TEST_SUITE_P(Invalid, LauncherVariablesTest,
                          testing::Values(Wrong{"ZerothWithoutWorld",
                                                {{"ZR_RANK", "0"}},
                                                "ZR_WORLD is not set, but zeroth launch's other variables are: start "

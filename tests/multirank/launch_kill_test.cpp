@@ -1,4 +1,4 @@
-// A rank dies, stops, leaves early or does something else than the others: the job ends soon, and says why.
+// A rank dies, stops, leaves early or issues different collectives: the job ends soon and reports the reason.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ using testing::Not;
 namespace {
 constexpr auto kSoon = milliseconds(5000);
 
-bool everybody(Page& page, int ranks, Phase phase) {
+bool all_reached(Page& page, int ranks, Phase phase) {
   for (int rank = 0; rank < ranks; ++rank)
     if (page.ranks[size_t(rank)].phase < phase) return false;
   return true;
@@ -29,7 +29,7 @@ void expect_nothing_left(Page& page, int ranks) {
   }
 }
 
-// The table's line of a rank.
+// The line of a rank in the failure report.
 std::string line_of(const std::string& text, int rank) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
@@ -57,7 +57,7 @@ TEST_P(ZerothLaunchKilledRank, EndsJobWithinFiveSecondsAndReportsEverySurvivor) 
     if (phase == Phase::before_join) options = {"late_rank=" + std::to_string(victim), "late_ms=600000"};
     Job job(scene, launched(kRanks, options));
     const bool runs = phase == Phase::computing || phase == Phase::collective;
-    ASSERT_TRUE(eventually([&] { return everybody(page, kRanks, runs ? Phase::computing : Phase::before_join); }));
+    ASSERT_TRUE(eventually([&] { return all_reached(page, kRanks, runs ? Phase::computing : Phase::before_join); }));
     std::this_thread::sleep_for(milliseconds(random() % 400));
     ASSERT_TRUE(eventually([&] { return page.ranks[size_t(victim)].phase == phase; }));
     const pid_t pid = page.ranks[size_t(victim)].pid;
@@ -81,13 +81,12 @@ TEST_P(ZerothLaunchKilledRank, EndsJobWithinFiveSecondsAndReportsEverySurvivor) 
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    AnyRankAnywhere, ZerothLaunchKilledRank,
-    testing::Values(Kill{0, Phase::collective, "Rank0InACollective"}, Kill{1, Phase::collective, "Rank1InACollective"},
-                    Kill{2, Phase::collective, "Rank2InACollective"}, Kill{0, Phase::computing, "Rank0Computing"},
+    AnyRankAndPhase, ZerothLaunchKilledRank,
+    testing::Values(Kill{0, Phase::collective, "Rank0InCollective"}, Kill{1, Phase::collective, "Rank1InCollective"},
+                    Kill{2, Phase::collective, "Rank2InCollective"}, Kill{0, Phase::computing, "Rank0Computing"},
                     Kill{1, Phase::computing, "Rank1Computing"}, Kill{2, Phase::computing, "Rank2Computing"},
-                    Kill{0, Phase::before_join, "Rank0BeforeItJoins"},
-                    Kill{1, Phase::before_join, "Rank1BeforeItJoins"}, Kill{0, Phase::joining, "Rank0Joining"},
-                    Kill{2, Phase::joining, "Rank2Joining"}),
+                    Kill{0, Phase::before_join, "Rank0BeforeJoin"}, Kill{1, Phase::before_join, "Rank1BeforeJoin"},
+                    Kill{0, Phase::joining, "Rank0Joining"}, Kill{2, Phase::joining, "Rank2Joining"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(ZerothLaunch, KilledRankEndsSurvivorThatComputesForever) {
@@ -112,7 +111,7 @@ TEST(ZerothLaunch, PrintsFailureTableOnce) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(4, {}));
-  ASSERT_TRUE(eventually([&] { return everybody(page, 4, Phase::computing); }));
+  ASSERT_TRUE(eventually([&] { return all_reached(page, 4, Phase::computing); }));
   std::this_thread::sleep_for(milliseconds(300));
   kill(page.ranks[3].pid, SIGKILL);
   EXPECT_EQ(job.wait(kSoon), 4);
@@ -127,7 +126,7 @@ TEST(ZerothLaunch, StoppedRankIsReportedAfterTimeoutAndKilled) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {"timeout_ms=1500"}));
-  ASSERT_TRUE(eventually([&] { return everybody(page, 3, Phase::computing); }));
+  ASSERT_TRUE(eventually([&] { return all_reached(page, 3, Phase::computing); }));
   std::this_thread::sleep_for(milliseconds(300));
   const pid_t pid = page.ranks[1].pid;
   kill(pid, SIGSTOP);
@@ -182,7 +181,7 @@ TEST(ZerothLaunch, ReturnsExitCodeOfFailedRank) {
   Scene scene;
   Job job(scene, launched(3, {"fail_rank=1", "fail_step=5", "fail_code=3"}));
   EXPECT_EQ(job.wait(kSoon), 3);
-  EXPECT_THAT(job.err(), HasSubstr("[1] zeroth: error: the data of this rank are bad\n"));
+  EXPECT_THAT(job.err(), HasSubstr("[1] zeroth: error: the data of this rank is invalid\n"));
   EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank 1 .pid [0-9]+. ended with exit code 3"));
 }
 
@@ -223,7 +222,7 @@ TEST(ZerothLaunch, ReportShowsRankWaitingForKey) {
   std::this_thread::sleep_for(milliseconds(300));
   kill(page.ranks[2].pid, SIGKILL);
   EXPECT_EQ(job.wait(kSoon), 4);
-  EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [0-9.]+s in get of key 'what nobody puts', step 0"));
+  EXPECT_THAT(line_of(job.err(), 0), ContainsRegex("waits [0-9.]+s in get of key 'a key that no rank puts', step 0"));
 }
 
 TEST(ZerothLaunch, GetOfMissingKeyTimesOut) {
@@ -231,16 +230,16 @@ TEST(ZerothLaunch, GetOfMissingKeyTimesOut) {
   Job job(scene, launched(2, {"get_rank=0", "get_ms=300"}));
   EXPECT_EQ(job.wait(kSoon), 4);
   EXPECT_THAT(job.err(),
-              HasSubstr("zeroth: error: no rank has put 'what nobody puts' into the job's store within 0.3s\n"));
+              HasSubstr("zeroth: error: no rank has put 'a key that no rank puts' into the job's store within 0.3s\n"));
 }
 
 TEST(ZerothLaunch, CtrlCEndsJobWithinTwoSeconds) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(4, {}));
-  ASSERT_TRUE(eventually([&] { return everybody(page, 4, Phase::computing); }));
+  ASSERT_TRUE(eventually([&] { return all_reached(page, 4, Phase::computing); }));
   std::this_thread::sleep_for(milliseconds(100));
-  kill(page.ranks[2].pid, SIGSTOP);  // even this one
+  kill(page.ranks[2].pid, SIGSTOP);  // the launcher must end a stopped rank too
   kill(job.pid(), SIGINT);
   EXPECT_EQ(job.wait(milliseconds(2000)), 130);
   EXPECT_EQ(job.err(), "");
@@ -261,7 +260,7 @@ TEST(ZerothLaunch, RanksEndWhenLauncherIsKilled) {
   Scene scene;
   auto& page = scene.page();
   Job job(scene, launched(3, {}));
-  ASSERT_TRUE(eventually([&] { return everybody(page, 3, Phase::computing); }));
+  ASSERT_TRUE(eventually([&] { return all_reached(page, 3, Phase::computing); }));
   kill(job.pid(), SIGKILL);
   EXPECT_EQ(job.wait(), 137);
   expect_nothing_left(page, 3);

@@ -1,4 +1,4 @@
-// What a user sees of a launched job, and what its ranks are given.
+// The output of `zeroth launch`, and the environment and input that it gives its ranks.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST(ZerothLaunch, PrintsIdenticalErrorsOfAllRanksOnce) {
   for (auto line : lines_of(result.err)) lines.insert(line.rfind("[", 0) == 0 ? line.substr(4) : line);
   EXPECT_EQ(lines.count("zeroth: error: gpt.toml:3: no"), 1u) << result.err;
   EXPECT_EQ(lines.count("  nearest: yes"), 1u) << result.err;
-  EXPECT_EQ(lines.size(), 3u) << result.err;  // and which rank ended with code 2
+  EXPECT_EQ(lines.size(), 3u) << result.err;  // the third line reports which rank ended with code 2
 }
 
 TEST(ZerothLaunch, PrintsIdenticalWarningsOfEveryRank) {

@@ -1,4 +1,5 @@
-// The control plane's pure parts: what launchers' variables mean, what breaks a job, and how the table reads.
+// Parts of the control plane without processes: launchers' environment variables, conditions that break a job, and the
+// text of the failure report.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -108,7 +109,7 @@ TEST(FailureReportTest, CountsOmittedRanks) {
   EXPECT_THAT(failure_report_text("x", std::vector<ReportLine>(100)), HasSubstr("\n  and 36 more ranks"));
 }
 
-// Two joined ranks on a machine that is not this one.
+// Two ranks of another machine that have joined.
 class MembersTest : public testing::Test {
  protected:
   MembersTest() {
@@ -140,9 +141,9 @@ TEST_F(MembersTest, LastCollectiveMayFinishAfterOneRankLeft) {
 TEST_F(MembersTest, RankBetweenTwoEnginesIsNotReported) {
   heartbeat(0, 8, false, 1, 8, true);
   heartbeat(1, 8, false, 1, 8, true);
-  heartbeat(0, 1, true, 1, 8, false);  // in its next Engine already
+  heartbeat(0, 1, true, 1, 8, false);  // rank 0 is already in its next Engine
   EXPECT_FALSE(members.broken());
-  members.disconnected(1);  // the other's process has ended instead
+  members.disconnected(1);  // the process of rank 1 ends instead of starting another Engine
   EXPECT_THAT(members.failure_notice(), HasSubstr("rank 1 ended after step 5"));
 }
 
@@ -150,12 +151,11 @@ TEST_F(MembersTest, DifferentCollectivesBreakJobEvenIfOneRankIsAhead) {
   protocol::Heartbeat ahead, behind;
   for (uint64_t i = 1; i <= 40; ++i) ahead.recent.push_back({i, i == 17 ? 99 : i, "call " + std::to_string(i)});
   members.on_heartbeat(0, ahead, now);
-  for (uint64_t i = 1; i <= 17; ++i) behind.recent.push_back({i, i, "call of the other " + std::to_string(i)});
+  for (uint64_t i = 1; i <= 17; ++i) behind.recent.push_back({i, i, "other call " + std::to_string(i)});
   members.on_heartbeat(1, behind, now);
-  EXPECT_EQ(
-      members.failure_notice(),
-      "collective 17 differs between ranks: rank 0 issued call 17, rank 1 issued call of the other 17. All ranks must "
-      "issue the same collectives in the same order");
+  EXPECT_EQ(members.failure_notice(),
+            "collective 17 differs between ranks: rank 0 issued call 17, rank 1 issued other call 17. All ranks must "
+            "issue the same collectives in the same order");
 }
 
 TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
@@ -165,7 +165,7 @@ TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
   members.on_heartbeat(0, one, now);
   members.on_heartbeat(1, other, now);
   other.leaves = 1;
-  other.recent = {{2, 8, "of the next Engine"}};
+  other.recent = {{2, 8, "call of the next Engine"}};
   members.on_heartbeat(1, other, now);
   EXPECT_FALSE(members.broken());
 }

@@ -1,5 +1,5 @@
-// A stand-in for a trainer, of the control plane alone: computes, meets the others in "all_reduce", step after step.
-// launch_rank key=value...; see Plan.
+// Emulates a trainer with only the control plane: in every step it computes and meets the other ranks in an emulated
+// "all_reduce". Usage: launch_rank key=value..., with the keys of Plan.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -24,17 +24,17 @@ namespace {
 struct Plan {
   std::map<std::string, int64_t> values{
       {"steps", 1000000},    {"compute_ms", 1},  {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
-      {"late_rank", -1},     {"late_ms", 0},                         // sleeps so long before it joins
-      {"short_rank", -1},    {"short_steps", 0},                     // its data ends early
-      {"busy_rank", -1},     {"busy_step", 0},                       // computes for ever from this step
-      {"odd_rank", -1},      {"odd_step", 0},                        // issues another collective there
-      {"fail_rank", -1},     {"fail_step", 0},   {"fail_code", 2},   // throws there
-      {"quit_rank", -1},     {"quit_step", 0},                       // _exit(0) there: neither leaves nor fails
-      {"exit_rank", -1},                                             // leaves by exit(0) without a word after its steps
-      {"fork_rank", -1},     {"fork_step", 0},                       // forks: the child exits after fork_ms
-      {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits for a key that nobody puts
-      {"save_on_signal", 0},  // 1: catches SIGTERM and SIGINT, and says so to the store; 2: says so once one has come
-      {"engines", 1}};        // how often all steps are done
+      {"late_rank", -1},     {"late_ms", 0},                        // sleeps late_ms before it joins
+      {"short_rank", -1},    {"short_steps", 0},                    // runs out of data after short_steps
+      {"busy_rank", -1},     {"busy_step", 0},                      // computes forever from busy_step on
+      {"odd_rank", -1},      {"odd_step", 0},                       // issues a different collective in odd_step
+      {"fail_rank", -1},     {"fail_step", 0},   {"fail_code", 2},  // throws in fail_step with exit code fail_code
+      {"quit_rank", -1},     {"quit_step", 0},  // calls _exit(0) in quit_step: neither leaves nor fails
+      {"exit_rank", -1},                        // calls exit(0) after its steps without leave()
+      {"fork_rank", -1},     {"fork_step", 0},  // forks in fork_step; the child exits after fork_ms
+      {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits get_ms for a key that no rank puts
+      {"save_on_signal", 0},  // catches SIGTERM and SIGINT; announces it in the store 1: at once, 2: after a signal
+      {"engines", 1}};        // number of Engines that train one after another
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
 };
@@ -47,15 +47,15 @@ struct Trainer {
   Page& page;
   int64_t step = 0;
   uint64_t sequence = 0;
-  std::atomic<bool>& told;  // by on_broken
+  std::atomic<bool>& notified;  // set by the on_broken callback, on another thread
 
   Page::Rank& mine() { return page.ranks[size_t(control.rank())]; }
 
-  void compute(bool for_ever) {
+  void compute(bool forever) {
     mine().phase = Phase::computing;
     control.set_activity({sequence, 0, "computing", false, step});
     do std::this_thread::sleep_for(milliseconds(plan["compute_ms"]));
-    while (for_ever);
+    while (forever);
   }
 
   void all_reduce(int bucket) {
@@ -72,9 +72,10 @@ struct Trainer {
         continue;
       }
       if (control.broken()) {
-        for (const auto since = steady_clock::now(); !told;)
-          if (steady_clock::now() - since > milliseconds(500)) fail_bug("the job is broken and nobody called back");
-        throw Failure(Exit::peer_lost, control.report(what + " was broken off"));
+        for (const auto since = steady_clock::now(); !notified;)
+          if (steady_clock::now() - since > milliseconds(500))
+            fail_bug("the job is broken, but the on_broken callback was not called");
+        throw Failure(Exit::peer_lost, control.report(what + " was interrupted"));
       }
       if (steady_clock::now() - begin > milliseconds(plan["timeout_ms"]))
         throw Failure(Exit::peer_lost,
@@ -91,11 +92,11 @@ struct Trainer {
       mine().step = step;
       if (g_signal && page.stop_step == 0) {
         if (plan["save_on_signal"] == 2) control.put(saves_on_signal_key(rank), "yes");
-        page.stop_step = step + 2;  // no rank is further than one step ahead
+        page.stop_step = step + 2;  // no rank is more than one step ahead
       }
       if (page.stop_step && step >= page.stop_step) break;
       if (plan.is("fail", rank) && step == plan["fail_step"])
-        throw Failure(Exit(plan["fail_code"]), "the data of this rank are bad");
+        throw Failure(Exit(plan["fail_code"]), "the data of this rank is invalid");
       if (plan.is("fork", rank) && step == plan["fork_step"] && fork() == 0) {
         std::this_thread::sleep_for(milliseconds(plan["fork_ms"]));
         std::exit(0);
@@ -115,19 +116,20 @@ int run(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const char* equals = std::strchr(argv[i], '=');
     const std::string key(argv[i], equals ? size_t(equals - argv[i]) : std::strlen(argv[i]));
-    if (!equals || !plan.values.count(key)) fail_user("launch_rank: what is " + std::string(argv[i]) + "?");
+    if (!equals || !plan.values.count(key))
+      fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Plan");
     plan.values[key] = std::atoll(equals + 1);
   }
   Page& page = *map_page(std::getenv("ZR_TEST_PAGE"));
-  // The rank is told here only to find the place in the page before join() says it.
-  int told = 0;
+  // Find the rank from the environment, because its entry in the page is needed before join() returns.
+  int env_rank = 0;
   for (const char* name : {"SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "ZR_RANK"})
-    if (const char* value = std::getenv(name)) told = std::atoi(value);
-  Page::Rank& mine = page.ranks[size_t(told)];
+    if (const char* value = std::getenv(name)) env_rank = std::atoi(value);
+  Page::Rank& mine = page.ranks[size_t(env_rank)];
   if (const char* store = std::getenv("ZR_STORE")) std::snprintf(mine.store.data(), mine.store.size(), "%s", store);
   mine.pid = getpid();
   mine.phase = Phase::before_join;
-  if (plan.is("late", told)) std::this_thread::sleep_for(milliseconds(plan["late_ms"]));
+  if (plan.is("late", env_rank)) std::this_thread::sleep_for(milliseconds(plan["late_ms"]));
   mine.phase = Phase::joining;
   const auto begin = steady_clock::now();
   const auto control = Control::join(milliseconds(plan["join_timeout_ms"]));
@@ -135,13 +137,13 @@ int run(int argc, char** argv) {
   control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000, 'x'));
   for (int rank = 0; rank < control->world(); ++rank)
     if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
-      fail_bug("not what was put");
-  if (plan.is("get", control->rank())) control->get("what nobody puts", milliseconds(plan["get_ms"]));
+      fail_bug("get() returned another value than was put");
+  if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, [](int came) { g_signal = came; });
     if (plan["save_on_signal"] == 1) control->put(saves_on_signal_key(control->rank()), "yes");
   }
-  static std::atomic<bool> broken{false};  // a failure leaves this function before the callback has come
+  static std::atomic<bool> broken{false};  // static: the callback may run after a failure has left this function
   control->on_broken(&broken, [] { broken = true; });
   for (int64_t i = 0; i < plan["engines"]; ++i) Trainer{plan, *control, page, 0, 0, broken}.train();
   control->on_broken(&broken, {});

@@ -1,4 +1,5 @@
-// Ranks of a launcher that passes no secret on: who can join them, who can see it, and what a peer can make them hold.
+// Jobs of launchers that pass no secret: who can join, who can read the job's secret, and how much memory a peer can
+// make the store use.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,7 +63,7 @@ class JobSecretTest : public testing::Test {
   const int port_ = some_port();
 };
 
-// A connection to the store of rank 0, which listens on one of the eight ports behind the launcher's.
+// A connection to the store of rank 0, which listens on one of the eight ports after the launcher's port.
 class Peer {
  public:
   explicit Peer(int port) {
@@ -137,19 +138,19 @@ TEST_F(JobSecretTest, ReplacesSecretOfEarlierJobWithSameName) {
 }
 
 TEST_F(JobSecretTest, RanksDoNotConnectToOtherListenerOnEarlierPort) {
-  const int squatter = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(uint16_t(port_ + 1));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(bind(squatter, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(listen(squatter, 8), 0);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(listener, 8), 0);
   Job other(scene_, program(), torchrun(1, 2, 2));
   Job store_host(scene_, program(), torchrun(0, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
-  EXPECT_EQ(accept(squatter, nullptr, nullptr), -1) << "a rank has dialled it";
-  close(squatter);
+  EXPECT_EQ(accept(listener, nullptr, nullptr), -1) << "no rank may connect to this listener";
+  close(listener);
 }
 
 TEST_F(JobSecretTest, DoesNotFollowSymbolicLink) {
@@ -184,7 +185,7 @@ TEST_F(JobSecretTest, StoreOfSingleHostJobListensOnLoopbackOnly) {
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
-// The most memory that a process has had, in MiB.
+// The peak resident memory of a process, in MiB.
 int64_t peak_mib(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string word; status >> word;)
@@ -232,7 +233,8 @@ TEST_F(JobSecretTest, StoreRejectsOversizedHeartbeat) {
                protocol::Malformed);
 }
 
-// "-- environment": NAME=value lines; "-- folders": "PATH MODE" lines made in the runtime folder.
+// In the golden file, "-- environment" has NAME=value lines; "-- folders" has "PATH MODE" lines, folders that the test
+// creates in the runtime folder.
 TEST_F(JobSecretTest, ErrorsMatchGoldenFile) {
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/launch_errors.txt", 4, [&](const zr::golden::Case& one) {
     fs::remove_all(runtime_ / "zeroth");

@@ -1,4 +1,4 @@
-// A signal to the launcher of ranks that save on signals, and what it reports of a single rank.
+// Signals to a launcher whose ranks save on signals, and the launcher's report about a job with a single rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ bool all_train(Page& page, int ranks) {
   return true;
 }
 
-// What a job of ranks that save on signals ends with after `signal`.
+// The exit code of a launch_rank job, started with `option`, after `signal` to its launcher.
 int code_after(int ranks, int signal, const std::string& option) {
   Scene scene;
   Job job(scene, launched(ranks, {option}));
@@ -62,7 +62,7 @@ TEST(ZerothLaunch, KilledSingleRankIsReportedWithItsStep) {
 }
 
 TEST(ZerothLaunch, ReportsDisabledLoopbackInterface) {
-  if (geteuid() != 0) GTEST_SKIP() << "a network namespace needs root";
+  if (geteuid() != 0) GTEST_SKIP() << "creating a network namespace needs root";
   Scene scene;
   const auto begin = Clock::now();
   std::vector<std::string> command = launched(2, {"steps=3"});
@@ -71,7 +71,7 @@ TEST(ZerothLaunch, ReportsDisabledLoopbackInterface) {
   const int code = job.wait(milliseconds(30000));
   if (job.err().find("unshare:") != std::string::npos) GTEST_SKIP() << job.err();
   EXPECT_EQ(code, 3);
-  EXPECT_LT(Clock::now() - begin, milliseconds(20000)) << "a join is given up after a minute";
+  EXPECT_LT(Clock::now() - begin, milliseconds(20000)) << "must fail long before the join timeout of one minute";
   EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank [01] cannot reach the job's store at 127.0.0.1: Network is "
                                        "unreachable; the loopback interface is down: enable it with `ip link set lo "
                                        "up`"));

@@ -1,4 +1,4 @@
-// What a plan says before a run, what the run then holds and moves, and what a budget does: on the gpt example.
+// The plan, the memory and the communication of a run, and the effect of a budget, on the gpt example.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -43,7 +43,7 @@ class MemoryTest : public testing::Test {
   Json summary(const std::string& name = "gpt") const {
     return Json::parse(std::ifstream(scratch_.path("runs/" + name + "/summary.json")), nullptr, false);
   }
-  // The lines that a refusal proposes, as overrides.
+  // The lines that an error suggests, as overrides.
   static std::vector<std::string> edits(const std::string& said) {
     std::vector<std::string> all;
     if (said.find("the job fits with any one of these lines:") == said.npos) return all;
@@ -61,12 +61,12 @@ class MemoryTest : public testing::Test {
   const zr::test::Scratch scratch_;
 };
 
-// Without the ranks that the launcher writes before lines.
+// Removes the rank that the launcher writes before each line.
 std::string plain(const std::string& output) {
   return std::regex_replace(output, std::regex("(^|\n)\\[\\d+\\] "), "$1");
 }
 
-// Bytes by kind of ledger, from the lines of a plan; the traffic under "wire".
+// Bytes by memory kind, from the lines of a plan; the communication under "communication bytes".
 std::map<std::string, int64_t> kinds(const std::string& plan) {
   std::map<std::string, int64_t> bytes;
   std::istringstream lines(plan);
@@ -75,7 +75,7 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
   std::smatch found;
   for (std::string line; std::getline(lines, line);)
     if (std::regex_match(line, found, moves)) {
-      bytes["wire"] += std::stoll(found[1]) * std::stoll(found[2]) * std::stoll(found[3]) * std::stoll(found[4]);
+      bytes["communication bytes"] += std::stoll(found[1]) * std::stoll(found[2]) * std::stoll(found[3]) * std::stoll(found[4]);
     } else if (std::regex_match(line, found, holds)) {
       bytes[found[1]] += bytes_of(found[2], found[3]);
     }
@@ -98,7 +98,7 @@ TEST_F(MemoryTest, MatchesThePlan) {
       for (const auto& [tier, of_tier] : ran["memory"].items())
         for (const auto& [kind, bytes] : of_tier.items()) {
           if (kind == "activations") {
-            EXPECT_TRUE(bytes["planned"].is_null()) << "they cannot be planned, and are never nothing";
+            EXPECT_TRUE(bytes["planned"].is_null()) << "they are unknown before a run, not 0";
             EXPECT_GT(bytes["peak"], 0);
             continue;
           }
@@ -111,9 +111,9 @@ TEST_F(MemoryTest, MatchesThePlan) {
       for (std::string row; std::getline(rows, row);) {
         const int64_t moved = Json::parse(row)["communication_bytes"];
         if (strategy == "zero3")
-          EXPECT_LE(moved, said["wire"]) << how;
+          EXPECT_LE(moved, said["communication bytes"]) << how;
         else
-          EXPECT_EQ(moved, said["wire"]) << how;
+          EXPECT_EQ(moved, said["communication bytes"]) << how;
       }
       std::filesystem::remove_all(scratch_.path("runs"));
     }
@@ -131,9 +131,9 @@ TEST_F(MemoryTest, PlanReportsActivationsThatARunMeasured) {
   };
   const int64_t peak = summary()["memory"]["device"]["activations"]["peak"];
   EXPECT_NEAR(measured(""), peak, 0.01 * static_cast<double>(peak));
-  EXPECT_EQ(measured("strategy=zero0 job.ranks=4"), measured("")) << "they do not depend on who holds what";
+  EXPECT_EQ(measured("strategy=zero0 job.ranks=4"), measured("")) << "activations do not depend on sharding";
   for (const char* other : {"model.width=128", "train.micro_batch=4", "train.dtype=bf16", "job.name=another"})
-    EXPECT_EQ(measured(other), 0) << other << ": another run's";
+    EXPECT_EQ(measured(other), 0) << other << ": measured with other settings";
 }
 
 TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
@@ -153,7 +153,7 @@ TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
           zeroth(std::string("plan gpt.toml strategy=zero0 train.gradient_accumulation=2") + budget + " " + edit);
       EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
     }
-    EXPECT_FALSE(std::filesystem::exists(scratch_.path("runs/gpt/metrics.jsonl"))) << "nothing was begun";
+    EXPECT_FALSE(std::filesystem::exists(scratch_.path("runs/gpt/metrics.jsonl"))) << "no step was trained";
   }
 }
 
@@ -192,7 +192,7 @@ TEST_F(MemoryTest, EndsARunWhoseActivationsExceedTheBudgetAndSuggestsEditsThatFi
   }
 }
 
-// The budget is the outer proof: an allocation beyond it is refused, whoever makes it.
+// The budget proves it: every allocation beyond the budget fails.
 TEST_F(MemoryTest, OffloadedActivationsFreeDeviceMemory) {
   std::filesystem::create_directories(scratch_.path("swap"));
   const std::string
@@ -242,7 +242,7 @@ TEST_F(MemoryTest, PlansATrillionParametersOnAThousandRanksInASecond) {
 }
 
 TEST_F(MemoryTest, PlansAModelThatDoesNotFit) {
-  // 175 G parameters: 700 GB if they were made.
+  // 175 G parameters: 700 GB if they were allocated.
   const auto said = plan("model.layers=96 model.width=12288 model.heads=96 train.dtype=bf16 --ranks 1024 --compare");
   ASSERT_EQ(said.code, 0) << said.output;
   EXPECT_NE(said.output.find("1024 ranks; GB (10^9 bytes) on rank 0"), std::string::npos) << said.output;
@@ -257,19 +257,19 @@ TEST_F(MemoryTest, PlansASafetensorsFileWithoutTheProgram) {
   scratch_.write("model.safetensors", file + header + std::string(128128, '\0'));
   const auto said = zeroth("plan --safetensors model.safetensors --ranks 2 strategy=zero0");
   ASSERT_EQ(said.code, 0) << said.output;
-  EXPECT_NE(said.output.find("64064 parameters, fp16"), std::string::npos) << "the file's type\n" << said.output;
+  EXPECT_NE(said.output.find("64064 parameters, fp16"), std::string::npos) << "the dtype of the file\n" << said.output;
   EXPECT_NEAR(kinds(said.output).at("weights"), 128128, 10) << said.output;
 }
 
 TEST_F(MemoryTest, SharesWeightsOnAHostUnlessABudgetOrAKeyPreventsIt) {
-  const auto travelled = [&](const std::string& overrides) {
+  const auto all_gather_bytes = [&](const std::string& overrides) {
     EXPECT_EQ(train("strategy=zero1 " + overrides).code, 0);
-    const Json wire = summary()["communication_bytes"];
-    return wire.contains("all_gather") ? wire["all_gather"].get<int64_t>() : 0;
+    const Json bytes = summary()["communication_bytes"];
+    return bytes.contains("all_gather") ? bytes["all_gather"].get<int64_t>() : 0;
   };
-  EXPECT_EQ(travelled(""), 0);
-  EXPECT_GT(travelled("memory.device_budget=8GiB"), 0);
-  EXPECT_GT(travelled("communicator.share_weights=false"), 0);
+  EXPECT_EQ(all_gather_bytes(""), 0);
+  EXPECT_GT(all_gather_bytes("memory.device_budget=8GiB"), 0);
+  EXPECT_GT(all_gather_bytes("communicator.share_weights=false"), 0);
 }
 
 TEST_F(MemoryTest, TrainsRecomputedBlocksBitIdentically) {
@@ -299,8 +299,8 @@ TEST_F(MemoryTest, TrainsOffloadedActivationsBitIdenticallyUnderEveryStrategy) {
             plain);
 }
 
-// An outer proof that nothing bypasses the ledger: the kernel bounds the address space of each rank. Bytes of a
-// parameter there, four ranks: zero3 about 26, the model that the program built included, zero0 about 42.
+// Proves that no allocation bypasses the ledger: the kernel limits the address space of each rank. Bytes per parameter
+// with four ranks: zero3 about 26, including the model that the program built; zero0 about 42.
 TEST_F(MemoryTest, Zero3TrainsWithinAnAddressSpaceLimitThatZero0Exceeds) {
   const auto idle = shell("cd " + scratch_.folder().string() + " && " + kBin +
                           "gpt gpt.toml train.steps=1000000 job.name=idle > /dev/null & sleep 3; grep VmPeak "
@@ -324,8 +324,8 @@ TEST_F(MemoryTest, Zero3TrainsWithinAnAddressSpaceLimitThatZero0Exceeds) {
       << replicated.output;
 }
 
-// DESIGN.md 5, kind by kind.
-struct Cell {
+// A configuration whose bytes are compared with the formulas, kind by kind.
+struct Case {
   std::string strategy, dtype, reduce;
   int ranks;
   std::string name() const { return strategy + "-" + dtype + "-" + reduce; }
@@ -337,13 +337,13 @@ class MemoryFormulasTest : public MemoryTest, public testing::WithParamInterface
 TEST_P(MemoryFormulasTest, PredictEveryKindWithinTwoPercent) {
   constexpr double kBucket = 512 << 10, kPrefetch = 1 << 20, kLayer = 448 * 448 + 448, P = 40 * kLayer;
   const int N = GetParam();
-  std::vector<Cell> cells;
+  std::vector<Case> cases;
   std::string list;
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16", "fp16"})
       for (const std::string reduce : {"each_micro_step", "last_micro_step"}) {
-        cells.push_back({strategy, dtype, reduce, N});
-        list += "job.name=" + cells.back().name() + " strategy=" + strategy + " strategy." + strategy +
+        cases.push_back({strategy, dtype, reduce, N});
+        list += "job.name=" + cases.back().name() + " strategy=" + strategy + " strategy." + strategy +
                 ".bucket_bytes=512KiB train.dtype=" + dtype + " gradients.reduce=" + reduce +
                 (strategy == "zero3" ? " strategy.zero3.prefetch_bytes=1MiB\n" : "\n");
       }
@@ -354,7 +354,7 @@ TEST_P(MemoryFormulasTest, PredictEveryKindWithinTwoPercent) {
       "/tests/multirank/parity/parity.toml "
       "communicator.share_weights=false parity.model=ample train.gradient_accumulation=2 train.steps=1 job.threads=1");
   ASSERT_EQ(done.code, 0) << done.output;
-  for (const Cell& c : cells) {
+  for (const Case& c : cases) {
     const Json device = summary(c.name())["memory"]["device"];
     const auto holds = [&](const char* kind) { return device.contains(kind) ? device[kind]["peak"].get<double>() : 0; };
     const std::string where = c.name() + " on " + std::to_string(N) + "\n" + device.dump(1);
@@ -367,13 +367,13 @@ TEST_P(MemoryFormulasTest, PredictEveryKindWithinTwoPercent) {
     expect("weights", c.w() * P * (sharded_weights ? share : 1));
     expect("slots", 8 * P * share);
     expect("master", c.w() < 4 ? 4 * P * share : 0);
-    const bool flat = c.strategy == "zero1" && !last;  // one backward's gradients, whole, beside the sums
+    const bool flat = c.strategy == "zero1" && !last;  // unsharded gradients of one backward, plus the reduced shard
     expect("gradients", last ? 4 * P : 4 * P * share + (flat ? c.w() * P : 0));
     EXPECT_LE(holds("buckets"), last || flat ? 0 : 2 * kBucket) << where;
     EXPECT_GE(holds("buckets"), last || flat ? 0 : kBucket) << where;
     EXPECT_LE(holds("window"), sharded_weights ? 40 * 448 * c.w() + kPrefetch + kLayer * c.w() + 64 : 0) << where;
     EXPECT_GE(holds("window"), sharded_weights && N > 1 ? kPrefetch : 0) << where;
-    expect("other", 4 * 448 * 448);  // the largest parameter, on its way at the start
+    expect("other", 4 * 448 * 448);  // the largest parameter, in transit at the start
   }
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, MemoryFormulasTest, testing::Values(1, 2, 3, 4),

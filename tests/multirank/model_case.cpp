@@ -1,4 +1,4 @@
-// One rank of the tests of what a program may do with its model beside the engine.
+// One rank of model_test: what a program may do with its model outside the engine.
 //   model_case CASE TOML [path=value ...]
 #include "multirank/model_run.hpp"
 

@@ -1,4 +1,4 @@
-// What the cases of model_case share: the strategies that a case is run under, and the text of an error.
+// Shared by the cases of model_case: the strategies that each case runs under, and the text of an error.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@ using engine_tests::require;
 using engine_tests::Run;
 using engine_tests::same;
 
-/// A strategy, and whether the ranks of a host share weights; a lone rank shares nothing.
+/// A strategy, and whether the ranks of a host share weights. A single rank always has `share` set.
 struct SharingMode {
   std::string strategy;
   bool share;
@@ -31,8 +31,8 @@ inline std::vector<SharingMode> sharing_modes(int world) {
   return all;
 }
 
-/// The program of `run` under another strategy, with plain descent whose products are exact (the rate is a power of
-/// two), zero3 releases each weight after its use.
+/// The program of `run` under another strategy. It uses plain SGD whose products are exact (the learning rate is a power
+/// of two), and zero3 releases each weight after its use.
 inline zr::Program program_of(const Run& run, const SharingMode& how, const std::vector<std::string>& more = {}) {
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   for (const char* key :
@@ -49,7 +49,7 @@ inline zr::Program program_of(const Run& run, const SharingMode& how, const std:
                       {"parity.overflows", false, "unused here"}});
 }
 
-/// What fn throws, without libtorch's backtrace; empty if it returns.
+/// The message of the exception that fn throws, without libtorch's backtrace; empty if fn returns.
 template <class F>
 std::string error_of(F&& fn) {
   try {

@@ -1,4 +1,4 @@
-// What a program does with its model beside zr::Engine: results equal plain libtorch's, or an error says why not.
+// Use of the model outside zr::Engine: the results equal those of plain libtorch, or an error says why not.
 #include "multirank/engine_fixture.hpp"
 
 namespace {
@@ -8,7 +8,7 @@ namespace fs = std::filesystem;
 class EngineModelTest : public engine_tests::EngineTest {
  protected:
   EngineModelTest() { binary_ = "model_case"; }
-  // The golden file of check_messages(), all of whose cases end with 0.
+  // Runs check_messages() on a golden file, and checks that all its cases exit with 0.
   void check_outcomes(const std::string& file, std::size_t least_cases) {
     check_messages(file, least_cases);
     for (const zr::golden::Case& one : zr::golden::read_file(ZR_SOURCE_DIR "/tests/golden/" + file).cases)
@@ -43,8 +43,8 @@ TEST_F(EngineModelTest, RefreshIsBitIdenticalWithTiersAndAsynchronousCheckpoints
       const engine_tests::Result result = run(
           ranks, "refresh_keeps_places", "fp16.initial_scale_power=12 fp16.loss_scale_window=2 train.dtype=" + dtype);
       EXPECT_EQ(result.code, 0) << dtype << " on " << ranks << "\n" << result.output;
-      EXPECT_NE(result.output.find(ranks == 1 ? "14 are the same" : "31 are the same"), std::string::npos);
-      EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "files of a tier outlive their engines";
+      EXPECT_NE(result.output.find(ranks == 1 ? "14 placements match" : "31 placements match"), std::string::npos);
+      EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "an engine left files in the folder of its tier";
     }
 }
 

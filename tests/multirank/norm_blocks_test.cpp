@@ -1,4 +1,5 @@
-// The norm's leaves: the same sum on every rank, to the bit, whoever holds them and however many travel at a time.
+// Norm blocks: their sum is bit-identical on every rank, independent of which ranks hold the blocks and of how many are
+// exchanged at a time.
 #include "engine/norm_blocks.hpp"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ using namespace host;
 
 const std::vector<int64_t> kCounts{1, 5000, 1024, 100, 40000, 3072};
 
-// Runs of leaves dealt to the ranks by chance; parameter 3 is frozen. `replicated`: every rank has all.
+// Assigns runs of norm blocks to the ranks at random; parameter 3 is frozen. `replicated`: every rank has all blocks.
 StrategyPlan dealt(bool replicated) {
   return [replicated](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
@@ -26,15 +27,15 @@ StrategyPlan dealt(bool replicated) {
       const zr_buffer buffer{sizeof(zr_buffer), role, role == ZR_ROLE_WEIGHT ? "weights" : "sums", elements, ZR_F32, 0};
       sink.buffer(sink.ctx, &buffer);
     }
-    std::mt19937 random(11);  // the same deal on every rank
+    std::mt19937 random(11);  // the same assignment on every rank
     for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
       int64_t offset = 0;
       for (uint32_t p = 0; p < in.n_params; ++p) {
         const int64_t count = in.params[p]->count;
         for (int64_t first = 0; first < count;) {
-          const bool whole = role == ZR_ROLE_WEIGHT || replicated;
-          const int64_t n = whole ? count : std::min<int64_t>(count - first, (1 + random() % 7) * in.norm_block);
-          const bool mine = whole || static_cast<int32_t>(random() % static_cast<uint32_t>(in.world)) == in.rank;
+          const bool full = role == ZR_ROLE_WEIGHT || replicated;
+          const int64_t n = full ? count : std::min<int64_t>(count - first, (1 + random() % 7) * in.norm_block);
+          const bool mine = full || static_cast<int32_t>(random() % static_cast<uint32_t>(in.world)) == in.rank;
           const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_WEIGHT ? 0u : 1u, first, n, offset + first};
           if (mine && !(role == ZR_ROLE_REDUCED_GRAD && (in.params[p]->flags & ZR_PARAM_FROZEN))) sink.piece(sink.ctx, &piece);
           first += n;
@@ -53,17 +54,17 @@ PlanInput input(int world) {
   return in;
 }
 
-// Element i of a parameter, the same wherever it is.
+// Element i of a parameter, the same on every rank.
 float value(uint32_t param, int64_t i) { return std::sin(static_cast<float>(param * 100000 + i)) * 3; }
 
 double expected() {
   double sum = 0;
   for (uint32_t p = 0; p < kCounts.size(); ++p)
-    for (int64_t leaf = 0; p != 3 && leaf < kCounts[p]; leaf += kNormBlock) {
+    for (int64_t block = 0; p != 3 && block < kCounts[p]; block += kNormBlock) {
       double lanes[16] = {}, all = 0;
-      for (int64_t i = leaf; i < std::min(leaf + kNormBlock, kCounts[p]); ++i) {
+      for (int64_t i = block; i < std::min(block + kNormBlock, kCounts[p]); ++i) {
         const double x = value(p, i);
-        lanes[(i - leaf) % 16] += x * x;
+        lanes[(i - block) % 16] += x * x;
       }
       for (const double lane : lanes) all += lane;
       sum += all;
@@ -97,26 +98,26 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
         }
         const int64_t before = rig.ledger().held(Tier::device, MemoryKind::other);
         {
-          NormBlocks leaves({*comm, pool, plan, rig.ledger()}, slices, nullptr, window);
+          NormBlocks blocks({*comm, pool, plan, rig.ledger()}, slices, nullptr, window);
           for (int twice = 0; twice < 2; ++twice) {
-            EXPECT_EQ(leaves.sum(), 0);
-            const NormBlocks::Norm folded = leaves.ordered_sum();
-            EXPECT_EQ(folded.sum_of_squares, expected()) << "window " << window << (replicated ? ", replicated" : "");
-            EXPECT_EQ(folded.first_non_finite, -1);
+            EXPECT_EQ(blocks.sum(), 0);
+            const NormBlocks::Norm norm = blocks.ordered_sum();
+            EXPECT_EQ(norm.sum_of_squares, expected()) << "window " << window << (replicated ? ", replicated" : "");
+            EXPECT_EQ(norm.first_non_finite, -1);
           }
-          // An infinity of parameter 4, and one of parameter 2, on whoever holds them.
+          // Puts one infinity into parameter 4 and one into parameter 2, on the ranks that hold these elements.
           for (std::size_t u = 0; u < slices.size(); ++u)
             for (const auto& [param, element] : {std::pair{4u, int64_t{30000}}, {2u, int64_t{3}}})
               if (slices[u].param == param && slices[u].first <= element && element < slices[u].first + slices[u].count)
                 sums[u][static_cast<std::size_t>(element - slices[u].first)] = INFINITY;
-          leaves.sum();
-          EXPECT_EQ(leaves.ordered_sum().first_non_finite, 2) << "in the model's order";
+          blocks.sum();
+          EXPECT_EQ(blocks.ordered_sum().first_non_finite, 2) << "the first one in the model's order";
           if (window == 1000) {
             EXPECT_EQ(rig.ledger().held(Tier::device, MemoryKind::other) - before, plan.norm_blocks.bytes(rank.rank))
                 << "as planned";
           }
         }
-        EXPECT_EQ(rig.ledger().held(Tier::device, MemoryKind::other), before) << "all is given back";
+        EXPECT_EQ(rig.ledger().held(Tier::device, MemoryKind::other), before) << "all memory is freed";
       }
   }));
 }

@@ -1,5 +1,5 @@
-// `auto` in jobs: states that fill tiers, activations by what runs measured. What is found in general:
-// unit/core/placement_test.cpp.
+// Placement `auto` in jobs: states fill the tiers in order, activations are placed by the bytes that earlier runs
+// measured. unit/core/placement_test.cpp tests the placement itself.
 #include "multirank/offload_fixture.hpp"
 
 namespace zr::test {
@@ -7,7 +7,7 @@ namespace {
 
 class OffloadAutoTest : public OffloadTest {
  protected:
-  // Bytes of a rank that are not activations.
+  // Bytes per rank that are not activations.
   int64_t fixed(const std::string& job) const {
     int64_t bytes = 0;
     const Json device = summary(job).at("memory").at("device");
@@ -27,13 +27,13 @@ TEST_F(OffloadAutoTest, FillsTheDeviceThenHostThenDisk) {
   for (const auto& [kind, bytes] : plain.items())
     if (kind != "slots") device += bytes.at("peak").get<int64_t>();
   const int64_t all = plain.at("slots").at("peak");
-  const std::string places = " offload.nvme.path=" + scratch_.path("swap") +
+  const std::string tiers = " offload.nvme.path=" + scratch_.path("swap") +
                              " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
                              "memory.device_budget=" +
                              std::to_string(device + all / 3) + "B";
   const int64_t communicator = number("a", "/memory/host/communicator/peak");
   run(2,
-      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + places +
+      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + tiers +
           "\n",
       model);
   EXPECT_EQ(hash("a"), plain_hash);
@@ -67,8 +67,8 @@ TEST_F(OffloadAutoTest, KeepsActivationsOnTheDeviceWhenTheyFit) {
   EXPECT_EQ(number("a", "/memory/host/activations/peak"), 0) << "they fit";
   run(2, "job.name=a " + automatic + budget(fixed("a") + all - all / 8) + "\n", model);
   EXPECT_EQ(hash("a"), plain);
-  EXPECT_GT(number("a", "/memory/host/activations/peak"), 0) << "an eighth of them has no room";
-  // What a run on a tier measured, here and there, is what the device would need.
+  EXPECT_GT(number("a", "/memory/host/activations/peak"), 0) << "an eighth of them does not fit";
+  // A run with offloaded activations measures them on all tiers; their total is what the device would need.
   run(2, "job.name=a " + automatic + budget(fixed("a") + 2 * all) + "\n", model);
   EXPECT_EQ(hash("a"), plain);
   EXPECT_EQ(number("a", "/memory/host/activations/peak"), 0) << "they fit again";

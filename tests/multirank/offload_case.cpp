@@ -1,5 +1,4 @@
-// One rank of the tests of tiers: runs the case named on the command line, prints what is wrong and exits 1, or exits
-// 0.
+// One rank of offload_test: runs the case named on the command line; prints the failed check and exits 1, or exits 0.
 //   offload_case CASE TOML [path=value ...]
 #include <cstdlib>
 #include <fstream>
@@ -11,7 +10,7 @@ namespace {
 using engine_tests::require;
 using engine_tests::Run;
 
-// Bytes, of this process: "VmRSS", "VmHWM".
+// Bytes of this process by field of /proc/self/status: "VmRSS", "VmHWM".
 int64_t held(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -19,19 +18,19 @@ int64_t held(const std::string& field) {
   return -1;
 }
 
-// The model takes memory of its own for its weights when the engine ends: no more than the engine has given back.
+// When the engine ends, the model allocates memory for its weights: no more than the engine has freed.
 void ends(Run& run) {
   run.build();
   run.train();
   int64_t weights = 0;
   for (const auto& parameter : run.model->parameters()) weights += static_cast<int64_t>(parameter.nbytes());
-  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  std::ofstream("/proc/self/clear_refs") << 5;  // resets the peak
   const int64_t before = held("VmRSS");
-  require(held("VmHWM") < before + weights / 8, "a process can forget its peak");
+  require(held("VmHWM") < before + weights / 8, "the kernel resets the peak of this process");
   run.engine.reset();
   const int64_t more = held("VmHWM") - before;
-  std::cout << "the end took " << more << " bytes more, weights are " << weights << std::endl;
-  require(more < weights / 4, "an engine's end needs no memory that its training did not");
+  std::cout << "destroying the engine took " << more << " more bytes; the weights take " << weights << std::endl;
+  require(more < weights / 4, "destroying the engine needs no more memory than training");
 }
 
 const engine_tests::Cases kCases{{"ends", ends}};

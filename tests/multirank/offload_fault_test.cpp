@@ -1,5 +1,5 @@
-// Disks that fail under a job: it ends on all ranks, says what failed, and the checkpoint before is still there to go
-// on from.
+// Disks that fail during a job: all ranks end, the message says what failed, and the job can resume from the previous
+// checkpoint.
 #include <gmock/gmock.h>
 
 #include <array>
@@ -13,31 +13,31 @@ using ::testing::HasSubstr;
 
 class OffloadFaultTest : public OffloadTest {
  protected:
-  // Two ranks, with the tier that fails on demand. A rank that hangs is killed: code 124.
+  // Two ranks with the tier that fails on demand. A rank that hangs is killed: exit code 124.
   Outcome train(const std::string& fault, const std::string& overrides) const {
     return shell("ZR_TIER_FAULT=" + fault + " timeout 60 " + launch(2, "engine_case trains", overrides));
   }
-  // Optimizer states alone are on it.
+  // Only optimizer states are on the failing tier.
   std::string states() const { return "strategy=zero2 train.steps=3 " + disk() + "offload.optimizer=" + kFailing; }
-  // And shards of weights and sums alone.
-  std::string pages() const {
+  // Only shards of weights and reduced gradients are on the failing tier.
+  std::string shards() const {
     return kGathered + "train.steps=4 offload.nvme.path=" + scratch_.path("swap") +
            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.gradients=" + kFailing +
            "offload.parameters=" + kFailing;
   }
-  // Calls of the tier on rank 0 before the last step's checkpoint, which are a block each.
+  // Read calls of the tier on rank 0 before the checkpoint of the last step; each reads one block.
   int64_t reads(const std::string& job) const { return number(job, "/tiers/nvme/read_bytes") / 4096; }
 
-  // The job ended for the tier alone, and said so.
-  void expect_told(const Outcome& failed, const std::string& whose, const std::string& call) const {
+  // The job ended because of the tier alone, and the message says so.
+  void expect_reported(const Outcome& failed, const std::string& whose, const std::string& call) const {
     EXPECT_EQ(failed.code, 3) << failed.output;
     for (const std::string& text : {std::string("offload 'nvme'"), whose, scratch_.path("swap"),
                                     call + " 4096 bytes at byte ", std::string(" failed: Input/output error; ")})
       EXPECT_THAT(failed.output, HasSubstr(text));
     EXPECT_THAT(failed.output, Not(HasSubstr("training continues")));
   }
-  // What was committed is whole, and goes on to what the run without a fault came to.
-  void expect_good(const std::vector<std::string>& committed, const std::string& how, const std::string& whole) {
+  // The committed checkpoints are complete; the job resumes from them to the results of the run without a fault.
+  void expect_good(const std::vector<std::string>& committed, const std::string& how, const std::string& uninterrupted) {
     const Outcome verified = shell(zeroth_bin() + "verify c");
     EXPECT_EQ(verified.code, 0) << verified.output;
     std::vector<std::string> names = names_in("c");
@@ -45,8 +45,8 @@ class OffloadFaultTest : public OffloadTest {
     EXPECT_EQ(names, committed);
     const Outcome rest = train("", how + " checkpoint.resume=true");
     ASSERT_EQ(rest.code, 0) << rest.output;
-    EXPECT_EQ(hash("f"), hash(whole));
-    EXPECT_EQ(losses("f"), losses(whole));
+    EXPECT_EQ(hash("f"), hash(uninterrupted));
+    EXPECT_EQ(losses("f"), losses(uninterrupted));
   }
 };
 
@@ -92,7 +92,7 @@ TEST_F(OffloadFaultTest, ShortAndSlowTransfersKeepResultsBitIdentical) {
     if (fault == "slow=2ms") {
       const double waited = summary("f").at("waits_ms").at("disk_read").get<double>() +
                             summary("f").at("waits_ms").at("disk_write").get<double>();
-      EXPECT_GT(waited, 20) << "the stall is the disk's";
+      EXPECT_GT(waited, 20) << "the wait is attributed to the disk";
     }
   }
 }
@@ -106,54 +106,54 @@ TEST_F(OffloadFaultTest, FaultOnOneRankEndsAllRanks) {
     for (const auto& [fault, overrides, text] : std::vector<std::array<std::string, 3>>{
              {"read=EIO@7", states(), "states of '"},
              {"write=EIO@9", states(), "states of '"},
-             {"read=EIO@9", pages() + "parity.model=large", "'weights, own shard' for all_gather '"},
-             {"write=EIO@60", pages() + "parity.model=large", "'"},
+             {"read=EIO@9", shards() + "parity.model=large", "'weights, own shard' for all_gather '"},
+             {"write=EIO@60", shards() + "parity.model=large", "'"},
              {"write=EIO@1", activations, "an activation of "}}) {
       const Outcome failed = train("rank=" + rank + ":" + fault, overrides);
       EXPECT_EQ(failed.code, 3) << rank << fault << failed.output;
       EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'")) << fault;
       EXPECT_THAT(failed.output, HasSubstr(text)) << fault;
-      EXPECT_THAT(failed.output, HasSubstr("zeroth: error: rank " + rank + " ")) << "it is the first to end";
+      EXPECT_THAT(failed.output, HasSubstr("zeroth: error: rank " + rank + " ")) << "this rank ends first";
       EXPECT_THAT(failed.output, HasSubstr("\n  rank " + std::string(rank == "0" ? "1" : "0") + "  pid"));
     }
 }
 
-// The checkpoint of the first step is there, that of the second is being saved.
+// The fault occurs while the checkpoint of step 2 is saved; the checkpoint of step 1 exists.
 TEST_F(OffloadFaultTest, FaultDuringASaveKeepsThePreviousCheckpoint) {
   const std::string model = "parity.model=large train.dtype=bf16 train.gradient_accumulation=2 ",
                     how = states() + model;
-  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + "job.name=uninterrupted").code, 0);
   ASSERT_EQ(train("", how + "job.name=none train.steps=2").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
   const int64_t before = reads("once"), of_one = before - reads("none");
-  ASSERT_GT(of_one, 40) << "the other rank's calls are some more or less";
+  ASSERT_GT(of_one, 40) << "the number of calls differs slightly on the other rank";
   const std::string fault = "read=EIO@" + std::to_string(before + of_one / 2);
-  for (const std::string aside : {"false", "true"})
+  for (const std::string async : {"false", "true"})
     for (const std::string who : {"", "rank=0:", "rank=1:"}) {
       const std::string saves =
-          how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.async=" + aside + " checkpoint.keep=0";
+          how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.async=" + async + " checkpoint.keep=0";
       const Outcome failed = train(who + fault, saves);
-      SCOPED_TRACE(who + fault + " async " + aside);
-      expect_told(failed, "states of '", "reading");
-      EXPECT_EQ(losses("f").size(), 2u) << "steps were made";
-      expect_good({"step-00000001"}, how + "job.name=f checkpoint.dir=c", "whole");
+      SCOPED_TRACE(who + fault + " async " + async);
+      expect_reported(failed, "states of '", "reading");
+      EXPECT_EQ(losses("f").size(), 2u) << "two steps were trained";
+      expect_good({"step-00000001"}, how + "job.name=f checkpoint.dir=c", "uninterrupted");
       fs::remove_all(scratch_.path("c"));
     }
 }
 
-// Reads ahead of collectives are not always the same: it fails in the second checkpoint, or in a step beside it.
+// The number of reads ahead of collectives varies: the fault occurs in the second checkpoint or in an adjacent step.
 TEST_F(OffloadFaultTest, FaultDuringASaveOfShardsKeepsThePreviousCheckpoint) {
-  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ";
-  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  const std::string how = shards() + "parity.model=large train.gradient_accumulation=2 ";
+  ASSERT_EQ(train("", how + "job.name=uninterrupted").code, 0);
   ASSERT_EQ(train("", how + "job.name=once train.steps=2 checkpoint.every=1 checkpoint.dir=counted").code, 0);
   for (const std::string who : {"rank=0:", "rank=1:"}) {
     const std::string fault = who + "read=EIO@" + std::to_string(reads("once") + 12);
     const Outcome failed = train(fault, how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.keep=0");
     SCOPED_TRACE(fault);
-    expect_told(failed, "'", "reading");
+    expect_reported(failed, "'", "reading");
     const std::size_t saved = host::checkpoints_in(scratch_.path("c")).size();
     EXPECT_TRUE(saved == 1 || saved == 2) << saved;
-    expect_good(host::checkpoints_in(scratch_.path("c")), how + "job.name=f checkpoint.dir=c", "whole");
+    expect_good(host::checkpoints_in(scratch_.path("c")), how + "job.name=f checkpoint.dir=c", "uninterrupted");
     fs::remove_all(scratch_.path("c"));
   }
 }
@@ -161,35 +161,35 @@ TEST_F(OffloadFaultTest, FaultDuringASaveOfShardsKeepsThePreviousCheckpoint) {
 TEST_F(OffloadFaultTest, FaultDuringALoadKeepsTheCheckpoint) {
   const std::string how = states() + "parity.model=large train.gradient_accumulation=2 ",
                     from = "job.name=f checkpoint.dir=c ";
-  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + "job.name=uninterrupted").code, 0);
   for (const std::string fault :
        {"write=EIO@5", "read=EIO@2", "rank=0:write=EIO@5", "rank=1:write=EIO@5", "rank=1:read=EIO@2"}) {
     ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
     const Outcome failed = train(fault, how + from + "checkpoint.resume=true");
     SCOPED_TRACE(fault);
-    expect_told(failed, "states of '", fault.find("read=") == fault.npos ? "writing" : "reading");
-    EXPECT_EQ(losses("f").size(), 2u) << "and no step more";
-    expect_good({"step-00000002"}, how + from, "whole");
+    expect_reported(failed, "states of '", fault.find("read=") == fault.npos ? "writing" : "reading");
+    EXPECT_EQ(losses("f").size(), 2u) << "no further step was trained";
+    expect_good({"step-00000002"}, how + from, "uninterrupted");
     fs::remove_all(scratch_.path("c"));
     fs::remove_all(scratch_.path("runs/f"));
   }
 }
 
-// The pages go on disk at load as they do in training.
+// Loading writes the shards to disk as training does.
 TEST_F(OffloadFaultTest, FaultDuringALoadOfShardsKeepsTheCheckpoint) {
-  const std::string how = pages() + "parity.model=large train.gradient_accumulation=2 ",
+  const std::string how = shards() + "parity.model=large train.gradient_accumulation=2 ",
                     from = "job.name=f checkpoint.dir=c ";
-  ASSERT_EQ(train("", how + "job.name=whole").code, 0);
+  ASSERT_EQ(train("", how + "job.name=uninterrupted").code, 0);
   ASSERT_EQ(train("", how + from + "train.steps=2 checkpoint.every=2").code, 0);
   const auto before = losses("f");
   for (const std::string who : {"rank=0:", "rank=1:"}) {
-    // The first parameters' shards are written once at the start, and once more from the checkpoint.
+    // The shards of the first parameters are written once at the start, and again from the checkpoint.
     const Outcome failed = train(who + "write=EIO@30", how + from + "checkpoint.resume=true");
     SCOPED_TRACE(who);
-    expect_told(failed, "weights or sums of '", "writing");
-    EXPECT_EQ(losses("f"), before) << "and no step more";
+    expect_reported(failed, "weights or sums of '", "writing");
+    EXPECT_EQ(losses("f"), before) << "no further step was trained";
   }
-  expect_good({"step-00000002"}, how + from, "whole");
+  expect_good({"step-00000002"}, how + from, "uninterrupted");
 }
 
 }  // namespace

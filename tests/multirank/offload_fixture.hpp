@@ -1,4 +1,4 @@
-// What tests of tiers share: where a job's state stands, and what its summary says of it.
+// Shared by the tests of tiers: where the state of a job is stored, and what its summary reports.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@ namespace zr::test {
 class OffloadTest : public CheckpointTest {
  protected:
   OffloadTest() { fs::create_directories(scratch_.path("swap")); }
-  // States a leaf at a time, so that a small model has many tiles.
+  // Blocks of the size of one norm block, so that a small model has many tiles.
   std::string disk() const {
     return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +
            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
@@ -19,7 +19,7 @@ class OffloadTest : public CheckpointTest {
   // The tier that fails on demand (ZR_TIER_FAULT).
   static constexpr const char* kFailing = ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so ";
   static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";
-  static constexpr const char* kPages = "offload.gradients=nvme offload.parameters=nvme ";
+  static constexpr const char* kDiskBacked = "offload.gradients=nvme offload.parameters=nvme ";
   const std::string kGathered =
       "strategy=zero3 communicator.share_weights=false strategy.zero3.persistence_threshold=100 ";
   int64_t number(const std::string& job, const std::string& pointer) const {

@@ -1,4 +1,4 @@
-// Training state on tiers, through the public door: numbers, bytes, time, and what is left behind.
+// Training state on tiers through the public API: results, bytes, time, and the files that remain.
 #include <gmock/gmock.h>
 
 #include <array>
@@ -16,65 +16,65 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 TEST_F(OffloadTest, ResumesFromACheckpointOfAnyOtherPlacement) {
-  const std::vector<std::string> places{" ", kMemory, disk(),
+  const std::vector<std::string> placements{" ", kMemory, disk(),
                                         disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
   const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
-  run(2, "job.name=whole\n", model);
+  run(2, "job.name=uninterrupted\n", model);
   std::string first, then;
-  for (std::size_t i = 0; i < places.size(); ++i)
+  for (std::size_t i = 0; i < placements.size(); ++i)
     first += "job.name=a" + std::to_string(i) + " train.steps=2 checkpoint.dir=c" + std::to_string(i) +
-             " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+             " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + placements[i] + "\n";
   run(2, first, model);
-  for (std::size_t i = 0; i < places.size(); ++i) {
+  for (std::size_t i = 0; i < placements.size(); ++i) {
     EXPECT_TRUE(contents(scratch_.path("c" + std::to_string(i) + "/step-00000002")) ==
                 contents(scratch_.path("c0/step-00000002")))
-        << places[i] << " saves what the device saves";
-    for (std::size_t j = 0; j < places.size(); ++j)
+        << placements[i] << " saves the same bytes as the device";
+    for (std::size_t j = 0; j < placements.size(); ++j)
       then += "job.name=b" + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true checkpoint.dir=c" +
-              std::to_string(i) + places[j] + "\n";
+              std::to_string(i) + placements[j] + "\n";
   }
   run(2, then, model);
-  for (std::size_t i = 0; i < places.size(); ++i)
-    for (std::size_t j = 0; j < places.size(); ++j) {
+  for (std::size_t i = 0; i < placements.size(); ++i)
+    for (std::size_t j = 0; j < placements.size(); ++j) {
       const std::string name = "b" + std::to_string(i) + std::to_string(j);
-      EXPECT_EQ(hash(name), hash("whole")) << places[i] << " then " << places[j];
-      EXPECT_EQ(losses(name).at(4), losses("whole").at(4));
+      EXPECT_EQ(hash(name), hash("uninterrupted")) << placements[i] << " then " << placements[j];
+      EXPECT_EQ(losses(name).at(4), losses("uninterrupted").at(4));
     }
 }
 
 TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
-  const std::vector<std::string> places{" ", disk() + kPages, disk() + kPages + "offload.optimizer=device",
+  const std::vector<std::string> placements{" ", disk() + kDiskBacked, disk() + kDiskBacked + "offload.optimizer=device",
                                         disk() + "offload.parameters=cpu offload.gradients=nvme"};
   for (const std::string dtype : {"fp32", "bf16"}) {
-    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype, whole = "whole" + dtype;
-    run(2, "job.name=" + whole + "\n", model);
+    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype, uninterrupted = "uninterrupted" + dtype;
+    run(2, "job.name=" + uninterrupted + "\n", model);
     std::string first, then;
-    for (std::size_t i = 0; i < places.size(); ++i)
+    for (std::size_t i = 0; i < placements.size(); ++i)
       first += "job.name=a" + dtype + std::to_string(i) + " train.steps=2 checkpoint.dir=" + dtype + std::to_string(i) +
-               " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + places[i] + "\n";
+               " checkpoint.every=2 checkpoint.async=" + (i % 2 ? "true" : "false") + placements[i] + "\n";
     run(2, first, model);
-    for (std::size_t i = 0; i < places.size(); ++i) {
+    for (std::size_t i = 0; i < placements.size(); ++i) {
       EXPECT_TRUE(contents(scratch_.path(dtype + std::to_string(i) + "/step-00000002")) ==
                   contents(scratch_.path(dtype + "0/step-00000002")))
-          << places[i] << " saves what the device saves";
-      for (const std::size_t j : {i, (i + 1) % places.size()})
+          << placements[i] << " saves the same bytes as the device";
+      for (const std::size_t j : {i, (i + 1) % placements.size()})
         then += "job.name=b" + dtype + std::to_string(i) + std::to_string(j) + " checkpoint.resume=true" +
-                " checkpoint.dir=" + dtype + std::to_string(i) + places[j] + "\n";
+                " checkpoint.dir=" + dtype + std::to_string(i) + placements[j] + "\n";
     }
     run(2, then, model);
-    for (std::size_t i = 0; i < places.size(); ++i)
-      for (const std::size_t j : {i, (i + 1) % places.size()}) {
+    for (std::size_t i = 0; i < placements.size(); ++i)
+      for (const std::size_t j : {i, (i + 1) % placements.size()}) {
         const std::string name = "b" + dtype + std::to_string(i) + std::to_string(j);
-        EXPECT_EQ(hash(name), hash(whole)) << places[i] << " then " << places[j];
-        EXPECT_EQ(losses(name).at(4), losses(whole).at(4));
+        EXPECT_EQ(hash(name), hash(uninterrupted)) << placements[i] << " then " << placements[j];
+        EXPECT_EQ(losses(name).at(4), losses(uninterrupted).at(4));
       }
   }
 }
 
 TEST_F(OffloadTest, DiskBackedBuffersMatchThePlan) {
-  run(2, "job.name=plain\njob.name=pages" + disk() + kPages + "\n",
+  run(2, "job.name=plain\njob.name=disk" + disk() + kDiskBacked + "\n",
       kGathered + "train.dtype=bf16 parity.model=large strategy.zero3.bucket_bytes=64KiB");
-  const Json memory = summary("pages").at("memory");
+  const Json memory = summary("disk").at("memory");
   for (const auto& [tier, kinds] : memory.items())
     for (const auto& [kind, bytes] : kinds.items()) {
       if (kind == "activations" || kind == "other" || kind == "communicator") continue;
@@ -82,15 +82,15 @@ TEST_F(OffloadTest, DiskBackedBuffersMatchThePlan) {
     }
   for (const std::string kind : {"weights", "gradients"}) {
     const std::string peak = "/" + kind + "/peak";
-    EXPECT_GT(number("pages", "/memory/disk" + peak), 0) << kind;
-    EXPECT_EQ(number("pages", "/memory/disk" + peak) + number("pages", "/memory/device" + peak),
+    EXPECT_GT(number("disk", "/memory/disk" + peak), 0) << kind;
+    EXPECT_EQ(number("disk", "/memory/disk" + peak) + number("disk", "/memory/device" + peak),
               number("plain", "/memory/device" + peak))
         << kind;
   }
 }
 
-// Sums are read to be added to in every micro-step but the first, and once by the optimizer; written in every
-// micro-step. What stays in memory is a block wherever two ranges meet.
+// Every micro-step except the first reads the reduced gradients to add to them, and the optimizer reads them once; every
+// micro-step writes them. A block where two ranges meet stays in memory.
 TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
   std::string jobs;
   for (const std::string steps : {"2", "3"})
@@ -119,15 +119,15 @@ TEST_F(OffloadTest, ReadsTheNextGatheredWeightsAhead) {
   EXPECT_GT(ahead, reads / 2) << "of " << reads;
 }
 
-// Phases of steps, less what they stood still for tiers, and that; a checkpoint and an evaluation are no part of a
-// step.
+// The causes are the phases of the steps without their waits for tiers, and these waits. Checkpoints and evaluations are
+// not part of a step.
 TEST_F(OffloadTest, AttributesTheTimeOfEveryStepToCauses) {
-  const std::string tiers = disk() + kPages + "offload.activations=nvme offload.activation_bytes=1KiB ";
+  const std::string tiers = disk() + kDiskBacked + "offload.activations=nvme offload.activation_bytes=1KiB ";
   run(2,
       "job.name=plain\njob.name=saved checkpoint.dir=c checkpoint.every=1" + tiers +
-          "\njob.name=aside checkpoint.dir=d checkpoint.every=2 checkpoint.async=true" + tiers + "\n",
+          "\njob.name=async checkpoint.dir=d checkpoint.every=2 checkpoint.async=true" + tiers + "\n",
       kGathered + "parity.model=large train.dtype=bf16");
-  // An evaluation waits for the same pages as the step behind it, and its waits are not that one's.
+  // An evaluation waits for the same disk-backed buffers as the step after it; its waits do not count for that step.
   const Outcome done =
       shell("ZR_TIER_FAULT=slow=1ms " + zeroth_bin() +
             "train " ZR_SOURCE_DIR
@@ -135,20 +135,20 @@ TEST_F(OffloadTest, AttributesTheTimeOfEveryStepToCauses) {
             "model.context=16 train.steps=4 eval.every=1 sample.length=0 offload.nvme.block_bytes=4KiB " +
             kGathered + "offload.nvme.path=" + scratch_.path("swap") + " offload.parameters=" + kFailing);
   ASSERT_EQ(done.code, 0) << done.output;
-  for (const std::string name : {"plain", "saved", "aside", "evaluated"}) {
-    const Json told = summary(name);
+  for (const std::string name : {"plain", "saved", "async", "evaluated"}) {
+    const Json report = summary(name);
     double causes = 0, phases = 0, steps = 0;
-    for (const auto& [cause, ms] : told.at("waits_ms").items()) {
+    for (const auto& [cause, ms] : report.at("waits_ms").items()) {
       EXPECT_GE(ms, 0) << name << " " << cause;
       EXPECT_EQ(ms > 0, name != "plain" || cause.rfind("disk_", 0) != 0) << name << " " << cause;
       causes += ms.get<double>();
     }
-    for (const auto& [phase, ms] : told.at("time_ms").items())
+    for (const auto& [phase, ms] : report.at("time_ms").items())
       if (phase != "checkpoint") phases += ms.get<double>();
     std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
     for (std::string row; std::getline(rows, row);) steps += Json::parse(row).value("step_ms", 0.0);
     EXPECT_NEAR(causes, steps, 1e-6 * steps) << name;
-    EXPECT_NEAR(causes, phases, 1e-6 * phases) << name << ": no wait is longer than the phase it is in";
+    EXPECT_NEAR(causes, phases, 1e-6 * phases) << name << ": no wait is longer than its phase";
   }
 }
 
@@ -191,7 +191,7 @@ TEST_F(OffloadTest, UpdatesStatesInHostMemoryInPlace) {
   EXPECT_EQ(number("a", "/tiers/cpu/written_bytes"), 0);
 }
 
-// Of a step, every byte of the states is read once and written once, and nothing else is.
+// Per step, every byte of the states is read once and written once; nothing else is transferred.
 TEST_F(OffloadTest, MovesEveryStateOncePerStepEachWay) {
   std::string jobs;
   for (const std::string steps : {"2", "3", "4"})
@@ -254,7 +254,7 @@ TEST_F(OffloadTest, RejectsImpossiblePlacements) {
   }
 }
 
-// What of a folder a process has open, as the kernel names it, if there are bytes in it.
+// The files below a folder that a process has open and that are not empty, as the kernel names them.
 std::vector<std::string> open_below(const std::string& folder, pid_t pid) {
   std::vector<std::string> found;
   std::error_code error;
@@ -265,14 +265,14 @@ std::vector<std::string> open_below(const std::string& folder, pid_t pid) {
   return found;
 }
 
-// A job of two ranks, killed once it has made steps with its states on disk.
+// A job of two ranks that is killed after it has trained steps with its states on disk.
 class OffloadKillTest : public OffloadTest {
  protected:
   std::string killed(const std::string& environment, const std::string& overrides) const {
     return "cd " + scratch_.folder().string() + " && exec env " + environment + " " +
            launch(2, "engine_case trains", "strategy=zero2 train.steps=1000000 job.name=killed " + disk() + overrides);
   }
-  // Kills all ranks at once; gives what of the tier's folder each of them had open.
+  // Kills all ranks at once; appends to `open` the files in the tier's folder that each rank had open.
   void run_and_kill(const std::string& command, std::vector<std::vector<std::string>>& open) const {
     Scene scene;
     Job job(scene, {"sh", "-c", command});
@@ -332,17 +332,17 @@ TEST_F(OffloadTest, TraceShowsTransfersDuringTheOptimizer) {
         optimizer_end = optimizer_begin + event.at("dur").get<double>();
       }
     }
-    for (const Json& event : trace)  // of the last step: behind its phases come its transfers' ends
+    for (const Json& event : trace)  // in the last step, whose transfers are recorded after its phases
       if (event.at("ph") == "X" && tracks.at(event.at("tid")) == "nvme")
         within += event.at("ts") >= optimizer_begin && event.at("ts") <= optimizer_end;
     EXPECT_EQ(transfers, (std::set<std::string>{"read", "write"}));
     for (const char* phase : {"forward", "backward", "reduce", "optimizer", "wait: read"})
       EXPECT_EQ(training.count(phase), 1u) << phase;
-    EXPECT_GT(within, 2) << "transfers begin while the optimizer works";
+    EXPECT_GT(within, 2) << "transfers start while the optimizer runs";
   }
 }
 
-// Bytes that processes hold together, as the kernel counts them: shared memory once.
+// Total bytes of the processes as the kernel counts them: shared memory counts once.
 int64_t held_by(const std::vector<pid_t>& processes) {
   int64_t bytes = 0;
   for (const pid_t pid : processes) {
@@ -353,8 +353,8 @@ int64_t held_by(const std::vector<pid_t>& processes) {
   return bytes;
 }
 
-// Weights sharded and under budgets that they do not fit without a tier; tests/bench/offload/headline.sh trains models
-// of these blocks under zero2 without budgets.
+// Sharded weights under budgets that the model exceeds without a tier; tests/bench/offload/headline.sh trains models of
+// these blocks under zero2 without budgets.
 TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
   const std::string job = zeroth_bin() +
                           "train " ZR_SOURCE_DIR
@@ -374,7 +374,7 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
   for (; !gone(done.pid()) && Clock::now() < end; std::this_thread::sleep_for(milliseconds(50)))
     most = std::max(most, held_by(ranks_of(done.pid())));
   ASSERT_EQ(done.wait(milliseconds(1000)), 0) << done.out() << done.err();
-  EXPECT_GT(most, int64_t{2} << 30) << "both ranks were looked at";
+  EXPECT_GT(most, int64_t{2} << 30) << "both ranks were measured";
   EXPECT_LT(most, int64_t{3} << 30);
   const std::map<int64_t, std::string> each = losses("large");
   ASSERT_EQ(each.size(), 4u);

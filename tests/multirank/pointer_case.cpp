@@ -1,4 +1,4 @@
-// Every way of libtorch to get at a parameter's memory past the dispatcher, and torch::load().
+// Every way in libtorch to access the memory of a parameter without the dispatcher, and torch::load().
 #include <torch/torch.h>
 
 #include <cstring>
@@ -41,7 +41,7 @@ const std::vector<Path>& paths() {
   return all;
 }
 
-// Tries them outside and inside a zr::gather scope, before and after operators; writes where a pointer may be written.
+// Tries every path outside and inside a zr::gather scope, before and after operators; writes through writable pointers.
 void accesses(Run& run) {
   const int world = run.program.world();
   Outcomes all(run);
@@ -50,12 +50,12 @@ void accesses(Run& run) {
     torch::nn::Linear net(16, 16);
     zr::Engine engine(program_of(run, how), *net);
     const auto try_all = [&](const std::string& where) {
-      std::map<std::string, std::string> outcomes;  // of an outcome: the paths
+      std::map<std::string, std::string> outcomes;  // paths by outcome
       for (const Path& path : paths()) {
         std::string outcome = error_of([&] {
           const void* pointer = path.pointer(net->weight);
           if (path.writable) static_cast<float*>(const_cast<void*>(pointer))[0] = 0.5f;
-          require(static_cast<const float*>(pointer)[1] != 0, "there are values");
+          require(static_cast<const float*>(pointer)[1] != 0, "the memory holds values");
         });
         if (outcome.empty()) outcome = "memory";
         outcomes[outcome] += (outcomes[outcome].empty() ? "" : ", ") + std::string(path.name);
@@ -74,13 +74,13 @@ void accesses(Run& run) {
       try_all("within zr::gather");
     }
     try_all("after zr::gather");
-    require(engine.get("weight").view(-1)[0].item<float>() == 0.5f, "what was written is the weight");
+    require(engine.get("weight").view(-1)[0].item<float>() == 0.5f, "the weight has the written value");
     backward();
     engine.step();
   }
 }
 
-// A file of torch::save() is loaded into a model in training, within a scope.
+// Loads a file of torch::save() into a model in training, inside a scope.
 torch::nn::Sequential small(int64_t out, uint64_t seed) {
   torch::manual_seed(seed);
   return torch::nn::Sequential(torch::nn::Linear(16, 16), torch::nn::BatchNorm1d(16), torch::nn::Linear(16, out));
@@ -108,7 +108,7 @@ void loads_in_scope(Run& run) {
       load(net, 4);
     }
     for (const auto& item : expected->named_parameters()) {
-      require(same(engine.get(item.key()), item.value()), item.key() + " is the file's");
+      require(same(engine.get(item.key()), item.value()), item.key() + " has the value in the file");
       require(same(net->named_parameters()[item.key()] + 0, item.value()), "the model computes with " + item.key());
     }
     step();
@@ -117,7 +117,7 @@ void loads_in_scope(Run& run) {
   }
 }
 
-// Loads a file otherwise: outside a scope, with a weight of another shape, into a deferred model.
+// Loads a file in other ways: outside a scope, with a weight of another shape, into a deferred model.
 void loads(Run& run, const std::function<void(torch::nn::Sequential&, const zr::Program&)>& act) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
@@ -126,13 +126,13 @@ void loads(Run& run, const std::function<void(torch::nn::Sequential&, const zr::
   }
 }
 
-// --- Writes to weights that libtorch's version counter of the parameter does not count ---
+// --- Writes to weights that the version counter of the parameter does not count ---
 
-// Each changes `weight` after a step. `early` is a weight.data() that was kept.
+// Each write changes `weight` after a step. `early` is a weight.data() that the program took earlier.
 struct Write {
   const char* name;
   std::function<void(const torch::Tensor& weight, const torch::Tensor& early)> write;
-  std::function<void(const torch::Tensor& weight)> counted;  // the same, as libtorch counts it
+  std::function<void(const torch::Tensor& weight)> counted;  // the same write, counted by libtorch
 };
 
 const std::vector<Write>& writes() {
@@ -149,7 +149,7 @@ const std::vector<Write>& writes() {
       {"a kept weight.data()", [mul](const T&, const T& early) { mul(early); }, mul},
       {"a row of a kept weight.data()", [](const T&, const T& early) { early[7].zero_(); },
        [](const T& w) { w[7].zero_(); }},
-      {"weight.zero_() undone by copy_()",  // the fp32 master is what it was
+      {"weight.zero_() undone by copy_()",  // the fp32 master is unchanged
        [](const T& w, const T&) {
          const T own = w.clone();
          w.zero_();
@@ -175,10 +175,10 @@ const std::vector<Write>& writes() {
 
 struct Variant {
   const char* dtype;
-  bool before;  // `early` is made before the engine, of a model in that type
+  bool before;  // `early` is taken before the engine is made, from a model of that dtype
 };
 
-// The weights after the steps, each but one followed by the write; or why there are none.
+// Trains steps, each but one followed by the write, and sets `result` to the weights; returns the error or "".
 std::string after_writes(const Run& run, const SharingMode& how, const Variant& variant, const Write& one, bool counted,
                          torch::Tensor& result) {
   return error_of([&] {
@@ -208,7 +208,7 @@ void writes_uncounted(Run& run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world()))
     for (const Write& one : writes()) {
-      std::map<std::string, std::string> all;  // of an outcome: the variants
+      std::map<std::string, std::string> all;  // variants by outcome
       for (const Variant& variant : {Variant{"fp32", false}, {"bf16", false}, {"fp32", true}, {"bf16", true}}) {
         torch::Tensor expected, result;
         require(after_writes(run, how, variant, one, true, expected).empty(), "counted writes work");

@@ -1,10 +1,10 @@
-// Real ranks for tests: N forked processes that each run a function, with what they said and how they ended.
+// Real ranks for tests: N forked processes that each run a function; returns what each rank sent and how it ended.
 //
 //   const auto ranks = run_ranks(3, [&](Rank& rank) { EXPECT_EQ(...); rank.give("bytes for the parent"); });
 //   expect_success(ranks);
 //
-// A failed EXPECT_ or ASSERT_ in a rank, an exception, a signal: that rank has failed. The caller has one thread when
-// it forks.
+// A rank fails on a failed EXPECT_ or ASSERT_, an exception or a signal. The caller must have only one thread when it
+// forks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,8 +28,8 @@ extern "C" void __lsan_do_leak_check() __attribute__((weak));
 namespace zr::testing {
 
 struct RankResult {
-  int exit = -1;   // status, -1 if it was killed
-  int signal = 0;  // that ended it
+  int exit = -1;   // exit status; -1 if a signal ended the rank
+  int signal = 0;  // the signal that ended the rank
   bool late = false;
   std::string gave;  // Rank::give
   std::string threw;
@@ -44,7 +44,7 @@ struct Rank {
 };
 
 struct RankOptions {
-  std::chrono::milliseconds limit = std::chrono::seconds(60);  // then all are killed
+  std::chrono::milliseconds limit = std::chrono::seconds(60);  // then all ranks are killed
   /// Runs in the parent while the ranks run.
   std::function<void(const std::vector<pid_t>&)> meanwhile = {};
 };
@@ -59,7 +59,7 @@ inline void write_all(int fd, const std::string& bytes) {
   }
 }
 
-// The first byte tells what follows: 'g' what was given, 't' what was thrown.
+// Writes a tag byte and then data: 'g' and the bytes of Rank::give(), or 't' and the message of an exception.
 [[noreturn]] inline void live(Rank rank, int pipe, const std::function<void(Rank&)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   int code = 0;
@@ -85,7 +85,7 @@ inline std::vector<RankResult> run_ranks(int world, const std::function<void(Ran
   std::vector<pollfd> pipes;
   for (int rank = 0; rank < world; ++rank) {
     int ends[2];
-    if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
+    if (::pipe(ends) != 0) throw std::runtime_error("pipe() failed");
     const pid_t pid = ::fork();
     if (pid == 0) {
       for (const pollfd& other : pipes) ::close(other.fd);

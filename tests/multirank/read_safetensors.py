@@ -8,7 +8,7 @@ from safetensors import deserialize, safe_open
 folder = sys.argv[1]
 with open(os.path.join(folder, "model.safetensors.index.json"), encoding="utf-8") as file:
     index = json.load(file)["weight_map"]
-raw = {}  # numpy has no bfloat16: the package's own reading of the file
+raw = {}  # numpy has no bfloat16: use the raw bytes from the package
 for part in set(index.values()):
     with open(os.path.join(folder, part), "rb") as file:
         raw.update(dict(deserialize(file.read())))

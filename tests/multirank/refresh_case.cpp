@@ -1,6 +1,6 @@
-// Parameters that an engine does not train because the model changed: found by name, and trained after
-// engine.refresh(). The model has independent parts, so that each part's values must be those of a model of that part
-// alone, to the bit.
+// Parameters that an engine does not train because the model changed: the engine reports them by name, and trains them
+// after engine.refresh(). The parts of the model are independent, so the values of each part must be bit-identical to
+// those of a model with only that part.
 #include <torch/script.h>
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace {
 
 using torch::Tensor;
 
-// One part alone, on steps [first, 6).
+// Trains one part alone, on steps [first, 6).
 History alone(Run& run, const SharingMode& how, const std::vector<std::string>& keys, const std::string& part,
               int64_t first) {
   Training one(run, how, keys);
@@ -24,7 +24,7 @@ History alone(Run& run, const SharingMode& how, const std::vector<std::string>& 
   return one.histories[part];
 }
 
-// Part 'a' trains from the start, 'b' from step 3 on; how `b` comes in differs.
+// Part 'a' trains from the start, 'b' from step 3; the checks differ in how 'b' is added.
 void continues(Run& run, const std::vector<std::string>& keys) {
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     const History a = alone(run, how, keys, "a", 0), b = alone(run, how, keys, "b", 3);
@@ -37,13 +37,13 @@ void continues(Run& run, const std::vector<std::string>& keys) {
       both.train(0, 3);
       change(both);
       both.engine->refresh();
-      both.engine->refresh();  // nothing changed since
+      both.engine->refresh();  // the model is unchanged since the first call
       both.train(3, 6);
       History of_a = both.histories["a"];
       if (name_of_a != "a") of_a.insert(of_a.end(), both.histories[name_of_a].begin(), both.histories[name_of_a].end());
-      require(equal(of_a, a), what + " under " + how.text(run.program.world()) + ": 'a' continues to the bit");
-      require(equal(both.histories["b"], b), what + " under " + how.text(run.program.world()) + ": 'b' begins anew");
-      require(both.engine->step_index() == 6 && both.engine->done(), what + ": the steps are counted on");
+      require(equal(of_a, a), what + " under " + how.text(run.program.world()) + ": 'a' continues bit-identically");
+      require(equal(both.histories["b"], b), what + " under " + how.text(run.program.world()) + ": 'b' starts with new states");
+      require(both.engine->step_index() == 6 && both.engine->done(), what + ": the step count continues");
     };
     const auto nothing = [](Training&) {};
     check("added", nothing, [](Training& t) { t.net.add("b"); });
@@ -78,7 +78,7 @@ void continues(Run& run, const std::vector<std::string>& keys) {
   }
 }
 
-// Saves after a refresh; with RESUMES in the environment, another number of ranks loads it and continues.
+// Saves after refresh(). If MODEL_CASE_RESUMES is set, any number of ranks loads the checkpoint and continues.
 void saves(Run& run) {
   const bool resumes = std::getenv("MODEL_CASE_RESUMES") != nullptr;
   const std::string folder = run.program.text("job.runs") + "/refreshed";
@@ -94,14 +94,14 @@ void saves(Run& run) {
     both.engine->save(folder);
   } else {
     both.engine->load(folder);
-    require(both.engine->step_index() == 5, "it is the checkpoint of step 5");
+    require(both.engine->step_index() == 5, "the checkpoint of step 5 is loaded");
   }
   both.train(5, 8);
   const std::string hash = both.engine->weights_hash();
   if (both.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
 }
 
-// Buffers are each rank's own, before and after; a new one is rank 0's.
+// refresh() keeps the buffers of each rank; a new buffer gets the values of rank 0.
 void keeps_buffers(Run& run) {
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training both(run, how, {});
@@ -113,15 +113,15 @@ void keeps_buffers(Run& run) {
     Tensor added = both.net.register_buffer("added", torch::full({2}, 7 + both.engine->rank()));
     both.net.add("b");
     both.engine->refresh();
-    require(own.eq(1 + both.engine->rank()).all().item<bool>(), "a buffer is this rank's own after refresh()");
-    require(added.eq(7).all().item<bool>(), "a new buffer is rank 0's");
-    if (both.engine->rank() == 0)  // which deletes it
+    require(own.eq(1 + both.engine->rank()).all().item<bool>(), "a buffer keeps the values of this rank after refresh()");
+    require(added.eq(7).all().item<bool>(), "a new buffer has the values of rank 0");
+    if (both.engine->rank() == 0)  // rank 0 deletes the checkpoint
       require(!std::filesystem::exists(both.program->text("job.runs") + "/run/refresh"),
-              "no private checkpoint is left");
+              "the internal checkpoint is deleted");
   }
 }
 
-// Frozen by requires_grad_(false) for steps 1 and 2, without refresh(): as under an optimizer of plain libtorch.
+// Freezes a weight for steps 1 and 2 without refresh(): the results equal those of a plain libtorch optimizer.
 void freezes_again(Run& run) {
   const int world = run.program.world();
   for (const SharingMode& how : sharing_modes(world)) {
@@ -148,11 +148,11 @@ void freezes_again(Run& run) {
       engine.step();
     }
     for (const auto& item : plain.named_parameters())
-      require(same(engine.get(item.key()), item.value()), item.key() + " is plain libtorch's under " + how.text(world));
+      require(same(engine.get(item.key()), item.value()), item.key() + " equals plain libtorch under " + how.text(world));
   }
 }
 
-// Prints under which strategies `act` throws what, on two steps.
+// Prints the error that `act` throws, and the strategies that throw it.
 void rejects(Run& run, const std::function<void(Training&)>& before, const std::function<void(Training&)>& act,
              const std::vector<std::string>& keys = {}) {
   Outcomes outcomes(run);
@@ -164,7 +164,7 @@ void rejects(Run& run, const std::function<void(Training&)>& before, const std::
     both.train(0, 1);
     const std::string error = error_of([&] { act(both); });
     outcomes.add(how, error.empty() ? "no error" : error);
-    // The engine is as it was: undo, and train on.
+    // Removes the added parts again.
     for (auto& [name, part] : std::map(both.net.parts))
       if (name != "a") {
         both.net.unregister_module(name);
@@ -173,7 +173,7 @@ void rejects(Run& run, const std::function<void(Training&)>& before, const std::
   }
 }
 
-// A TorchScript module: what is unfrozen is named, and trained after refresh().
+// A TorchScript module: the error names the unfrozen parameter, which trains after refresh().
 void script(Run& run) {
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     torch::jit::Module module("Script");
@@ -194,14 +194,14 @@ void script(Run& run) {
             error);
     const Tensor before = engine.get("kept");
     engine.refresh();
-    require(same(engine.get("kept"), before), "the old parameter has its value");
+    require(same(engine.get("kept"), before), "the old parameter keeps its value");
     const Tensor later = engine.get("later");
     step();
-    require(!same(engine.get("later"), later), "the other one trains");
+    require(!same(engine.get("later"), later), "the unfrozen parameter trains");
   }
 }
 
-// What get(), set() and save() say of a parameter that was replaced.
+// The errors of get(), set() and save() for a parameter that was replaced.
 void uses_replaced(Run& run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
@@ -211,20 +211,20 @@ void uses_replaced(Run& run) {
     both.start();
     both.net.unregister_module("b");
     both.net.add("b");
-    require(both.engine->get("a.weight").defined(), "the others can be read");
+    require(both.engine->get("a.weight").defined(), "the other parameters can be read");
     const std::string read = error_of([&] { both.engine->get("b.weight"); });
     require(error_of([&] {
               both.engine->set("b.weight", zr::TensorKind::value, torch::zeros({10, Parts::kIn}));
             }) == read,
-            "set() says what get() says");
+            "set() and get() throw the same error");
     const std::string saved = error_of([&] { both.engine->save(run.program.text("job.runs") + "/none"); });
-    require(saved.find("'b.bias' was replaced") != saved.npos, "save() names all: " + saved);
+    require(saved.find("'b.bias' was replaced") != saved.npos, "save() names all replaced parameters: " + saved);
     outcomes.add(how, read);
   }
 }
 
-// A module built by zr::deferred, on ranks from `first` on: refresh() throws on all of them, and after the module is
-// taken out the engine trains on as if nothing had been.
+// Adds a module, built by zr::deferred on ranks >= `first`: refresh() throws on all ranks; after the module is removed,
+// training continues as if it had not been added.
 void adds_deferred(Run& run, int first, const std::function<void(Parts&)>& add) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
@@ -248,7 +248,7 @@ void adds_deferred(Run& run, int first, const std::function<void(Parts&)>& add) 
 }
 
 void add_linear(Parts& net) { net.register_module("b", torch::nn::Linear(3, 4)); }
-// An engine of ordinary parameters and a buffer of zr::deferred.
+// Makes an engine for a model with ordinary parameters and a buffer built by zr::deferred.
 void begins_with_deferred_buffer(Run& run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
@@ -269,12 +269,12 @@ void reaches_nothing(Run& run) {
     const std::string error = error_of([&] { t.engine->step(); });
     t.engine->backward(t.net.loss(t.engine->micro_index()));
     t.engine->step();
-    require(t.engine->step_index() == 2, "after the error the step is made with another loss");
+    require(t.engine->step_index() == 2, "after the error, another loss completes the step");
     throw std::runtime_error(error);
   });
 }
 
-// Only the last rank's loss reaches the model: it trains.
+// Only the loss of the last rank depends on the model: training works.
 void reaches_on_one_rank(Run& run) {
   rejects(run, nothing, [&](Training& t) {
     const Tensor other = torch::ones({3}, torch::requires_grad());

@@ -1,4 +1,4 @@
-// What the cases of refresh() share: a model of independent parts, and its training.
+// Shared by the cases of refresh(): a model of independent parts, and its training.
 #pragma once
 
 #include <torch/torch.h>
@@ -10,13 +10,13 @@
 
 namespace model_tests {
 
-/// Parts are Linear modules by name; each has values of its own, whatever else the model has.
+/// Linear modules by name. The values of a part do not depend on the other parts.
 struct Parts : torch::nn::Module {
   static constexpr int64_t kIn = 12;
   torch::nn::Linear add(const std::string& name, int64_t out = 10) {
     torch::manual_seed(static_cast<uint64_t>(name.back()) + static_cast<uint64_t>(out));
     torch::nn::Linear part(kIn, out);
-    const torch::NoGradGuard no_grad;  // values of bf16, which a frozen weight under bf16 is rounded to
+    const torch::NoGradGuard no_grad;  // bf16 values, because a frozen weight under bf16 is rounded
     for (torch::Tensor& p : part->parameters()) p.copy_(p.to(torch::kBFloat16));
     return parts.insert_or_assign(name, register_module(name, part)).first->second;
   }
@@ -31,7 +31,7 @@ struct Parts : torch::nn::Module {
   std::map<std::string, torch::nn::Linear> parts;
 };
 
-/// A part's weight and states after a step, by step.
+/// The weight and states of a part after each step.
 using History = std::vector<torch::Tensor>;
 
 /// A model of parts and its engine, on data that depends on the step alone.
@@ -42,7 +42,7 @@ struct Training {
     program = std::make_unique<zr::Program>(program_of(run, how, more));
   }
   void start() { engine = std::make_unique<zr::Engine>(*program, net); }
-  // Steps [first, end) of the data.
+  // Trains steps [first, end).
   void train(int64_t first, int64_t end) {
     for (int64_t step = first; step < end; ++step) {
       for (int micro = 0; micro < engine->accumulation(); ++micro) {

@@ -31,7 +31,7 @@ TEST_F(CheckpointTest, ResumeReportsTheCheckpointItLoads) {
   });
 }
 
-// keep = 1, and the steps 1, 3 and 5 are skipped: the checkpoint of step 4 stays beside that of step 5.
+// keep = 1, and the steps 1, 3 and 5 are skipped: the checkpoint of step 4 is kept in addition to that of step 5.
 TEST_F(CheckpointTest, RetentionKeepsTheNewestCheckpointOfAnAppliedStep) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=1 train.steps=5\n",
       "parity.model=tiny parity.overflows=true strategy=zero1");

@@ -19,7 +19,7 @@ class RunFolderTest : public engine_tests::EngineTest {
     std::ifstream in(folder_ / file);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  // Every file below runs/run with what is in it, links by their targets.
+  // The contents of every file below the run folder; for a link, its target.
   std::map<std::string, std::string> contents() const {
     std::map<std::string, std::string> all;
     for (const auto& entry : fs::recursive_directory_iterator(folder_ / "run")) {
@@ -88,8 +88,8 @@ TEST_F(RunFolderTest, RejectsASecondJobOfTheSameName) {
   EXPECT_TRUE(zr::test::eventually([&] { return rows() > before; })) << first.err();
   kill(first.pid(), SIGKILL);
   for (const pid_t pid : ranks) EXPECT_TRUE(zr::test::eventually([&] { return zr::test::gone(pid); }));
-  EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json")) << "the first run did not end";
-  ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0) << "the lock ends with its holder";
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json")) << "the first run was killed";
+  ASSERT_EQ(run(2, "trains", "train.steps=2").code, 0) << "the kernel releases the lock when its process ends";
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
 }
 
@@ -135,12 +135,12 @@ TEST_F(RunFolderTest, ResumedRunHasTheRowsUpToTheLoadedStep) {
   const std::string first = text("run/1/metrics.jsonl");
   ASSERT_EQ(run(2, "trains", "train.steps=5 checkpoint.resume=true" + save).code, 0);
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4, 5}));
-  EXPECT_EQ(text("run/1/metrics.jsonl"), first) << "the run that was resumed keeps its own";
+  EXPECT_EQ(text("run/1/metrics.jsonl"), first) << "the first run keeps its own rows";
   EXPECT_EQ(text("run/metrics.jsonl").substr(0, first.find("{\"step\": 3")),
             first.substr(0, first.find("{\"step\": 3")));
   fs::remove_all(folder_ / "ck");
   ASSERT_EQ(run(2, "trains", "train.steps=2 checkpoint.resume=true" + save).code, 0);
-  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2})) << "nothing was resumed";
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2})) << "no checkpoint was loaded";
 }
 
 // --- summary.json ---
@@ -178,7 +178,7 @@ TEST_F(RunSummaryTest, IsWrittenWhenAResumedRunHasNothingLeftToTrain) {
   EXPECT_THAT(again.output, HasSubstr("); raise train.steps to continue"));
   EXPECT_EQ(summary()["steps"], 4);
   EXPECT_EQ(summary()["weights_hash"], first["weights_hash"]);
-  EXPECT_EQ(summary()["loss"], nullptr) << "no step was made";
+  EXPECT_EQ(summary()["loss"], nullptr) << "no step was trained";
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4}));
 }
 
@@ -231,18 +231,18 @@ TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
       EXPECT_TRUE(fs::exists(folder_ / "ck" / engine / "step-00000006"));
     }
     EXPECT_NE(summary("run/generator")["weights_hash"], summary("run/discriminator")["weights_hash"]);
-    EXPECT_EQ(rest.output.find("saved when engine"), std::string::npos) << "saved together\n" << rest.output;
+    EXPECT_EQ(rest.output.find("saved when engine"), std::string::npos) << "both were saved at the same step\n" << rest.output;
   }
 }
 
-// As after a crash between the saves of a step.
+// The state that a crash between the two saves of a step leaves.
 TEST_F(EngineNameTest, ReportsEnginesThatResumeFromDifferentSteps) {
   const std::string ck = (folder_ / "ck").string(),
                     words = "strategy=zero1 checkpoint.every=2 checkpoint.dir=" + ck + " train.steps=";
   ASSERT_EQ(run(2, "gan", words + "4").code, 0);
   fs::rename(ck + "/generator/step-00000004", ck + "/kept");
   const Result behind = run(2, "gan", words + "4 checkpoint.resume=true job.name=behind");
-  EXPECT_EQ(behind.code, 1) << "the case itself wants both at one step";
+  EXPECT_EQ(behind.code, 1) << "the case requires both engines to be at the same step";
   EXPECT_THAT(behind.output, HasSubstr("engine 'generator' resumes from step 2, saved when engine 'discriminator' was "
                                        "at step 2, but engine 'discriminator' starts from step 4: the job ended "
                                        "between their saves, or a checkpoint was removed; to resume both from the same "

@@ -1,4 +1,4 @@
-// One rank of the tests on sharded parameters: runs the case named on the command line. What it throws is printed.
+// One rank of sharded_test: runs the case named on the command line, and prints the message of an exception.
 //   sharded_case CASE TOML [path=value ...]
 #include <algorithm>
 #include <iostream>
@@ -79,7 +79,7 @@ void outlives_engine(Run& run) {
   run.engine.reset();
   std::cout << run.net->in->weight.sum().item<float>();
 }
-// One scope over the parameters of two engines, then once more with the last rank's list in another order.
+// One scope over the parameters of two engines, then again with the list of the last rank in reverse order.
 void gathers_of_two_engines(Run& run) {
   const int rank = run.engine->rank(), last = run.engine->world() - 1;
   run.engine.reset();
@@ -122,7 +122,7 @@ void nests_scopes(Run& run) {
     weight.view(-1).slice(0, 0, 1).fill_(0.125);
   }
   const auto value = run.engine->get("first.weight").view(-1);
-  require(value[0].item<float>() == 0.125f && value[1].item<float>() == 0.25f, "all writes are there");
+  require(value[0].item<float>() == 0.125f && value[1].item<float>() == 0.25f, "all writes are kept");
   try {
     const auto scope = zr::gather(weight);
     throw std::invalid_argument("no file");
@@ -134,7 +134,7 @@ void nests_scopes(Run& run) {
 void goes_on_after_failure(Run& run) {
   run.net->in->weight.register_hook([](const torch::Tensor&) { throw std::runtime_error("a bug in a hook"); });
   try {
-    run.backward();  // the gradients of the last layer have left when it throws
+    run.backward();  // throws after the gradients of the last layer were reduced
   } catch (const std::exception&) {
   }
   run.step();
@@ -143,7 +143,7 @@ void steps_within_scope(Run& run) {
   const auto scope = zr::gather(run.net->in->weight);
   run.step();
 }
-// Rank 1 leaves out a layer.
+// Rank 1 skips a layer.
 void other_order(Run& run) {
   run.step();
   const auto x = torch::randn({4, 48});
@@ -154,7 +154,7 @@ void other_order(Run& run) {
   run.engine->step();
 }
 
-// What a program writes in place, or by pointer, is what every rank has and what the optimizer goes on from.
+// Values that a program writes in place or by pointer reach every rank, and the optimizer continues from them.
 void writes(Run& run) {
   run.step();
   {
@@ -171,8 +171,8 @@ void writes(Run& run) {
   require(run.engine->get("first.weight").eq(0.25).all().item<bool>(), "the fill is in the fp32 weights");
   run.step();
   const auto in = run.engine->get("first.weight"), out = run.engine->get("last.weight");
-  require((in - 0.25).abs().max().item<float>() < 0.02, "the update starts from what was filled in");
-  require(std::abs(out.view(-1)[7].item<float>() - 0.5f) < 0.02f, "and from what was written by pointer");
+  require((in - 0.25).abs().max().item<float>() < 0.02, "the update starts from the filled value");
+  require(std::abs(out.view(-1)[7].item<float>() - 0.5f) < 0.02f, "the update starts from the value written by pointer");
   std::cout << run.engine->weights_hash() << std::endl;
 }
 // Reading by pointer changes nothing, not even the part of the master that the weights do not show.
@@ -188,7 +188,7 @@ void reads_gathered(Run& run) {
   run.step();
   std::cout << run.engine->weights_hash() << " " << sum << std::endl;
 }
-// Inference in the middle of a step, with and without the engine's word for it.
+// Inference inside a step, without and with zr::Engine::Evaluation.
 void infers(Run& run) {
   run.step();
   run.backward();
@@ -206,7 +206,7 @@ void infers(Run& run) {
   std::cout << run.engine->weights_hash() << std::endl;
 }
 
-// Built without memory, and trained: the same bits as built plainly.
+// A deferred model, built without memory and trained, is bit-identical to one built normally.
 void builds_deferred(Run& run) {
   run.engine.reset();
   for (const std::string name : {"everything", "dropout", "recurrent", "tiny", "wide"}) {
@@ -272,7 +272,7 @@ void builds_initialised(Run& run) {
   for (const auto& item : plain.named_parameters())
     require(torch::equal(engine.get(item.key()), item.value().detach()), item.key() + " is initialised the same");
   require(torch::equal(model->table, plain.table), "the table is computed the same");
-  require(torch::equal(model->turned, plain.turned), "so is what is copied for another shape and type");
+  require(torch::equal(model->turned, plain.turned), "the copy of another shape and dtype is computed the same");
 }
 void uses_deferred(Run&) {
   auto model = zr::deferred([] { return std::make_shared<Net>(); });
@@ -286,7 +286,7 @@ void builds_by_value(Run&) {
   });
 }
 
-// An operator of one rank alone that throws before it has written.
+// An operator on one rank that throws before it writes.
 void throws_in_place(Run& run) {
   run.step();
   if (run.engine->rank() == 1) {
@@ -297,7 +297,7 @@ void throws_in_place(Run& run) {
     } catch (const c10::Error&) {
       thrown = true;
     }
-    require(thrown, "a copy of another shape is refused");
+    require(thrown, "a copy of another shape is rejected");
   }
   run.step();
   std::cout << run.engine->weights_hash() << std::endl;

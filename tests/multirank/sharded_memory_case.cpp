@@ -1,4 +1,4 @@
-// Cases of sharded_case on memory: what a rank holds, and what it can do with little.
+// Cases of sharded_case on memory: how much a rank holds, and what works with little memory.
 #include <sys/resource.h>
 
 #include <fstream>
@@ -13,7 +13,7 @@ namespace sharded_tests {
 
 namespace {
 
-// Bytes of this rank's part of the memory that ranks share, pages counted by how many times they are mapped.
+// This rank's part of the memory that ranks share, in bytes: Pss, which divides a page by the number of its mappings.
 int64_t proportional_bytes() {
   std::ifstream maps("/proc/self/smaps");
   bool shared = false;
@@ -24,7 +24,7 @@ int64_t proportional_bytes() {
   }
   return kib * 1024;
 }
-// The same of all its memory but files: what a library's pages count depends on who else runs.
+// The same for all memory except files, because the Pss of a library depends on which other processes run.
 int64_t proportional_bytes_of_all() {
   std::ifstream maps("/proc/self/smaps_rollup");
   int64_t kib = 0;
@@ -41,13 +41,13 @@ void tells_shared_memory(Run& run) {
   zr::Engine engine(run.program, *net);
   engine.backward(net->forward(torch::randn({4, 1024})).square().mean());
   engine.step();
-  engine.mean(0);  // all have made their step, and all are there
+  engine.mean(0);  // waits until every rank has finished its step
   const double shared = engine.mean(static_cast<double>(proportional_bytes())) * engine.world(),
                all = engine.mean(static_cast<double>(proportional_bytes_of_all())) * engine.world();
   engine.mean(0);
   if (engine.rank() == 0) std::cout << static_cast<int64_t>(shared) << " " << static_cast<int64_t>(all) << std::endl;
 }
-// Weights of 24 MiB, all of them at once, where one of three fits in the window.
+// Gathers weights of 24 MiB at once; the all-gather buffer has capacity for one of the three.
 void gathers_all(Run& run) {
   run.engine.reset();
   auto net = zr::deferred([] {
@@ -56,9 +56,9 @@ void gathers_all(Run& run) {
   });
   zr::Engine engine(run.program, *net);
   const auto scope = zr::gather(net->parameters());
-  std::cout << net->parameters().size() << " are there" << std::endl;
+  std::cout << net->parameters().size() << " parameters gathered" << std::endl;
 }
-// Most bytes libtorch held at once in a step, of a deep model of cheap blocks.
+// Trains a deep model of cheap blocks; the test reads the peak of the activations from the summary.
 void tells_activations(Run& run, bool recompute) {
   run.engine.reset();
   std::vector<torch::nn::Linear> lines;
@@ -81,7 +81,7 @@ void tells_activations(Run& run, bool recompute) {
   std::cout << engine.weights_hash() << std::endl;
 }
 
-// A model of 64 MiB where this process may take 40 MiB more than it has.
+// Builds a model of 64 MiB in a process that may allocate only 40 MiB more.
 void builds_under_cap(Run& run, bool deferred) {
   run.engine.reset();
   std::ifstream status("/proc/self/status");
@@ -100,12 +100,12 @@ void builds_under_cap(Run& run, bool deferred) {
   engine.backward(net->forward(torch::ones({4, 1024})).square().mean());
   engine.step();
   std::cout << engine.weights_hash().size() << std::endl;
-  // What ranks share is not counted by the limit.
+  // The limit does not count shared memory.
   require(engine.mean(static_cast<double>(proportional_bytes())) < 48 << 20, "a rank's part of shared memory is small");
 }
 
-// Memory of the last rank alone, all but less than a tensor of the models below: of memory.device_budget where there is
-// one, else of what the process may take.
+// Takes memory on the last rank only, until less than a tensor of the models below is left: of memory.device_budget if
+// it is set, else by a lower data limit for the process.
 class Scarcity {
  public:
   explicit Scarcity(const zr::Engine& engine, bool budget) {
@@ -113,7 +113,7 @@ class Scarcity {
     if (budget) {
       for (int64_t bytes : {16 << 20, 1 << 20}) try {
           while (true) taken_.push_back(torch::empty({bytes}, torch::kByte));
-        } catch (const std::exception&) {  // so much is not left
+        } catch (const std::exception&) {  // less than `bytes` is left
         }
       return;
     }
@@ -137,7 +137,7 @@ class Scarcity {
   rlimit before_{};
 };
 
-// The last rank has no memory for weights of 40 MiB each, which no allocator has left over.
+// The last rank has no memory for weights of 40 MiB each; no allocator caches blocks of that size.
 void releases_without_memory(Run& run) {
   run.engine.reset();
   const auto build = [] {
@@ -153,12 +153,12 @@ void releases_without_memory(Run& run) {
   auto engine = std::make_unique<zr::Engine>(run.program, *net);
   step(net, *engine);
   const std::string last = std::to_string(engine->world() - 1);
-  const bool narrow = engine->dtype() != torch::kFloat;
+  const bool is_bf16 = engine->dtype() != torch::kFloat;
   if (run.program.text("job.name") != "plenty") {
     std::string error;
     try {
       const Scarcity scarcity(*engine, run.program.integer("memory.device_budget") > 0);
-      narrow ? engine->release(torch::kFloat) : engine->release();
+      is_bf16 ? engine->release(torch::kFloat) : engine->release();
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
@@ -171,8 +171,8 @@ void releases_without_memory(Run& run) {
   const std::string hash = engine->weights_hash();
   if (engine->rank() == 0) std::cout << hash << std::endl;
   engine->release();
-  require(net->named_parameters()["1.weight"].equal(weight.to(narrow ? torch::kBFloat16 : torch::kFloat)),
-          "with memory it is released");
+  require(net->named_parameters()["1.weight"].equal(weight.to(is_bf16 ? torch::kBFloat16 : torch::kFloat)),
+          "release() succeeds when memory is available");
 }
 
 // The last rank has no memory for a copy of a buffer of 40 MiB, which refresh() makes.
@@ -199,7 +199,7 @@ void refreshes_without_memory(Run& run) {
     const bool names = error.rfind("engine.refresh() failed on rank " + std::to_string(last) + ": ", 0) == 0;
     require(!error.empty() && names == (engine.rank() != last), "every rank has the error of the last one: " + error);
     require(error.find("41943040 bytes") != error.npos || error.find("asks for 40.00 MiB more") != error.npos,
-            "it is the copy that fails: " + error);
+            "the copy is what fails: " + error);
     require(engine.step_index() == 1 && torch::equal(engine.get("first.weight"), weight), "nothing was changed");
   }
   engine.refresh();

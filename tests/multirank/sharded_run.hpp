@@ -1,4 +1,4 @@
-// What the cases on sharded parameters share: a small model in training.
+// Shared by the cases on sharded parameters: a small model in training.
 #pragma once
 
 #include <torch/torch.h>
@@ -43,11 +43,11 @@ struct Run {
 };
 
 inline void require(bool holds, const std::string& what) {
-  if (!holds) throw std::logic_error("not so: " + what);
+  if (!holds) throw std::logic_error("check failed: " + what);
 }
 
 using Cases = std::map<std::string, std::function<void(Run&)>>;
-/// Of what a rank holds: sharded_memory_case.cpp.
+/// The cases of sharded_memory_case.cpp, on the memory of a rank.
 const Cases& memory_cases();
 
 }  // namespace sharded_tests

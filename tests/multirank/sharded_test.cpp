@@ -1,5 +1,4 @@
-// Parameters that are not whole between their uses: what a program may do with them, and what it is told where it may
-// not.
+// Sharded parameters: what a program may do with them, and the errors for what it may not do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +35,7 @@ class ShardedParametersTest : public testing::Test {
     return launch(2, "sharded_case " + name, "operators.toml",
                   "optimizer.lr=0.01 strategy.use=" + strategy + " " + overrides);
   }
-  // The lines of rank 0's own program.
+  // The lines that the program printed on rank 0.
   static std::string said(const Result& result) {
     std::string own;
     std::istringstream lines(result.output);
@@ -44,8 +43,8 @@ class ShardedParametersTest : public testing::Test {
       if (line.rfind("[", 0) != 0 && line.rfind("zeroth:", 0) != 0) own += line + "\n";
     return own;
   }
-  // What the program says where it ends with a user's error.
-  void refuses(const std::string& name, const std::string& text, const std::string& strategy = "zero3") {
+  // The program must end with a user error whose message contains `text`.
+  void rejects(const std::string& name, const std::string& text, const std::string& strategy = "zero3") {
     const Result result = run(name, strategy);
     EXPECT_EQ(result.code == 2 || result.code == 1, true) << name << ": " << result.code << "\n" << result.output;
     EXPECT_THAT(result.output, HasSubstr(text)) << name;
@@ -64,9 +63,8 @@ const std::string kGradient =
     "the gradient of 'first.weight' belongs to the engine: read it with engine.get(\"first.weight\", "
     "zr::TensorKind::gradient), "
     "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of "
-    "loss.backward(); if "
-    "the "
-    "loss belongs to another engine (as in a GAN), call requires_grad_(false) on these parameters around its backward";
+    "loss.backward(); if the loss belongs to another engine (as in a GAN), call requires_grad_(false) on these "
+    "parameters around its backward";
 
 class OperatorsTest : public ShardedParametersTest, public testing::WithParamInterface<std::tuple<std::string, int>> {};
 
@@ -83,11 +81,11 @@ TEST_P(OperatorsTest, MatchPlainLibtorch) {
     right += line.rfind("ok ", 0) == 0;
     dense += line.find("the sparse gradient of 'weight' is converted to dense") != line.npos;
   }
-  EXPECT_EQ(right, 71) << "cases of one rank";
-  EXPECT_EQ(dense, 1) << "said once, not in each step, nor by each rank";
+  EXPECT_EQ(right, 71) << "cases of rank 0";
+  EXPECT_EQ(dense, 1) << "reported once, not once per step or per rank";
 }
 INSTANTIATE_TEST_SUITE_P(
-    Under, OperatorsTest,
+    Strategies, OperatorsTest,
     testing::Combine(testing::Values("zero0", "zero3", "zero1Shared", "zero2Shared", "zero3Shared"),
                      testing::Values(1, 2, 4)),
     [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
@@ -104,41 +102,41 @@ TEST_P(OperatorsOffloadTest, MatchPlainLibtorch) {
   int right = 0;
   std::istringstream lines(result.output);
   for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
-  EXPECT_EQ(right, 71) << "cases of one rank";
+  EXPECT_EQ(right, 71) << "cases of rank 0";
 }
-INSTANTIATE_TEST_SUITE_P(On, OperatorsOffloadTest,
+INSTANTIATE_TEST_SUITE_P(Tiers, OperatorsOffloadTest,
                          testing::Combine(testing::Values("zero0", "zero3"), testing::Values("cpu", "nvme")),
                          [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); });
 
 TEST_F(ShardedParametersTest, RawReadsReportTheParameterAndTheRemedy) {
   for (const std::string name : {"reads_pointer", "reads_accessor", "saves_module", "aliases_storage"})
-    refuses(name, kSharded);
+    rejects(name, kSharded);
 }
 
 TEST_F(ShardedParametersTest, GatherScopeProvidesMemory) {
   EXPECT_EQ(run("saves_gathered_module").code, 0);
   for (const std::string name : {"writes", "reads_gathered", "nests_scopes"})
     for (const std::string dtype : {"fp32", "bf16"}) {
-      const Result whole = run(name, "zero0", "train.dtype=" + dtype),
+      const Result unsharded = run(name, "zero0", "train.dtype=" + dtype),
                    sharded = run(name, "zero3", "train.dtype=" + dtype);
-      EXPECT_EQ(whole.code, 0) << whole.output;
+      EXPECT_EQ(unsharded.code, 0) << unsharded.output;
       EXPECT_EQ(sharded.code, 0) << sharded.output;
-      EXPECT_EQ(said(sharded), said(whole)) << name << ", " << dtype;
+      EXPECT_EQ(said(sharded), said(unsharded)) << name << ", " << dtype;
     }
 }
 
 TEST_F(ShardedParametersTest, OwnersWriteSharedWeightsOnce) {
   for (const std::string dtype : {"fp32", "bf16"})
     for (const std::string name : {"writes", "reads_gathered", "infers", "nests_scopes"}) {
-      const Result whole = run(name, "zero0", "train.dtype=" + dtype);
-      EXPECT_EQ(whole.code, 0) << whole.output;
+      const Result unsharded = run(name, "zero0", "train.dtype=" + dtype);
+      EXPECT_EQ(unsharded.code, 0) << unsharded.output;
       for (const std::string strategy : {"zero1", "zero2", "zero3"}) {
         const Result shared = run(name, strategy, "communicator.share_weights=true train.dtype=" + dtype);
         EXPECT_EQ(shared.code, 0) << shared.output;
-        EXPECT_EQ(said(shared), said(whole)) << name << ", " << strategy << ", " << dtype;
+        EXPECT_EQ(said(shared), said(unsharded)) << name << ", " << strategy << ", " << dtype;
       }
     }
-  refuses("converts_module",
+  rejects("converts_module",
           "parameter 'first.weight' is shared by the ranks of this host (communicator.share_weights): it has memory "
           "only inside "
           "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
@@ -149,7 +147,7 @@ TEST_F(ShardedParametersTest, OwnersWriteSharedWeightsOnce) {
 TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
   struct Held {
-    double shared, all;  // bytes of both ranks: in memory that they share, and altogether
+    double shared, all;  // bytes of both ranks: in shared memory, and in total
   };
   const auto held = [&](const std::string& strategy, const std::string& alias) {
     const Result result = run("tells_shared_memory", strategy,
@@ -161,44 +159,44 @@ TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
   };
   for (const std::string strategy : {"zero1", "zero2"}) {
     const Held copied = held(strategy, "false"), aliased = held(strategy, "true");
-    EXPECT_NEAR((copied.shared - aliased.shared) / weights, 1, 0.02) << strategy << ": one copy less with two ranks";
-    EXPECT_NEAR((copied.all - aliased.all) / weights, 1, 0.25) << strategy << ": nor is there one elsewhere";
+    EXPECT_NEAR((copied.shared - aliased.shared) / weights, 1, 0.02) << strategy << ": one copy fewer with two ranks";
+    EXPECT_NEAR((copied.all - aliased.all) / weights, 1, 0.25) << strategy << ": no copy elsewhere";
   }
-  // zero3 has sums and buckets like zero2, and no window.
+  // zero3 has the same reduced gradients and buckets as zero2, and no all-gather buffer.
   const Held zero2 = held("zero2", "true"), zero3 = held("zero3", "true");
-  EXPECT_NEAR(zero3.shared / zero2.shared, 1, 0.02) << "the weights once here too";
+  EXPECT_NEAR(zero3.shared / zero2.shared, 1, 0.02) << "zero3 also holds the weights once";
   EXPECT_NEAR((zero3.all - zero2.all) / weights, 0, 0.25);
 }
 
 TEST_F(ShardedParametersTest, ScopeOverTwoEnginesEntersThemInTheSameOrderOnAllRanks) {
-  const Result whole = run("gathers_of_two_engines", "zero0");
-  EXPECT_EQ(whole.code, 0) << whole.output;
+  const Result unsharded = run("gathers_of_two_engines", "zero0");
+  EXPECT_EQ(unsharded.code, 0) << unsharded.output;
   for (const std::string strategy : {"zero1 communicator.share_weights=true", "zero3"}) {
     const Result result = run("gathers_of_two_engines", strategy);
     EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
-    EXPECT_EQ(said(result), said(whole)) << strategy;
+    EXPECT_EQ(said(result), said(unsharded)) << strategy;
   }
 }
 
 TEST_F(ShardedParametersTest, IgnoresWritesOfAnOperatorThatThrew) {
-  const Result whole = run("throws_in_place", "zero0");
-  EXPECT_EQ(whole.code, 0) << whole.output;
+  const Result unsharded = run("throws_in_place", "zero0");
+  EXPECT_EQ(unsharded.code, 0) << unsharded.output;
   for (const std::string strategy : {"zero1", "zero2", "zero3"})
     for (const std::string alias : {"true", "false"}) {
       const Result sharded = run("throws_in_place", strategy, "communicator.share_weights=" + alias);
       EXPECT_EQ(sharded.code, 0) << sharded.output;
-      EXPECT_EQ(said(sharded), said(whole)) << strategy << " " << alias;
+      EXPECT_EQ(said(sharded), said(unsharded)) << strategy << " " << alias;
     }
 }
 
 TEST_F(ShardedParametersTest, CountsWeightsGatheredOutsideTheBufferAgainstTheBudget) {
   const Result free = run("gathers_all");
   EXPECT_EQ(free.code, 0) << free.output;
-  EXPECT_THAT(free.output, HasSubstr("6 are there"));
+  EXPECT_THAT(free.output, HasSubstr("6 parameters gathered"));
   const Result bounded = run("gathers_all", "zero3", "memory.device_budget=44MB");
   EXPECT_EQ(bounded.code, 2) << bounded.output;
   EXPECT_THAT(bounded.output, HasSubstr("memory.device_budget is "));
-  EXPECT_THAT(bounded.output, Not(HasSubstr("6 are there")));
+  EXPECT_THAT(bounded.output, Not(HasSubstr("6 parameters gathered")));
 }
 
 TEST_F(ShardedParametersTest, RecomputedBlocksHoldFewerActivationsAndAreBitIdentical) {
@@ -218,29 +216,29 @@ TEST_F(ShardedParametersTest, RecomputedBlocksHoldFewerActivationsAndAreBitIdent
 
 TEST_F(ShardedParametersTest, FailedBackwardEndsTraining) {
   for (const std::string strategy : {"zero0", "zero3"})
-    refuses("goes_on_after_failure",
+    rejects("goes_on_after_failure",
             "the last engine.backward() ended with an exception, so its gradients are incomplete; end the job, or "
             "create a new engine",
             strategy);
 }
 
 TEST_F(ShardedParametersTest, RejectsAStepInsideAScope) {
-  refuses("steps_within_scope",
+  rejects("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call",
           "zero1 communicator.share_weights=true");
   for (const std::string name : {"reads_pointer", "saves_module"})
-    refuses(name, "parameter 'first.weight' is shared by the ranks of this host",
+    rejects(name, "parameter 'first.weight' is shared by the ranks of this host",
             "zero2 communicator.share_weights=true");
-  refuses("steps_within_scope",
+  rejects("steps_within_scope",
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call");
 }
 
 TEST_F(ShardedParametersTest, RejectsReplacedParameterData) {
   for (const std::string name : {"converts_module", "loads_module"})
-    refuses(name, kSharded + "; to replace its data, " + kInstead);
-  refuses("converts_module",
+    rejects(name, kSharded + "; to replace its data, " + kInstead);
+  rejects("converts_module",
           "the data of parameter 'first.weight' was replaced after the engine was made (torch::load(), module->to(), "
           "set_data()); " +
               kInstead,
@@ -255,17 +253,17 @@ TEST_F(ShardedParametersTest, RejectsForeignAccessToGradients) {
       EXPECT_THAT(result.output, HasSubstr("the gradient of '")) << name;
       EXPECT_THAT(result.output, HasSubstr("belongs to the engine: read it with engine.get(")) << name;
     }
-  refuses("own_optimizer", kGradient);
-  EXPECT_EQ(run("zeroes_gradients").code, 0) << "an old habit that does no harm";
+  rejects("own_optimizer", kGradient);
+  EXPECT_EQ(run("zeroes_gradients").code, 0) << "zero_grad() is accepted";
 }
 
 TEST_F(ShardedParametersTest, RejectsASecondEngineForAModel) {
-  refuses(
+  rejects(
       "two_engines",
       "parameter 'first.weight' is trained by another zr::Engine; call release() on that engine first, or give each "
       "engine its own model");
   EXPECT_EQ(run("one_engine_after_another").code, 0);
-  refuses("outlives_engine",
+  rejects("outlives_engine",
           "the engine that sharded parameter 'first.weight' was destroyed, and the parameter's values are lost; call "
           "engine.release() on all ranks before the engine is destroyed, which gives the model its full weights");
 }
@@ -279,9 +277,9 @@ TEST_F(ShardedParametersTest, ReportsRanksThatUseDifferentParameters) {
 }
 
 TEST_F(ShardedParametersTest, InferenceInsideAStepChangesNothing) {
-  const Result whole = run("infers", "zero0"), sharded = run("infers", "zero3");
-  EXPECT_EQ(whole.code, 0) << whole.output;
-  EXPECT_EQ(said(sharded), said(whole));
+  const Result unsharded = run("infers", "zero0"), sharded = run("infers", "zero3");
+  EXPECT_EQ(unsharded.code, 0) << unsharded.output;
+  EXPECT_EQ(said(sharded), said(unsharded));
 }
 
 TEST_F(ShardedParametersTest, DeferredModelIsBitIdenticalToAPlainOne) {
@@ -334,11 +332,11 @@ TEST_F(ShardedParametersTest, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesN
 }
 
 TEST_F(ShardedParametersTest, DeferredModelReportsThatItHasNoValues) {
-  refuses(
+  rejects(
       "uses_deferred",
       "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "
       "or build the model without zr::deferred");
-  refuses("builds_by_value",
+  rejects("builds_by_value",
           "zr::deferred: aten::item needs values, which a deferred model has only after the engine is made; call it "
           "after that, or build the model without zr::deferred");
 }

@@ -1,4 +1,4 @@
-// A control plane for forked ranks of one test: a page shared by all of them in place of sockets.
+// A control plane for the forked ranks of one test: a block of shared memory in place of sockets.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,7 +18,7 @@
 
 namespace zr::testing {
 
-/// Made before the ranks are forked.
+/// The state that the ranks share; create it before the ranks are forked.
 class SharedJob {
  public:
   static constexpr int kRanks = 8, kKeys = 256;
@@ -51,7 +51,7 @@ class SharedJob {
   Page* page_;
 };
 
-/// One rank's end of a SharedJob.
+/// The control plane of one rank, on a SharedJob.
 class SharedControl : public host::Control {
  public:
   SharedControl(const SharedJob& job, int rank, int world)
@@ -65,7 +65,7 @@ class SharedControl : public host::Control {
   void put(const std::string& key, const std::string& value) override {
     const std::string kept = change ? change(key, value) : value;
     if (key.size() >= sizeof(SharedJob::Entry::key) || kept.size() > sizeof(SharedJob::Entry::value))
-      throw std::runtime_error("too long");
+      throw std::runtime_error("the key or the value is too long");
     SharedJob::Page& page = job_.page();
     while (page.lock.exchange(1)) std::this_thread::yield();
     SharedJob::Entry& entry = page.table[page.entries];
@@ -104,7 +104,7 @@ class SharedControl : public host::Control {
   }
   void leave(int64_t, bool) override {}
 
-  /// Applied to every value put: a rank that tells something else about itself.
+  /// If set, replaces every value that this rank puts: simulates a rank that reports something else.
   std::function<std::string(const std::string& key, const std::string& value)> change;
 
  private:

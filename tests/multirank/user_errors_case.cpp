@@ -1,4 +1,4 @@
-// One rank of the tests on mistakes of a program that uses zr::Engine: runs the case named on the command line.
+// One rank of user_errors_test: runs the case named on the command line, a mistake of a program that uses zr::Engine.
 //   user_errors_case CASE TOML [path=value ...]
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ namespace {
 int wrong = 0;
 void require(bool holds, const std::string& what) {
   if (holds) return;
-  std::cerr << "not so: " << what << std::endl;
+  std::cerr << "check failed: " << what << std::endl;
   wrong = 1;
 }
 
@@ -51,7 +51,7 @@ struct Run {
         engine(std::make_unique<zr::Engine>(program, *net)) {}
   torch::Tensor loss() { return net->loss(engine->step_index(), engine->micro_index()); }
   void backward() { engine->backward(loss()); }
-  // Backwards until the boundary, then step().
+  // Runs backward() and step() for every micro-batch of a step.
   void step() {
     do backward();
     while (!engine->step());
@@ -75,7 +75,7 @@ struct Run {
 
 using Case = std::function<void(Run&)>;
 
-// Runs fn, which must throw, and prints what it throws.
+// Runs fn, which must throw, and prints the message of the exception.
 template <class F>
 void says(const char* name, F&& fn) {
   try {
@@ -86,7 +86,7 @@ void says(const char* name, F&& fn) {
   }
 }
 
-// ---- exceptions of the program's own
+// ---- exceptions that the program throws
 void wrong_shape(Run& run) { run.net->forward(torch::randn({4, 5}, run.net->left->weight.options())); }
 void float_input(Run& run) { run.net->forward(torch::randn({4, 6})); }
 void double_input(Run& run) { run.net->forward(torch::randn({4, 6}, torch::kDouble)); }
@@ -136,7 +136,7 @@ void step_in_evaluation(Run& run) {
   run.engine->step();
 }
 
-// The random state after it is the one of the checkpoint, as without the evaluation.
+// After the evaluation, the random state is that of the loaded checkpoint, as without an evaluation.
 void load_in_evaluation(Run& run) {
   run.step();
   const std::string folder = run.engine->save(run.program.text("job.runs") + "/saved");
@@ -152,14 +152,14 @@ void load_in_evaluation(Run& run) {
   require(torch::equal(torch::rand({5}), inside), "the random state is that of the checkpoint");
 }
 
-// Passes its input on; its backward throws, the first time.
+// Returns a copy of its input; its backward throws.
 struct Throws : torch::autograd::Function<Throws> {
   static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) { return x * 1; }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
     throw std::runtime_error("a bug in the backward of this function");
   }
 };
-// Mistakes in the middle of training that change nothing: the weights are those of a run without them.
+// Mistakes during training that change nothing: the weights equal those of a run without them.
 void goes_on_after_mistakes(Run& run) {
   const auto mistakes = [&] {
     int thrown = 0;
@@ -180,8 +180,8 @@ void goes_on_after_mistakes(Run& run) {
       const zr::Engine::Evaluation evaluation(*run.engine);
       run.engine->backward(torch::zeros({}));
     });
-    fails([&] { run.engine->backward(loss), run.engine->backward(loss); });  // the graph is freed by the first
-    require(thrown == 7, "each of them throws, " + std::to_string(thrown));
+    fails([&] { run.engine->backward(loss), run.engine->backward(loss); });  // the first call frees the graph
+    require(thrown == 7, "each mistake throws; thrown: " + std::to_string(thrown));
   };
   std::vector<std::string> hashes;
   for (const bool errs : {false, true}) {
@@ -191,7 +191,7 @@ void goes_on_after_mistakes(Run& run) {
       for (int micro = 0; micro < run.engine->accumulation(); ++micro) {
         if (errs && micro == 0) {
           mistakes();
-          ++micro;  // of the mistakes one is a right call before a wrong one
+          ++micro;  // the last mistake contains one correct backward()
         }
         if (micro < run.engine->accumulation()) run.backward();
       }
@@ -201,7 +201,7 @@ void goes_on_after_mistakes(Run& run) {
   }
   require(hashes[0] == hashes[1], "mistakes change no weight");
 }
-// An exception after gradients have left: the engine says so from then on.
+// An exception after some gradients were reduced: every later call fails with an error that says so.
 void throws_late(Run& run) {
   run.net->left->weight.register_hook([](const torch::Tensor&) { throw std::runtime_error("a bug in a hook"); });
   says("backward", [&] { run.backward(); });
@@ -210,20 +210,20 @@ void throws_late(Run& run) {
 }
 
 // ---- weights of 0
-// Step by step, the last micro-batch of the last rank has no data: its loss is not a number.
+// In every step, the last micro-batch of the last rank has no data, so its loss is NaN.
 void empty_micro_batch(Run& run) {
   const int64_t micros = int64_t{run.engine->accumulation()} * run.engine->world();
-  const bool leaves_out = micros == 3;  // the reference, which never has it
+  const bool leaves_out = micros == 3;  // the reference run, which does not have that micro-batch
   while (run.engine->step_index() < 3) {
     do {
       const bool empty = !leaves_out && run.engine->micro_index() == 3;
-      // One forward pass on each rank: operators on sharded parameters are collective.
+      // Every rank runs one forward pass, because operators on sharded parameters are collective.
       const auto nothing = torch::empty({0, 6}, run.net->left->weight.options());
       const auto loss = empty ? run.net->forward(nothing).to(torch::kFloat).mean() : run.loss();
-      require(empty == loss.isnan().item<bool>(), "the mean of nothing is not a number");
+      require(empty == loss.isnan().item<bool>(), "the mean of no elements is NaN");
       run.engine->backward(loss, empty ? 0 : 1);
     } while (!run.engine->step());
-    require(std::isfinite(run.engine->last_loss()), "the loss of the step is a number");
+    require(std::isfinite(run.engine->last_loss()), "the loss of the step is finite");
   }
   const std::string hash = run.engine->weights_hash();
   if (run.first()) std::cout << run.engine->last_loss() << " " << hash << std::endl;
@@ -236,12 +236,12 @@ void nothing_weighs(Run& run) {
   } catch (const std::exception& error) {
     if (run.first()) std::cout << error.what() << std::endl;
   }
-  require(run.engine->weights_hash() == before && run.engine->step_index() == 0, "no step was made");
+  require(run.engine->weights_hash() == before && run.engine->step_index() == 0, "no step was completed");
   run.step();
-  require(run.engine->step_index() == 1, "training goes on");
+  require(run.engine->step_index() == 1, "training continues");
 }
 
-// ---- calls of one rank alone
+// ---- collective calls on one rank only
 Case on_rank_0(const std::function<void(Run&)>& call) {
   return [call](Run& run) {
     run.step();
@@ -262,7 +262,7 @@ void calls_others(Run& run) {
   else
     run.engine->mean(1);
 }
-// Rank 1 leaves the first layer out.
+// Rank 1 skips the first layer.
 void branches(Run& run) {
   run.step();
   const auto x = torch::randn({4, 7}, run.net->left->weight.options());
@@ -289,7 +289,7 @@ void writes_alone(Run& run) {
   run.step();
 }
 
-// Its gradient would be added to the wrong elements.
+// A transposed weight: its gradient would be added to the wrong elements.
 void transposes(Run& run) {
   torch::nn::Linear square(4, 4);
   zr::Engine engine(run.program, *square, "square");
@@ -318,14 +318,14 @@ void set_misuse(Run& run) {
   says("load", [&] { engine.load(""); });
   says("tokens", [&] { engine.add_tokens(-1); });
   set(torch::arange(7, torch::kDouble).flip(0));
-  require(torch::equal(engine.get("left.bias"), torch::arange(7, torch::kFloat).flip(0)), "a right one is set");
+  require(torch::equal(engine.get("left.bias"), torch::arange(7, torch::kFloat).flip(0)), "set() accepts a correct tensor");
   run.step();
 }
 void set_differs(Run& run) {
   run.engine->set("left.bias", zr::TensorKind::value, torch::full({7}, run.engine->rank() == 2 ? 1 : 0));
 }
 
-// ---- threads, hooks, ends
+// ---- threads, hooks, lifetimes
 void other_thread(Run& run) {
   std::thread([&] {
     says("get", [&] { run.engine->get("left.weight"); });
@@ -381,23 +381,23 @@ void releases(Run& run) {
   master ? run.engine->release(torch::kFloat) : run.engine->release();
   for (const auto& item : run.net->named_parameters()) {
     const auto& parameter = item.value();
-    require(parameter.scalar_type() == (master ? torch::kFloat : dtype), item.key() + " has the type");
+    require(parameter.scalar_type() == (master ? torch::kFloat : dtype), item.key() + " has the dtype");
     require(torch::equal(parameter.detach(), values[item.key()].to(parameter.scalar_type())),
             item.key() + " has the values");
     require(!parameter.grad().defined() && parameter.requires_grad() && parameter.is_leaf(), item.key() + " is plain");
     require(parameter.data_ptr() != nullptr, item.key() + " has memory");
     require(before[item.key()].is_same(parameter), item.key() + " is the same tensor");
   }
-  if (rank == 0) {  // of this rank alone: nothing is collective any more
+  if (rank == 0) {  // on one rank only: after release() nothing is collective
     const double outside = run.net->loss(7, 0).item<double>();
-    require(master ? std::abs(outside - inside) < 0.02 : outside == inside, "the loss is that of the evaluation");
+    require(master ? std::abs(outside - inside) < 0.02 : outside == inside, "the loss equals that of the evaluation");
     run.net->loss(8, 0).backward();
     require(run.net->left->weight.grad().defined(), "plain autograd works");
     run.net->zero_grad();
     const torch::NoGradGuard no_grad;
     run.net->left->weight.add_(1).sub_(1);
   }
-  // Trained on by another engine.
+  // Another engine continues the training.
   run.net->zero_grad();
   for (const auto& item : run.net->named_parameters()) {
     const torch::NoGradGuard no_grad;
@@ -408,7 +408,7 @@ void releases(Run& run) {
   const std::string hash = run.engine->weights_hash();
   if (rank == 0) std::cout << inside << " " << hash << std::endl;
 }
-// Plain gradient descent over two phases of training, without and with engines, to the bit.
+// Plain gradient descent over two phases of training is bit-identical without and with engines.
 void follows_torch(Run& run) {
   const auto twin = std::make_shared<Net>();
   for (int phase = 0; phase < 2; ++phase) {
@@ -422,9 +422,9 @@ void follows_torch(Run& run) {
       run.step();
     }
     for (const auto& item : twin->named_parameters())
-      require(torch::equal(run.engine->get(item.key()), item.value()), item.key() + " has libtorch's bits");
+      require(torch::equal(run.engine->get(item.key()), item.value()), item.key() + " is bit-identical to libtorch");
     run.engine->release();
-    require(torch::equal(run.net->loss(5, 0), twin->loss(5, 0)), "and so has a loss of the released model");
+    require(torch::equal(run.net->loss(5, 0), twin->loss(5, 0)), "the loss of the released model is bit-identical too");
     run.make_engine();
   }
 }

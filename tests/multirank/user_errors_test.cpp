@@ -23,7 +23,7 @@ class UserErrorsTest : public engine_tests::EngineTest {
     EXPECT_EQ(result.code, 0) << name << " on " << ranks << ", " << overrides << "\n" << result.output;
     return said(result);
   }
-  // zero3 that gathers every weight anew: what differs between ranks shows in a small model, too.
+  // zero3 that gathers every weight for each use, so that differences between ranks show in a small model too.
   const std::string gathers_ =
       "strategy=zero3 communicator.share_weights=false strategy.zero3.max_live_bytes=0B "
       "strategy.zero3.max_reuse_bytes=0B strategy.zero3.prefetch_bytes=0B";
@@ -102,26 +102,26 @@ TEST_F(UserErrorsTest, ReleaseReturnsFullWeightsFromTiersAndDuringAnAsynchronous
   const std::string disk = " offload.nvme.path=" + (folder_ / "swap").string() +
                            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=nvme ",
                     activations = " offload.activations=nvme offload.activation_bytes=1B ",
-                    aside = " checkpoint.async=true checkpoint.every=1 train.steps=9 checkpoint.dir=";
+                    async = " checkpoint.async=true checkpoint.every=1 train.steps=9 checkpoint.dir=";
   int saved = 0;
   const std::string half = "train.dtype=fp16 fp16.initial_scale_power=12 ";
   for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 ", half.c_str()})
     for (const std::string name : {"own", "master"}) {
       const std::string how = dtype + "job.name=" + name + " ",
                         expected = passes(2, "releases", how + "strategy=zero0");
-      if (dtype == half) {  // others above
+      if (dtype == half) {  // the previous test covers the other dtypes
         EXPECT_EQ(passes(2, "releases", how + gathers_), expected) << how;
         EXPECT_EQ(passes(2, "releases", how + "strategy=zero1 offload.optimizer=cpu"), expected) << how;
       }
       EXPECT_EQ(passes(2, "releases", how + "strategy=zero2 offload.gradients=nvme" + disk + activations), expected)
           << how;
-      const std::string folder = (folder_ / ("aside" + std::to_string(++saved))).string();
-      EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk + aside + folder), expected)
+      const std::string folder = (folder_ / ("async" + std::to_string(++saved))).string();
+      EXPECT_EQ(passes(2, "releases", how + gathers_ + " offload.parameters=nvme" + disk + async + folder), expected)
           << how;
     }
   EXPECT_EQ(passes(1, "releases", half + "strategy=zero3 job.name=own" + disk + activations),
             passes(1, "releases", half + "strategy=zero0 job.name=own"));
-  EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "files of a tier outlive their engines";
+  EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "an engine left files in the folder of its tier";
 }
 
 TEST_F(UserErrorsTest, LoadInsideEvaluationRestoresTheRandomState) {

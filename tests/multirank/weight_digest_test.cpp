@@ -1,4 +1,4 @@
-// Weights that differ between ranks are found, within a bounded number of steps and at a bounded cost.
+// The engine finds weights that differ between ranks, within a bounded number of steps and at a bounded cost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ class WeightDigestTest : public engine_tests::EngineTest {
     EngineTest::SetUp();
     binary_ = "engine_use_case";
   }
-  // The case ends with exit code 2 and a message that begins so.
+  // The case must end with exit code 2 and report `message`.
   void expect_found(int ranks, const std::string& name, const std::string& overrides, const std::string& message) {
     const Result result = run(ranks, name, overrides);
     EXPECT_EQ(result.code, 2) << name << " " << overrides << "\n" << result.output;
@@ -42,7 +42,7 @@ TEST_F(WeightDigestTest, DetectsValuesDrawnPerRankInTheNextStep) {
                  "'large.weight', elements 0 to 15, rank 1 has different values than rank 0 (found in step 2)");
 }
 
-// One element that nothing announces, in a weight that training moves and in one that it does not.
+// One element written by address, which libtorch does not notice, in a trained weight and in a frozen one.
 TEST_F(WeightDigestTest, ComparesEveryReplicatedWeightWithinItsCycle) {
   expect_found(2, "write_by_address", "train.steps=110 " + replicated_[0], "'embedding.weight', elements ");
   for (const std::string& how : replicated_)
@@ -56,7 +56,7 @@ TEST_F(WeightDigestTest, AcceptsIdenticalWritesOnAllRanks) {
   }
 }
 
-// Such a write changes neither what is compared later nor the result.
+// A write that changes no value affects neither later digests nor the result.
 TEST_F(WeightDigestTest, AcceptsWritesOfOneRankThatChangeNothing) {
   for (const std::string& how : replicated_) {
     const Result writes = run(2, "writes_nothing", "train.steps=12 " + how);
@@ -74,7 +74,7 @@ TEST_F(WeightDigestTest, DigestsAtMostOnePercentOfTheOptimizersBytes) {
     const int64_t bytes = digest["bytes"], optimizer = digest["optimizer_bytes"];
     EXPECT_GT(bytes, 0) << how;
     EXPECT_LE(100 * bytes, optimizer) << how;
-    EXPECT_GE(digest["cycles"].get<int64_t>(), 1) << how << ": all weights within 50 steps for each rank";
+    EXPECT_GE(digest["cycles"].get<int64_t>(), 1) << how << ": a cycle takes at most 50 steps per rank";
   }
   for (const std::string how : {"strategy=zero3 communicator.share_weights=false", "strategy=zero1"}) {
     ASSERT_EQ(run(2, "trains", "train.steps=3 " + how).code, 0);

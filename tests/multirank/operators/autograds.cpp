@@ -24,7 +24,7 @@ struct Product : torch::autograd::Function<Product> {
   }
 };
 
-// Its weight is touched in backward alone.
+// Uses the values of its weight only in backward.
 struct Late : torch::autograd::Function<Late> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& w) {
     context->save_for_backward({w});
@@ -36,7 +36,7 @@ struct Late : torch::autograd::Function<Late> {
   }
 };
 
-// Backward runs a backward of its own.
+// Its backward runs another backward.
 using Block = std::function<Tensor(const Tensor&)>;
 struct Reentrant : torch::autograd::Function<Reentrant> {
   static Tensor forward(AutogradContext* context, const Tensor& x, Block* block, const Tensor&) {
@@ -57,7 +57,7 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
     return {x.grad(), Tensor(), Tensor()};
   }
 };
-// Blocks live as long as the program: the graph names them by address.
+// Blocks live until the program ends, because the graph refers to them by address.
 Tensor reentrant(const Tensor& x, Block block, const Tensor& w) {
   static std::vector<std::unique_ptr<Block>> blocks;
   blocks.push_back(std::make_unique<Block>(std::move(block)));

@@ -1,5 +1,4 @@
-// Ways a model may touch its parameters: each case computes the same with parameters that are whole and with sharded
-// ones.
+// Ways in which a model may use its parameters: each case computes the same with unsharded and with sharded parameters.
 #pragma once
 
 #include <torch/torch.h>
@@ -14,7 +13,7 @@ namespace operators {
 using torch::Tensor;
 using Outputs = std::vector<Tensor>;
 
-/// Parameters "0", "1", ... of the given shapes.
+/// Parameters "p0", "p1", ... of the given shapes.
 struct Weights : torch::nn::Module {
   Weights(std::initializer_list<std::vector<int64_t>> shapes) {
     for (const auto& shape : shapes) {

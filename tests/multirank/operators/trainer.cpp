@@ -1,5 +1,5 @@
-// One rank of the operator suite: every case with a plain module, then with a sharded one; prints "ok NAME" or what
-// differs.
+// One rank of the operator tests: runs every case with a plain module, then with a sharded one; prints "ok NAME" or
+// "WRONG NAME: " and the first difference.
 //   operators_trainer TOML [path=value ...]
 #include <cstring>
 #include <iostream>
@@ -13,7 +13,7 @@ namespace {
 using operators::Case;
 using torch::Tensor;
 
-constexpr int kSteps = 3;  // the first is recorded, later ones are followed
+constexpr int kSteps = 3;  // the first step records the execution order, later steps follow it
 
 std::string bytes(const Tensor& tensor) {
   if (!tensor.defined()) return "";
@@ -22,7 +22,7 @@ std::string bytes(const Tensor& tensor) {
 }
 
 struct Seen {
-  std::vector<std::pair<std::string, std::string>> values;  // what, and its bytes
+  std::vector<std::pair<std::string, std::string>> values;  // description, and the bytes of the tensor
   void add(const std::string& what, const Tensor& tensor) { values.emplace_back(what, bytes(tensor)); }
 };
 

@@ -1,4 +1,4 @@
-// Proof that the matrix can turn red: cases with a defect planted into a plug-in, beside the same without it.
+// Shows that the parity matrix detects errors: cases with a defect in a plug-in, and the same cases without it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ using parity::with;
 class ParityDefectsTest : public testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  // Each of the cases is exact with `plugin`; with `defect` besides each differs, as `says` says.
+  // Each case is exact with `plugin`; with `defect` added each case differs, and its problem contains `says`.
   void expect_seen(const std::vector<std::vector<std::string>>& cases, const std::string& plugin,
                    const std::string& defect, const std::string& says) const {
     std::vector<TestCase> all;
@@ -47,7 +47,7 @@ TEST_F(ParityDefectsTest, DetectsADroppedBucket) {
 TEST_F(ParityDefectsTest, DetectsAStalePersistentParameter) {
   expect_seen({{"zero3", "used_twice", "n2"}, {"zero3", "lstm", "n3", "bf16"}, {"zero3", "tied", "n4", "fp16"}},
               "communicator=faulty", "communicator.faulty.drops=all_gather_weights_that_stay_whole",
-              "weights differ between ranks: in '");  // the engine's own digest finds it during the run
+              "weights differ between ranks: in '");  // the weight digest of the engine finds it during the run
 }
 
 TEST_F(ParityDefectsTest, DetectsAMissedUnscaleAtFp16) {
@@ -63,7 +63,7 @@ TEST_F(ParityDefectsTest, DetectsAnotherRankOrderAtThreeRanks) {
   expect_seen(cases, "communicator=faulty", "communicator.faulty.backwards=true", "step 1: ");
 }
 
-// Two addends commute: why the matrix needs three ranks.
+// The addition of two values commutes, so the matrix needs three ranks.
 TEST_F(ParityDefectsTest, CannotDetectAnotherRankOrderAtTwoRanks) {
   const auto problems = parity::run_cases({with(test_case({"zero2", "everything", "n2", "sgd"}), "defect",
                                                 "communicator=faulty communicator.faulty.backwards=true")},
@@ -75,9 +75,9 @@ TEST_F(ParityDefectsTest, ReportsTheOutputOfRanksThatFail) {
   const auto problems = parity::run_cases({with(test_case({"zero2", "tied", "n2"}), "wrong", "optimizer.lr=fast"),
                                            test_case({"zero2", "tied", "n2", "sgd"})},
                                           folder_);
-  EXPECT_NE(problems[0].find("the ranks ended: "), std::string::npos) << problems[0];
+  EXPECT_NE(problems[0].find("the ranks failed: "), std::string::npos) << problems[0];
   EXPECT_NE(problems[0].find("optimizer.lr"), std::string::npos) << problems[0];
-  EXPECT_EQ(problems[1], "") << "the next test case is trained all the same";
+  EXPECT_EQ(problems[1], "") << "the next test case is still trained";
 }
 
 }  // namespace

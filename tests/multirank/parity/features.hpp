@@ -1,4 +1,4 @@
-// Small models that hold what shards badly, and their data: a function of step and micro-batch alone.
+// Small models with features that are hard to shard, and their data, a function of step and micro-batch only.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -10,15 +10,15 @@
 
 namespace parity {
 
-inline constexpr int64_t kSamples = 3;  // of a micro-batch
-inline constexpr int64_t kTokens = 5;   // of a sample
+inline constexpr int64_t kSamples = 3;  // per micro-batch
+inline constexpr int64_t kTokens = 5;   // per sample
 inline constexpr int64_t kWords = 61;   // indivisible by 2, 3, 4
 inline constexpr int64_t kWidth = 36;
 
-/// `loss(step, m)` of micro-batch m.
+/// A model whose `loss(step, m)` is that of micro-batch m of a step.
 struct Model : torch::nn::Module {
   virtual torch::Tensor loss(int64_t step, int64_t m) = 0;
-  virtual torch::jit::Module* script() { return nullptr; }  // what is trained instead, with the same parameters
+  virtual torch::jit::Module* script() { return nullptr; }  // if set, trained instead; it has the same parameters
 };
 
 inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {
@@ -26,9 +26,9 @@ inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArray
   return torch::randint(0, high, shape, generator, torch::kLong);
 }
 
-/// Tied, unused, frozen and twice used parameters, one larger than a bucket, sizes no rank count divides, dropout,
-/// embedding, a layer that only even steps use (only even micro-batches where
-/// `divergent`, so that ranks differ), batch norm's buffers, all in one.
+/// All features in one model: tied, unused, frozen and twice used parameters, one larger than a bucket, sizes that no
+/// rank count divides, dropout, an embedding, the buffers of batch norm, and a layer that only even steps use (only even
+/// micro-batches if `divergent`, so that ranks differ).
 struct Everything : Model {
   struct Head : torch::nn::Module {
     explicit Head(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }
@@ -70,7 +70,7 @@ struct Everything : Model {
   torch::Tensor unused, scalar;
 };
 
-/// Fewer elements than a leaf: all ranks but one own nothing.
+/// Fewer elements than a norm block: all ranks except one own no elements.
 struct Tiny : Model {
   Tiny() { line = register_module("line", torch::nn::Linear(2, 1)); }
   torch::Tensor loss(int64_t step, int64_t m) override {
@@ -98,8 +98,8 @@ struct Recurrent : Model {
   torch::nn::Linear head{nullptr};
 };
 
-/// As many parameters as formulas need: what is rounded to leaves, waits in a bucket or is gathered ahead is little of
-/// them.
+/// Enough parameters for the memory formulas: the padding to norm blocks, the gradients in a bucket and the weights
+/// gathered ahead are a small part of them.
 struct Ample : Model {
   static constexpr int64_t kSide = 448, kLayers = 40;
   Ample() {
@@ -114,8 +114,8 @@ struct Ample : Model {
   std::vector<torch::nn::Linear> lines;
 };
 
-/// Many layers in the order they are used, so that backward fills the buckets from the last; the first fits the bucket
-/// that leaves last.
+/// Many layers in the order of their use, so that backward fills the buckets from the last layer; the first layer fits
+/// into the bucket that is reduced last.
 struct Wide : Model {
   Wide() {
     lines.push_back(register_module("in", torch::nn::Linear(128, 16)));

@@ -11,7 +11,7 @@ Choice model(const std::string& name) {
   return {name, "parity.model=" + name, [name](Recipe& r) { r.model = name; }};
 }
 Choice dtype(const std::string& name) {
-  // From a scale that overflows nothing, so that fp16's steps count.
+  // The initial scale causes no overflow, so that no fp16 step is skipped.
   return {name, "train.dtype=" + name + (name == "fp16" ? " fp16.initial_scale_power=10" : ""), [name](Recipe& r) {
             r.dtype = name;
             r.scale_power = 10;
@@ -31,14 +31,14 @@ Choice ranks(int n) {
           }};
 }
 Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
-// Weights that travel, of zero3 all but biases and the like; or that stand in memory all ranks of the host read.
+// Weights are communicated, under zero3 all except small ones such as biases; aliased() shares them on the host.
 const char* const kCopied = " communicator.share_weights=false";
 const char* const kGathered = " communicator.share_weights=false strategy.zero3.persistence_threshold=100";
 Choice aliased(const std::string& name) {
   return {name + "_alias", "strategy=" + name + " communicator.share_weights=true"};
 }
-// What an update reads and writes besides the weights, on a tier; on disk, a leaf at a time. Folders are made by
-// whoever starts the ranks.
+// Offloads the state that an update reads and writes in addition to the weights; on disk, in blocks of one norm block.
+// The process that starts the ranks creates the folders.
 Choice tier(const std::string& name) {
   const std::string disk =
       " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
@@ -48,7 +48,7 @@ Choice tier(const std::string& name) {
   if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
   return {name, "offload.optimizer=nvme offload.device_fraction=0.5 offload.gradients=cpu" + disk};
 }
-// Gradients that travel in another dtype than the weights'.
+// Gradients are reduced in a dtype other than that of the weights.
 Choice wire(const std::string& name) {
   return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
 }
@@ -105,14 +105,14 @@ std::vector<Axis> make_axes() {
   };
 }
 
-// The choices of these indices.
+// The choices at these indices.
 std::vector<const Choice*> choices_of(const std::vector<std::size_t>& at) {
   std::vector<const Choice*> choices;
   for (std::size_t i = 0; i < at.size(); ++i) choices.push_back(&axes()[i].choices[at[i]]);
   return choices;
 }
 
-TestCase make_cell(const std::vector<std::size_t>& at) {
+TestCase make_case(const std::vector<std::size_t>& at) {
   TestCase test_case{at, "", {}, 1, ""};
   for (const Choice* choice : choices_of(at)) {
     test_case.overrides += (test_case.overrides.empty() ? "" : " ") + choice->overrides;
@@ -122,8 +122,9 @@ TestCase make_cell(const std::vector<std::size_t>& at) {
   return test_case;
 }
 
-// What goes together: an overflow needs a loss scale; held gradients are sums, and travel as these; memory of all ranks
-// needs two. On disk are only sums that stand apart from gradients, and weights that are cut over ranks.
+// Whether the choices can be combined: an overflow needs a loss scale; gradients held until the last micro-step are
+// reduced in the dtype of the reduced gradients; shared weights need two ranks. Only reduced gradients in a buffer of
+// their own, and weights that are sharded over ranks, can be on disk.
 bool sensible(const std::vector<std::size_t>& at) {
   const auto chosen = [&](const char* name) { return axes()[axis(name)].choices[at[axis(name)]].name; };
   const auto is = [&](const char* name, const std::string& choice) { return chosen(name) == choice; };
@@ -132,9 +133,9 @@ bool sensible(const std::vector<std::size_t>& at) {
   const bool in_place =
       (is("reduce", "last") && strategy != "dealt") || (strategy.starts_with("zero1") && is("accumulation", "a1"));
   if (in_place && (is("tier", "nvme_sums") || is("tier", "nvme_all"))) return false;
-  const bool cut =
-      strategy == "zero3" && !is("ranks", "n1") && !is("model", "empty_shard");  // which has small ones only
-  if (is("tier", "nvme_all") && !cut) return false;
+  const bool sharded =
+      strategy == "zero3" && !is("ranks", "n1") && !is("model", "empty_shard");  // empty_shard has only small weights
+  if (is("tier", "nvme_all") && !sharded) return false;
   if (is("step", "overflowing") && !is("dtype", "fp16")) return false;
   return is("reduce", "each") || is("sums", "fp32_sums") || is("sums", "bf16_sums");
 }
@@ -191,9 +192,9 @@ TestCase test_case(const std::vector<std::string>& choices) {
           at[i] = c;
           found = true;
         }
-    if (!found) throw std::invalid_argument("the matrix has no '" + wanted + "'");
+    if (!found) throw std::invalid_argument("the matrix has no choice '" + wanted + "'");
   }
-  return make_cell(at);
+  return make_case(at);
 }
 
 std::vector<TestCase> full() {
@@ -201,24 +202,24 @@ std::vector<TestCase> full() {
   for (const auto& at : product()) {
     const auto choices = choices_of(at);
     if (std::all_of(choices.begin(), choices.end(), [](const Choice* c) { return c->in_full; }))
-      cases.push_back(make_cell(at));
+      cases.push_back(make_case(at));
   }
   return cases;
 }
 
 std::vector<TestCase> cover() {
-  // A number for every pair of choices.
+  // One flag per pair of choices.
   std::vector<std::size_t> first{0};
   for (const Axis& axis : axes()) first.push_back(first.back() + axis.choices.size());
-  std::vector<char> met(first.back() * first.back(), 0);
+  std::vector<char> covered(first.back() * first.back(), 0);
   const auto each_new_pair = [&](const std::vector<std::size_t>& at, auto&& fn) {
     for (std::size_t i = 0; i < at.size(); ++i)
       for (std::size_t j = 0; j < i; ++j) {
-        char& pair = met[(first[i] + at[i]) * first.back() + first[j] + at[j]];
+        char& pair = covered[(first[i] + at[i]) * first.back() + first[j] + at[j]];
         if (!pair) fn(pair);
       }
   };
-  // Greedy: each time the test case with most pairs that were not met yet.
+  // Greedy: each iteration adds the test case with the most pairs that are not covered yet.
   const auto all = product();
   std::vector<TestCase> cases;
   for (;;) {
@@ -234,7 +235,7 @@ std::vector<TestCase> cover() {
     }
     if (!best) return cases;
     each_new_pair(*best, [](char& pair) { pair = 1; });
-    cases.push_back(make_cell(*best));
+    cases.push_back(make_case(*best));
   }
 }
 

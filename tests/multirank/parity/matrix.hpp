@@ -1,5 +1,5 @@
-// The cases of DESIGN.md 6: what may differ between two trainings, every combination of it, and a small part of these
-// in which every pair of choices meets.
+// The cases of the parity matrix: the axes in which training runs may differ, every combination of their choices, and a
+// small set of combinations that covers every pair of choices.
 #pragma once
 
 #include <functional>
@@ -10,39 +10,40 @@
 
 namespace parity {
 
-/// One value of an axis: how a job says it, and the reference. A new strategy, model or dtype is one more of these.
+/// One value of an axis: its overrides for the job, and its effect on the recipe of the reference. Add one for each new
+/// strategy, model or dtype.
 struct Choice {
   std::string name, overrides;
   std::function<void(Recipe&)> apply = [](Recipe&) {};
-  bool in_full = true;  // false: in the cover only
+  bool in_full = true;  // false: only in cover()
 };
 struct Axis {
   std::string name;
   std::vector<Choice> choices;
 };
-/// In the order of a test case's name. Names of choices are unique over all axes.
+/// All axes, in the order of the parts of a test case's name. Names of choices are unique over all axes.
 const std::vector<Axis>& axes();
-/// An axis by name.
+/// The index of an axis, by name; throws if there is no such axis.
 std::size_t axis(const std::string& name);
 
 struct TestCase {
-  std::vector<std::size_t> at;  // by axis: the choice
+  std::vector<std::size_t> at;  // index of the choice, per axis
   std::string overrides;        // of the job
   Recipe recipe;
   int ranks;
-  std::string extra;  // what else of it differs from the choices, for its name
+  std::string extra;  // appended to the name: names the overrides that are not choices
   std::string name() const;
 };
 
-/// The test case of these choices; of an axis that none is named of, the first.
+/// The test case with these choices, and the first choice of every axis that is not named.
 TestCase test_case(const std::vector<std::string>& choices);
-/// The same with more overrides, and what they mean for the reference; `extra` goes into its name.
+/// `test_case` with more overrides and their effect on the reference; `extra` is appended to its name.
 TestCase with(
     TestCase test_case, const std::string& extra, const std::string& overrides,
     const std::function<void(Recipe&)>& apply = [](Recipe&) {});
-/// Every test case that makes sense.
+/// Every valid combination of choices.
 std::vector<TestCase> full();
-/// Few cases that hold every pair of choices of any two axes that makes sense.
+/// A small set of cases that covers every valid pair of choices of any two axes.
 std::vector<TestCase> cover();
 
 }  // namespace parity

@@ -6,9 +6,8 @@
 
 namespace parity {
 
-/// Seeds libtorch's generator, then builds: "everything", "dropout", "divergent", "tiny", "recurrent", "wide", "ample",
-/// or one
-/// of kOneFeature.
+/// Seeds libtorch's generator, then builds a model: "everything", "dropout", "divergent", "tiny", "recurrent", "wide",
+/// "ample", or one of kOneFeature.
 inline std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
   torch::manual_seed(seed);
   if (const auto at = kOneFeature.find(name); at != kOneFeature.end()) return at->second();

@@ -1,4 +1,4 @@
-// One tiny model for each thing that shards badly: a row of the parity matrix each.
+// One tiny model per feature that is hard to shard; each is a row of the parity matrix.
 #pragma once
 
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace parity {
 
-/// How a block is computed again in backward; the reference keeps it as it is, the trainer puts the engine's own here.
+/// How backward recomputes a block. The reference calls the block directly; the trainer sets zr::checkpoint() here.
 using Block = std::function<torch::Tensor(const torch::Tensor&)>;
 inline std::function<torch::Tensor(const Block&, const torch::Tensor&)> recomputed =
     [](const Block& block, const torch::Tensor& x) { return block(x); };
 
-/// From `width` numbers to `kWords` classes, by what a feature puts between.
+/// Maps `width` numbers to `words` classes; the layers in between have the feature.
 struct OneFeature : Model {
   explicit OneFeature(int64_t input = kWidth, int64_t classes = kWords) : width(input), words(classes) {}
   virtual torch::Tensor logits(const torch::Tensor& x) = 0;
-  /// Micro-batch m's numbers: small ones, that fp16 holds too.
+  /// The input of micro-batch m: small numbers that fp16 represents too.
   virtual torch::Tensor input(int64_t step, int64_t m) {
     return (draw(step, m, 9, {kSamples, width}).to(torch::kFloat) / 8 - 0.5).to(parameters()[0].scalar_type());
   }
@@ -67,7 +67,7 @@ struct UsedTwice : OneFeature {
   torch::nn::Linear twice = line("twice", kWidth, kWidth), out = line("out", kWidth, kWords);
 };
 
-/// Prime counts of elements, below and above a leaf's.
+/// Prime numbers of elements, which neither rank counts nor norm blocks divide.
 struct Indivisible : OneFeature {
   Indivisible() : OneFeature(3079) {}
   torch::Tensor logits(const torch::Tensor& x) override {
@@ -77,14 +77,14 @@ struct Indivisible : OneFeature {
   torch::Tensor shift = register_parameter("shift", torch::randn({1031}) / 16);
 };
 
-/// A weight of 75 KiB where elements have two bytes: more than a bucket of 64 KiB.
+/// A weight of 75 KiB if elements have two bytes: more than a bucket of 64 KiB.
 struct Large : OneFeature {
   Large() : OneFeature(64, 13) {}
   torch::Tensor logits(const torch::Tensor& x) override { return out(torch::tanh(large(x))); }
   torch::nn::Linear large = line("large", 64, 601), out = line("out", 601, 13);
 };
 
-/// Fewer elements than a leaf: all ranks but one own nothing.
+/// Fewer elements than a norm block: all ranks except one own no elements.
 struct EmptyShard : OneFeature {
   EmptyShard() : OneFeature(2, 3) {}
   torch::Tensor logits(const torch::Tensor& x) override { return only(x); }
@@ -97,7 +97,7 @@ struct WithDropout : OneFeature {
   torch::nn::Dropout drop = register_module("drop", torch::nn::Dropout(0.25));
 };
 
-/// Two blocks that backward computes again, one inside the other, with dropout.
+/// Two nested blocks that backward recomputes, with dropout.
 struct Recomputed : WithDropout {
   torch::Tensor logits(const torch::Tensor& x) override {
     const Block inner = [this](const torch::Tensor& y) { return drop(torch::tanh(middle(y))); };
@@ -107,7 +107,7 @@ struct Recomputed : WithDropout {
   torch::nn::Linear middle = line("middle", 70, 70);
 };
 
-/// Dense and sparse gradients of embeddings, words met twice in a micro-batch.
+/// Embeddings with dense and with sparse gradients; words occur twice in a micro-batch.
 struct Embeddings : OverWords {
   torch::Tensor input(int64_t step, int64_t m) override { return draw(step, m, 7, {kSamples, kTokens}); }
   torch::Tensor logits(const torch::Tensor& x) override { return out(torch::tanh(dense(x).sum(1) + sparse(x).sum(1))); }
@@ -117,7 +117,7 @@ struct Embeddings : OverWords {
   torch::nn::Linear out = line("out", kWidth, kWords);
 };
 
-/// A model that is data, not code.
+/// A TorchScript model.
 struct Scripted : OneFeature {
   Scripted() {
     const auto add = [this](const std::string& name, int64_t in, int64_t out) {
@@ -147,7 +147,7 @@ template <class M>
 std::shared_ptr<Model> made() {
   return std::make_shared<M>();
 }
-/// By the names of the matrix.
+/// The models by their names in the matrix.
 inline const std::map<std::string, std::shared_ptr<Model> (*)()> kOneFeature{
     {"tied", made<Tied>},
     {"unused", made<Unused>},

@@ -1,4 +1,4 @@
-// What a training run is compared by, and how it travels between processes: bits, not digits.
+// The values by which training runs are compared, and their binary file format, which is bit-exact.
 #pragma once
 
 #include <cmath>
@@ -15,8 +15,8 @@ namespace parity {
 using Weights = std::map<std::string, std::vector<float>>;  // fp32, by name
 
 struct Step {
-  double loss = 0, norm = 0, scale = 1;  // scale: of the loss
-  Weights weights;                       // after it: of the last step, or of all where a run is traced
+  double loss = 0, norm = 0, scale = 1;  // scale: the loss scale
+  Weights weights;                       // after the step; only of the last step unless the run is traced
 };
 using Outcome = std::vector<Step>;
 
@@ -71,8 +71,8 @@ inline Outcome load(const std::string& file) {
 
 namespace detail {
 
-// "loss 1.5, not 1.25" where they differ. A NaN is one as good as another: which of two an addition keeps, the compiler
-// decides.
+// "loss 1.5, not 1.25" if the values differ. All NaNs are equal, because the compiler decides which of two NaNs an
+// addition returns.
 inline std::string number(const char* what, double a, double b) {
   if (std::memcmp(&a, &b, 8) == 0 || (std::isnan(a) && std::isnan(b))) return "";
   std::ostringstream text;
@@ -86,7 +86,7 @@ inline std::string element(const Weights& a, const Weights& b) {
   for (const auto& [name, values] : a) {
     const auto at = b.find(name);
     if (at == b.end() || at->second.size() != values.size())
-      return ", parameter " + name + " is missing or of another size";
+      return ", parameter " + name + " is missing or has another size";
     for (std::size_t i = 0; i < values.size(); ++i)
       if (std::memcmp(&values[i], &at->second[i], 4))
         return number((name + "[" + std::to_string(i) + "]").c_str(), values[i], at->second[i]);

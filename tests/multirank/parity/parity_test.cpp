@@ -1,5 +1,5 @@
-// DESIGN.md 6: every strategy equals plain libtorch, bit for bit. Here in cases that hold every pair of choices; `make
-// matrix` runs all of them.
+// Every strategy is bit-identical to plain libtorch. These tests run cases that cover every pair of choices; `make
+// matrix` runs all combinations.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -49,7 +49,7 @@ TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {
   expect_exact(cases);
 }
 
-// Ranks that use different parameters cannot gather them together, so zero3 is not among them.
+// Ranks that use different parameters cannot gather them together, so zero3 is excluded.
 TEST_F(ParityTest, HoldsWhenRanksUseDifferentParameters) {
   std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)
@@ -60,7 +60,7 @@ TEST_F(ParityTest, HoldsWhenRanksUseDifferentParameters) {
   expect_exact(cases);
 }
 
-// All that autograd saves goes to a tier and back, however small.
+// Every tensor that autograd saves goes to a tier and back, even the smallest.
 TEST_F(ParityTest, HoldsWithOffloadedActivations) {
   std::filesystem::create_directories(folder_ + "/swap");
   const std::string nvme = "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap",
@@ -88,7 +88,7 @@ TEST_F(ParityTest, DependsOnRanksTimesAccumulationAlone) {
 }
 
 TEST(ParityReferenceTest, AddsInTheRequestedOrder) {
-  // At fp32 and three micro-batches other orders give other bits: a test case can turn red.
+  // With fp32 and three micro-batches another order gives different bits, so a test case can fail.
   Recipe recipe = test_case({"everything", "sgd", "n3"}).recipe;
   const parity::Outcome straight = parity::reference(recipe);
   recipe.backwards = true;
@@ -113,7 +113,7 @@ TEST(ParityMatrixTest, ContainsEveryCombination) {
   for (const parity::Axis& axis : parity::axes()) {
     std::size_t choices = 0;
     for (const parity::Choice& choice : axis.choices) choices += choice.in_full;
-    // Strategy and ranks: all but one rank that shares its memory with itself.
+    // Strategy and ranks: all combinations except shared weights on a single rank.
     cases *= axis.name == "strategy" ? choices * 4 - 3 : axis.name == "ranks" ? 1 : choices;
   }
   EXPECT_EQ(parity::full().size(), cases);

@@ -16,12 +16,12 @@ struct State {
   std::string name;
   torch::Tensor tensor;  // weight, in the training dtype
   std::vector<float> master, sum, m, v;
-  std::vector<std::vector<float>> held;  // docs/numerics.md 5, "last": by rank, its sum over a step's micro-steps
+  std::vector<std::vector<float>> held;  // `last`: per rank, the sum over the micro-steps
   int64_t steps = 0;
   bool touched = false;
 };
 
-// docs/numerics.md 1: the generator is reseeded from (seed, step, m); the mixing is SplitMix64's (core/engine/README.md).
+// The generator is reseeded from (seed, step, m), mixed as in SplitMix64 (core/engine/README.md).
 uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
   uint64_t x = seed;
   for (const uint64_t y : {step, m}) {
@@ -33,15 +33,15 @@ uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
   return x;
 }
 
-// docs/numerics.md 7: leaves of 1024, 16 lanes, folded in logical order.
+// Norm blocks of 1024 elements with 16 lanes each, added in logical order.
 double sum_of_squares(const std::vector<State>& states) {
   double total = 0;
   for (const State& s : states)
-    for (std::size_t leaf = 0; leaf < s.sum.size(); leaf += 1024) {
+    for (std::size_t block = 0; block < s.sum.size(); block += 1024) {
       double lanes[16] = {};
-      for (std::size_t i = leaf; i < std::min(leaf + 1024, s.sum.size()); ++i) {
+      for (std::size_t i = block; i < std::min(block + 1024, s.sum.size()); ++i) {
         const double x = s.sum[i];
-        lanes[(i - leaf) % 16] = lanes[(i - leaf) % 16] + x * x;
+        lanes[(i - block) % 16] = lanes[(i - block) % 16] + x * x;
       }
       double sum = 0;
       for (const double lane : lanes) sum = sum + lane;
@@ -86,7 +86,7 @@ void sgd(State& s, float mul, double lr) {
   }
 }
 
-// The loss scale, as the reference system moves it (DEEPSPEED.md 2).
+// The loss scale, updated as in DeepSpeed.
 struct Scaler {
   double scale;
   int window, hysteresis, left, since = 0;
@@ -122,7 +122,7 @@ void add(std::vector<float>& sum, const std::vector<float>& values) {
 
 Outcome reference(const Recipe& recipe) {
   at::set_num_threads(recipe.threads);
-  torch::jit::getProfilingMode() = false;  // TorchScript computes otherwise after some runs
+  torch::jit::getProfilingMode() = false;  // with profiling, TorchScript computes differently after some runs
   auto model = make(recipe.model, recipe.seed);
   std::vector<State> states;
   Outcome outcome;
@@ -152,7 +152,7 @@ Outcome reference(const Recipe& recipe) {
   const auto rounded = [](const torch::Tensor& tensor, const std::string& to) {
     return floats(to.empty() ? tensor : tensor.to(type_named(to)));
   };
-  // To the sums' type: after every N micro-batches, or, where they are held, after each and at the end.
+  // Rounds to the dtype of the reduced gradients: after every N micro-batches, or, if `last`, after each and at the end.
   const auto round = [&](std::vector<float>& sum) {
     if (recipe.sums != "fp32")
       sum = rounded(torch::from_blob(sum.data(), {static_cast<int64_t>(sum.size())}), recipe.sums);
@@ -176,7 +176,7 @@ Outcome reference(const Recipe& recipe) {
       for (State& s : states) {
         std::vector<float>& sum = recipe.last ? s.held[static_cast<std::size_t>(m % recipe.ranks)] : s.sum;
         torch::Tensor& gradient = s.tensor.mutable_grad();
-        if (!gradient.defined()) {  // line 3: counts as zeros
+        if (!gradient.defined()) {  // an undefined gradient counts as zeros
           for (float& g : sum) g = g + 0.0f;
           continue;
         }

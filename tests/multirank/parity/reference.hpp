@@ -1,5 +1,4 @@
-// The reference: one process, plain libtorch, a scalar optimizer. Written from docs/numerics.md alone; shares no code with
-// the host.
+// The reference: one process, plain libtorch, a scalar optimizer. It shares no code with the host.
 #pragma once
 
 #include "multirank/parity/outcome.hpp"
@@ -7,6 +6,7 @@
 
 namespace parity {
 
+/// Trains `recipe` with plain libtorch.
 Outcome reference(const Recipe& recipe);
 
 }  // namespace parity

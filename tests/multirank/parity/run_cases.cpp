@@ -25,7 +25,7 @@ class Ranks {
  public:
   Ranks(fs::path folder, int ranks) : folder_(std::move(folder)), ranks_(ranks) {}
 
-  // Trains the cases in one launch; the output of ranks that did not come to an end, else "".
+  // Trains the cases in one launch; returns the output if a rank failed, else "".
   std::string train(const std::vector<const TestCase*>& cases) const {
     std::ofstream list(folder_ / "list");
     for (const TestCase* test_case : cases) {
@@ -44,7 +44,7 @@ class Ranks {
     FILE* pipe = ::popen(command.c_str(), "r");
     char buffer[4096];
     for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.append(buffer, n);
-    return WEXITSTATUS(::pclose(pipe)) == 0 ? "" : "the ranks ended: " + output;
+    return WEXITSTATUS(::pclose(pipe)) == 0 ? "" : "the ranks failed: " + output;
   }
   bool trained(const TestCase& test_case) const {
     bool all = true;
@@ -68,13 +68,13 @@ class Ranks {
   int ranks_;
 };
 
-// Launches until every test case was trained, or ended its ranks.
+// Launches until every test case was trained or made its ranks fail.
 std::vector<std::string> train_all(const Ranks& ranks, const std::vector<const TestCase*>& cases) {
   std::vector<std::string> problems(cases.size());
   for (std::size_t next = 0; next < cases.size();) {
     const std::string ended = ranks.train({cases.begin() + static_cast<std::ptrdiff_t>(next), cases.end()});
     for (; next < cases.size() && ranks.trained(*cases[next]); ++next) problems[next] = ranks.compare(*cases[next]);
-    if (next < cases.size()) problems[next++] = ended.empty() ? "the ranks wrote nothing" : ended;
+    if (next < cases.size()) problems[next++] = ended.empty() ? "the ranks wrote no results" : ended;
   }
   return problems;
 }

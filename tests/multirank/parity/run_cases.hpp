@@ -8,9 +8,10 @@
 
 namespace parity {
 
-/// By test case: "" where every rank gave the reference's bits; else what ended the ranks, or the first step that
-/// differs, with parameter and element. One launch for all cases of a number of ranks, unless one ends its ranks; cases
-/// that differ are trained once more, step by step. `folder` is for what travels between processes.
+/// Returns per test case: "" if every rank is bit-identical to the reference; else the output of the ranks that failed,
+/// or the first step that differs, with parameter and element. One launch trains all cases with the same number of
+/// ranks, unless a case makes its ranks fail. Cases that differ are trained again and compared after every step. The
+/// processes exchange files in `folder`.
 std::vector<std::string> run_cases(const std::vector<TestCase>& cases, const std::string& folder);
 
 }  // namespace parity

@@ -1,5 +1,5 @@
-// `make matrix`: every test case of DESIGN.md 6, one table.
-//   parity_matrix [WORD ...]     only cases whose names hold one of the words
+// `make matrix`: runs every case of the parity matrix and prints one table.
+//   parity_matrix [WORD ...]     only cases whose names contain one of the words
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,8 +23,8 @@ std::string words_of(const TestCase& test_case, const std::vector<std::size_t>& 
   return words;
 }
 
-// A row for each model, dtype, optimizer and way to reduce; a column for each strategy and number of ranks; in it a
-// letter for each accumulation.
+// One row per model, dtype, optimizer and reduction; one column per strategy and number of ranks; each entry has one
+// character per accumulation.
 void print(const std::vector<TestCase>& cases, const std::vector<std::string>& problems) {
   const std::vector<std::size_t> across{parity::axis("strategy"), parity::axis("ranks")},
       down{parity::axis("model"), parity::axis("dtype"), parity::axis("optimizer"), parity::axis("reduce")};
@@ -41,7 +41,7 @@ void print(const std::vector<TestCase>& cases, const std::vector<std::string>& p
   }
   std::size_t width = 0;
   for (const std::string& row : rows) width = std::max(width, row.size());
-  // Strategies above, each where its first number of ranks stands.
+  // The first line has the strategies, each above its first number of ranks.
   std::string above(width, ' '), below(width, ' '), strategy;
   for (const std::string& column : columns) {
     const auto cut = column.find(' ');
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
     if (wanted) cases.push_back(std::move(test_case));
   }
   if (cases.empty()) {
-    std::fprintf(stderr, "matrix: no test case's name holds what was asked for; names are like '%s'\n",
+    std::fprintf(stderr, "matrix: no test case name contains any of the given words; an example of a name is '%s'\n",
                  parity::full().front().name().c_str());
     return 2;
   }
@@ -76,14 +76,15 @@ int main(int argc, char** argv) {
   const auto problems = parity::run_cases(cases, folder.string());
   std::filesystem::remove_all(folder);
   print(cases, problems);
-  std::size_t red = 0;
+  std::size_t failed = 0;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (problems[i].empty()) continue;
-    if (++red <= 50) std::printf("%s: %s\n", cases[i].name().c_str(), problems[i].c_str());
+    if (++failed <= 50) std::printf("%s: %s\n", cases[i].name().c_str(), problems[i].c_str());
   }
   std::printf(
-      "= as plain libtorch, bit for bit; X not; first accumulation 1, then 4\n%zu cases, %zu exact, %zu not, %.0f s\n",
-      cases.size(), cases.size() - red, red,
+      "= bit-identical to plain libtorch; X different; first accumulation 1, then 4\n"
+      "%zu cases, %zu exact, %zu different, %.0f s\n",
+      cases.size(), cases.size() - failed, failed,
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  return red == 0 ? 0 : 1;
+  return failed == 0 ? 0 : 1;
 }

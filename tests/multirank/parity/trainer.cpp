@@ -1,4 +1,4 @@
-// One rank of the parity tests: trains every test case of a list, one Engine after another, and writes what came out.
+// One rank of the parity tests: trains every test case of a list, one Engine after another, and writes its outcome.
 //   parity_trainer TOML LIST OUT     a line of LIST: test case name, then overrides, separated by spaces
 #include <torch/torch.h>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// Every parameter as the engine gives it, and as the model holds it.
+// Every parameter as engine.get() returns it, and as the model holds it.
 parity::Weights weights_of(zr::Engine& engine, torch::nn::Module& model) {
   parity::Weights weights;
   std::set<const void*> seen;
@@ -30,7 +30,7 @@ parity::Weights weights_of(zr::Engine& engine, torch::nn::Module& model) {
 }
 
 parity::Outcome train(const zr::Program& program) {
-  // Another model on every rank: the engine must take rank 0's.
+  // Every rank builds different weights: the engine must use those of rank 0.
   const auto seed = static_cast<uint64_t>(program.integer("train.seed"));
   auto model = parity::make(program.text("parity.model"), seed + 1000 * static_cast<uint64_t>(program.rank()));
   const auto held = model->script() ? std::make_unique<zr::Engine>(program, *model->script())

@@ -1,4 +1,4 @@
-// An optimizer with a state that 64 elements share: the host must refuse it, for it would cut such a block.
+// An optimizer with a state that 64 elements share: the host must reject it, because sharding splits such blocks.
 #include "zr/optimizer.hpp"
 
 namespace {

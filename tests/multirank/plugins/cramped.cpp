@@ -1,5 +1,5 @@
-// A strategy with one room, for the gradient of one parameter at a time, from the last to the first: it cannot hold
-// gradients over the micro-steps of a step, and does not look whether it should.
+// A strategy with one bucket, for the gradient of one parameter at a time, from the last to the first. It cannot hold
+// gradients over the micro-steps of a step, and does not check whether it must.
 #include <algorithm>
 #include <optional>
 
@@ -29,18 +29,18 @@ class Cramped : public zr::Strategy<Cramped> {
     comm_.emplace(bound.comm);
     in_ = &in;
     sums_ = bound.buffers[1];
-    room_ = bound.buffers[2];
+    bucket_ = bound.buffers[2];
     begin();
   }
   zr_view grad_destination(uint32_t param, int64_t first, uint32_t) {
     if (param != next_) return {};
-    return zr::part(room_, first, in_->params[param]->count - first);
+    return zr::part(bucket_, first, in_->params[param]->count - first);
   }
   void grad_ready(uint32_t param, int64_t, int64_t, uint32_t micro) {
     int64_t at = 0;
     for (uint32_t p = 0; p < param; ++p) at += zr::round_up(in_->params[p]->count, in_->align);
     const int64_t count = in_->params[param]->count;
-    comm_->run(zr::all_reduce(zr::part(room_, 0, count), zr::part(sums_, at, count), in_->params[param]->name,
+    comm_->run(zr::all_reduce(zr::part(bucket_, 0, count), zr::part(sums_, at, count), in_->params[param]->name,
                               micro > 0 ? ZR_COLL_ACCUMULATE : 0));
     advance();
   }
@@ -61,7 +61,7 @@ class Cramped : public zr::Strategy<Cramped> {
   }
   const zr_plan_in* in_ = nullptr;
   std::optional<zr::Comm> comm_;
-  zr_view sums_{}, room_{};
+  zr_view sums_{}, bucket_{};
   uint32_t next_ = 0;
 };
 

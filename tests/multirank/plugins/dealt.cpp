@@ -1,5 +1,5 @@
-// A strategy from outside plugins/, written from sdk/ alone: whole parameters, dealt round-robin to owners. The owner
-// of a parameter gets its sum by a reduce and sends the new weights by a broadcast.
+// A strategy outside plugins/ that uses only sdk/: it assigns full parameters round-robin to owners. A reduce gives the
+// owner of a parameter its reduced gradient, and a broadcast sends the updated weights.
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,20 +14,20 @@ class Dealt : public zr::Strategy<Dealt> {
     int64_t all = 0, own = 0, trainable = 0;
     const auto owners = deal(in);
     for (uint32_t p = 0; p < in.n_params; ++p) {
-      all += room(in, p);
-      if (owners[p] >= 0) trainable += room(in, p);
-      if (owners[p] == in.rank) own += room(in, p);
+      all += padded(in, p);
+      if (owners[p] >= 0) trainable += padded(in, p);
+      if (owners[p] == in.rank) own += padded(in, p);
     }
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights", all, in.weight_dtype);
     plan.buffer(ZR_ROLE_GRAD, "gradients", trainable, in.grad_dtype);
     const uint32_t sums = plan.buffer(ZR_ROLE_REDUCED_GRAD, "own sums", own, in.reduced_grad_dtype);
     int64_t at = 0, own_at = 0;
-    for (uint32_t p = 0; p < in.n_params; at += room(in, p++)) {
+    for (uint32_t p = 0; p < in.n_params; at += padded(in, p++)) {
       if (in.params[p]->count == 0) continue;
       plan.piece(ZR_ROLE_WEIGHT, p, weights, 0, in.params[p]->count, at);
       if (owners[p] != in.rank) continue;
       plan.piece(ZR_ROLE_REDUCED_GRAD, p, sums, 0, in.params[p]->count, own_at);
-      own_at += room(in, p);
+      own_at += padded(in, p);
     }
   }
 
@@ -38,14 +38,14 @@ class Dealt : public zr::Strategy<Dealt> {
     for (uint32_t p = 0; p < in.n_params; ++p) {
       const int64_t count = in.params[p]->count;
       Parameter parameter{in.params[p]->name, owners[p], zr::part(bound.buffers[0], weight, count), {}, {}, count};
-      weight += room(in, p);
+      weight += padded(in, p);
       if (owners[p] >= 0) {
         parameter.gradient = zr::part(bound.buffers[1], gradient, count);
-        gradient += room(in, p);
+        gradient += padded(in, p);
       }
       if (owners[p] == in.rank) {
         parameter.sum = zr::part(bound.buffers[2], sum, count);
-        sum += room(in, p);
+        sum += padded(in, p);
       }
       parameters_.push_back(parameter);
     }
@@ -74,7 +74,7 @@ class Dealt : public zr::Strategy<Dealt> {
     zr_view weight, gradient, sum;
     int64_t count;
   };
-  static int64_t room(const zr_plan_in& in, uint32_t p) { return zr::round_up(in.params[p]->count, in.align); }
+  static int64_t padded(const zr_plan_in& in, uint32_t p) { return zr::round_up(in.params[p]->count, in.align); }
   // The rank that updates each parameter; -1 for frozen ones.
   static std::vector<int32_t> deal(const zr_plan_in& in) {
     std::vector<int32_t> owners;

@@ -1,4 +1,4 @@
-// A communicator that is right unless it is told to be wrong: proof that the parity matrix can turn red.
+// A communicator with faults that keys switch on: shows that the parity matrix detects them.
 #include <memory>
 
 #include "poor.hpp"
@@ -8,7 +8,7 @@ namespace {
 
 struct Fault {
   bool backwards = false;  // ranks are added from the last to the first
-  std::string drops;       // of collectives whose operation and label hold this, only the first of each is done
+  std::string drops;       // only the first collective whose operation and label contain this text is executed
 };
 
 class Faulty : public poor::Poor {
@@ -44,7 +44,7 @@ class Faulty : public poor::Poor {
                                                  : 1;
   }
 
-  // "reduce_scatter_bucket_0", the first of which was done.
+  // Whether the collective, as in "reduce_scatter_bucket_0", matches `drops` and is not the first match.
   bool dropped(const zr_coll& c) {
     if (fault_.drops.empty() || !c.label) return false;
     std::string what = std::string(c.op == ZR_REDUCE_SCATTER ? "reduce_scatter_" : "all_gather_") + c.label;
@@ -53,15 +53,15 @@ class Faulty : public poor::Poor {
   }
 
   void reduce_scatter(const zr_coll& c) {
-    const int64_t size = bytes_of(c.src.dtype), whole = c.src.count * size;
-    std::vector<char> all(static_cast<size_t>(whole * world_));
-    gather(static_cast<const char*>(c.src.data), std::vector<int64_t>(static_cast<size_t>(world_), whole), all.data());
-    const std::vector<int64_t> cut = parts(c.counts, c.dst.count, size);
+    const int64_t size = bytes_of(c.src.dtype), full = c.src.count * size;
+    std::vector<char> all(static_cast<size_t>(full * world_));
+    gather(static_cast<const char*>(c.src.data), std::vector<int64_t>(static_cast<size_t>(world_), full), all.data());
+    const std::vector<int64_t> shard_bytes = parts(c.counts, c.dst.count, size);
     int64_t own = 0;
-    for (int r = 0; r < rank_; ++r) own += cut[static_cast<size_t>(r)];
+    for (int r = 0; r < rank_; ++r) own += shard_bytes[static_cast<size_t>(r)];
     std::vector<const void*> sources;
     for (int i = 0; i < world_; ++i)
-      sources.push_back(all.data() + (fault_.backwards ? world_ - 1 - i : i) * whole + own);
+      sources.push_back(all.data() + (fault_.backwards ? world_ - 1 - i : i) * full + own);
     void* out = c.dst.data;
     if (c.dst.count > 0)
       zr::ordered_reduce({c.reduce, (c.flags & ZR_COLL_ACCUMULATE) != 0, c.src.dtype, c.dst.dtype}, sources.data(),
@@ -77,7 +77,7 @@ class FaultyPlugin : public zr::Communicator<FaultyPlugin, Faulty> {
   static constexpr zr_key keys[] = {
       zr::key_bool("backwards", "false", "ranks are added from the last to the first"),
       zr::key_text("drops", "\"\"", nullptr,
-                   "of collectives whose operation and label hold this only the first is done")};
+                   "executes only the first collective whose operation and label contain this text")};
   FaultyPlugin(const zr::Config& config, const zr::Host& host)
       : host_(host), fault_{config.boolean("backwards"), config.text("drops")} {}
   std::unique_ptr<Faulty> open(const zr_comm_open& how) { return std::make_unique<Faulty>(host_, how, fault_); }

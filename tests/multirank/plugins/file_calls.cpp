@@ -1,4 +1,4 @@
-// LD_PRELOAD: counts, by thread, the calls that go to files.
+// A library for LD_PRELOAD that counts the calls on files, per thread.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-// A strategy that holds a parameter's weights in two pieces: the host must refuse it, for nothing would gather them.
+// A strategy that holds the weights of a parameter in two pieces: the host must reject it, because it cannot gather
+// them.
 #include "zr/strategy.hpp"
 
 namespace {

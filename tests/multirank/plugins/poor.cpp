@@ -1,4 +1,4 @@
-// The poorest communicator a host must make do with, written from sdk/ alone; what it lacks the host must compose.
+// The least capable communicator that the host supports, written with sdk/ only; the host composes what it lacks.
 #include "poor.hpp"
 
 #include <memory>
@@ -8,8 +8,8 @@ namespace {
 class PoorPlugin : public zr::Communicator<PoorPlugin, poor::Poor> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_bool("gathers", "true", "offer the all_gather without which the host can compose nothing"),
-      zr::key_bool("exchanges", "false", "offer all_to_all, and fp32, too")};
+      zr::key_bool("gathers", "true", "offer all_gather, which the host needs to compose the other collectives"),
+      zr::key_bool("exchanges", "false", "also offer all_to_all and fp32")};
   PoorPlugin(const zr::Config& config, const zr::Host& host)
       : host_(host), gathers_(config.boolean("gathers")), exchanges_(config.boolean("exchanges")) {}
   std::unique_ptr<poor::Poor> open(const zr_comm_open& how) {

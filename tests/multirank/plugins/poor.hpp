@@ -1,5 +1,5 @@
-// A communicator that can hardly do anything, for plug-ins of the tests: an all_gather of bytes, a barrier, and an
-// all_to_all if it is told to.
+// A communicator with few operations, for plug-ins of the tests: an all_gather of bytes, a barrier, and optionally an
+// all_to_all.
 #pragma once
 
 #include <fcntl.h>
@@ -28,14 +28,14 @@ class Poor {
   Poor(const zr::Host& host, const zr_comm_open& how, bool gathers, bool exchanges)
       : rank_(how.rank), world_(how.world), gathers_(gathers), exchanges_(exchanges) {
     const auto& store = host.need<zr_store_service>();
-    static int opened = 0;  // by this process, as by every other rank: what is put stays
+    static int opened = 0;  // communicators that this process opened; equal on all ranks, so keys are unique
     const std::string key = "poor " + std::to_string(opened++);
     zr_error error = zr::no_error();
     char path[64] = {};
     uint64_t bytes = sizeof path;
     if (rank_ == 0) {
       fd_ = ::memfd_create("poor", 0);
-      if (::ftruncate(fd_, sizeof(Shared)) != 0) throw zr::Error(ZR_IO, "no memory to share");
+      if (::ftruncate(fd_, sizeof(Shared)) != 0) throw zr::Error(ZR_IO, "cannot allocate the shared memory");
       const std::string where = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
       zr::check(store.put(host.abi(), key.c_str(), where.c_str(), where.size() + 1, &error), error);
     } else {
@@ -60,7 +60,7 @@ class Poor {
   }
 
   void submit(const zr_coll& c, zr_stream*, zr_done* done) {
-    if (done) throw zr::Error(ZR_UNSUPPORTED, "poor does nothing beside its caller");
+    if (done) throw zr::Error(ZR_UNSUPPORTED, "poor runs collectives only on the thread that submits them");
     const int64_t size = c.src.dtype == ZR_F32 ? 4 : 1;
     if (c.op == ZR_ALL_GATHER) {
       std::vector<int64_t> counts = parts(c.counts, c.src.count, size);
@@ -70,7 +70,7 @@ class Poor {
     } else if (c.op == ZR_BARRIER) {
       meet();
     } else {
-      throw zr::Error(ZR_UNSUPPORTED, "poor was asked for what it does not offer");
+      throw zr::Error(ZR_UNSUPPORTED, "poor does not offer this collective");
     }
   }
   void abort() noexcept { aborted_ = true; }
@@ -93,7 +93,7 @@ class Poor {
       }
   }
 
-  // Every rank's bytes to everybody.
+  // Copies the bytes of every rank to all ranks.
   void gather(const char* src, const std::vector<int64_t>& bytes, char* dst) {
     int64_t longest = 0;
     for (const int64_t n : bytes) longest = n > longest ? n : longest;
@@ -113,7 +113,7 @@ class Poor {
   const int rank_, world_;
 
  private:
-  // By gathering everything from everybody.
+  // Gathers all data from all ranks, and copies the part for this rank.
   void exchange(const zr_coll& c, int64_t size) {
     const std::vector<int64_t> to = parts(c.counts, c.src.count / world_, size);
     std::vector<int64_t> all(static_cast<size_t>(world_ * world_)), eights(static_cast<size_t>(world_), world_ * 8),

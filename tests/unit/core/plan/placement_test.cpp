@@ -23,7 +23,7 @@ struct Job {
     in.tiers.push_back({"cpu", Tier::host});
     in.tiers.push_back({"nvme", Tier::disk, kMiB, 8, 4096, 1024});
   }
-  // Weights 32 MiB and sums 32 MiB, for a rank of one; `sharded`: weights are a part that is made whole.
+  // Weights 32 MiB and reduced gradients 32 MiB, on one rank; `sharded`: weights are shards that are gathered.
   MemoryPlan plan() const {
     const StrategyPlan strategy = [this](const zr_plan_in& of, const zr_plan_sink& sink) {
       const uint32_t role = shards ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT;
@@ -79,7 +79,7 @@ TEST(PlacementTest, StatesFillEachBudgetWithoutExceedingIt) {
       EXPECT_EQ(states_on(plan, device) + states_on(plan, cpu) + states_on(plan, nvme), kStates);
       const bool fit = on_device + host >= kStates;
       EXPECT_EQ(plan.placement.tiles.empty(), fit);
-      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * kNormBlock) << "room that states on disk would have had";
+      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * kNormBlock) << "states on disk would fit in host memory";
     }
 }
 

@@ -91,7 +91,7 @@ TEST(MemoryPlanTest, EntersEveryByteIntoTheLedger) {
   Ledger ledger;
   plan.add_to(ledger);
   // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m, bf16 v; and the largest parameter on its
-  // way from rank 0, which is more than the leaves of the norm.
+  // way from rank 0, which is larger than the norm blocks.
   EXPECT_EQ(ledger.planned(Tier::device), 3072 * (2 + 4 + 4 + 4 + 2) + 3000 * 4);
 }
 
@@ -118,7 +118,7 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
           at = part.end;
           EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world),
                     kNormBlock)
-              << "a rank's part differs from the mean by less than a leaf";
+              << "a shard differs from the mean size by less than a norm block";
           layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
             EXPECT_EQ(first % kNormBlock, 0);
             EXPECT_TRUE((first + count) % kNormBlock == 0 || first + count == counts[param]);
@@ -164,7 +164,8 @@ TEST(FlatLayoutTest, GivesEmptyShardsWhenRanksExceedNormBlocks) {
   EXPECT_EQ(empty, 3);
 }
 
-// A strategy that cuts each parameter's sums at an edge of leaves between two halves of the ranks, weights whole.
+// A strategy that splits each parameter's reduced gradient at a norm-block boundary between two halves of the ranks
+// and replicates the weights.
 StrategyPlan halved() {
   return [](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;

@@ -172,7 +172,7 @@ TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
     PluginHost host(ledger, pool);
     const Component leak = plugin("leak");
     const Instance instance(host, leak, config_of(leak), "optimizer.bad");
-    EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "what it calls a window stands with the weights";
+    EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "a tag \"window\" counts as weights";
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "zeroth: warning: plug-ins did not free 3.00 MiB of host memory; the host frees it now\n");
