@@ -51,7 +51,7 @@ TEST_F(ArchitectureRulesTest, FindsATestOfTheZeroStageInCore) {
         "int zeroStage = 2;\n"
         "if (staged(operation)) stage(operation);  // another word\n");
   EXPECT_EQ(found(stages_in_core).size(), 7u);
-  plant("core/engine/step.cpp", "if (staging_bytes > room) through_staging();\n");
+  plant("core/engine/step.cpp", "if (staging_bytes > capacity) through_staging();\n");
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
@@ -164,11 +164,11 @@ TEST_F(ArchitectureRulesTest, FindsAnUnexpectedTopLevelFolder) {
 }
 
 TEST(UndocumentedTest, AcceptsACommentAboveOrOnTheLineOfADeclaration) {
-  EXPECT_THAT(undocumented({"class A {", " public:", "  int size() const;  // elements", "  int room() const;",
+  EXPECT_THAT(undocumented({"class A {", " public:", "  int size() const;  // elements", "  int capacity() const;",
                             "  /// Empties it.", "  void clear();", "", "  void fill(int with,", "            int n);",
                             " private:", "  int n();", "};"},
                            false),
-              ElementsAre("4: int room() const", "8: void fill(int with, int n)"));
+              ElementsAre("4: int capacity() const", "8: void fill(int with, int n)"));
 }
 
 TEST(UndocumentedTest, AppliesACommentToAShortRunWithoutBlankLines) {

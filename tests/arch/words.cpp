@@ -21,9 +21,14 @@ std::string pattern_of(const std::vector<std::string>& lines, bool exact) {
 }
 
 bool is_text(const fs::path& file) {
-  static const std::set<std::string> endings{".c",  ".h",   ".cpp", ".hpp",  ".cu",  ".cuh", ".cmake", ".in",
-                                             ".py", ".sh",  ".md",  ".toml", ".txt", ".yml", ".svg",   ""};
+  static const std::set<std::string> endings{".c",  ".h",  ".cpp", ".hpp",  ".cu",  ".cuh", ".cmake", ".in",
+                                             ".py", ".sh", ".md",  ".toml", ".txt", ".yml", ".svg",   ""};
   return endings.count(file.extension().string()) > 0;
+}
+
+// The list itself, and changelogs, which say what was renamed.
+bool cites_old_names(const fs::path& file) {
+  return file.filename() == "words.txt" || file.filename() == "CHANGELOG.md";
 }
 
 }  // namespace
@@ -38,11 +43,12 @@ std::vector<std::string> private_words(const fs::path& root, const fs::path& lis
   for (const char* folder : {"core", "plugins", "sdk", "tests", "examples", "docs", ".ci", ".github"}) {
     if (!fs::exists(root / folder)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(root / folder))
-      if (entry.is_regular_file() && is_text(entry.path()) && entry.path().filename() != "words.txt")
+      if (entry.is_regular_file() && is_text(entry.path()) && !cites_old_names(entry.path()))
         files.push_back(entry.path());
   }
   for (const auto& entry : fs::directory_iterator(root))
-    if (entry.is_regular_file() && is_text(entry.path())) files.push_back(entry.path());
+    if (entry.is_regular_file() && is_text(entry.path()) && !cites_old_names(entry.path()))
+      files.push_back(entry.path());
   std::sort(files.begin(), files.end());
 
   std::vector<std::string> found;

@@ -155,23 +155,23 @@ std::vector<Row> with_a_core_to_spare(const std::string& toml, const std::string
 // Transfers the same number of tiles of the same size in both directions, without computing.
 class DiskAlone {
  public:
-  DiskAlone(Job& job, const zr::host::Placement& placement, int64_t rooms)
-      : rooms_(rooms), placement_(placement), ledger_(), pool_(1), host_(ledger_, pool_) {
+  DiskAlone(Job& job, const zr::host::Placement& placement, int64_t buffers)
+      : buffers_(buffers), placement_(placement), ledger_(), pool_(1), host_(ledger_, pool_) {
     const auto& setup = job.program.state()->setup();
     zr::host::offer_async(host_);
     tier_ = std::make_unique<zr::host::TierStore>(
         host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
     slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "same bytes", bytes}});
-    room_ = zr::host::allocate_huge_pages(rooms_ * placement.largest_tile);
-    std::memset(room_.get(), 1, static_cast<std::size_t>(rooms_ * placement.largest_tile));
-    tier_->prepare(room_.get(), rooms_ * placement.largest_tile);
-    behind_.resize(static_cast<std::size_t>(rooms_));
+    memory_ = zr::host::allocate_huge_pages(buffers_ * placement.largest_tile);
+    std::memset(memory_.get(), 1, static_cast<std::size_t>(buffers_ * placement.largest_tile));
+    tier_->prepare(memory_.get(), buffers_ * placement.largest_tile);
+    behind_.resize(static_cast<std::size_t>(buffers_));
     for (std::size_t i = 0; i < placement.tiles.size(); ++i) write(i);
   }
   ~DiskAlone() {
     behind_.clear();
-    tier_->forget(room_.get(), rooms_ * placement_.largest_tile);
+    tier_->forget(memory_.get(), buffers_ * placement_.largest_tile);
   }
   // No transfer is in flight.
   void settle() {
@@ -183,35 +183,35 @@ class DiskAlone {
     std::size_t started = 0;
     const auto read = [&] {
       const auto& tile = placement_.tiles[started];
-      behind_[started % static_cast<std::size_t>(rooms_)].wait();
-      ahead[started] = tier_->read(slot_, tile.at, room(started), tile.bytes, "same bytes");
+      behind_[started % static_cast<std::size_t>(buffers_)].wait();
+      ahead[started] = tier_->read(slot_, tile.at, buffer(started), tile.bytes, "same bytes");
       ++started;
     };
-    while (started < std::min(static_cast<std::size_t>(rooms_) - 1, ahead.size())) read();
+    while (started < std::min(static_cast<std::size_t>(buffers_) - 1, ahead.size())) read();
     for (std::size_t i = 0; i < ahead.size(); ++i) {
       ahead[i].wait();
       write(i);
       if (started < ahead.size()) read();
     }
     const int64_t n = std::ssize(ahead);
-    for (int64_t i = std::max<int64_t>(n - rooms_, 0); i < n - zr::host::kTilesInFlight; ++i)
-      behind_[static_cast<std::size_t>(i % rooms_)].wait();
+    for (int64_t i = std::max<int64_t>(n - buffers_, 0); i < n - zr::host::kTilesInFlight; ++i)
+      behind_[static_cast<std::size_t>(i % buffers_)].wait();
   }
 
  private:
-  char* room(std::size_t i) { return room_.get() + static_cast<int64_t>(i) % rooms_ * placement_.largest_tile; }
+  char* buffer(std::size_t i) { return memory_.get() + static_cast<int64_t>(i) % buffers_ * placement_.largest_tile; }
   void write(std::size_t i) {
     const auto& tile = placement_.tiles[i];
-    behind_[i % static_cast<std::size_t>(rooms_)] = tier_->write(slot_, tile.at, room(i), tile.bytes, "same bytes");
+    behind_[i % static_cast<std::size_t>(buffers_)] = tier_->write(slot_, tile.at, buffer(i), tile.bytes, "same bytes");
   }
-  const int64_t rooms_;
+  const int64_t buffers_;
   const zr::host::Placement& placement_;
   zr::host::Ledger ledger_;
   zr::host::ThreadPool pool_;
   zr::host::PluginHost host_;
   std::unique_ptr<zr::host::TierStore> tier_;
   uint64_t slot_ = 0;
-  zr::host::HugePageMemory room_;
+  zr::host::HugePageMemory memory_;
   std::vector<zr::host::Transfer> behind_;
 };
 

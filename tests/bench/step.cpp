@@ -20,7 +20,7 @@
 
 namespace {
 
-// S and M of PEERS.md: 10.8 and 85.4 million parameters.
+// The models S and M of tests/bench/peers: 10.8 and 85.4 million parameters.
 struct Size {
   std::string name;
   gpt::Config shape;

@@ -24,9 +24,9 @@ struct Shelf : Offload<Shelf> {  // implements no optional function
   void read(const zr_transfer*, uint32_t, zr_stream*, zr_done*) { throw Error(ZR_IO, "not what was written", 1); }
   inline static uint64_t released, offset;
 };
-struct Room : Shelf {  // implements every optional function
-  using Layer = OffloadLayer<Room>;
-  explicit Room(const Host& host) : host(host) {}
+struct CompleteTier : Shelf {  // implements every optional function
+  using Layer = OffloadLayer<CompleteTier>;
+  explicit CompleteTier(const Host& host) : host(host) {}
   void open(const zr_offload_ref* ref) { below = ref; }
   void write(const zr_transfer*, uint32_t, zr_stream*, zr_done* done) { kept = Done::retained(host, done); }
   zr_view map(uint64_t slot) { return view_of(memory, static_cast<int64_t>(slot)); }
@@ -57,7 +57,7 @@ struct Tier {
 };
 
 TEST(OffloadLayerTest, SetsUnimplementedFunctionsToNull) {
-  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  Tier shelf(component<Shelf>("shelf", "1.0")), complete(component<CompleteTier>("complete", "1.0"));
   EXPECT_STREQ(shelf.component.kind, "zr.offload/1");
   EXPECT_EQ(shelf.api.size, sizeof(zr_offload_api));
   EXPECT_EQ(shelf.api.map, nullptr);
@@ -65,37 +65,37 @@ TEST(OffloadLayerTest, SetsUnimplementedFunctionsToNull) {
   EXPECT_EQ(shelf.api.flush, nullptr);
   EXPECT_EQ(shelf.api.reg, nullptr);
   EXPECT_EQ(shelf.api.unreg, nullptr);
-  EXPECT_NE(room.api.map, nullptr);
-  EXPECT_NE(room.api.flush, nullptr);
-  EXPECT_NE(room.api.reg, nullptr);
+  EXPECT_NE(complete.api.map, nullptr);
+  EXPECT_NE(complete.api.flush, nullptr);
+  EXPECT_NE(complete.api.reg, nullptr);
 }
 
 TEST(OffloadLayerTest, ReportsThatATierWithMapIsMappable) {
-  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  Tier shelf(component<Shelf>("shelf", "1.0")), complete(component<CompleteTier>("complete", "1.0"));
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   ASSERT_EQ(shelf.api.caps(shelf.self, &caps, &shelf.error), ZR_OK);
   EXPECT_EQ(caps.io_align, 512u);
   EXPECT_EQ(caps.flags, 0u);
   caps.size = sizeof caps;
-  ASSERT_EQ(room.api.caps(room.self, &caps, &room.error), ZR_OK);
+  ASSERT_EQ(complete.api.caps(complete.self, &caps, &complete.error), ZR_OK);
   EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_TIER_MAPPABLE));
   zr_view view{};
-  ASSERT_EQ(room.api.map(room.self, 3, &view, &room.error), ZR_OK);
+  ASSERT_EQ(complete.api.map(complete.self, 3, &view, &complete.error), ZR_OK);
   EXPECT_EQ(view.count, 3);
 }
 
 TEST(OffloadLayerTest, RejectsALowerTierUnlessTheAuthorAcceptsIt) {
-  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  Tier shelf(component<Shelf>("shelf", "1.0")), complete(component<CompleteTier>("complete", "1.0"));
   const zr_offload_ref below{&shelf.api, shelf.self};
   EXPECT_EQ(shelf.api.open(shelf.self, nullptr, &shelf.error), ZR_OK);
   EXPECT_EQ(shelf.api.open(shelf.self, &below, &shelf.error), ZR_UNSUPPORTED);
   EXPECT_STREQ(shelf.error.msg, "this tier stores bytes itself and cannot use a tier below");
-  EXPECT_EQ(room.api.open(room.self, &below, &room.error), ZR_OK);
+  EXPECT_EQ(complete.api.open(complete.self, &below, &complete.error), ZR_OK);
 }
 
 TEST(OffloadLayerTest, TurnsExceptionsIntoCodeTextAndNumber) {
-  Tier shelf(component<Shelf>("shelf", "1.0")), room(component<Room>("room", "1.0"));
+  Tier shelf(component<Shelf>("shelf", "1.0")), complete(component<CompleteTier>("complete", "1.0"));
   uint64_t slot = 99;
   EXPECT_EQ(shelf.api.reserve(shelf.self, 7, "a", &slot, &shelf.error), ZR_OK);
   EXPECT_EQ(slot, 8u);
@@ -111,16 +111,16 @@ TEST(OffloadLayerTest, TurnsExceptionsIntoCodeTextAndNumber) {
   shelf.api.release(shelf.self, 8);
   EXPECT_EQ(Shelf::released, 8u);
   const zr_view large = view_of(&slot, 3);
-  EXPECT_EQ(room.api.reg(room.self, &large, &room.error), ZR_NOMEM);
-  EXPECT_EQ(room.api.flush(room.self, &room.error), ZR_UNSUPPORTED);
+  EXPECT_EQ(complete.api.reg(complete.self, &large, &complete.error), ZR_NOMEM);
+  EXPECT_EQ(complete.api.flush(complete.self, &complete.error), ZR_UNSUPPORTED);
 }
 
 TEST(OffloadLayerTest, KeepsAReferenceToAPendingCompletion) {
-  Tier room(component<Room>("room", "1.0"));
+  Tier complete(component<CompleteTier>("complete", "1.0"));
   zr_done_s done;
-  ASSERT_EQ(room.api.write(room.self, nullptr, 0, nullptr, &done, &room.error), ZR_OK);
+  ASSERT_EQ(complete.api.write(complete.self, nullptr, 0, nullptr, &done, &complete.error), ZR_OK);
   EXPECT_EQ(done.references, 2);
-  room.api.unmap(room.self, 0);
+  complete.api.unmap(complete.self, 0);
   EXPECT_EQ(done.resolved, 1);
 }
 

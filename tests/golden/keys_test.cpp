@@ -229,9 +229,9 @@ TEST(KeysTable, HasExactlyOneRowForEveryKey) {
   std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
   for (const host::ConfigKey& key : host::host_keys())
     there.insert(key.table == "schedule" ? "schedule.use" : key.path());
-  for (const host::PluginValidation& judged : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
-    ASSERT_TRUE(judged.accepted) << judged.file << ": " << judged.reason;
-    for (const host::Component& one : judged.components)
+  for (const host::PluginValidation& plugin : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
+    ASSERT_TRUE(plugin.accepted) << plugin.file << ": " << plugin.reason;
+    for (const host::Component& one : plugin.components)
       for (const host::ConfigKey& key :
            host::keys_of(one.table->keys, one.table->n_keys, std::string(host::role_of(one)) + "." + one.table->id))
         there.insert(key.path());

@@ -79,7 +79,7 @@ TEST_F(EngineRankLossTest, StoppedRankIsReportedAfterTimeout) {
   EXPECT_EQ(job_->wait(milliseconds(15000)), 4) << job_->err();
   EXPECT_THAT(job_->err(), HasSubstr("waited longer than communicator.timeout (1.0s) in "));
   EXPECT_THAT(job_->err(), HasSubstr("rank 1 (pid " + std::to_string(ranks_[1]) + ") has not answered for"));
-  EXPECT_THAT(job_->err(), HasSubstr("it is stopped (T)"));
+  EXPECT_THAT(job_->err(), HasSubstr("its process is stopped (T)"));
   expect_nothing_left();
 }
 

@@ -66,7 +66,7 @@ std::string plain(const std::string& output) {
   return std::regex_replace(output, std::regex("(^|\n)\\[\\d+\\] "), "$1");
 }
 
-// Bytes by memory kind, from the lines of a plan; the communication under "communication bytes".
+// Bytes by memory kind, from the lines of a plan; the communication under "comm bytes".
 std::map<std::string, int64_t> kinds(const std::string& plan) {
   std::map<std::string, int64_t> bytes;
   std::istringstream lines(plan);
@@ -75,7 +75,7 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
   std::smatch found;
   for (std::string line; std::getline(lines, line);)
     if (std::regex_match(line, found, moves)) {
-      bytes["communication bytes"] += std::stoll(found[1]) * std::stoll(found[2]) * std::stoll(found[3]) * std::stoll(found[4]);
+      bytes["comm bytes"] += std::stoll(found[1]) * std::stoll(found[2]) * std::stoll(found[3]) * std::stoll(found[4]);
     } else if (std::regex_match(line, found, holds)) {
       bytes[found[1]] += bytes_of(found[2], found[3]);
     }
@@ -111,9 +111,9 @@ TEST_F(MemoryTest, MatchesThePlan) {
       for (std::string row; std::getline(rows, row);) {
         const int64_t moved = Json::parse(row)["communication_bytes"];
         if (strategy == "zero3")
-          EXPECT_LE(moved, said["communication bytes"]) << how;
+          EXPECT_LE(moved, said["comm bytes"]) << how;
         else
-          EXPECT_EQ(moved, said["communication bytes"]) << how;
+          EXPECT_EQ(moved, said["comm bytes"]) << how;
       }
       std::filesystem::remove_all(scratch_.path("runs"));
     }
@@ -138,7 +138,7 @@ TEST_F(MemoryTest, PlanReportsActivationsThatARunMeasured) {
 
 TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
   const auto said = kinds(plan("strategy=zero0").output);
-  const std::string budget = " memory.device_budget=" + std::to_string(said.at("in") * 7 / 10);
+  const std::string budget = " memory.device_budget=" + std::to_string(said.at("total") * 7 / 10);
   for (const char* command : {"plan", "train"}) {
     auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.gradient_accumulation=2" + budget);
     refused.output = plain(refused.output);

@@ -31,8 +31,8 @@ inline std::vector<SharingMode> sharing_modes(int world) {
   return all;
 }
 
-/// The program of `run` under another strategy. It uses plain SGD whose products are exact (the learning rate is a power
-/// of two), and zero3 releases each weight after its use.
+/// The program of `run` under another strategy. It uses plain SGD with exact products (the learning rate is a power of
+/// two), and zero3 releases each weight after its use.
 inline zr::Program program_of(const Run& run, const SharingMode& how, const std::vector<std::string>& more = {}) {
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   for (const char* key :

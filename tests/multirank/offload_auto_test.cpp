@@ -1,5 +1,5 @@
 // Placement `auto` in jobs: states fill the tiers in order, activations are placed by the bytes that earlier runs
-// measured. unit/core/placement_test.cpp tests the placement itself.
+// measured. unit/core/plan/placement_test.cpp tests the placement itself.
 #include "multirank/offload_fixture.hpp"
 
 namespace zr::test {
@@ -28,13 +28,12 @@ TEST_F(OffloadAutoTest, FillsTheDeviceThenHostThenDisk) {
     if (kind != "slots") device += bytes.at("peak").get<int64_t>();
   const int64_t all = plain.at("slots").at("peak");
   const std::string tiers = " offload.nvme.path=" + scratch_.path("swap") +
-                             " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
-                             "memory.device_budget=" +
-                             std::to_string(device + all / 3) + "B";
+                            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
+                            "memory.device_budget=" +
+                            std::to_string(device + all / 3) + "B";
   const int64_t communicator = number("a", "/memory/host/communicator/peak");
   run(2,
-      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + tiers +
-          "\n",
+      "job.name=a memory.host_budget=" + std::to_string(2 * (communicator + (40 << 10) + all / 3)) + "B" + tiers + "\n",
       model);
   EXPECT_EQ(hash("a"), plain_hash);
   for (const char* tier : {"device", "host", "disk"}) {

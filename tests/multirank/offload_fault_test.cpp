@@ -37,7 +37,8 @@ class OffloadFaultTest : public OffloadTest {
     EXPECT_THAT(failed.output, Not(HasSubstr("training continues")));
   }
   // The committed checkpoints are complete; the job resumes from them to the results of the run without a fault.
-  void expect_good(const std::vector<std::string>& committed, const std::string& how, const std::string& uninterrupted) {
+  void expect_good(const std::vector<std::string>& committed, const std::string& how,
+                   const std::string& uninterrupted) {
     const Outcome verified = shell(zeroth_bin() + "verify c");
     EXPECT_EQ(verified.code, 0) << verified.output;
     std::vector<std::string> names = names_in("c");
@@ -63,7 +64,7 @@ TEST_F(OffloadFaultTest, ReportsTheFailedStatesAndTheirFolder) {
   const Outcome flipped = train("flip@9", states());
   EXPECT_EQ(flipped.code, 3) << flipped.output;
   EXPECT_THAT(flipped.output, HasSubstr("states of '"));
-  EXPECT_THAT(flipped.output, HasSubstr("is not what was written"));
+  EXPECT_THAT(flipped.output, HasSubstr("returned other data than was written"));
 }
 
 TEST_F(OffloadFaultTest, ReportsTheFailedGradientBuffer) {
@@ -73,7 +74,7 @@ TEST_F(OffloadFaultTest, ReportsTheFailedGradientBuffer) {
            {"read=EIO@3", "train.gradient_accumulation=2",
             "'reduced gradients, own shard' for reduce_scatter 'bucket "},
            {"read=EIO@2", "train.gradient_accumulation=1", "reduced gradient of '"},
-           {"flip@2", "train.gradient_accumulation=1", "is not what was written"}}) {
+           {"flip@2", "train.gradient_accumulation=1", "returned other data than was written"}}) {
     const Outcome failed =
         train(fault, "strategy=zero2 train.steps=3 parity.model=large strategy.zero2.bucket_bytes=64KiB " + disk() +
                          "offload.optimizer=device offload.gradients=" + kFailing + overrides);
@@ -186,7 +187,7 @@ TEST_F(OffloadFaultTest, FaultDuringALoadOfShardsKeepsTheCheckpoint) {
     // The shards of the first parameters are written once at the start, and again from the checkpoint.
     const Outcome failed = train(who + "write=EIO@30", how + from + "checkpoint.resume=true");
     SCOPED_TRACE(who);
-    expect_reported(failed, "weights or sums of '", "writing");
+    expect_reported(failed, "weights or reduced gradients of '", "writing");
     EXPECT_EQ(losses("f"), before) << "no further step was trained";
   }
   expect_good({"step-00000002"}, how + from, "uninterrupted");

@@ -17,7 +17,7 @@ using ::testing::StartsWith;
 
 TEST_F(OffloadTest, ResumesFromACheckpointOfAnyOtherPlacement) {
   const std::vector<std::string> placements{" ", kMemory, disk(),
-                                        disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
+                                            disk() + "offload.device_fraction=0.4 offload.gradients=cpu"};
   const std::string model = "strategy=zero2 parity.model=everything train.dtype=bf16 ";
   run(2, "job.name=uninterrupted\n", model);
   std::string first, then;
@@ -43,10 +43,12 @@ TEST_F(OffloadTest, ResumesFromACheckpointOfAnyOtherPlacement) {
 }
 
 TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
-  const std::vector<std::string> placements{" ", disk() + kDiskBacked, disk() + kDiskBacked + "offload.optimizer=device",
-                                        disk() + "offload.parameters=cpu offload.gradients=nvme"};
+  const std::vector<std::string> placements{" ", disk() + kDiskBacked,
+                                            disk() + kDiskBacked + "offload.optimizer=device",
+                                            disk() + "offload.parameters=cpu offload.gradients=nvme"};
   for (const std::string dtype : {"fp32", "bf16"}) {
-    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype, uninterrupted = "uninterrupted" + dtype;
+    const std::string model = kGathered + "parity.model=everything train.dtype=" + dtype,
+                      uninterrupted = "uninterrupted" + dtype;
     run(2, "job.name=" + uninterrupted + "\n", model);
     std::string first, then;
     for (std::size_t i = 0; i < placements.size(); ++i)
@@ -89,7 +91,7 @@ TEST_F(OffloadTest, DiskBackedBuffersMatchThePlan) {
   }
 }
 
-// Every micro-step except the first reads the reduced gradients to add to them, and the optimizer reads them once; every
+// Every micro-step except the first reads the reduced gradients to add to them; the optimizer reads them once. Every
 // micro-step writes them. A block where two ranges meet stays in memory.
 TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
   std::string jobs;
@@ -119,8 +121,8 @@ TEST_F(OffloadTest, ReadsTheNextGatheredWeightsAhead) {
   EXPECT_GT(ahead, reads / 2) << "of " << reads;
 }
 
-// The causes are the phases of the steps without their waits for tiers, and these waits. Checkpoints and evaluations are
-// not part of a step.
+// The causes are the phases of the steps without their waits for tiers, and these waits. A step does not include
+// checkpoints and evaluations.
 TEST_F(OffloadTest, AttributesTheTimeOfEveryStepToCauses) {
   const std::string tiers = disk() + kDiskBacked + "offload.activations=nvme offload.activation_bytes=1KiB ";
   run(2,
@@ -221,7 +223,7 @@ TEST_F(OffloadTest, RejectsAPlanOverTheHostBudget) {
   EXPECT_EQ(refused.code, 2) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
   EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
-  EXPECT_THAT(refused.output, HasSubstr("host memory  communicator"));
+  EXPECT_THAT(refused.output, HasSubstr("host memory    communicator"));
   EXPECT_THAT(refused.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this host, because the "
                                         "communicator of each rank takes memory"));
 }

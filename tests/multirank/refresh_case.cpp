@@ -42,7 +42,8 @@ void continues(Run& run, const std::vector<std::string>& keys) {
       History of_a = both.histories["a"];
       if (name_of_a != "a") of_a.insert(of_a.end(), both.histories[name_of_a].begin(), both.histories[name_of_a].end());
       require(equal(of_a, a), what + " under " + how.text(run.program.world()) + ": 'a' continues bit-identically");
-      require(equal(both.histories["b"], b), what + " under " + how.text(run.program.world()) + ": 'b' starts with new states");
+      require(equal(both.histories["b"], b),
+              what + " under " + how.text(run.program.world()) + ": 'b' starts with new states");
       require(both.engine->step_index() == 6 && both.engine->done(), what + ": the step count continues");
     };
     const auto nothing = [](Training&) {};
@@ -113,7 +114,7 @@ void keeps_buffers(Run& run) {
     Tensor added = both.net.register_buffer("added", torch::full({2}, 7 + both.engine->rank()));
     both.net.add("b");
     both.engine->refresh();
-    require(own.eq(1 + both.engine->rank()).all().item<bool>(), "a buffer keeps the values of this rank after refresh()");
+    require(own.eq(1 + both.engine->rank()).all().item<bool>(), "refresh() keeps the buffer of this rank");
     require(added.eq(7).all().item<bool>(), "a new buffer has the values of rank 0");
     if (both.engine->rank() == 0)  // rank 0 deletes the checkpoint
       require(!std::filesystem::exists(both.program->text("job.runs") + "/run/refresh"),
@@ -148,7 +149,8 @@ void freezes_again(Run& run) {
       engine.step();
     }
     for (const auto& item : plain.named_parameters())
-      require(same(engine.get(item.key()), item.value()), item.key() + " equals plain libtorch under " + how.text(world));
+      require(same(engine.get(item.key()), item.value()),
+              item.key() + " equals plain libtorch under " + how.text(world));
   }
 }
 

@@ -231,7 +231,8 @@ TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
       EXPECT_TRUE(fs::exists(folder_ / "ck" / engine / "step-00000006"));
     }
     EXPECT_NE(summary("run/generator")["weights_hash"], summary("run/discriminator")["weights_hash"]);
-    EXPECT_EQ(rest.output.find("saved when engine"), std::string::npos) << "both were saved at the same step\n" << rest.output;
+    EXPECT_EQ(rest.output.find("saved when engine"), std::string::npos) << "both were saved at the same step\n"
+                                                                        << rest.output;
   }
 }
 

@@ -172,7 +172,8 @@ void writes(Run& run) {
   run.step();
   const auto in = run.engine->get("first.weight"), out = run.engine->get("last.weight");
   require((in - 0.25).abs().max().item<float>() < 0.02, "the update starts from the filled value");
-  require(std::abs(out.view(-1)[7].item<float>() - 0.5f) < 0.02f, "the update starts from the value written by pointer");
+  require(std::abs(out.view(-1)[7].item<float>() - 0.5f) < 0.02f,
+          "the update starts from the value written by pointer");
   std::cout << run.engine->weights_hash() << std::endl;
 }
 // Reading by pointer changes nothing, not even the part of the master that the weights do not show.

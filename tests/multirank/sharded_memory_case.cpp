@@ -198,7 +198,7 @@ void refreshes_without_memory(Run& run) {
     const int last = engine.world() - 1;
     const bool names = error.rfind("engine.refresh() failed on rank " + std::to_string(last) + ": ", 0) == 0;
     require(!error.empty() && names == (engine.rank() != last), "every rank has the error of the last one: " + error);
-    require(error.find("41943040 bytes") != error.npos || error.find("asks for 40.00 MiB more") != error.npos,
+    require(error.find("41943040 bytes") != error.npos || error.find("requests 40.00 MiB more") != error.npos,
             "the copy is what fails: " + error);
     require(engine.step_index() == 1 && torch::equal(engine.get("first.weight"), weight), "nothing was changed");
   }

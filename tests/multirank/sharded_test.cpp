@@ -90,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(1, 2, 4)),
     [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
 
-class OperatorsOffloadTest : public ShardedParametersTest, public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
+class OperatorsOffloadTest : public ShardedParametersTest,
+                             public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
 
 TEST_P(OperatorsOffloadTest, MatchPlainLibtorch) {
   const auto& [strategy, tier] = GetParam();

@@ -118,7 +118,8 @@ void keeps_places(Run& run) {
       if (placement.cuts && (how.strategy != "zero3" || how.share)) continue;
       ++made;
       require(same_training(changes(run, how, placement.name + " " + type, placement.keys), plain),
-              placement.name + ", " + type + ", under " + how.text(run.program.world()) + ": same results as with all state on the device");
+              placement.name + ", " + type + ", under " + how.text(run.program.world()) +
+                  ": same results as with all state on the device");
     }
   }
   if (run.program.rank() == 0) std::cout << made << " placements match" << std::endl;

@@ -318,7 +318,8 @@ void set_misuse(Run& run) {
   says("load", [&] { engine.load(""); });
   says("tokens", [&] { engine.add_tokens(-1); });
   set(torch::arange(7, torch::kDouble).flip(0));
-  require(torch::equal(engine.get("left.bias"), torch::arange(7, torch::kFloat).flip(0)), "set() accepts a correct tensor");
+  require(torch::equal(engine.get("left.bias"), torch::arange(7, torch::kFloat).flip(0)),
+          "set() accepts a correct tensor");
   run.step();
 }
 void set_differs(Run& run) {

@@ -116,10 +116,10 @@ def model():
             plan = run("plan", [*chosen, *fixed, f"model.layers={n}"])
             stored = re.search(r"total +on nvme +([0-9.]+) GiB", plan.stdout)
             on_disk = 2 * float(stored.group(1)) * 2**30 if stored else 0
-            room = on_disk < 0.95 * shutil.disk_usage(SWAP).free
-            if plan.returncode == 0 and not room:
+            fits_on_disk = on_disk < 0.95 * shutil.disk_usage(SWAP).free
+            if plan.returncode == 0 and not fits_on_disk:
                 bounded.add(n)
-            return plan.returncode == 0 and room
+            return plan.returncode == 0 and fits_on_disk
         blocks = largest(planned)
         by_disk = ", limited by the disk" if blocks + 1 in bounded else ""
         start = time.time()

@@ -24,7 +24,7 @@ const std::vector<Case>& layers() {
       layer<nn::Linear>("linear", nn::LinearOptions(16, 32), {8, 16}, plainly),
       layer<nn::Linear>("linear of three dimensions", nn::LinearOptions(16, 32), {2, 8, 16}, plainly),
       layer<nn::Linear>("linear without bias", nn::LinearOptions(16, 32).bias(false), {2, 8, 16}, plainly),
-      layer<nn::Linear>("linear larger than a leaf", nn::LinearOptions(96, 70), {4, 96}, plainly),
+      layer<nn::Linear>("linear larger than a norm block", nn::LinearOptions(96, 70), {4, 96}, plainly),
       layer<nn::Conv1d>("conv1d", nn::Conv1dOptions(4, 8, 3), {2, 4, 12}, plainly),
       layer<nn::Conv2d>("conv2d", nn::Conv2dOptions(4, 8, 3).padding(1), {2, 4, 12, 12}, plainly),
       layer<nn::Conv2d>("conv2d, depthwise", nn::Conv2dOptions(8, 8, 3).groups(8), {2, 8, 12, 12}, plainly),

@@ -128,7 +128,7 @@ const std::vector<Case>& tensors() {
              }
              return {x.mm(w[0])};
            }),
-      bare("initialised anew", {{16, 16}, {64, 48}},
+      bare("initialised again", {{16, 16}, {64, 48}},
            [](W& w, const Tensor& x) -> Outputs {
              torch::nn::init::kaiming_uniform_(w[0]);
              torch::nn::init::orthogonal_(w[1]);

@@ -46,7 +46,7 @@ TEST_F(ParityDefectsTest, DetectsADroppedBucket) {
 
 TEST_F(ParityDefectsTest, DetectsAStalePersistentParameter) {
   expect_seen({{"zero3", "used_twice", "n2"}, {"zero3", "lstm", "n3", "bf16"}, {"zero3", "tied", "n4", "fp16"}},
-              "communicator=faulty", "communicator.faulty.drops=all_gather_weights_that_stay_whole",
+              "communicator=faulty", "communicator.faulty.drops=all_gather_persistent_weights",
               "weights differ between ranks: in '");  // the weight digest of the engine finds it during the run
 }
 

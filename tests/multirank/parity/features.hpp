@@ -27,8 +27,8 @@ inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArray
 }
 
 /// All features in one model: tied, unused, frozen and twice used parameters, one larger than a bucket, sizes that no
-/// rank count divides, dropout, an embedding, the buffers of batch norm, and a layer that only even steps use (only even
-/// micro-batches if `divergent`, so that ranks differ).
+/// rank count divides, dropout, an embedding, the buffers of batch norm, and a layer that only even steps use (only
+/// even micro-batches if `divergent`, so that ranks differ).
 struct Everything : Model {
   struct Head : torch::nn::Module {
     explicit Head(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }

@@ -152,7 +152,7 @@ Outcome reference(const Recipe& recipe) {
   const auto rounded = [](const torch::Tensor& tensor, const std::string& to) {
     return floats(to.empty() ? tensor : tensor.to(type_named(to)));
   };
-  // Rounds to the dtype of the reduced gradients: after every N micro-batches, or, if `last`, after each and at the end.
+  // Rounds to the dtype of the reduced gradients: after every N micro-batches; if `last`, after each and at the end.
   const auto round = [&](std::vector<float>& sum) {
     if (recipe.sums != "fp32")
       sum = rounded(torch::from_blob(sum.data(), {static_cast<int64_t>(sum.size())}), recipe.sums);

@@ -1,11 +1,12 @@
-// SGD with the settings of the parity tests, whose gradients may lack the division by the loss scale: shows that an fp16
-// case of the parity matrix can fail.
+// SGD with the settings of the parity tests, whose gradients may lack the division by the loss scale: shows that an
+// fp16 case of the parity matrix can fail.
 #include "zr/optimizer.hpp"
 
 namespace {
 
 struct Unscaled : zr::Optimizer<Unscaled> {
-  static constexpr zr_key keys[] = {zr::key_float("missed", "1", 1, zr::kNoBound, "the part of the loss scale that gradients are not divided by")};
+  static constexpr zr_key keys[] = {
+      zr::key_float("missed", "1", 1, zr::kNoBound, "the factor that the division by the loss scale omits")};
   static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
   explicit Unscaled(const zr::Config& config) : missed(static_cast<float>(config.number("missed"))) {}
   void update(const zr::Update& u) const {

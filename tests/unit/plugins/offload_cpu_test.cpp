@@ -88,25 +88,25 @@ TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
 // Uses a copy of the kernel's folders.
 TEST(CpuTierTest, RespectsTheSmallestLimitOfMachineAndControlGroups) {
   const Scratch root;
-  const auto room = [&] { return cpu::available_memory(root.folder().string()); };
-  EXPECT_EQ(room().bytes, -1);
+  const auto available = [&] { return cpu::available_memory(root.folder().string()); };
+  EXPECT_EQ(available().bytes, -1);
   root.write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   50 kB\n");
-  EXPECT_EQ(room().bytes, 50 * 1024);
-  EXPECT_EQ(room().source, "MemAvailable of /proc/meminfo");
+  EXPECT_EQ(available().bytes, 50 * 1024);
+  EXPECT_EQ(available().source, "MemAvailable of /proc/meminfo");
   root.write("proc/self/cgroup", "9:cpu,memory:/jobs/one\n0::/slice/unit\n");
   root.write("sys/fs/cgroup/slice/unit/memory.max", "max\n");
   root.write("sys/fs/cgroup/slice/unit/memory.current", "10\n");
-  EXPECT_EQ(room().bytes, 50 * 1024) << "a group without a limit has no effect";
+  EXPECT_EQ(available().bytes, 50 * 1024) << "a group without a limit has no effect";
   root.write("sys/fs/cgroup/slice/memory.max", "20000\n");
   root.write("sys/fs/cgroup/slice/memory.current", "15000\n");
   root.write("sys/fs/cgroup/slice/memory.stat", "anon 5\ninactive_file 1000\n");
-  EXPECT_EQ(room().bytes, 6000) << "the parent group's limit applies, and inactive cache can be reclaimed";
+  EXPECT_EQ(available().bytes, 6000) << "the parent group's limit applies, and inactive cache can be reclaimed";
   root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9000\n");
   root.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "8500\n");
-  EXPECT_EQ(room().bytes, 500);
-  EXPECT_EQ(room().source, "the limit of control group " + root.path("sys/fs/cgroup/memory"));
+  EXPECT_EQ(available().bytes, 500);
+  EXPECT_EQ(available().source, "the limit of control group " + root.path("sys/fs/cgroup/memory"));
   root.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "9500\n");
-  EXPECT_EQ(room().bytes, 0);
+  EXPECT_EQ(available().bytes, 0);
 }
 
 }  // namespace

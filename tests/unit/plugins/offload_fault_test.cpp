@@ -76,8 +76,8 @@ TEST_P(NvmeFaultTest, ReportsADiskThatBecomesFullDuringAWrite) {
   const Answer answer = tier.write({whole(tier.reserve(kMiB), Pages(kMiB))});
   EXPECT_EQ(answer.code, ZR_IO);
   EXPECT_EQ(answer.text, file() +
-                             "writing 1048576 bytes at byte 0 failed: No space left on device; free space there, "
-                             "or name a larger disk with offload.nvme.path");
+                             "writing 1048576 bytes at byte 0 failed: No space left on device; free disk space there, "
+                             "or set offload.nvme.path to a larger disk");
 }
 
 TEST_P(NvmeFaultTest, DetectsAFlippedBit) {

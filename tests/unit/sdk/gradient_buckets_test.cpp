@@ -39,8 +39,8 @@ class GradientBucketsTest : public testing::Test {
     in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
   }
   std::vector<zr_view> make_bucket_buffers() {
-    rooms_.assign(2 * 3072, -1);
-    return {{rooms_.data(), 3072, ZR_F32, 0, {1, 0}}, {rooms_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
+    bucket_memory_.assign(2 * 3072, -1);
+    return {{bucket_memory_.data(), 3072, ZR_F32, 0, {1, 0}}, {bucket_memory_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
   }
   zr::GradientBuckets make(zr::GradientMemory memory) {
     memory_.assign(3072 + 1024, -1);
@@ -77,7 +77,7 @@ class GradientBucketsTest : public testing::Test {
   zr::host::PluginHost host_;
   zr_communicator_api api_{};
   zr_plan_in in_{};
-  std::vector<float> memory_, rooms_;
+  std::vector<float> memory_, bucket_memory_;
   std::vector<Left> left_;
 };
 

@@ -25,7 +25,7 @@ using namespace zr::host;
 TEST(NearestTest, FindsAMisspelledWordButNoUnrelatedOne) {
   const std::vector<std::string> words{"train.steps", "train.seed", "train.gradient_clipping", "strategy"};
   EXPECT_EQ(nearest("train.stpes", words), "train.steps");
-  EXPECT_EQ(nearest("train.clp", words), "train.gradient_clipping");
+  EXPECT_EQ(nearest("train.gradient_cliping", words), "train.gradient_clipping");
   EXPECT_EQ(nearest("strateggy", words), "strategy");
   EXPECT_EQ(nearest("zebra", words), "");
 }

@@ -29,10 +29,10 @@ TEST(JobConfigTest, ReadsUnitsInValues) {
 }
 
 TEST(JobConfigTest, AcceptsAnIntegerAsANumberAndRecordsItsPosition) {
-  const JobConfig config = check("[train]\nclip = 1\n  steps = 7");
+  const JobConfig config = check("[train]\ngradient_clipping = 1\n  steps = 7");
   EXPECT_EQ(config.number("train.gradient_clipping"), 1.0);
   EXPECT_EQ(config.number("train.steps"), 7.0);
-  EXPECT_EQ(config.origin("train.gradient_clipping").text(), "job.toml:7:8");
+  EXPECT_EQ(config.origin("train.gradient_clipping").text(), "job.toml:7:21");
   EXPECT_EQ(config.origin("train.steps").text(), "job.toml:8:11");
   EXPECT_TRUE(config.given("train.steps"));
 }
@@ -139,7 +139,7 @@ TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
 
 TEST(JobConfigTest, RoundTripsThroughToml) {
   const JobConfig first = check(
-      "[job]\nranks = 2\n[train]\nmicro_batch = 4\nclip = 0.3\n[communicator]\ntimeout = \"90s\"\n"
+      "[job]\nranks = 2\n[train]\nmicro_batch = 4\ngradient_clipping = 0.3\n[communicator]\ntimeout = \"90s\"\n"
       "[schedule]\nuse = \"WarmupLR\"\n"
       "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
       {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});

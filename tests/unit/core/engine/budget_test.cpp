@@ -18,11 +18,11 @@ struct Job {
     bucket.min = 65536;
     std::vector<std::string> all{"strategy=own"};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    judged.config = Document::parse("", "job.toml", all).check({bucket}, 0);
-    judged.strategy.table = &kOwn;
-    judged.strategies = {"less", "own", "least"};
+    resolved.config = Document::parse("", "job.toml", all).check({bucket}, 0);
+    resolved.strategy.table = &kOwn;
+    resolved.strategies = {"less", "own", "least"};
   }
-  ResolvedJob judged;
+  ResolvedJob resolved;
 };
 
 // The bytes for each combination of overrides, as text; other combinations are invalid.
@@ -37,7 +37,7 @@ RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
 }
 std::vector<std::string> found(const Job& job, int ranks, const BudgetShortfall& over, const RequiredBytes& need) {
   std::vector<std::string> all;
-  for (const Suggestion& suggestion : fitting_suggestions(job.judged, ranks, over, need)) {
+  for (const Suggestion& suggestion : fitting_suggestions(job.resolved, ranks, over, need)) {
     std::string text;
     for (const std::string& one : suggestion.overrides) text += (text.empty() ? "" : " ") + one;
     all.push_back(text + ": " + std::to_string(suggestion.bytes));
@@ -102,7 +102,7 @@ TEST(BudgetTest, PrintsSuggestionsAsTomlLinesWithTheirSavings) {
                     over),
             "the job fits with any one of these lines:\n"
             "  strategy = \"zero3\"                              saves 90.00 MiB, needs 40.00 MiB\n"
-            "  job.ranks = 4, train.gradient_accumulation = 2           saves 40.00 MiB, needs 90.00 MiB");
+            "  job.ranks = 4, train.gradient_accumulation = 2  saves 40.00 MiB, needs 90.00 MiB");
   EXPECT_EQ(
       text_of({}, over),
       "no change of strategy, ranks, micro-batch or sizes makes the job fit; raise the budget, or train a smaller "

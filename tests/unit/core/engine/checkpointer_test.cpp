@@ -120,8 +120,8 @@ TEST_F(CheckpointerTest, RejectsSaveAndLoadWithinAStep) {
   Trained trained(runs("1"), {"train.gradient_accumulation=2"});
   trained.session.begin_backward(1, 1);
   trained.session.end_backward();
-  EXPECT_THAT(failure_of([&] { trained.checkpoints().save(root(), 0, false); }), HasSubstr("engine.save() between"));
-  EXPECT_THAT(failure_of([&] { trained.checkpoints().load(root(), {}); }), HasSubstr("engine.load() between"));
+  EXPECT_THAT(failure_of([&] { trained.checkpoints().save(root(), 0, false); }), HasSubstr("engine.save() was called between"));
+  EXPECT_THAT(failure_of([&] { trained.checkpoints().load(root(), {}); }), HasSubstr("engine.load() was called between"));
 }
 
 TEST_F(CheckpointerTest, SavesWhenTheConfigurationSaysAndKeepsTheNewest) {
@@ -174,6 +174,21 @@ TEST_F(CheckpointerTest, LeavesTheFolderToOthersOnceTheSessionEnded) {
   Trained second(runs("2"), {in_root(), "checkpoint.every=1"});
   second.step(1);
   EXPECT_EQ(second.session.progress().step(), 1);
+}
+
+TEST_F(CheckpointerTest, StartsStatesOfAnotherOptimizerFresh) {
+  Trained first(runs("1"), {"optimizer=sgd"});
+  first.step(0.5f);
+  first.checkpoints().save(root(), 0, false);
+  Trained second(runs("2"));
+  second.step(3);
+  second.step(3);
+  const LoadReport report = second.checkpoints().load(root(), {});
+  EXPECT_THAT(report.fresh, ::testing::Contains("state.exp_avg 'a'"));
+  EXPECT_EQ(second.read(0), first.read(0));
+  EXPECT_EQ(second.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(second.session.progress().param_steps(), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(second.session.progress().step(), 1) << "the schedule continues";
 }
 
 }  // namespace

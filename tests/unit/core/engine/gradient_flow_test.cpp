@@ -106,14 +106,14 @@ TEST(GradientFlow, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
 TEST(GradientFlow, RejectsAGradientOutsideBackward) {
   Fixture f;
   EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(0, 1); }),
-              HasSubstr("a backward ran outside engine.backward() and gave 'a' a gradient"));
+              HasSubstr("backward() ran outside engine.backward() and computed a gradient for 'a'"));
 }
 
 TEST(GradientFlow, RejectsASecondGradientOfOneBackward) {
   Fixture f;
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
-  EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(1, 1); }), HasSubstr("'b' got a second gradient"));
+  EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(1, 1); }), HasSubstr("'b' received a second gradient"));
 }
 
 TEST(GradientFlow, CancelsAMicroStepBeforeItsFirstGradientOnly) {

@@ -53,7 +53,7 @@ TEST(MemoryBudget, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
   f.progress.restore(4, 4, 4, true);
   ASSERT_TRUE(f.rig.model.over_limit);
   EXPECT_THAT(failure_of([&] { f.rig.model.over_limit(70 * kMiB); }),
-              AllOf(HasSubstr("libtorch asks for 70"), HasSubstr("in step 5")));
+              AllOf(HasSubstr("libtorch requests 70"), HasSubstr("in step 5")));
 }
 
 TEST(MemoryBudget, NeverRejectsWhatIsFreed) {

@@ -80,7 +80,7 @@ TEST(Session, RejectsAStepInWhichNoParameterHasAGradient) {
   Fixture f;
   f.session->begin_backward(1, 1);
   f.session->end_backward();
-  EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("step 1 gave no parameter of this engine's model"));
+  EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("in step 1, no parameter of this engine's model"));
   EXPECT_EQ(f.session->progress().step(), 0);
   EXPECT_TRUE(f.step(1)) << "the next backward begins the same step again";
   EXPECT_EQ(f.session->progress().step(), 1);

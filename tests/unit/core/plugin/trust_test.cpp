@@ -144,9 +144,9 @@ TEST(PluginTrustTest, AcceptsGroupWritableFilesOfAPrivateGroup) {
 TEST(PluginTrustTest, IsCheckedBeforeAPluginIsLoaded) {
   Folders folders;
   folders.mode("outer", 0777);
-  const PluginValidation judgement = Registry::validate(folders.inner);
-  EXPECT_FALSE(judgement.accepted);
-  EXPECT_NE(judgement.reason.find("outer can be changed by other users"), std::string::npos) << judgement.reason;
+  const PluginValidation validation = Registry::validate(folders.inner);
+  EXPECT_FALSE(validation.accepted);
+  EXPECT_NE(validation.reason.find("outer can be changed by other users"), std::string::npos) << validation.reason;
 }
 
 TEST(PluginTrustTest, NamesADanglingLinkAndAnUnreadableFile) {
