@@ -18,7 +18,7 @@ struct Program::State {
   State(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys);
 
   const host::Setup& setup() const { return setup_; }
-  /// ZR_ASK=parameters: the Engine prints the parameters of the model and exits.
+  /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and exits.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 

@@ -140,13 +140,6 @@ TEST_F(ArchitectureRulesTest, FindsAFunctionPointerWithoutThreadTag) {
                   "sdk/include/zr/abi/tier.h:15: zr_sink in typedef void (*zr_sink)(void *ctx);"));
 }
 
-TEST_F(ArchitectureRulesTest, FindsALongAbiHeader) {
-  std::string text;
-  for (int i = 0; i < 86; ++i) text += "//\n";
-  plant("sdk/include/zr/abi/tier.h", text);
-  EXPECT_THAT(found(long_abi_headers), ElementsAre("sdk/include/zr/abi/tier.h: 86 lines"));
-}
-
 TEST_F(ArchitectureRulesTest, FindsAScriptThatBashCannotParse) {
   plant("tests/bench/swallowed.sh", "if ((1)); then  # why exit 1; fi\necho done\n");
   plant(".ci/open", "#!/usr/bin/env bash\necho 'one\n");
@@ -160,7 +153,8 @@ TEST_F(ArchitectureRulesTest, FindsAScriptThatBashCannotParse) {
 TEST_F(ArchitectureRulesTest, FindsAnUnexpectedTopLevelFolder) {
   plant("core/README.md", "");
   plant("docs/index.md", "");
-  EXPECT_THAT(found(strange_folders), ElementsAre("docs"));
+  plant("lib/a.cpp", "");
+  EXPECT_THAT(found(strange_folders), ElementsAre("lib"));
 }
 
 TEST(UndocumentedTest, AcceptsACommentAboveOrOnTheLineOfADeclaration) {

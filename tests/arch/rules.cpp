@@ -99,9 +99,10 @@ Found plugin_names_in_core(const fs::path& root) {
 
 Found stages_in_core(const fs::path& root) {
   const Tree tree(root);
-  return tree.hits(tree.code({"core"}), std::regex(R"(zero_?stage|(\.|->)stage\b|stage_?\s*[=!<>]=|[=!<>]=\s*stage)"
-                                                   R"(|\b(if|switch|while)\s*\([^;]*\b(\w+_)?stage_?\b(?!\s*\())",
-                                                   std::regex::icase));
+  return tree.hits(tree.code({"core"}),
+                   std::regex(R"(zero_?stage|(\.|->)stage\b(?!\()|stage_?\s*[=!<>]=|[=!<>]=\s*stage_?\b)"
+                              R"(|\b(if|switch|while)\s*\([^;]*\b(\w+_)?stage_?\b(?!\s*\())",
+                              std::regex::icase));
 }
 
 Found libtorch_outside_its_subsystems(const fs::path& root) {
@@ -186,15 +187,6 @@ Found untagged_slots(const fs::path& root) {
   return found;
 }
 
-Found long_abi_headers(const fs::path& root) {
-  const Tree tree(root);
-  Found found;
-  for (const fs::path& file : tree.code({"sdk/include/zr/abi"}))
-    if (const auto n = lines_of(file).size(); n > 85)
-      found.push_back(tree.path(file) + ": " + std::to_string(n) + " lines");
-  return found;
-}
-
 Found broken_scripts(const fs::path& root) {
   static const std::regex shell("^#!.*\\b(ba)?sh\\b");
   Found found;
@@ -215,8 +207,8 @@ Found broken_scripts(const fs::path& root) {
 }
 
 Found strange_folders(const fs::path& root) {
-  static const std::set<std::string> allowed{"core", "plugins", "sdk", "tests", "examples", "docs", ".github",
-                                             "build", "runs",    ".git", ".ci",   ".cache"};
+  static const std::set<std::string> allowed{"core",    "plugins", "sdk",  "tests", "examples", "docs",
+                                             ".github", "build",   "runs", ".git",  ".ci",      ".cache"};
   Found found;
   for (const fs::path& folder : Tree(root).folders("."))
     if (!allowed.count(folder.filename().string())) found.push_back(folder.filename().string());

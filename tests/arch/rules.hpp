@@ -30,9 +30,8 @@ Found wide_lines(const fs::path& root);
 Found missing_readmes(const fs::path& root);
 /// A public function of the installed headers, or a function of a subsystem's header, that no comment explains.
 Found undocumented_functions(const fs::path& root);
-/// A function pointer in sdk/include/zr/abi has no thread tag; a header there has more than 85 lines.
+/// A function pointer in sdk/include/zr/abi has no thread tag.
 Found untagged_slots(const fs::path& root);
-Found long_abi_headers(const fs::path& root);
 /// bash cannot parse a shell script of tests/ or .ci/ (recognized by its extension or first line).
 Found broken_scripts(const fs::path& root);
 /// An unexpected folder at the top level.

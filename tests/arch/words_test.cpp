@@ -1,8 +1,9 @@
 // LANGUAGE.md: words with a private meaning do not occur.
+#include "arch/words.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "arch/words.hpp"
 #include "scratch.hpp"
 
 namespace zr::arch {
@@ -16,13 +17,14 @@ TEST(Words, WithAPrivateMeaningDoNotOccur) {
 
 TEST(Words, AreFoundAsWholeWordsInCodeAndText) {
   const test::Scratch tree;
-  tree.write("list.txt", "# comment\nkeeps\nto be seen\n=Fated\n");
+  tree.write("words.txt", "# comment\nkeeps\nto be seen\n=Fated\n");
   tree.write("core/a.cpp", "int keeps = 1;\nint housekeeps;\nint keeps_2;\nclass Fated;\nint fated;\n");
   tree.write("docs/b.md", "It is To be seen.\nTo be seeing\n");
   tree.write("README.md", "Keeps.\n");
-  EXPECT_THAT(private_words(tree.folder(), tree.folder() / "list.txt"),
-              ::testing::ElementsAre("README.md:1: Keeps.", "core/a.cpp:1: int keeps = 1;", "core/a.cpp:3: int keeps_2;",
-                                     "core/a.cpp:4: class Fated;", "docs/b.md:1: It is To be seen."));
+  EXPECT_THAT(
+      private_words(tree.folder(), tree.folder() / "words.txt"),
+      ::testing::ElementsAre("README.md:1: Keeps.", "core/a.cpp:1: int keeps = 1;", "core/a.cpp:3: int keeps_2;",
+                             "core/a.cpp:4: class Fated;", "docs/b.md:1: It is To be seen."));
 }
 
 }  // namespace

@@ -29,8 +29,9 @@ std::string default_text(const ConfigKey& key) {
 std::string table_of(const std::vector<ConfigKey>& keys) {
   std::string text = "| key | type | default | values | meaning |\n|---|---|---|---|---|\n";
   for (const ConfigKey& key : keys)
-    text += "| `" + key.name + "` | " + std::string(type_text(key.type)) + (key.per_group ? ", per group" : "") + " | " +
-            escaped(default_text(key)) + " | " + escaped(range_text(key)) + " | " + escaped(key.meaning) + " |\n";
+    text += "| `" + key.name + "` | " + std::string(type_text(key.type)) + (key.per_group ? ", per group" : "") +
+            " | " + escaped(default_text(key)) + " | " + escaped(range_text(key)) + " | " + escaped(key.meaning) +
+            " |\n";
   return text;
 }
 
@@ -44,25 +45,29 @@ std::string generated() {
   for (const ConfigKey& key : host_keys()) add(key);
   for (const PluginValidation& plugin : Registry({ZR_BUILD_DIR "/plugins"}).list())
     for (const Component& component : plugin.components)
-      for (const ConfigKey& key :
-           keys_of(component.table->keys, component.table->n_keys,
-                   std::string(role_of(component)) + "." + component.table->id))
+      for (const ConfigKey& key : keys_of(component.table->keys, component.table->n_keys,
+                                          std::string(role_of(component)) + "." + component.table->id))
         add(key);
   std::string text =
       "# Configuration reference\n\n"
-      "A job is one TOML file. This page lists every key of the host and of the plug-ins that Zeroth ships. It is generated "
-      "from the\nschema by a test, so it is complete. `zeroth explain FILE` shows the values of a job and where each one "
+      "A job is one TOML file. This page lists every key of the host and of the plug-ins that Zeroth ships. It is "
+      "generated "
+      "from the\nschema by a test, so it is complete. `zeroth explain FILE` shows the values of a job and where each "
+      "one "
       "comes from.\n\n"
       "- Sizes are `\"32MiB\"`, `\"1.5GiB\"`, `\"100MB\"` or a number of bytes. Durations are `\"250ms\"`, `\"30s\"`, "
       "`\"5min\"`, `\"2h\"`, `\"1d\"`.\n"
       "- `key=value` on the command line overrides the file: `zeroth train job.toml train.steps=10`.\n"
       "- A plug-in is chosen by `strategy = \"zero1\"`; its own keys are in `[strategy.zero1]`.\n"
-      "- `[[optimizer.groups]]` overrides keys for parameters whose names match: `match` (a pattern or several, `*` matches "
+      "- `[[optimizer.groups]]` overrides keys for parameters whose names match: `match` (a pattern or several, `*` "
+      "matches "
       "any\n  characters), `lr_scale`, and the optimizer's keys of type \"per group\".\n"
-      "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` stands for the same characters in "
+      "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` stands for the same characters "
+      "in "
       "both.\n";
   for (const std::string& table : order)
-    text += "\n## " + (table.empty() ? std::string("Top level") : "`[" + table + "]`") + "\n\n" + table_of(tables[table]);
+    text +=
+        "\n## " + (table.empty() ? std::string("Top level") : "`[" + table + "]`") + "\n\n" + table_of(tables[table]);
   return text;
 }
 

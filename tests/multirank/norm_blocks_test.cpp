@@ -37,7 +37,8 @@ StrategyPlan dealt(bool replicated) {
           const int64_t n = full ? count : std::min<int64_t>(count - first, (1 + random() % 7) * in.norm_block);
           const bool mine = full || static_cast<int32_t>(random() % static_cast<uint32_t>(in.world)) == in.rank;
           const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_WEIGHT ? 0u : 1u, first, n, offset + first};
-          if (mine && !(role == ZR_ROLE_REDUCED_GRAD && (in.params[p]->flags & ZR_PARAM_FROZEN))) sink.piece(sink.ctx, &piece);
+          if (mine && !(role == ZR_ROLE_REDUCED_GRAD && (in.params[p]->flags & ZR_PARAM_FROZEN)))
+            sink.piece(sink.ctx, &piece);
           first += n;
         }
         offset += (count + in.align - 1) / in.align * in.align;
@@ -89,12 +90,12 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
           sums.emplace_back();
           for (int64_t i = 0; i < piece.count; ++i) sums.back().push_back(value(piece.param, piece.first + i));
           slices.push_back({piece.param,
-                           piece.first,
-                           piece.count,
-                           {},
-                           {},
-                           {sums.back().data(), piece.count, ZR_F32, 0, {1, 0}},
-                           {}});
+                            piece.first,
+                            piece.count,
+                            {},
+                            {},
+                            {sums.back().data(), piece.count, ZR_F32, 0, {1, 0}},
+                            {}});
         }
         const int64_t before = rig.ledger().held(Tier::device, MemoryKind::other);
         {

@@ -85,8 +85,8 @@ set(advice "Set TORCH_ROOT to an unpacked libtorch ${wanted} (the folder that co
 or a link to it, at ${prefix}/lib/libtorch. Plug-ins do not need libtorch: find_package(Zeroth COMPONENTS sdk).")
 must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is no libtorch in \
 ${prefix}/lib/libtorch. ${advice}" ${project} ${quickstart})
-must_fail("There is no libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers are \
-missing. ${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
+must_fail("There is no libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers \
+are missing. ${advice}" ${project} -DTORCH_ROOT=${SCRATCH}/nowhere ${quickstart})
 file(WRITE ${SCRATCH}/old/lib/libtorch_cpu.so "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/torch.h "")
 file(WRITE ${SCRATCH}/old/include/torch/csrc/api/include/torch/version.h

@@ -9,6 +9,8 @@
  *   [worker]  host pool threads, several at once, on disjoint data; no collectives.
  *   [any]     any thread, any time; must not block.
  *
+ * The tag of a function that the host offers (zr/abi/host.h) says from which plug-in functions it may be called.
+ *
  * Lifetime. Arguments are valid until the call returns, unless the function's comment says otherwise.
  *
  * Null. Pointers are never null, unless the comment says "or NULL". The same holds for the functions of a table.
@@ -48,7 +50,7 @@ enum {
 typedef struct zr_error { /* owned by the caller */
   uint32_t size;
   zr_code code;
-  int64_t native; /* errno or a library's own code; 0 if there is none */
+  int64_t native; /* errno, a library's own code, or what the function defines; 0: none */
   char msg[496];  /* zero-terminated UTF-8 */
 } zr_error;
 
@@ -81,7 +83,7 @@ typedef struct zr_config_s zr_config;
 enum { ZR_KEY_BOOL = 1, ZR_KEY_INT, ZR_KEY_FLOAT, ZR_KEY_STRING, ZR_KEY_BYTES, ZR_KEY_DURATION, ZR_KEY_FLOATS };
 enum { ZR_KEY_PER_GROUP = 1u << 0 }; /* optimizers: a parameter group may override the key */
 typedef struct zr_key {
-  uint32_t size, type, flags, rsv; /* type: ZR_KEY_BOOL ... ZR_KEY_FLOATS; flags: ZR_KEY_PER_GROUP */
+  uint32_t size, type, flags, rsv; /* type: ZR_KEY_BOOL ... ZR_KEY_FLOATS; flags: ZR_KEY_PER_GROUP; rsv: 0 */
   const char *name;
   const char *def;     /* default as TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]"); NULL: the user must set the key */
   double min, max;     /* inclusive; sizes in bytes, durations in seconds; -INFINITY and INFINITY: no bound */

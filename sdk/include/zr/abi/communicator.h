@@ -4,8 +4,8 @@
 #include "zr/abi/base.h"
 
 /* Operations. counts[r] is the number of elements of rank r's part; parts follow each other in rank order and may be
- * empty. Without counts all parts are equal. An operation may be in place: src is then dst's own range. Reductions of
- * bf16 and fp16 accumulate in fp32 and round once. */
+ * empty. Without counts all parts are equal. An operation may be in place: src is then this rank's part of dst, or all
+ * of dst. Reductions of bf16 and fp16 accumulate in fp32 and round once. */
 enum {
   ZR_ALL_REDUCE = 1,     /* src[n] of all ranks -> dst[n] on every rank */
   ZR_REDUCE_SCATTER = 2, /* src[n], cut by counts -> dst[counts[rank]] */
@@ -38,8 +38,8 @@ typedef struct zr_coll {
   const int64_t *recv_counts;
   int32_t root, peer, tag, rsv;
 
-  /* A hash of all members above except addresses. It must be equal on all ranks, else the operation fails with
-   * ZR_MISMATCH. 0 for send and recv. */
+  /* A hash of op, reduce, flags, dtypes, total count, counts (except of all_to_all), root and label. It must be equal
+   * on all ranks, else the operation fails with ZR_MISMATCH. 0 for send and recv. */
   uint64_t fingerprint;
   const char *label; /* for reports: "gradient bucket 3" */
 } zr_coll;
@@ -47,7 +47,7 @@ typedef struct zr_coll {
 typedef struct zr_comm_open {
   uint32_t size;
   int32_t rank, world, rsv;
-  const char *axis; /* "data" */
+  const char *axis; /* name of the parallel dimension; always "data" in this version */
 } zr_comm_open;
 
 enum {
@@ -83,13 +83,14 @@ typedef struct zr_communicator_api {
   zr_code (*progress)(void *comm, zr_error *);
 
   /* [use] Allocates memory that peers may read in place: zeroed, aligned to at least 64 bytes, valid until mem_free()
-   * or close(). mem_alloc and mem_free are both NULL if the host's own memory is as good. */
+   * or close(). flags: 0. mem_alloc and mem_free are both NULL if peers do not read this rank's memory
+   * directly. */
   zr_code (*mem_alloc)(void *comm, uint64_t bytes, uint64_t align, uint32_t flags, void **out, zr_error *);
 
   /* [use] Frees memory of mem_alloc(). Accepts NULL. */
   void (*mem_free)(void *comm, void *memory);
 
-  /* [any] Every call that waits returns ZR_CANCELLED, now and from now on. */
+  /* [any] Calls that wait return ZR_CANCELLED at once, and so do all later calls that would wait. */
   void (*abort)(void *comm);
 } zr_communicator_api;
 

@@ -19,7 +19,7 @@ typedef struct zr_offload_caps { /* output: the callee writes at most `size` byt
 } zr_offload_caps;
 
 typedef struct zr_transfer {   /* frozen */
-  uint64_t allocation, offset; /* offset: bytes from the begin of the allocation */
+  uint64_t allocation, offset; /* offset: bytes from the start of the allocation */
   zr_view memory;              /* U8, on a device of device_types */
 } zr_transfer;
 
@@ -35,7 +35,7 @@ typedef struct zr_offload_api {
   /* [control] Opens the tier; called once. below: the tier below; or NULL. */
   zr_code (*open)(void *self, const zr_offload_ref *below, zr_error *);
 
-  /* [any] Reports capabilities; called after open(). */
+  /* [any] Reports capabilities. Also called before open(), because the plan uses them. */
   zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
 
   /* [step] Allocates bytes. On success the space is really reserved: a disk that is too small fails here and not in
@@ -48,8 +48,8 @@ typedef struct zr_offload_api {
   /* [any] Copies memory to allocations, n transfers. Several calls may run at once. A null zr_done: complete on return.
    * Otherwise the list of transfers is valid only until the call returns, while the memory must stay valid until the
    * completion resolves. One completion covers all n transfers; if it resolves with an error, `native` is the index of
-   * the transfer that failed. The tier itself continues short transfers. If the tier's own queue is full, the call
-   * waits. Transfers of the same bytes that are in flight at the same time have no order. */
+   * the transfer that failed. The tier itself completes partial reads and writes. If the tier's own queue is full, the
+   * call waits. Transfers of the same bytes that are in flight at the same time have no order. */
   zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
   /* [any] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.

@@ -12,6 +12,7 @@ enum {
   ZR_SLOT_LIKE_PARAM = 1, /* one element per element of the parameter */
   ZR_SLOT_PER_BLOCK = 2   /* one element per `block` consecutive elements of the parameter */
 };
+/* Flags of a state. This version of the host rejects optimizers with RANK_PRIVATE or UNSHARDED states. */
 enum { ZR_SLOT_RANK_PRIVATE = 1u << 0, ZR_SLOT_TRANSIENT = 1u << 1, ZR_SLOT_UNSHARDED = 1u << 2 };
 typedef struct zr_slot { /* frozen: describes one optimizer state; the host allocates it, zeroed */
   const char *name;
@@ -24,7 +25,7 @@ enum {
   ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* phase() may ask for gradients that are not reduced over ranks */
 };
 typedef struct zr_optimizer_desc { /* output: the callee writes at most `size` bytes */
-  uint32_t size, granularity, needs, n_slots;
+  uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: ZR_OPT_* */
   const zr_slot *slots; /* n_slots long, static */
 } zr_optimizer_desc;
 
@@ -62,7 +63,7 @@ typedef struct zr_step {
   uint32_t size;
   float grad_mul; /* loss unscaling, mean and clipping in one factor */
   int64_t step;   /* step count of the job: 1 at the first update */
-  double grad_norm;
+  double grad_norm; /* global norm of the mean gradient, unscaled, before clipping */
 } zr_step;
 
 enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
@@ -86,7 +87,7 @@ typedef struct zr_optimizer_api {
 
   /* [worker] Updates n slices. Must not allocate, block or communicate unless ZR_OPT_NEEDS_COMM, which makes it [step].
    * For an elementwise optimizer the result must not depend on how a parameter is cut into slices. It must never depend
-   * on the vector width. */
+   * on the vector width. zr_stream and zr_done: or NULL. */
   zr_code (*step)(void *self, const zr_step *, const zr_update_slice *const *slices, uint32_t n, zr_stream *, zr_done *,
                   zr_error *);
 

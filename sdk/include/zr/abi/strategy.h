@@ -30,7 +30,7 @@ typedef struct zr_plan_in { /* lives as long as the instance */
   int32_t accumulation;        /* micro-steps per step; 1 with ZR_PLAN_HOLD_GRADS */
   uint32_t n_params;
 
-  /* A parameter is never cut inside a run of this many elements, counted from the parameter's start. */
+  /* Cut a parameter only at multiples of this many elements, counted from its start. */
   int64_t norm_block;
   int64_t align;                 /* in every buffer, every parameter starts at a multiple of this many elements */
   const zr_param *const *params; /* in the model's order */
@@ -47,7 +47,8 @@ enum {
   ZR_ROLE_WEIGHT_SHARD  /* this rank's shard of the weights */
 };
 
-/* For full weights: one memory for all ranks of the host. Every rank reads all of it and writes what it updates. */
+/* For full weights: one allocation that all ranks of a machine share. Every rank reads all of it and writes what it
+ * updates. */
 enum { ZR_BUFFER_SHARED = 1u << 0 };
 typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */
   uint32_t size, role;
@@ -77,6 +78,7 @@ typedef struct zr_bind {
 } zr_bind;
 
 enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END, ZR_STEP_END, ZR_EVAL_BEGIN, ZR_EVAL_END };
+/* Why acquire() needs the weights; ZR_EXPORT_PHASE: the program reads or writes them (zr::gather). */
 enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4 };
 typedef struct zr_strategy_api {
   uint32_t size, rsv;
@@ -89,19 +91,23 @@ typedef struct zr_strategy_api {
   zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
 
   /* [use] Returns the destination of the next elements of a gradient. *first on entry: how many elements of the
-   * gradient already have a destination in this micro-step. *first on return: the first element of a run of dst->count
-   * elements that have none yet; unchanged if runs ascend. *dst has grad_dtype; the host overwrites it (does not add)
-   * before it calls grad_ready(). ZR_AGAIN: no buffer is free until earlier buckets have been reduced; the host keeps
-   * the gradient meanwhile. With ZR_PLAN_HOLD_GRADS every element has a destination, which is the same in every
-   * micro-step (micro is 0). */
+   * gradient already have a destination in this micro-step. *first on return: the first of dst->count consecutive
+   * elements that have no destination yet; leave it unchanged if destinations are assigned in ascending order. *dst
+   * has grad_dtype; the host writes the gradient there before it calls grad_ready(). ZR_AGAIN: no buffer is free until
+   * earlier buckets have been reduced; the host keeps the gradient meanwhile. With ZR_PLAN_HOLD_GRADS every element
+   * has a destination, which is the same in every micro-step (micro is 0): the host writes it in the first micro-step
+   * and adds to it in later ones, so the strategy must not modify the memory between micro-steps. */
   zr_code (*grad_destination)(void *self, uint32_t param, int64_t *first, uint32_t micro, zr_view *dst, zr_error *);
 
   /* [use] These elements have been written to their destination; zeros if the parameter was not used. The host
-   * announces every element of every trainable parameter once per micro-step, in any order. The order in which the
-   * strategy issues collectives must not depend on the order of these calls. */
+   * announces every element of every trainable parameter once per micro-step, in any order; with ZR_PLAN_HOLD_GRADS,
+   * once per step, in the last micro-step. The order in which the strategy issues collectives must not depend on the
+   * order of these calls. */
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
 
-  /* [use] ZR_STEP_BEGIN ... ZR_EVAL_END. */
+  /* [use] ZR_STEP_BEGIN: before the first backward of a step. ZR_BACKWARD_END: after each backward, with
+   * ZR_PLAN_HOLD_GRADS only after the last one of the step. ZR_STEP_END: after the update, or when the step is skipped
+   * or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. */
   zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *);
 
   /* [step] On return every REDUCED_GRAD piece holds the sum over the step. */

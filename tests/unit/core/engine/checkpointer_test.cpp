@@ -120,8 +120,10 @@ TEST_F(CheckpointerTest, RejectsSaveAndLoadWithinAStep) {
   Trained trained(runs("1"), {"train.gradient_accumulation=2"});
   trained.session.begin_backward(1, 1);
   trained.session.end_backward();
-  EXPECT_THAT(failure_of([&] { trained.checkpoints().save(root(), 0, false); }), HasSubstr("engine.save() was called between"));
-  EXPECT_THAT(failure_of([&] { trained.checkpoints().load(root(), {}); }), HasSubstr("engine.load() was called between"));
+  EXPECT_THAT(failure_of([&] { trained.checkpoints().save(root(), 0, false); }),
+              HasSubstr("engine.save() was called between"));
+  EXPECT_THAT(failure_of([&] { trained.checkpoints().load(root(), {}); }),
+              HasSubstr("engine.load() was called between"));
 }
 
 TEST_F(CheckpointerTest, SavesWhenTheConfigurationSaysAndKeepsTheNewest) {

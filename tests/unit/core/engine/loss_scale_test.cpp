@@ -133,9 +133,10 @@ TEST(LossScaleTest, HasTheDefaultsOfDeepSpeed) {
 
 TEST(LossScaleTest, ReadsEveryKey) {
   const LossScaleKeys keys = LossScaleKeys::of(
-      Document::parse("train = {dtype = \"bf16\", max_skipped_steps = 7}\n[fp16]\nloss_scale = 8.0\ninitial_scale_power = 3\n"
-                      "loss_scale_window = 5\nhysteresis = 6\nconsecutive_hysteresis = true\nmin_loss_scale = 4.0",
-                      "job.toml", {})
+      Document::parse(
+          "train = {dtype = \"bf16\", max_skipped_steps = 7}\n[fp16]\nloss_scale = 8.0\ninitial_scale_power = 3\n"
+          "loss_scale_window = 5\nhysteresis = 6\nconsecutive_hysteresis = true\nmin_loss_scale = 4.0",
+          "job.toml", {})
           .check({}, 1));
   EXPECT_FALSE(keys.scales);
   EXPECT_EQ(keys.fixed, 8);
