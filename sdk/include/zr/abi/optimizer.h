@@ -24,9 +24,9 @@ enum {
   ZR_OPT_NEEDS_COMM = 1u << 0,       /* step() issues collectives */
   ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* phase() may ask for gradients that are not reduced over ranks */
 };
-typedef struct zr_optimizer_desc { /* output: the callee writes at most `size` bytes */
+typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */
   uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: ZR_OPT_* */
-  const zr_slot *slots; /* n_slots long, static */
+  const zr_slot *slots;                       /* n_slots long, static */
 } zr_optimizer_desc;
 
 /* Flags of a slice. */
@@ -61,8 +61,8 @@ typedef struct zr_update_slice {
 
 typedef struct zr_step {
   uint32_t size;
-  float grad_mul; /* loss unscaling, mean and clipping in one factor */
-  int64_t step;   /* step count of the job: 1 at the first update */
+  float grad_mul;   /* loss unscaling, mean and clipping in one factor */
+  int64_t step;     /* step count of the job: 1 at the first update */
   double grad_norm; /* global norm of the mean gradient, unscaled, before clipping */
 } zr_step;
 
