@@ -22,7 +22,7 @@ std::optional<double> parse_duration(std::string_view text);
 /// not UTF-8 become escapes (\n, \x1b, \u202e), so that text from a file, a key or a peer can neither move the cursor
 /// nor imitate another line. Characters in `keep` stay as they are; all other text is unchanged. Any thread.
 std::string printable(std::string_view text, std::string_view keep = "");
-/// `text` matches `pattern`, in which `*` stands for any run of characters.
+/// True if `text` matches `pattern`, in which `*` matches any sequence of characters.
 bool matches_glob(std::string_view text, std::string_view pattern);
 /// Rewrites `text`, which matches the pattern `from`, to the pattern `to`: the n-th `*` of `to` becomes the characters
 /// that the n-th `*` of `from` matches, the shortest possible match. nullopt if `text` does not match.

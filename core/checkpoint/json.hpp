@@ -34,15 +34,15 @@ inline bool is_shallow(const std::string& text) {
   return true;
 }
 
-/// The first key that occurs twice in one object of the text, at any depth; nothing if there is none. If the text is
-/// not valid JSON, only the part before the error is checked. Takes linear time, unlike nlohmann's parser with a
+/// The first key that occurs twice in one object of the text, at any depth; nullopt if all keys are unique. If the text
+/// is not valid JSON, only the part before the error is checked. Takes linear time, unlike nlohmann's parser with a
 /// callback.
 std::optional<std::string> repeated_key(const std::string& text);
 
 /// Calls fn(key, value) for the members of the JSON object `text`, in their order, without holding the full object in
 /// memory, because headers may have 100,000 members and more. Returns false if the text is not a JSON object, or is
 /// nested deeper than kMaxJsonDepth; fn may have been called for members before the error. Sets `twice` to a key that
-/// occurs twice in one object, at any depth; to nothing if there is none.
+/// occurs twice in one object, at any depth; to nullopt if all keys are unique.
 bool each_member(const std::string& text, std::optional<std::string>& twice,
                  const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 

@@ -24,7 +24,7 @@ struct ProcessOptions {
   bool one_pipe = false;                 // use one pipe for stdout and stderr
 };
 
-/// The file that a shell would run for this name. Throws Failure(user) if there is none.
+/// The file that a shell would run for this name. Throws Failure(user) if no such file exists.
 std::string find_program(const std::string& name);
 
 /// Starts a process. Throws Failure if the file cannot be executed or the system lacks resources. The process is killed

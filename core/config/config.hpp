@@ -113,7 +113,7 @@ class Document {
   /// True if the file or the command line has a value or a table at `path`.
   bool holds(const std::string& path) const;
   /// The message "gpt.toml:1:1: unknown key ...; did you mean ...?" for a misspelt name of this role, or of its `use`;
-  /// "" if there is none.
+  /// "" if no name is misspelt.
   std::string misspelt(const std::string& role) const;
   /// Validates one of the host's keys before check(). job.program and job.ranks, for example, are needed to find all
   /// other keys.

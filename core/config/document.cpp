@@ -54,7 +54,7 @@ std::string read_toml(const std::string& file) {
   return text;
 }
 
-// The first position, as "line:column", where brackets or the parts of a dotted key nest too deep; "" if there is none.
+// The first position, as "line:column", where brackets or the parts of a dotted key nest too deep; "" if they do not.
 // toml++ limits only the brackets of values, and frees its tree recursively. This function skips strings and comments,
 // and leaves text that is not TOML to the parser.
 std::string too_deep_at(std::string_view text) {

@@ -47,7 +47,7 @@ void check_renames(const std::vector<Rename>& renames, const std::vector<Paramet
       continue;
     const std::string near = nearest(rename.ours, names);
     fail_user(rename.origin.text() + ": checkpoint.rename: '" + rename.ours + "' matches no weight of the model" +
-              (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` stands for any run of characters");
+              (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` matches any sequence of characters");
   }
 }
 
@@ -63,7 +63,8 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
   match();
 }
 
-// The checkpoint's tensor for one of the model's tensors, by any of its names; null if there is none.
+// The checkpoint's tensor for one of the model's tensors, by any of its names; null if the checkpoint has no such
+// tensor.
 const SavedTensor* CheckpointLoader::saved_for(uint32_t param, const TensorInfo& tensor) const {
   std::vector<std::string> names{tensor.name};
   if (param != kNoParam) {

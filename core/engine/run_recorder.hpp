@@ -33,7 +33,7 @@ struct StepRow {
   double step_ms, tokens_per_s;
   int64_t communication_bytes;  // received in this step, summed over ranks, without padding and control traffic
   bool skipped;                 // because gradients were not finite
-  double loss_scale;            // the factor of the losses; 0: there is none (not fp16)
+  double loss_scale;            // the factor of the losses; 0: not fp16
 };
 
 /// A tier in use, with the bytes read and written since the start.

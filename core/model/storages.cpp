@@ -150,7 +150,7 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
   });
-  // Compares only neighbours, because a model may have all its parameters on one storage.
+  // Sorted by address: each tensor is compared only with those that begin before it ends.
   for (auto one = spans.begin(); one != spans.end(); ++one)
     for (auto next = one + 1; next != spans.end() && next->memory == one->memory && next->begin < one->end; ++next) {
       if (!(one->parameter || next->parameter) || !overlap(one->tensor->second, next->tensor->second)) continue;

@@ -126,7 +126,7 @@ void ActivationStore::wait(Part& part) {
 }
 
 // An unused part; else a part whose data is on disk already, of the oldest record. That record must be older than
-// `before`, because backward needs it later. Null if there is none.
+// `before`, because backward needs it later. Null if no part qualifies.
 ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
   Part* oldest = nullptr;
   for (Part& part : parts_) {

@@ -78,7 +78,7 @@ void DiskBackedBuffers::sweep() {
   }
 }
 
-// Allocates staging memory for a range. If there is none, drops ranges that were read ahead, then waits for writes.
+// Allocates staging memory for a range. If none is free, drops ranges that were read ahead, then waits for writes.
 // Returns false if collectives in progress must free memory first.
 bool DiskBackedBuffers::take_staging(BufferRange& range) {
   sweep();

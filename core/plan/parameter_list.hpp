@@ -10,7 +10,8 @@ namespace zr::host {
 
 /// One line, {"zeroth_parameters":1,...}: a program reports its parameters to `zeroth plan`.
 std::string to_json(const std::vector<Parameter>& parameters);
-/// The parameters in the last such line of a program's output. Throws Failure(user) naming `who` if there is none.
+/// The parameters in the last such line of a program's output. Throws Failure(user) naming `who` if the output has
+/// no such line.
 std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who);
 
 /// The size of a GPT: `layers` blocks of 12 width^2 + 13 width parameters; the rest is an embedding.

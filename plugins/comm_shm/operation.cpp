@@ -80,7 +80,7 @@ void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   done = zr::Done();
   state = State::waiting;
   message = nullptr;
-  finish = Finish::nobody;
+  finish = Finish::no_rank;
   staged = loaded = false;
   load = loads = 0;
   rank = own_rank;

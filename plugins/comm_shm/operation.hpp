@@ -61,10 +61,10 @@ struct Operation {
   uint64_t number = 0;         // sequence number of the collective, from 1
   Message* message = nullptr;  // for a send or receive, once it is matched
   enum class Finish {
-    nobody,
+    no_rank,
     root,
     all
-  } finish = Finish::nobody;  // an executed operation is complete when these ranks have done their part
+  } finish = Finish::no_rank;  // an executed operation is complete when these ranks have done their part
   // Through the staging buffer: load number `load` of `loads` is in progress, counted from first_load.
   bool staged = false, loaded = false;
   uint64_t first_load = 0, load = 0, loads = 0;

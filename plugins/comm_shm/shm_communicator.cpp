@@ -245,7 +245,7 @@ void ShmCommunicator::announce(Operation& op) {
 
 bool ShmCommunicator::is_complete(const Operation& op) {
   switch (op.finish) {
-    case Operation::Finish::nobody: return true;
+    case Operation::Finish::no_rank: return true;
     case Operation::Finish::root: return reached(op.coll.root, &SharedCounters::finished, op.number);
     case Operation::Finish::all: return all_reached(&SharedCounters::finished, op.number);
   }

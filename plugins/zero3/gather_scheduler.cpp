@@ -142,7 +142,8 @@ void GatherScheduler::take_overflow(uint32_t c, uint32_t phase) {
                                "all-gather buffer larger");
 }
 
-// Drops the unused group whose next use is farthest, if it is more than `beyond` bytes away. False if there is none.
+// Drops the unused group whose next use is farthest, if it is more than `beyond` bytes away. False if no group is that
+// far away.
 bool GatherScheduler::drop_farthest(int64_t beyond) {
   uint32_t farthest = 0;
   int64_t distance = beyond;

@@ -62,7 +62,7 @@ std::string generated() {
       "- `[[optimizer.groups]]` overrides keys for parameters whose names match: `match` (a pattern or several, `*` "
       "matches "
       "any\n  characters), `lr_scale`, and the optimizer's keys of type \"per group\".\n"
-      "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` stands for the same characters "
+      "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` matches the same characters "
       "in "
       "both.\n";
   for (const std::string& table : order)

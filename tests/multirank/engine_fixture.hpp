@@ -66,8 +66,8 @@ class EngineTest : public testing::Test {
   }
   // Compares the messages of the rank program binary_ with a golden file. "-- run" is "RANKS CASE [key=value ...]",
   // "-- exit" the exit code unless 0, "-- says" the output. The lines are sorted, because lines of several ranks come
-  // in any order. {run} stands for the run folder, also in "-- run". The comparison leaves out the launcher's report of
-  // how each rank ended, because which rank the launcher sees first is a race.
+  // in any order. {run} is replaced by the run folder, also in "-- run". The comparison leaves out the launcher's
+  // report of how each rank ended, because which rank the launcher sees first is a race.
   void check_messages(const std::string& file, std::size_t least_cases) {
     zr::golden::check(ZR_SOURCE_DIR "/tests/golden/" + file, least_cases, [&](const zr::golden::Case& one) {
       std::istringstream words(std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string()));

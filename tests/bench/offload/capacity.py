@@ -54,7 +54,7 @@ def trains(overrides):
 
 
 def largest(fits, first=1):
-    """The largest n >= first with fits(n), or 0 if there is none: doubles n, then bisects."""
+    """The largest n >= first with fits(n), or 0 if no n fits: doubles n, then bisects."""
     if not fits(first):
         return 0
     low = first

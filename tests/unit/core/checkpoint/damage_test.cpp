@@ -25,7 +25,7 @@ class CheckpointDamageTest : public testing::Test {
     return all;
   }
   std::string path(const std::string& name) const { return (fs::path(folder_) / name).string(); }
-  // The error of loading it; empty if there is none.
+  // The error of loading it; empty if it loads.
   std::string refusal() const try {
     const Checkpoint checkpoint(folder_);
     checkpoint.verify([](int64_t) {});

@@ -30,12 +30,7 @@ struct Fixture {
     rig.context().report_event(ZR_STEP_END);
   }
   // The reduced gradient.
-  std::vector<float> sum(uint32_t param) {
-    const int64_t count = rig.model.parameters()[param].count;
-    std::vector<float> values(static_cast<std::size_t>(count));
-    state.read(param, LogicalRole::gradient, "", 0, count, values.data());
-    return values;
-  }
+  std::vector<float> sum(uint32_t param) { return full_tensor(state, rig.model, param, LogicalRole::gradient); }
   OneRankJob rig;
   ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
   GradientFlow flow{rig.context(), state.pages()};

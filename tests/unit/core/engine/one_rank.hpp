@@ -18,6 +18,7 @@
 #include "control/control.hpp"
 #include "engine/planned_job.hpp"
 #include "engine/setup.hpp"
+#include "engine/sharded_state.hpp"
 #include "model/model.hpp"
 #include "scratch.hpp"
 
@@ -33,7 +34,7 @@ class OneRankControl final : public host::Control {
   void put(const std::string& key, const std::string& value) override { words_[key] = value; }
   std::string get(const std::string& key, std::chrono::milliseconds) override {
     const auto found = words_.find(key);
-    if (found == words_.end()) throw host::Failure(host::Exit::peer_lost, "nobody put '" + key + "'");
+    if (found == words_.end()) throw host::Failure(host::Exit::peer_lost, "no rank has put '" + key + "'");
     return found->second;
   }
   void drop(const std::string& key) override { words_.erase(key); }
@@ -172,6 +173,15 @@ class OneRankJob {
   FakeModel model{{{"a", 1500}, {"b", 40}}};
   host::PlannedJob job;
 };
+
+/// A full logical tensor of a parameter, as fp32.
+inline std::vector<float> full_tensor(host::ShardedState& state, const FakeModel& model, uint32_t param,
+                                      host::LogicalRole role, const std::string& slot = "") {
+  const int64_t count = model.parameters()[param].count;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  state.read(param, role, slot, 0, count, values.data());
+  return values;
+}
 
 /// What a call throws as Failure; "" if it throws nothing.
 inline std::string failure_of(const std::function<void()>& call) {

@@ -20,10 +20,7 @@ class Fixture {
       : rig(with_disk(std::move(overrides), disk, disk_)),
         state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr) {}
   std::vector<float> read(uint32_t param, LogicalRole role, const std::string& slot = "") {
-    const int64_t count = rig.model.parameters()[param].count;
-    std::vector<float> values(static_cast<std::size_t>(count));
-    state.read(param, role, slot, 0, count, values.data());
-    return values;
+    return full_tensor(state, rig.model, param, role, slot);
   }
 
  private:

@@ -67,12 +67,7 @@ struct Fixture {
     const auto* values = static_cast<const float*>(rig.model.attached[param]);
     return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
   }
-  std::vector<float> read(uint32_t param) {
-    const int64_t count = rig.model.parameters()[param].count;
-    std::vector<float> values(static_cast<std::size_t>(count));
-    state.read(param, LogicalRole::value, "", 0, count, values.data());
-    return values;
-  }
+  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, LogicalRole::value); }
   OneRankJob rig;
   ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
   WeightFlow flow{rig.context(), state};
