@@ -22,8 +22,8 @@ namespace {
 // Writes JSON without nlohmann, which does not always write the shortest text of a number.
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-// JSON has no infinities or NaN: they become strings, so that a diverged run still has valid rows.
-std::string number(double value) { return std::isfinite(value) ? shortest(value) : '"' + shortest(value) + '"'; }
+// JSON has no infinities or NaN: they become null.
+std::string number(double value) { return std::isfinite(value) ? shortest(value) : "null"; }
 
 std::string number(int64_t value) { return std::to_string(value); }
 

@@ -216,6 +216,22 @@ TEST_F(EngineTest, AllRanksSkipStepWithNonFiniteGradients) {
     }
 }
 
+TEST_F(EngineTest, WritesNullForNonFiniteValues) {
+  const Result result = run(2, "never_finite", "train.steps=3");
+  ASSERT_EQ(result.code, 0) << result.output;
+  const auto rows = metrics();
+  ASSERT_EQ(rows.size(), 3u);
+  for (const Json& row : rows)
+    for (const auto& [name, value] : row.items())
+      EXPECT_TRUE(value.is_number() || value.is_null() || (name == "skipped" && value == true)) << row;
+  for (const char* name : {"loss", "grad_norm"}) {
+    EXPECT_TRUE(rows[1][name].is_number()) << rows[1];
+    EXPECT_TRUE(rows[2][name].is_null()) << rows[2];
+  }
+  EXPECT_EQ(rows[2]["skipped"], true);
+  EXPECT_TRUE(summary().contains("loss") && summary()["loss"].is_null()) << summary();
+}
+
 TEST_F(EngineTest, DoesNotUpdateUnusedParameter) {
   const Result result = run(2, "keeps_untouched", "strategy=zero1");
   EXPECT_EQ(result.code, 0) << result.output;

@@ -77,6 +77,7 @@ echo "headline: peak memory of all ranks $held MiB; $plan MiB planned with measu
 cat build/runs/headline/metrics.jsonl
 fell=$(of_run headline/metrics.jsonl '
 losses = [json.loads(line)["loss"] for line in sys.stdin]
+losses = [float("inf") if loss is None else loss for loss in losses]  # null: infinite or NaN
 last = sum(losses[-2:]) / 2
 print(int(last < losses[0]), f"{losses[0]:.3f}, the last two on average {last:.3f}")')
 echo "headline: loss of the first step ${fell#* }"
