@@ -12,11 +12,12 @@ namespace zr::host {
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
                       const std::filesystem::path& bin, bool run) {
   const Document document = Document::load(file, overrides);
-  JobFile job{file, overrides, {}, {}, {}};
+  JobFile job{file, overrides, {}, true, {}, {}};
   PluginSelection selection = select_plugins(document, registry, std::get<int64_t>(document.early("job.ranks").value));
   const Entry program = document.early("job.program");
   if (!std::get<std::string>(program.value).empty()) {
     job.program = find_trainer(program, file, bin);
+    job.keys_known = run;
     const auto keys = run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<ConfigKey>{};
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   }

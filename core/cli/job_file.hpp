@@ -14,6 +14,7 @@ struct JobFile {
   std::string file;
   std::vector<std::string> overrides;
   std::filesystem::path program;          // "" if the file names no program
+  bool keys_known = true;                 // false: the program was not started, so its keys are not known
   JobConfig config;                       // for job.ranks ranks
   std::vector<UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
 };

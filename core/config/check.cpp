@@ -9,6 +9,7 @@
 #include "config/batch.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
+#include "config/key_suggestion.hpp"
 #include "config/precision.hpp"
 
 namespace zr::host {
@@ -16,19 +17,6 @@ namespace zr::host {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 200;  // file systems allow 255, and the run folder adds suffixes
-
-std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
-std::string join(const std::string& table, std::string_view name) {
-  return table.empty() ? std::string(name) : table + "." + std::string(name);
-}
-std::string parent(const std::string& path) {
-  return path.substr(0, path.rfind('.') == path.npos ? 0 : path.rfind('.'));
-}
-std::string did_you_mean(const std::vector<std::string>& near) {
-  std::string text;
-  for (const auto& one : near) text += (text.empty() ? "; did you mean '" : " or '") + one + "'";
-  return text + "?";
-}
 
 // The origin of a value; for a table that the command line created, the origin of its first value.
 Origin node_origin(const toml::node& node) {
@@ -167,28 +155,7 @@ class Check {
       candidates.push_back("checkpoint.rename");
     }
     problem(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
-                        did_you_mean_of(path, candidates));
-  }
-
-  std::string did_you_mean_of(const std::string& path, const std::vector<std::string>& candidates) const {
-    const std::string table = parent(path), name = last_part(path);
-    std::vector<std::string> siblings, homonyms, names;
-    for (const auto& one : candidates) {
-      if (parent(one) == table) siblings.push_back(last_part(one));
-      if (last_part(one) == name) homonyms.push_back(one);
-      names.push_back(last_part(one));
-    }
-    std::vector<std::string> near;
-    for (const auto& one : all_nearest(name, siblings)) near.push_back(join(table, one));
-    if (near.empty()) near = homonyms;  // right name, wrong table
-    if (near.empty()) near = all_nearest(path, candidates);
-    if (near.empty())
-      for (const auto& one : candidates)
-        if (last_part(one) == nearest(name, names)) near.push_back(one);
-    if (!near.empty()) return did_you_mean(near);
-    std::string there;
-    for (const auto& one : siblings) there += (there.empty() ? "" : ", ") + one;
-    return table.empty() ? "; known names: " + there : "; [" + table + "] has " + there;
+                        key_suggestion(path, candidates));
   }
 
   void value(const ConfigKey& key) {

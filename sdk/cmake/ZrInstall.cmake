@@ -1,6 +1,7 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
 #   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
-#   share/doc/zeroth (licence, README, SDK documentation, changelog)  share/zeroth/examples
+#   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples
+#   share/bash-completion/completions/zeroth
 # The installed prefix can be moved. No installed file contains the path of the build tree.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -40,6 +41,8 @@ endif()
 if(TARGET zeroth)
   set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT engine)
+  install(FILES core/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+    COMPONENT engine RENAME zeroth)
 endif()
 get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
 foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
@@ -49,7 +52,8 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
     install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins COMPONENT engine)
   endif()
 endforeach()
-install(FILES README.md SECURITY.md DESTINATION ${docs} COMPONENT engine)
+install(FILES README.md SECURITY.md CHANGELOG.md DESTINATION ${docs} COMPONENT engine)
+install(DIRECTORY docs DESTINATION ${docs} COMPONENT engine PATTERN ".*" EXCLUDE)
 
 # find_package(Zeroth) and pkg-config.
 set(config ${PROJECT_BINARY_DIR}/ZerothConfig.cmake)

@@ -42,6 +42,7 @@ endif()
 
 # All files that users need are installed; no file contains build paths or debug information.
 foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zeroth/SECURITY.md
+        share/doc/zeroth/CHANGELOG.md
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
         lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
@@ -49,6 +50,17 @@ foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zerot
     message(FATAL_ERROR "${file} is not installed")
   endif()
 endforeach()
+file(GLOB docs RELATIVE ${SOURCE} ${SOURCE}/docs/*)
+foreach(file ${docs})
+  if(NOT EXISTS ${prefix}/share/doc/zeroth/${file})
+    message(FATAL_ERROR "${file} is not installed in share/doc/zeroth")
+  endif()
+endforeach()
+# The installed completion asks the installed program.
+file(WRITE ${SCRATCH}/complete.sh "source $1/share/bash-completion/completions/zeroth\n\
+COMP_WORDS=($1/bin/zeroth trai)\nCOMP_CWORD=1\n_zeroth\necho \"completed: \${COMPREPLY[*]}\"\n")
+must(bash ${SCRATCH}/complete.sh ${prefix})
+must_say("completed: train\n")
 file(GLOB_RECURSE files LIST_DIRECTORIES false ${prefix}/*)
 foreach(file ${files})
   if(file MATCHES "/[.]")

@@ -1,0 +1,144 @@
+#include "cli/completion.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "base/failure.hpp"
+#include "config/config.hpp"
+#include "plugin/plugin.hpp"
+
+namespace zr::host {
+
+namespace po = boost::program_options;
+
+namespace {
+
+constexpr const char *kTomlFiles = ":files *.toml", *kAllFiles = ":files *", *kFolders = ":folders";
+
+bool begins_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
+
+bool is_toml(const std::string& word) {
+  return word.size() > 5 && word.compare(word.size() - 5, 5, ".toml") == 0 && word.find('=') == word.npos;
+}
+
+// The keys of all plug-ins. Several files can have the same component.
+std::vector<ConfigKey> plugin_keys(const Registry& registry) {
+  std::vector<ConfigKey> keys;
+  std::set<std::string> paths;
+  for (const PluginValidation& file : registry.list())
+    for (const Component& component : file.components) {
+      const std::string table = std::string(role_of(component)) + "." + component.table->id;
+      for (ConfigKey& key : keys_of(component.table->keys, component.table->n_keys, table))
+        if (paths.insert(key.path()).second) keys.push_back(std::move(key));
+    }
+  return keys;
+}
+
+// The paths of keys that the file sets and that belong neither to the host nor to a plug-in, but to the job's program.
+std::vector<std::string> program_keys(const std::string& file, const std::vector<ConfigKey>& of_plugins) {
+  std::vector<UncheckedValue> unchecked;
+  try {
+    Document::load(file, {}).check(of_plugins, 0, {}, &unchecked);
+  } catch (const Failure&) {  // completion does not report what is wrong with the file
+  }
+  std::vector<std::string> paths;
+  for (const UncheckedValue& one : unchecked) paths.push_back(one.path);
+  return paths;
+}
+
+std::vector<std::string> values_of(const std::string& path, const std::vector<ConfigKey>& keys,
+                                   const Registry& registry) {
+  for (const Role role : {Role::strategy, Role::communicator, Role::optimizer})
+    if (path == name_of(role)) return registry.ids(role);
+  for (const ConfigKey& key : keys) {
+    if (key.path() != path) continue;
+    if (key.type == ZR_KEY_BOOL) return {"true", "false"};
+    return key.choices;
+  }
+  return {};
+}
+
+// table.key=value, in three steps: "train.", "train.dtype=", "train.dtype=bf16". `assigns` is false for the names of
+// keys without "=".
+std::vector<std::string> overrides(const std::string& word, const std::string& file, bool assigns) {
+  const Registry registry;
+  std::vector<ConfigKey> keys = plugin_keys(registry);
+  std::vector<std::string> paths, words;
+  if (!file.empty()) paths = program_keys(file, keys);
+  keys.insert(keys.end(), host_keys().begin(), host_keys().end());
+  if (const auto equals = word.find('='); equals != word.npos) {
+    const std::string path = word.substr(0, equals);
+    for (const std::string& value : values_of(path, keys, registry)) words.push_back(path + "=" + value);
+    return words;
+  }
+  for (const ConfigKey& key : keys) paths.push_back(key.path());
+  for (const std::string& path : paths) {
+    const auto dot = path.find('.');
+    const bool in_table = dot != path.npos && word.find('.') == word.npos;
+    words.push_back(in_table ? path.substr(0, dot + 1) : path + (assigns ? "=" : ""));
+  }
+  return words;
+}
+
+// The words that can be the value of an option.
+std::vector<std::string> values_of_option(const std::string& name) {
+  if (name == "path") return {kFolders};
+  if (name == "safetensors") return {":files *.safetensors"};
+  if (name == "dtype" || name == "grad-dtype") return {"fp32", "bf16", "fp16"};
+  return {};
+}
+
+std::vector<std::string> positional(const Command& command, const Arguments& words) {
+  const std::string& word = words.back();
+  const auto toml = std::find_if(words.begin(), words.end() - 1, is_toml);
+  const std::string file = toml == words.end() - 1 ? "" : *toml;
+  switch (command.words) {
+    case Words::none: return {};
+    case Words::plugin: return {":files *.so"};
+    case Words::checkpoint: return {kFolders};
+    case Words::shell: return {"bash"};
+    case Words::job:
+    case Words::job_and_keys: break;
+  }
+  std::vector<std::string> all;
+  if (file.empty()) all.push_back(kTomlFiles);
+  if (file.empty() && word.empty()) return all;
+  for (std::string& one : overrides(word, file, command.words == Words::job)) all.push_back(std::move(one));
+  return all;
+}
+
+std::vector<std::string> candidates(std::span<const Command> commands, const Arguments& words) {
+  std::vector<std::string> all;
+  if (words.size() == 1) {
+    for (const Command& one : commands) all.emplace_back(one.name);
+    all.insert(all.end(), {"--help", "--version"});
+    return all;
+  }
+  const auto command =
+      std::find_if(commands.begin(), commands.end(), [&](const auto& one) { return words[0] == one.name; });
+  if (command == commands.end()) return {};
+  if (command->takes_program && std::find(words.begin(), words.end() - 1, "--") != words.end() - 1) return {kAllFiles};
+  const auto options = command->options ? command->options() : po::options_description();
+  for (const auto& option : options.options()) {
+    const bool has_value = option->semantic()->max_tokens() > 0;
+    const std::string& before = words[words.size() - 2];
+    if (has_value && (before == "--" + option->long_name() ||
+                      before == option->canonical_display_name(po::command_line_style::allow_dash_for_short)))
+      return values_of_option(option->long_name());
+    all.push_back("--" + option->long_name());
+  }
+  all.emplace_back("--help");
+  return begins_with(words.back(), "-") ? all : positional(*command, words);
+}
+
+}  // namespace
+
+std::vector<std::string> completions(std::span<const Command> commands, const Arguments& words) {
+  if (words.empty()) return {};
+  std::set<std::string> fitting;
+  for (std::string& one : candidates(commands, words))
+    if (one[0] == ':' || begins_with(one, words.back())) fitting.insert(std::move(one));
+  return {fitting.begin(), fitting.end()};
+}
+
+}  // namespace zr::host

@@ -1,0 +1,14 @@
+// `zeroth explain FILE KEY`: what a file says about one key.
+#pragma once
+
+#include <string>
+
+#include "cli/job_file.hpp"
+
+namespace zr::host {
+
+/// Value, origin, type, range, default and meaning of the key `path`, and its values in [[optimizer.groups]]. Throws
+/// Failure(user) with the nearest name if neither Zeroth, a chosen plug-in nor the program has this key.
+std::string explain_key(const JobFile& job, const std::string& path);
+
+}  // namespace zr::host
