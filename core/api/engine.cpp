@@ -62,7 +62,7 @@ struct Engine::State {
       : program(p),
         module(std::move(m)),
         name(engine_name),
-        dtype(host::float_dtype_named(p.text("train.dtype"))),
+        dtype(p.state()->setup().config.train().dtype),
         torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
         session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
     at::set_num_threads(session->threads());
@@ -77,7 +77,7 @@ struct Engine::State {
   /// Creates the state. If the process was started only to query its parameters, prints them and exits.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name) {
     if (program.state()->prints_parameters()) {
-      const host::TorchModel queried(module.parameters(), {}, host::float_dtype_named(program.text("train.dtype")));
+      const host::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
       std::puts(host::to_json(queried.parameters()).c_str());
       std::exit(0);
     }
@@ -287,8 +287,7 @@ std::string Engine::save(const std::string& dir) {
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
-    return session.checkpointer().save(dir, session.config().integer("checkpoint.keep"),
-                                       session.config().boolean("checkpoint.async"));
+    return session.checkpointer().save(dir, session.config().checkpoint().keep, session.config().checkpoint().async);
   });
 }
 
@@ -333,11 +332,11 @@ void Engine::add_tokens(int64_t tokens) {
 int Engine::rank() const { return state_->live("rank").rank(); }
 int Engine::world() const { return state_->live("world").world(); }
 int Engine::accumulation() const { return state_->live("accumulation").progress().accumulation(); }
-int64_t Engine::micro_batch() const { return state_->live("micro_batch").config().integer("train.micro_batch"); }
-int64_t Engine::steps() const { return state_->live("steps").config().integer("train.steps"); }
+int64_t Engine::micro_batch() const { return state_->live("micro_batch").config().train().micro_batch; }
+int64_t Engine::steps() const { return state_->live("steps").config().train().steps; }
 int64_t Engine::step_index() const { return state_->live("step_index").progress().step(); }
 int64_t Engine::micro_index() const { return state_->live("micro_index").micro_index(); }
-int64_t Engine::seed() const { return state_->live("seed").config().integer("train.seed"); }
+int64_t Engine::seed() const { return state_->live("seed").config().train().seed; }
 double Engine::last_loss() const { return state_->live("last_loss").progress().loss(); }
 double Engine::loss_scale() const { return state_->live("loss_scale").progress().loss_scale().value(); }
 double Engine::last_grad_norm() const { return state_->live("last_grad_norm").progress().grad_norm(); }
@@ -362,7 +361,7 @@ void Engine::validation(double loss) {
 }
 
 bool Engine::validation_due() const {
-  const int64_t every = state_->live("validation_due").config().integer("eval.every"), made = step_index();
+  const int64_t every = state_->live("validation_due").config().eval().every, made = step_index();
   return made > 0 && every > 0 && (made % every == 0 || made == steps());
 }
 

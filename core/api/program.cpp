@@ -9,6 +9,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "config/key_json.hpp"
+#include "config/key_reader.hpp"
 #include "plugin/plugin_selection.hpp"
 #include "program_state.hpp"
 
@@ -36,8 +37,8 @@ std::vector<host::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
 }
 
 // A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
-void report_ranks(const host::Entry& ranks, int world) {
-  if (ranks.origin.from == host::Origin::From::key_default || std::get<int64_t>(ranks.value) == world) return;
+void report_ranks(const host::Setting<int>& ranks, int world) {
+  if (ranks.origin.from == host::Origin::From::key_default || ranks == world) return;
   host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
                              (world == 1 ? " rank was" : " ranks were") +
                              " started; `zeroth train` starts job.ranks ranks");
@@ -79,19 +80,21 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
   std::exit(std::fflush(stdout) == 0 ? 0 : static_cast<int>(host::Exit::environment));
 }
 
-// The configuration, after a check that it has the key with one of these types; `call` names the method in the error.
-const host::JobConfig& with_key(const Program::State& state, const char* call, const std::string& path,
-                                std::initializer_list<uint32_t> types) {
+// A reader of the configuration, after a check that it has the key with one of these types; `call` names the method in
+// the error.
+host::KeyReader with_key(const Program::State& state, const char* call, const std::string& path,
+                         std::initializer_list<uint32_t> types) {
   const host::JobConfig& config = state.setup().config;
+  const host::KeyReader reader(config);
   const std::string who = std::string("program.") + call + "(\"" + path + "\"): ";
-  if (!config.has(path)) {
+  if (!reader.has(path)) {
     std::vector<std::string> paths;
     for (const host::Entry& entry : config.entries()) paths.push_back(entry.key.path());
     const std::string near = host::nearest(path, paths);
     host::fail_user(who + "unknown key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
                     "; `zeroth explain FILE` prints all keys; declare keys of the program with zr::Key");
   }
-  const host::Entry& entry = config.entry(path);
+  const host::Entry& entry = reader.entry(path);
   const auto holds = [&](uint32_t type) {
     switch (type) {
       case ZR_KEY_BOOL: return std::holds_alternative<bool>(entry.value);
@@ -103,7 +106,7 @@ const host::JobConfig& with_key(const Program::State& state, const char* call, c
   if (types.size() > 0 && std::none_of(types.begin(), types.end(), holds))
     host::fail_user(who + "the key has type " + std::string(host::type_text(entry.key.type)) +
                     "; read it with the method for that type");
-  return config;
+  return reader;
 }
 }  // namespace
 
@@ -132,7 +135,7 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
   const bool without_memory = is_query("parameters");
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
-  const host::Entry ranks = host::Document::load(file, overrides).early("job.ranks");
+  const host::Setting<int> ranks = host::Document::load(file, overrides).ranks();
   setup_.control = host::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
@@ -184,7 +187,7 @@ std::string Program::origin(const std::string& path) const {
 }
 std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
-int Program::world() const { return static_cast<int>(state_->setup().config.integer("job.ranks")); }
+int Program::world() const { return state_->setup().config.job().ranks; }
 
 int guarded_run(void (*call)(void*), void* ctx) {
   try {

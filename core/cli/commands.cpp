@@ -43,7 +43,7 @@ JobFile validated_job(const Command& command, const Arguments& words, bool run =
 
 // The argv of the training program. Throws Failure(user) if the file names no program.
 Arguments trainer_of(const JobFile& job) {
-  const auto program = find_trainer(job.config.entry("job.program"), job.file, bin_folder());
+  const auto program = find_trainer(job.config.job().program, job.file, bin_folder());
   Arguments argv{program.string(), job.file};
   argv.insert(argv.end(), job.overrides.begin(), job.overrides.end());
   return argv;
@@ -60,8 +60,8 @@ int train(const Command& command, const Parsed& parsed) {
   if (parsed.has("resume")) words.emplace_back("checkpoint.resume=true");
   const JobFile job = validated_job(command, words);
   LaunchOptions options;
-  options.ranks = static_cast<int>(job.config.integer("job.ranks"));
-  options.threads = static_cast<int>(job.config.integer("job.threads"));
+  options.ranks = job.config.job().ranks;
+  options.threads = job.config.job().threads;
   options.program = trainer_of(job);
   options.environment = {{"ZR_PROGRESS", ::isatty(STDOUT_FILENO) ? "tty" : "plain"}};
   return launch(options);

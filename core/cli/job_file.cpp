@@ -13,9 +13,9 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
                       const std::filesystem::path& bin, bool run) {
   const Document document = Document::load(file, overrides);
   JobFile job{file, overrides, {}, true, {}, {}};
-  PluginSelection selection = select_plugins(document, registry, std::get<int64_t>(document.early("job.ranks").value));
-  const Entry program = document.early("job.program");
-  if (!std::get<std::string>(program.value).empty()) {
+  PluginSelection selection = select_plugins(document, registry, document.ranks());
+  const Setting<std::string> program = document.program();
+  if (!program->empty()) {
     job.program = find_trainer(program, file, bin);
     job.keys_known = run;
     const auto keys = run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<ConfigKey>{};
@@ -76,7 +76,7 @@ std::string one_plugin(const Component& one) {
 }  // namespace
 
 std::string explain(const JobFile& job) {
-  const int64_t ranks = job.config.integer("job.ranks");
+  const int ranks = job.config.job().ranks;
   std::vector<Cells> rows{{job.file + ": " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
                            (job.program.empty() ? "" : " of " + job.program.string())}};
   for (const auto& [table, lines] : job.config.tables()) {

@@ -24,8 +24,8 @@ ResolvedJob ModelQuery::resolved_job(const std::vector<std::string>& more, int w
 
 // Queries the program's keys, and with `for_parameters` also its parameters. Returns 0 or the program's exit code.
 int ModelQuery::ask_program(const std::filesystem::path& bin, bool for_parameters) {
-  const Entry program = document({}).early("job.program");
-  if (std::get<std::string>(program.value).empty() && !for_parameters) return 0;
+  const Setting<std::string> program = document({}).program();
+  if (program->empty() && !for_parameters) return 0;
   if (!options_.run) {
     if (for_parameters)
       fail_user(command_ +
@@ -57,7 +57,7 @@ int ModelQuery::resolve(const std::filesystem::path& bin) {
     TensorFile file = read_safetensors(options_.tensors);
     parameters_ = std::move(file.parameters);
     // The default of train.dtype is the dtype of the files.
-    if (file.dtype != ZR_NONE && !resolved_job({}, ranks()).config.given("train.dtype"))
+    if (file.dtype != ZR_NONE && !resolved_job({}, ranks()).config.train().dtype.given())
       options_.overrides.push_back("train.dtype=" + std::string(name_of(file.dtype)));
   } else if (options_.sized()) {
     const Sizes sizes = complete(options_.sizes);

@@ -17,7 +17,7 @@ void check_budget(const ModelQuery& query, const ResolvedJob& job, const Planner
   const PlanContext context = planner.context();
   const MemoryPlan plan = planner.plan(0);
   check_host_budget(job.config, plan, ranks, context);
-  const int64_t budget = job.config.integer("memory.device_budget"), most = planner.max_bytes();
+  const int64_t budget = job.config.memory().device_budget_bytes, most = planner.max_bytes();
   if (budget == 0 || most <= budget) return;
   const RequiredBytes need = [&](const Suggestion& suggestion) -> std::optional<int64_t> {
     try {
@@ -111,7 +111,7 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
   ModelQuery query("zeroth plan", options);
   if (const int code = query.resolve(bin)) return code;
   const ResolvedJob job = query.resolved_job({}, query.ranks());
-  const int ranks = query.ranks() > 0 ? query.ranks() : static_cast<int>(job.config.integer("job.ranks"));
+  const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
   const Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
   if (!compare) {
     check_budget(query, job, chosen, ranks);
@@ -132,10 +132,10 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   ModelQuery query("zeroth explain", options);
   const Document document = query.document({});
   bool placed = false;
-  for (const char* path : kTierKeys) placed |= std::get<std::string>(document.early(path).value) != kOnDevice;
+  for (const Setting<TierChoice>& choice : document.tier_choices()) placed |= !choice->on_device();
   if (!placed) return 0;
   std::cout << "\n[offload] tiers of the state of rank 0\n";
-  if (std::get<std::string>(document.early("job.program").value).empty()) {
+  if (document.program()->empty()) {
     std::cout << "  unknown: job.program is not set, so the model is unknown; use zeroth plan with --safetensors or "
                  "--params\n";
     return 0;
@@ -146,7 +146,7 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   }
   if (const int code = query.resolve(bin)) return code;
   const ResolvedJob job = query.resolved_job({}, 0);
-  const Planner planner(job, query.parameters(), static_cast<int>(job.config.integer("job.ranks")), true);
+  const Planner planner(job, query.parameters(), job.config.job().ranks, true);
   std::cout << planner.plan(0).placement_text();
   return 0;
 }

@@ -64,8 +64,8 @@ void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, st
 
 }  // namespace
 
-fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path& bin) {
-  const std::string name = std::get<std::string>(program.value);
+fs::path find_trainer(const Setting<std::string>& program, const fs::path& toml, const fs::path& bin) {
+  const std::string& name = program;
   if (name.empty())
     fail_user(toml.string() + ": job.program is missing: set it in [job] to an executable that constructs zr::Engine");
   const fs::path given(name);
@@ -83,7 +83,7 @@ fs::path find_trainer(const Entry& program, const fs::path& toml, const fs::path
             "; build it, or give its absolute path");
 }
 
-std::string location_of_program(const Entry& program) { return program.origin.text() + ": job.program"; }
+std::string location_of_program(const Setting<std::string>& program) { return program.origin.text() + ": job.program"; }
 
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra) {
   std::vector<std::string> all = extra;

@@ -12,11 +12,11 @@ namespace zr::host {
 
 /// The executable that job.program names: an absolute path, or a name that is searched in the folder of the TOML file
 /// and then in `bin`. Throws Failure(user) with the searched paths if it does not exist.
-std::filesystem::path find_trainer(const Entry& program, const std::filesystem::path& toml,
+std::filesystem::path find_trainer(const Setting<std::string>& program, const std::filesystem::path& toml,
                                    const std::filesystem::path& bin);
 
 /// Where job.program is set, as a prefix of messages: "gpt.toml:3:11: job.program".
-std::string location_of_program(const Entry& program);
+std::string location_of_program(const Setting<std::string>& program);
 
 /// Starts the program with ZR_ASK=schema and returns the keys that it prints. Limits: 16 MiB of output and one minute
 /// (ZR_ASK_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Failure with the program,

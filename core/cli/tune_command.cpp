@@ -7,7 +7,6 @@
 #include <ctime>
 #include <iostream>
 #include <optional>
-#include <sstream>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
@@ -33,10 +32,8 @@ std::string gigabytes(double bytes) { return format(bytes < 1e8 ? "%.4f GB" : "%
 
 // The last of offload.tiers is the farthest from the device.
 std::string farthest_tier() {
-  std::istringstream ids(std::get<std::string>(Document::parse("", "zeroth tune", {}).early("offload.tiers").value));
-  std::string last;
-  for (std::string id; ids >> id;) last = id;
-  return last;
+  const std::vector<std::string> tiers = Document::parse("", "zeroth tune", {}).tiers();
+  return tiers.empty() ? "" : tiers.back();
 }
 
 Component tier_of_disk(const std::string& id) {
@@ -59,10 +56,10 @@ struct Moved {
 
 Moved moved_by(const ModelQuery& query, const std::string& tier) {
   std::vector<std::string> more;
-  if (!query.document({}).holds("offload.optimizer")) more.push_back("offload.optimizer=" + toml_text(tier));
+  if (!query.document({}).tier_choices().front().given()) more.push_back("offload.optimizer=" + toml_text(tier));
   const ResolvedJob job = query.resolved_job(more, query.ranks());
-  Moved moved{query.model(), job.config.text("offload.optimizer"), query.ranks(), 0};
-  if (moved.ranks == 0) moved.ranks = static_cast<int>(job.config.integer("job.ranks"));
+  Moved moved{query.model(), job.config.offload().optimizer->text, query.ranks(), 0};
+  if (moved.ranks == 0) moved.ranks = job.config.job().ranks;
   const Planner planner(job, query.parameters(), moved.ranks, query.ranks() == 0);
   constexpr int kFew = 16;  // the shards of more ranks differ by less than one norm block per bucket
   const int planned = moved.ranks <= kFew ? moved.ranks : 1;

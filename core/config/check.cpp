@@ -1,16 +1,16 @@
-#include <algorithm>
 #include <filesystem>
-#include <optional>
-#include <set>
-#include <tuple>
 
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
-#include "config/key_suggestion.hpp"
+#include "config/groups.hpp"
+#include "config/key_reader.hpp"
+#include "config/names.hpp"
 #include "config/precision.hpp"
+#include "config/problems.hpp"
+#include "config/read_host_config.hpp"
 
 namespace zr::host {
 
@@ -18,19 +18,10 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 200;  // file systems allow 255, and the run folder adds suffixes
 
-// The origin of a value; for a table that the command line created, the origin of its first value.
-Origin node_origin(const toml::node& node) {
-  const Origin origin = origin_of(node.source());
-  const toml::table* table = node.as_table();
-  return origin.from == Origin::From::key_default && table && !table->empty() ? node_origin(table->begin()->second)
-                                                                              : origin;
-}
-
-// The origin of a key: its own, or that of its value if toml++ has none (overrides of the command line).
-Origin key_origin(const toml::key& key, const toml::node& node) {
-  const Origin origin = origin_of(key.source());
-  const Origin value = node_origin(node);
-  return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
+std::map<std::string, std::string> chosen_plugins(const Document& document) {
+  std::map<std::string, std::string> chosen;
+  for (const auto& role : roles()) chosen[role] = document.chosen(role);
+  return chosen;
 }
 
 }  // namespace
@@ -40,123 +31,35 @@ class Check {
  public:
   Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& more,
         const PluginIds& unread, std::vector<UncheckedValue>* unchecked)
-      : tree_(tree), unread_(unread), unchecked_(unchecked), keys_(host_keys()) {
+      : tree_(tree),
+        keys_(host_keys()),
+        chosen_(chosen_plugins(document)),
+        problems_(tree.file),
+        names_(tree, chosen_, unread, unchecked, problems_) {
     keys_.insert(keys_.end(), more.begin(), more.end());
-    for (const auto& role : roles()) chosen_[role] = document.chosen(role);
-    for (const ConfigKey& key : keys_) declare(key);
-    for (const auto& [role, id] : chosen_)
-      if (id.find('/') == id.npos) tables_.insert(role + "." + id);
+    for (const ConfigKey& key : keys_) names_.declare(key);
   }
 
   JobConfig run(int world) {
-    names(tree_.root, "");
+    names_.check();
     for (const ConfigKey& key : keys_) value(key);
-    groups();
-    renames();
-    throw_problems();
+    config_.groups_ = read_groups(tree_.root, keys_, config_.entries_, problems_);
+    config_.renames_ = read_renames(tree_.root, problems_);
+    problems_.throw_if_any();
     keep_chosen_schedule();
     references();
     ranks(world);
     run_name();
     batch();
-    for (const auto& [path, wrong] : precision_problems(config_)) problem(entry(path).origin, path + ": " + wrong);
+    config_.host_ = read_host_config(config_);
+    for (const PrecisionProblem& one : precision_problems(config_.host_)) problem(one.origin, one.text);
     checkpoints();
-    throw_problems();
+    problems_.throw_if_any();
     return std::move(config_);
   }
 
  private:
-  struct Problem {
-    Origin origin;
-    std::string text;
-  };
-
-  // Problems after the first 20 are only counted, so that a file full of mistakes is reported quickly.
-  static constexpr std::size_t kMaxProblems = 20;
-  void problem(const Origin& origin, const std::string& text) {
-    problems_.size() < kMaxProblems ? problems_.push_back({origin, text}) : void(++more_problems_);
-  }
-
-  void throw_problems() {
-    if (problems_.empty()) return;
-    std::stable_sort(problems_.begin(), problems_.end(), [](const Problem& a, const Problem& b) {
-      return std::tuple(a.origin.from, a.origin.line, a.origin.column) <
-             std::tuple(b.origin.from, b.origin.line, b.origin.column);
-    });
-    std::string all;
-    for (const Problem& one : problems_) {
-      const bool placed = one.origin.from != Origin::From::key_default;
-      all += (all.empty() ? "" : "\n") + (placed ? one.origin.text() : tree_.file) + ": " + one.text;
-    }
-    if (more_problems_ > 0) all += "\n" + tree_.file + ": " + std::to_string(more_problems_) + " more problems";
-    fail_user(all);
-  }
-
-  void declare(const ConfigKey& key) {
-    const std::string bad = declaration_problem(key);
-    if (!bad.empty()) fail_bug(bad);
-    const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
-    if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' has no table; declare it as \"table.key\"");
-    const std::string path = role ? key.name + ".use" : key.path();
-    if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
-    for (std::string table = role ? key.name : key.table; !table.empty();) {
-      tables_.insert(table);
-      const auto dot = table.rfind('.');
-      table.resize(dot == table.npos ? 0 : dot);
-    }
-  }
-
-  bool is_unread(const std::string& path) const {
-    const auto dot = path.find('.');
-    const auto at = unread_.find(path.substr(0, dot));
-    return dot != path.npos && at != unread_.end() &&
-           std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
-  }
-
-  // Checks that every name in the file is a key, a table, or a table of a plug-in that was not loaded.
-  void names(const toml::table& table, const std::string& path) {
-    for (const auto& [key, node] : table) {
-      const std::string here = join(path, key.str());
-      if (paths_.count(here) || here == "optimizer.groups" || here == "checkpoint.rename") continue;
-      const bool role = path.empty() && chosen_.count(here);
-      if (is_unread(here)) continue;
-      if (tables_.count(here) && node.is_table()) {
-        names(*node.as_table(), here);
-      } else if (tables_.count(here) && !role) {
-        problem(key_origin(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
-      } else if (!role && unchecked_) {
-        gather_unchecked(key, node, here);
-      } else if (!role) {
-        unknown(key_origin(key, node), here, node.is_table() || node.is_array_of_tables());
-      }
-    }
-  }
-
-  void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path) {
-    if (const toml::table* table = node.as_table()) {
-      for (const auto& [inner, value] : *table) gather_unchecked(inner, value, join(path, inner.str()));
-      return;
-    }
-    const auto raw = tree_.overrides.find(path);
-    unchecked_->push_back(
-        {path, raw == tree_.overrides.end() ? source_text(node) : raw->second, key_origin(key, node)});
-  }
-
-  void unknown(const Origin& origin, const std::string& path, bool is_table) {
-    if (problems_.size() >= kMaxProblems) return void(++more_problems_);  // finding the nearest name is slow
-    if (const std::string_view now = renamed(path); !now.empty())
-      return problem(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
-    std::vector<std::string> candidates(tables_.begin(), tables_.end());
-    for (const auto& [role, ids] : unread_)
-      for (const auto& id : ids) candidates.push_back(join(role, id));
-    if (!is_table || path.rfind("optimizer.", 0) == 0) {
-      candidates.insert(candidates.end(), paths_.begin(), paths_.end());
-      candidates.push_back("optimizer.groups");
-      candidates.push_back("checkpoint.rename");
-    }
-    problem(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
-                        key_suggestion(path, candidates));
-  }
+  void problem(const Origin& origin, const std::string& text) { problems_.add(origin, text); }
 
   void value(const ConfigKey& key) {
     const bool role = key.table.empty();
@@ -192,15 +95,15 @@ class Check {
   void references() {
     for (Entry& entry : config_.entries_) {
       if (!entry.written.empty()) continue;
-      const Entry& other = config_.entry(entry.key.def.substr(1));
+      const Entry& other = KeyReader(config_).entry(entry.key.def.substr(1));
       entry.value = other.value;
       entry.written = other.written;
-      if (entry.key.type == ZR_KEY_FLOAT) entry.value = config_.number(other.key.path());
+      if (entry.key.type == ZR_KEY_FLOAT) entry.value = KeyReader(config_).number(other.key.path());
     }
   }
 
   void keep_chosen_schedule() {
-    const std::string keep = "schedule." + config_.text("schedule.use");
+    const std::string keep = "schedule." + KeyReader(config_).text("schedule.use");
     std::erase_if(config_.entries_, [&](const Entry& entry) {
       return entry.key.table.rfind("schedule.", 0) == 0 && entry.key.table != keep;
     });
@@ -248,128 +151,23 @@ class Check {
     if (!wrong.empty()) problem(first, wrong);
   }
 
-  void groups() {
-    const toml::node* node = node_at(tree_.root, "optimizer.groups");
-    if (!node) return;
-    if (!node->is_array_of_tables())
-      return problem(origin_of(node->source()),
-                     "optimizer.groups: expected an array of tables; write each group as [[optimizer.groups]]");
-    for (const auto& one : *node->as_array()) group(*one.as_table());
-  }
-
-  void group(const toml::table& table) {
-    GroupConfig group;
-    group.origin = origin_of(table.source());
-    ConfigKey scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
-                    "the group's learning rate, in units of optimizer.lr"};
-    scale.min = 0;
-    for (const auto& [key, node] : table) {
-      if (key == "match") {
-        patterns(node, group);
-      } else if (key == "lr_scale") {
-        if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
-      } else if (const ConfigKey* own = plugin_key(key.str()); own && own->per_group) {
-        if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
-      } else {
-        no_group_key(key_origin(key, node), std::string(key.str()), own);
-      }
-    }
-    if (!table.contains("match"))
-      problem(group.origin,
-              "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
-    for (const Entry& entry : config_.entries_) {
-      if (!is_plugin_key(entry.key)) continue;
-      const auto own = std::find_if(group.own.begin(), group.own.end(),
-                                    [&](const Entry& e) { return e.key.name == entry.key.name; });
-      group.values.push_back(own == group.own.end() ? entry : *own);
-    }
-    config_.groups_.push_back(std::move(group));
-  }
-
   void checkpoints() {
-    if (!config_.text("checkpoint.dir").empty()) return;
-    const auto lacks = [&](const std::string& path, const std::string& what) {
-      problem(entry(path).origin,
-              path + ": " + what + " needs a folder, but checkpoint.dir is empty; set checkpoint.dir");
+    const CheckpointConfig& checkpoint = config_.checkpoint();
+    if (!checkpoint.dir->empty()) return;
+    const auto lacks = [&](const auto& setting, const std::string& what) {
+      problem(setting.origin,
+              setting.key + ": " + what + " needs a folder, but checkpoint.dir is empty; set checkpoint.dir");
     };
-    if (config_.integer("checkpoint.every") > 0) lacks("checkpoint.every", "writing checkpoints");
-    if (config_.boolean("checkpoint.resume")) lacks("checkpoint.resume", "loading the newest checkpoint");
-    if (config_.text("checkpoint.on_signal") == "save") lacks("checkpoint.on_signal", "saving a checkpoint");
-  }
-
-  void renames() {
-    const toml::node* node = node_at(tree_.root, "checkpoint.rename");
-    if (!node) return;
-    if (!node->is_table())
-      return problem(origin_of(node->source()),
-                     "checkpoint.rename: expected a table; write [checkpoint.rename] and " +
-                         std::string("below it \"name in the model\" = \"name in the file\""));
-    for (const auto& [key, value] : *node->as_table()) {
-      const auto* theirs = value.as_string();
-      const std::string ours(key.str());
-      const auto stars = [](const std::string& text) { return std::count(text.begin(), text.end(), '*'); };
-      if (!theirs)
-        problem(key_origin(key, value), "checkpoint.rename: '" + ours + "': expected a string, the name in the file");
-      else if (stars(ours) < stars(theirs->get()))
-        problem(key_origin(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
-                                            "' has more `*` than '" + ours +
-                                            "'; each `*` on the right needs one on the left");
-      else
-        config_.renames_.push_back({ours, theirs->get(), key_origin(key, value)});
-    }
-    // Exact names come before patterns, longer patterns before shorter ones.
-    const auto rank = [](const Rename& r) { return std::pair(r.ours.find('*') != r.ours.npos, -std::ssize(r.ours)); };
-    std::stable_sort(config_.renames_.begin(), config_.renames_.end(),
-                     [&](const Rename& a, const Rename& b) { return rank(a) < rank(b); });
-  }
-
-  // True for keys of the chosen optimizer, the only one whose keys are loaded.
-  static bool is_plugin_key(const ConfigKey& key) { return key.table.rfind("optimizer.", 0) == 0; }
-
-  const ConfigKey* plugin_key(std::string_view name) const {
-    for (const ConfigKey& key : keys_)
-      if (key.name == name && is_plugin_key(key)) return &key;
-    return nullptr;
-  }
-
-  void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* own) {
-    if (own) return problem(origin, "'" + name + "' cannot differ between groups; write it in [" + own->table + "]");
-    std::vector<std::string> there{"match", "lr_scale"};
-    for (const ConfigKey& key : keys_)
-      if (key.per_group) there.push_back(key.name);
-    const auto near = all_nearest(name, there);
-    std::string all;
-    for (const auto& one : there) all += (all.empty() ? "; a group accepts " : ", ") + one;
-    problem(origin, "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
-  }
-
-  std::optional<Entry> group_value(const ConfigKey& key, const toml::node& node) {
-    ParsedValue got = parse_value(key, node, nullptr);
-    const Origin origin = origin_of(node.source());
-    if (got.problem.empty()) return Entry{key, std::move(got.value), std::move(got.written), origin};
-    problem(origin, "optimizer.groups: " + key.name + ": " + got.problem);
-    return {};
-  }
-
-  void patterns(const toml::node& node, GroupConfig& group) {
-    if (const auto* text = node.as_string()) group.match.push_back(text->get());
-    if (const auto* list = node.as_array())
-      for (const auto& one : *list)
-        if (const auto* text = one.as_string()) group.match.push_back(text->get());
-    const std::size_t given = node.is_array() ? node.as_array()->size() : 1;
-    if (group.match.empty() || group.match.size() != given)
-      problem(origin_of(node.source()),
-              "optimizer.groups: match: expected name patterns such as [\"*.bias\", \"norm*\"]");
+    if (checkpoint.every > 0) lacks(checkpoint.every, "writing checkpoints");
+    if (checkpoint.resume) lacks(checkpoint.resume, "loading the newest checkpoint");
+    if (checkpoint.on_signal == OnSignal::save) lacks(checkpoint.on_signal, "saving a checkpoint");
   }
 
   const Document::Tree& tree_;
-  const PluginIds& unread_;
-  std::vector<UncheckedValue>* const unchecked_;
   std::vector<ConfigKey> keys_;
-  std::map<std::string, std::string> chosen_;
-  std::set<std::string> paths_, tables_;
-  std::vector<Problem> problems_;
-  std::size_t more_problems_ = 0;
+  const std::map<std::string, std::string> chosen_;
+  Problems problems_;
+  Names names_;
   JobConfig config_;
   int64_t world_ = 1;
 };

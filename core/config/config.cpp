@@ -11,30 +11,11 @@ namespace zr::host {
 
 namespace {
 
-template <class T>
-const T& as(const Entry& entry, const char* type) {
-  if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but its type is " +
-           std::string(type_text(entry.key.type)));
-}
-
 std::string float_text(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   const std::string text = shortest(value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
-// Finds an entry by path; the plug-in of a role is both "strategy" and "strategy.use".
-const Entry* find(const std::vector<Entry>& entries, std::string_view path) {
-  if (constexpr std::string_view use = ".use"; path.ends_with(use)) {
-    const std::string_view role = path.substr(0, path.size() - use.size());
-    for (const Entry& entry : entries)
-      if (entry.key.table.empty() && entry.key.name == role) return &entry;
-  }
-  for (const Entry& entry : entries)
-    if (entry.key.path() == path) return &entry;
-  return nullptr;
 }
 
 std::string line(const std::string& name, const Entry& entry) {
@@ -73,29 +54,6 @@ std::string toml_text(const Value& value) {
   std::string list;
   for (const double one : std::get<std::vector<double>>(value)) list += (list.empty() ? "" : ", ") + float_text(one);
   return "[" + list + "]";
-}
-
-const Entry& JobConfig::entry(std::string_view path) const {
-  if (const Entry* entry = find(entries_, path)) return *entry;
-  fail_bug("the key '" + std::string(path) + "' was not declared");
-}
-
-bool JobConfig::has(std::string_view path) const { return find(entries_, path) != nullptr; }
-bool JobConfig::boolean(std::string_view path) const { return as<bool>(entry(path), "boolean"); }
-int64_t JobConfig::integer(std::string_view path) const { return as<int64_t>(entry(path), "integer"); }
-double JobConfig::number(std::string_view path) const {
-  const Entry& one = entry(path);
-  if (const auto* as_int = std::get_if<int64_t>(&one.value)) return static_cast<double>(*as_int);
-  return as<double>(one, "number");
-}
-const std::string& JobConfig::text(std::string_view path) const { return as<std::string>(entry(path), "string"); }
-const std::vector<double>& JobConfig::numbers(std::string_view path) const {
-  return as<std::vector<double>>(entry(path), "numbers");
-}
-const Origin& JobConfig::origin(std::string_view path) const { return entry(path).origin; }
-bool JobConfig::given(std::string_view path) const {
-  const auto from = origin(path).from;
-  return from == Origin::From::file || from == Origin::From::command_line;
 }
 
 std::vector<const Entry*> JobConfig::table(std::string_view name) const {

@@ -10,18 +10,11 @@
 #include <variant>
 #include <vector>
 
+#include "config/host_config.hpp"
 #include "config/key.hpp"
+#include "config/setting.hpp"
 
 namespace zr::host {
-
-struct Origin {
-  /// derived: computed from other keys; launcher: set by the launcher of the ranks.
-  enum class From { key_default, file, command_line, derived, launcher } from = From::key_default;
-  std::string file;  // as the user wrote the path
-  int line = 0, column = 0;
-  /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
-  std::string text() const;
-};
 
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 /// A value as TOML text; doubles in shortest round-trip form.
@@ -50,26 +43,27 @@ struct Rename {
   Origin origin;
 };
 
-/// The validated configuration; immutable after check(). Reading an undeclared path is a bug: Failure(bug).
+/// The validated configuration; immutable after check().
 class JobConfig {
  public:
-  /// The value of a key. integer() also reads sizes in bytes; number() also reads durations in seconds, and integers.
-  bool boolean(std::string_view path) const;
-  int64_t integer(std::string_view path) const;
-  double number(std::string_view path) const;
-  const std::string& text(std::string_view path) const;
-  /// An array of numbers.
-  const std::vector<double>& numbers(std::string_view path) const;
-  bool has(std::string_view path) const;    // true if the key is declared
-  bool given(std::string_view path) const;  // set in the file or on the command line
-  /// The origin of a value; its complete entry.
-  const Origin& origin(std::string_view path) const;
-  const Entry& entry(std::string_view path) const;
+  /// The values of the host's keys, by table.
+  const RunConfig& job() const { return host_.job; }
+  const TrainConfig& train() const { return host_.train; }
+  const GradientsConfig& gradients() const { return host_.gradients; }
+  const Precision& precision() const { return host_.precision; }
+  const Fp16Config& fp16() const { return host_.fp16; }
+  const MemoryConfig& memory() const { return host_.memory; }
+  const OptimizerConfig& optimizer() const { return host_.optimizer; }
+  const ScheduleConfig& schedule() const { return host_.schedule; }
+  const EvalConfig& eval() const { return host_.eval; }
+  const CommunicatorConfig& communicator() const { return host_.communicator; }
+  const CheckpointConfig& checkpoint() const { return host_.checkpoint; }
+  const OffloadConfig& offload() const { return host_.offload; }
 
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
   const std::vector<Rename>& renames() const { return renames_; }
-  /// The entries of one table ("strategy.<id>"). The pointers are valid while the JobConfig lives.
+  /// The entries of a plug-in's table ("strategy.<id>"). The pointers are valid while the JobConfig lives.
   std::vector<const Entry*> table(std::string_view name) const;
   /// All entries in the order of a file: sub-tables after their table, the plug-in of a role as [role] use.
   struct Row {
@@ -82,6 +76,7 @@ class JobConfig {
 
  private:
   friend class Check;
+  HostConfig host_;
   std::vector<Entry> entries_;
   std::vector<GroupConfig> groups_;
   std::vector<Rename> renames_;
@@ -110,14 +105,19 @@ class Document {
   /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or
   /// the role's default (from host_keys). `origin` receives the origin of the id.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
-  /// True if the file or the command line has a value or a table at `path`.
-  bool holds(const std::string& path) const;
+  /// True if the file or the command line has the table [role.<id>], or a value of that name.
+  bool has_table(const std::string& role, const std::string& id) const;
   /// The message "gpt.toml:1:1: unknown key ...; did you mean ...?" for a misspelt name of this role, or of its `use`;
   /// "" if no name is misspelt.
   std::string misspelt(const std::string& role) const;
-  /// Validates one of the host's keys before check(). job.program and job.ranks, for example, are needed to find all
-  /// other keys.
-  Entry early(const std::string& path) const;
+  /// Keys of the host that are needed to find all other keys; each is validated alone, before check().
+  Setting<std::string> program() const;
+  /// job.ranks.
+  Setting<int> ranks() const;
+  /// The keys of [offload] that place a part of the training state.
+  std::vector<Setting<TierChoice>> tier_choices() const;
+  /// offload.tiers.
+  Setting<std::vector<std::string>> tiers() const;
   /// Validates the file against host_keys() and `more` (the keys of the loaded plug-ins and of the program). Skips the
   /// tables [role.<id>] of `unread` plug-ins, which exist but were not loaded; rejects other unknown tables. Derives
   /// the third of global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks.
@@ -129,6 +129,7 @@ class Document {
   struct Tree;  // toml::table, kept out of this header
 
  private:
+  Entry early(const std::string& path) const;
   std::shared_ptr<const Tree> tree_;
 };
 

@@ -12,6 +12,7 @@
 #include "base/text.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
+#include "config/read_host_config.hpp"
 
 namespace zr::host {
 
@@ -175,6 +176,14 @@ void apply_override(toml::table& root, const std::string& text, std::map<std::st
   raw[path] = text.substr(equals + 1);
 }
 
+// The origin of a value; for a table that the command line created, the origin of its first value.
+Origin node_origin(const toml::node& node) {
+  const Origin origin = origin_of(node.source());
+  const toml::table* table = node.as_table();
+  return origin.from == Origin::From::key_default && table && !table->empty() ? node_origin(table->begin()->second)
+                                                                              : origin;
+}
+
 }  // namespace
 
 Origin origin_of(const toml::source_region& region) {
@@ -185,6 +194,12 @@ Origin origin_of(const toml::source_region& region) {
   origin.line = static_cast<int>(region.begin.line);
   origin.column = static_cast<int>(region.begin.column);
   return origin;
+}
+
+Origin key_origin(const toml::key& key, const toml::node& node) {
+  const Origin origin = origin_of(key.source());
+  const Origin value = node_origin(node);
+  return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
 }
 
 const toml::node* node_at(const toml::table& root, std::string_view path) {
@@ -228,7 +243,9 @@ std::string Document::chosen(const std::string& role, Origin* origin) const {
   return std::get<std::string>(entry.value);
 }
 
-bool Document::holds(const std::string& path) const { return node_at(tree_->root, path) != nullptr; }
+bool Document::has_table(const std::string& role, const std::string& id) const {
+  return node_at(tree_->root, role + "." + id) != nullptr;
+}
 
 std::string Document::misspelt(const std::string& role) const {
   const auto message = [](const toml::key& key, const std::string& path, const std::string& right) {
@@ -261,6 +278,21 @@ Entry Document::early(const std::string& path) const {
     return {key, std::move(got.value), std::move(got.written), origin};
   }
   fail_bug("the host declares no key '" + path + "'");
+}
+
+Setting<std::string> Document::program() const { return setting_of<std::string>(early("job.program")); }
+
+Setting<int> Document::ranks() const { return setting_of<int>(early("job.ranks")); }
+
+std::vector<Setting<TierChoice>> Document::tier_choices() const {
+  std::vector<Setting<TierChoice>> all;
+  for (const char* path : {"offload.optimizer", "offload.gradients", "offload.parameters", "offload.activations"})
+    all.push_back(setting_of<TierChoice>(early(path)));
+  return all;
+}
+
+Setting<std::vector<std::string>> Document::tiers() const {
+  return setting_of<std::vector<std::string>>(early("offload.tiers"));
 }
 
 }  // namespace zr::host

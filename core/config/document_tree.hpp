@@ -20,6 +20,8 @@ struct Document::Tree {
 
 /// The origin of a node of the tree.
 Origin origin_of(const toml::source_region& region);
+/// The origin of a key: its own, or that of its value if toml++ has none (overrides of the command line).
+Origin key_origin(const toml::key& key, const toml::node& node);
 /// Parses `node` as a value of `key`. `raw`: the text of an override, or null; a string key takes the text unchanged.
 ParsedValue parse_value(const ConfigKey& key, const toml::node& node, const std::string* raw);
 /// A value as TOML text, shortened to about 200 bytes.

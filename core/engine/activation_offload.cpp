@@ -4,7 +4,7 @@ namespace zr::host {
 
 ActivationOffload::ActivationOffload(const StepContext& context, TierStore& tier)
     : model_(context.model), activations_(tier, context.ledger, context.plan.activation_staging_bytes()) {
-  model_.offload_saved_tensors({context.config().integer("offload.activation_bytes"),
+  model_.offload_saved_tensors({context.config().offload().activation_bytes,
                                 [this](const void* data, int64_t bytes) { return activations_.put(data, bytes); },
                                 [this](uint64_t record, void* to) { activations_.get(record, to); },
                                 [this](const std::vector<uint64_t>& records) { activations_.prefetch(records); },

@@ -52,18 +52,18 @@ std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
   return suggestions;
 }
 
-// Moves the state that the [offload] key `path` keeps on the device to a tier.
-std::vector<Suggestion> on_tiers(const ResolvedJob& job, const std::string& path) {
+// Moves the state that this key of [offload] keeps on the device to a tier.
+std::vector<Suggestion> on_tiers(const ResolvedJob& job, const Setting<TierChoice>& choice) {
   std::vector<Suggestion> suggestions;
-  if (job.config.text(path) == kOnDevice)
-    for (const std::string& id : job.tier_ids) suggestions.push_back(set(path, id));
+  if (choice->on_device())
+    for (const std::string& id : job.tier_ids) suggestions.push_back(set(choice.key, id));
   return suggestions;
 }
 
 // More ranks with the same number of samples per step.
 std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
   std::vector<Suggestion> suggestions;
-  const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
+  const int64_t times = config.train().gradient_accumulation, micro = config.train().micro_batch;
   for (const int factor : {2, 4, 8}) {
     if (ranks * factor > kMaxRanks) break;
     Suggestion suggestion = set("job.ranks", ranks * factor);
@@ -84,7 +84,7 @@ std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
 // Smaller micro-batches, with more gradient accumulation.
 std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
   std::vector<Suggestion> suggestions;
-  const int64_t times = config.integer("train.gradient_accumulation"), micro = config.integer("train.micro_batch");
+  const int64_t times = config.train().gradient_accumulation, micro = config.train().micro_batch;
   for (int64_t factor = 2; micro % factor == 0; factor *= 2) {
     Suggestion suggestion =
         combined(set("train.micro_batch", micro / factor), set("train.gradient_accumulation", times * factor));
@@ -110,10 +110,10 @@ std::vector<Suggestion> smaller_sizes(const ResolvedJob& job) {
 Kinds all_suggestions(const ResolvedJob& job, int ranks, bool activations) {
   Kinds kinds{other_strategies(job), more_ranks(job.config, ranks)};
   if (activations) kinds.push_back(smaller_micro_batches(job.config));
-  if (job.config.text("gradients.dtype") == "fp32") kinds.push_back({set("gradients.dtype", "bf16")});
+  if (job.config.gradients().dtype == ZR_F32) kinds.push_back({set("gradients.dtype", "bf16")});
   kinds.push_back(smaller_sizes(job));
-  kinds.push_back(on_tiers(job, "offload.optimizer"));
-  kinds.push_back(on_tiers(job, "offload.gradients"));
+  kinds.push_back(on_tiers(job, job.config.offload().optimizer));
+  kinds.push_back(on_tiers(job, job.config.offload().gradients));
   return kinds;
 }
 }  // namespace

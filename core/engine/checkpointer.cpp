@@ -18,7 +18,7 @@ Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& part
     : context_(context), parts_(parts), saver_(context.setup.control, context.ledger) {}
 
 std::string Checkpointer::dir() const {
-  const std::string& dir = context_.config().text("checkpoint.dir");
+  const std::string& dir = context_.config().checkpoint().dir;
   return dir.empty() || context_.setup.engine.empty() ? dir : dir + "/" + context_.setup.engine;
 }
 
@@ -27,9 +27,10 @@ void Checkpointer::prepare(bool first, bool on_signal) {
   if (dir.empty()) return;
   const JobConfig& config = context_.config();
   const int rank = context_.rank();
-  const bool periodic = config.integer("checkpoint.every") > 0;
-  if (first && periodic && config.integer("checkpoint.keep") == 1 && !parts_.name.others().empty() && rank == 0)
-    log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + config.origin("checkpoint.keep").text() +
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const bool periodic = checkpoint.every > 0;
+  if (first && periodic && checkpoint.keep == 1 && !parts_.name.others().empty() && rank == 0)
+    log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + checkpoint.keep.origin.text() +
                          ") with several engines: if the job ends between their saves, no checkpoints that were saved "
                          "together remain to resume from; set checkpoint.keep to 2 or more");
   if (periodic || on_signal) saver_.lock_folder(dir);
@@ -66,7 +67,7 @@ std::string Checkpointer::metadata_json() {
   metadata.updates = progress.updates();
   metadata.samples = progress.samples();
   metadata.engines = parts_.name.others();
-  metadata.seed = context_.config().integer("train.seed");
+  metadata.seed = context_.config().train().seed;
   metadata.world = context_.world();
   metadata.strategy = context_.setup.strategy.table->id;
   metadata.config = context_.config().to_toml();
@@ -162,7 +163,7 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
   TrainingProgress& progress = parts_.progress;
   const JobConfig& config = context_.config();
   const std::string dir = this->dir();
-  const int64_t every = config.integer("checkpoint.every"), keep = config.integer("checkpoint.keep");
+  const int64_t every = config.checkpoint().every, keep = config.checkpoint().keep;
   const bool ends = progress.step() == progress.steps() || global.stop;
   if (global.stop && !progress.stopped()) {
     progress.stop();
@@ -179,7 +180,7 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
       settle_error = std::current_exception();
     }
   if (due) try {
-      save(dir, keep, config.boolean("checkpoint.async"));
+      save(dir, keep, config.checkpoint().async);
       by_config_ = true;
       parts_.weights.remember_saved();
     } catch (const Failure& failure) {
@@ -250,11 +251,11 @@ void Checkpointer::warn_of_differences(const Checkpoint& from) const {
   if (context_.rank() != 0) return;
   const CheckpointMetadata& metadata = from.manifest().metadata;
   const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
-  if (const int64_t own = context_.config().integer("train.seed"); metadata.seed != own)
+  if (const int64_t own = context_.config().train().seed; metadata.seed != own)
     log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(metadata.seed) +
                          ", but this run has " + std::to_string(own) +
                          "; the resumed run will not reproduce the original");
-  if (const int64_t own = step * context_.config().integer("train.global_batch"); samples != own)
+  if (const int64_t own = step * context_.config().train().global_batch; samples != own)
     log(ZR_LOG_WARN, from.folder() + ": the saved run has read " + std::to_string(samples) + " samples, but " +
                          std::to_string(step) + " steps of train.global_batch are " + std::to_string(own) +
                          " samples; a program that selects data by step will continue at a different sample");
@@ -318,11 +319,11 @@ void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
 void Checkpointer::begin() {
   const JobConfig& config = context_.config();
   LoadOptions how;
-  how.strict = config.boolean("checkpoint.strict");
-  how.convert = config.boolean("checkpoint.convert");
-  how.fallback = config.boolean("checkpoint.fallback");
+  how.strict = config.checkpoint().strict;
+  how.convert = config.checkpoint().convert;
+  how.fallback = config.checkpoint().fallback;
   const std::string dir = this->dir();
-  if (config.boolean("checkpoint.resume") && !dir.empty()) {
+  if (config.checkpoint().resume && !dir.empty()) {
     const CheckpointComm comm = peers();
     std::string there;
     run_on_all_ranks(comm, [&] {
@@ -341,7 +342,7 @@ void Checkpointer::begin() {
       for (const std::string& line : parts_.name.different_moments()) log(ZR_LOG_WARN, line);
     if (found) return;
   }
-  if (const std::string& init = config.text("checkpoint.init"); !init.empty()) {
+  if (const std::string& init = config.checkpoint().init; !init.empty()) {
     how.weights_only = true;
     how.renames = config.renames();
     // A folder to which named engines saved has one folder per engine.

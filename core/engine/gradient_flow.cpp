@@ -17,7 +17,7 @@ GradientFlow::GradientFlow(const StepContext& context, const DiskBackedBuffers* 
       plan_(context.plan),
       comm_(context.comm),
       disk_buffers_(disk_buffers),
-      overlap_(context.config().boolean("gradients.overlap")),
+      overlap_(context.config().gradients().overlap),
       hold_(context.plan.input.hold_gradients),
       last_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
   const std::size_t n = plan_.input.parameters.size();

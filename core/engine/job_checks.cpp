@@ -82,7 +82,8 @@ void compare_ranks(PlannedJob& job, Model& model) {
     mine += "]\n";
   }
   for (const Entry& entry : job.config().entries())
-    if (entry.key.path() != "job.ranks") mine += entry.key.path() + " = " + toml_text(entry.value) + "\n";
+    if (entry.key.path() != job.config().job().ranks.key)
+      mine += entry.key.path() + " = " + toml_text(entry.value) + "\n";
   for (const GroupConfig& group : job.config().groups()) {
     mine += "optimizer group";
     for (const std::string& pattern : group.match) mine += " " + pattern;

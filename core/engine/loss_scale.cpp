@@ -8,15 +8,16 @@
 namespace zr::host {
 
 LossScaleKeys LossScaleKeys::of(const JobConfig& config) {
+  const Fp16Config& fp16 = config.fp16();
   LossScaleKeys keys;
-  keys.scales = precision_of(config).weights == ZR_F16;
-  keys.fixed = config.number("fp16.loss_scale");
-  keys.initial_power = config.integer("fp16.initial_scale_power");
-  keys.window = config.integer("fp16.loss_scale_window");
-  keys.hysteresis = config.integer("fp16.hysteresis");
-  keys.consecutive_hysteresis = config.boolean("fp16.consecutive_hysteresis");
-  keys.least = config.number("fp16.min_loss_scale");
-  keys.max_skips = config.integer("train.max_skipped_steps");
+  keys.scales = config.precision().weights == ZR_F16;
+  keys.fixed = fp16.loss_scale;
+  keys.initial_power = fp16.initial_scale_power;
+  keys.window = fp16.loss_scale_window;
+  keys.hysteresis = fp16.hysteresis;
+  keys.consecutive_hysteresis = fp16.consecutive_hysteresis;
+  keys.least = fp16.min_loss_scale;
+  keys.max_skips = config.train().max_skipped_steps;
   return keys;
 }
 

@@ -35,7 +35,7 @@ std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
 std::optional<PlanContext> measured_by_run(const std::string& run, const JobConfig& config) {
   std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
   std::istringstream now(config.to_toml());
-  const bool anywhere = config.text("offload.activations") == kAutomatic;
+  const bool anywhere = config.offload().activations->automatic();
   if (!then || !summary || relevant_lines(then, anywhere) != relevant_lines(now, anywhere)) return {};
   const auto json = nlohmann::json::parse(summary, nullptr, false);
   const auto peak = [](const std::string& tier) {

@@ -28,7 +28,7 @@ void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<
                   const Instance* communicator) {
   const int world = setup.control->world();
   check_host_budget(setup.config, plan, setup.control->local_world(), plan_context_of(setup, communicator, world));
-  const int64_t budget = setup.config.integer("memory.device_budget");
+  const int64_t budget = setup.config.memory().device_budget_bytes;
   if (budget == 0 || plan.max_bytes <= budget) return;
   const Planner planner(setup, parameters, world);
   const BudgetShortfall over{budget, plan.max_bytes, 0};
@@ -38,9 +38,8 @@ void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<
 
 MemoryBudget::MemoryBudget(const StepContext& context, const Instance* communicator, const TrainingProgress& progress)
     : context_(context), progress_(progress), watch_{context.ledger, context.model} {
-  if (const int64_t budget = context.config().integer("memory.host_budget"); budget > 0)
-    watch_host(budget, communicator);
-  if (const int64_t budget = context.config().integer("memory.device_budget"); budget > 0) watch_device(budget);
+  if (const int64_t budget = context.config().memory().host_budget_bytes; budget > 0) watch_host(budget, communicator);
+  if (const int64_t budget = context.config().memory().device_budget_bytes; budget > 0) watch_device(budget);
 }
 
 MemoryBudget::Watch::~Watch() {
@@ -61,9 +60,9 @@ void MemoryBudget::watch_host(int64_t budget, const Instance* communicator) {
   context_.ledger.on_change(Tier::host, [this, share, budget](int64_t held) {
     if (held <= host_held_.exchange(held) || held <= share) return;  // freeing memory never fails
     fail_user("memory.host_budget is " + bytes_text(budget) + " (" +
-              context_.config().origin("memory.host_budget").text() + "): rank " + std::to_string(context_.rank()) +
-              " holds " + bytes_text(held) + " of host memory, but its share is " + bytes_text(share) +
-              "; raise memory.host_budget, keep more on the device, or use a disk tier");
+              context_.config().memory().host_budget_bytes.origin.text() + "): rank " +
+              std::to_string(context_.rank()) + " holds " + bytes_text(held) + " of host memory, but its share is " +
+              bytes_text(share) + "; raise memory.host_budget, keep more on the device, or use a disk tier");
   });
 }
 
@@ -79,13 +78,12 @@ void MemoryBudget::watch_device(int64_t budget) {
 }
 
 void MemoryBudget::over_budget(int64_t requested) const {
-  const JobConfig& config = context_.config();
+  const Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
   const Model::Temporaries temporaries = context_.model.temporaries();
-  const int64_t budget = config.integer("memory.device_budget"), ledger = context_.ledger.held(Tier::device);
+  const int64_t ledger = context_.ledger.held(Tier::device);
   const int64_t step = progress_.step();
-  std::string text = "memory.device_budget is " + bytes_text(budget) + " (" +
-                     config.origin("memory.device_budget").text() + "): rank " + std::to_string(context_.rank()) +
-                     " holds " + bytes_text(ledger + temporaries.held);
+  std::string text = "memory.device_budget is " + bytes_text(budget) + " (" + budget.origin.text() + "): rank " +
+                     std::to_string(context_.rank()) + " holds " + bytes_text(ledger + temporaries.held);
   text += requested > 0 ? ", and libtorch requests " + bytes_text(requested) + " more" : "";
   text += step > 0 ? ", in step " + std::to_string(step + 1) + "\n" : ", in the first step\n";
   const auto row = [&](std::string_view kind, const std::string& planned, int64_t held) {

@@ -11,11 +11,6 @@
 
 namespace zr::host {
 
-BufferRule buffer_rule(const JobConfig& config) {
-  const std::string& name = config.text("train.buffers");
-  return name == "mean" ? BufferRule::mean : name == "per_rank" ? BufferRule::per_rank : BufferRule::rank0;
-}
-
 std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int ranks,
                           const std::function<void(int rank, void* to)>& read) {
   std::string first(static_cast<std::size_t>(bytes_each), '\0');

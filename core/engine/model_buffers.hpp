@@ -13,12 +13,6 @@
 
 namespace zr::host {
 
-/// train.buffers: rank 0's values, the mean over ranks (floating-point buffers; integer ones are rank 0's), or each
-/// rank's own.
-enum class BufferRule { rank0, mean, per_rank };
-/// The value of train.buffers.
-BufferRule buffer_rule(const JobConfig& config);
-
 /// Returns the bytes of the mean, in rank order, of a buffer of `bytes` bytes on each of `ranks` ranks; read(r, to)
 /// copies rank r's bytes. F16, BF16, F32 and F64 are added in fp64 and rounded once. A buffer of another dtype, or
 /// whose bytes are equal on all ranks, is rank 0's.

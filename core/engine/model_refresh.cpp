@@ -74,7 +74,7 @@ bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(Pa
     const int world = context_.world();
     const Planner planner(context_.setup, parameters, world, context_.setup.control->local_world() == world);
     const MemoryPlan plan = planner.plan(context_.rank());
-    const int64_t budget = context_.config().integer("memory.device_budget");
+    const int64_t budget = context_.config().memory().device_budget_bytes;
     if (budget > 0 && plan.bytes() > budget)
       fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.bytes(), ""));
   });

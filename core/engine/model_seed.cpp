@@ -21,7 +21,7 @@ int64_t micro_index(const StepContext& context, const TrainingProgress& progress
 }
 
 void seed_model(const StepContext& context, const TrainingProgress& progress) {
-  context.model.seed(mix(static_cast<uint64_t>(context.config().integer("train.seed")),
+  context.model.seed(mix(static_cast<uint64_t>(context.config().train().seed.value),
                          static_cast<uint64_t>(progress.step()),
                          static_cast<uint64_t>(micro_index(context, progress))));
 }

@@ -19,15 +19,11 @@ namespace zr::host {
 namespace {
 // job.threads; else the number from `zeroth launch`; else this process's cores divided by the ranks of its host.
 int threads_of(const JobConfig& config, const Control& control) {
-  if (const int64_t set = config.integer("job.threads"); set > 0) return static_cast<int>(set);
+  if (const int set = config.job().threads; set > 0) return set;
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
   cpu_set_t set;
   const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   return std::max(1, cores / control.local_world());
-}
-
-std::chrono::milliseconds timeout_of(const JobConfig& config) {
-  return std::chrono::milliseconds(static_cast<int64_t>(config.number("communicator.timeout") * 1e3));
 }
 
 std::unique_ptr<const Instance> make_communicator(PluginHost& host, const Setup& setup) {
@@ -72,7 +68,7 @@ CommRuntime::Options checked(PlannedJob& job, const Model& model) {
     std::fflush(stdout);
   }
   CommRuntime::Options options;
-  options.timeout = timeout_of(job.config());
+  options.timeout = job.config().communicator().timeout;
   return options;
 }
 
@@ -89,13 +85,13 @@ CallCheck check_of(CommRuntime& comm, PluginHost& host) {
 
 PlannedJob::PlannedJob(Setup of, Model& model, std::shared_ptr<Trace> spans)
     : setup(std::move(of)),
-      name(setup.engine, run_folder(config(), setup.engine), config().text("checkpoint.dir")),
+      name(setup.engine, run_folder(config(), setup.engine), config().checkpoint().dir),
       pool(threads_of(config(), *setup.control)),
       host(ledger, pool),
-      trace(spans                           ? std::move(spans)
-            : config().boolean("job.trace") ? std::make_shared<Trace>(rank())
-                                            : nullptr),
-      services(host, *setup.control, run_folder(config(), setup.engine), timeout_of(config())),
+      trace(spans                  ? std::move(spans)
+            : config().job().trace ? std::make_shared<Trace>(rank())
+                                   : nullptr),
+      services(host, *setup.control, run_folder(config(), setup.engine), config().communicator().timeout),
       strategy(host, setup.strategy, config(), table_of(setup.strategy)),
       optimizer(host, setup.optimizer, config(), table_of(setup.optimizer)),
       communicator(make_communicator(host, setup)),

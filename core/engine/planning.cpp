@@ -5,7 +5,6 @@
 #include "base/failure.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
-#include "config/precision.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/run_recorder.hpp"
 #include "offload/tier.hpp"
@@ -52,13 +51,11 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 }  // namespace
 
 bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world) {
-  return world > 1 && config.boolean("communicator.share_weights") && config.integer("memory.device_budget") == 0 &&
-         config.text("offload.parameters") == kOnDevice && communicator && shared_weights_of(*communicator);
+  return world > 1 && config.communicator().share_weights && config.memory().device_budget_bytes == 0 &&
+         config.offload().parameters->on_device() && communicator && shared_weights_of(*communicator);
 }
 
-bool snapshots(const JobConfig& config) {
-  return config.boolean("checkpoint.async") && !config.text("checkpoint.dir").empty();
-}
+bool snapshots(const JobConfig& config) { return config.checkpoint().async && !config.checkpoint().dir->empty(); }
 
 uint32_t granularity_of(const Instance& optimizer) {
   zr_optimizer_desc desc{};
@@ -75,15 +72,15 @@ PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::ve
   check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
   match_groups(config.groups(), parameters);
   add_groups(config.groups(), optimizer);
-  const Precision types = precision_of(config);
+  const Precision& types = config.precision();
   PlanInput input;
   input.parameters = std::move(parameters);
   input.world = world;
   input.weight_dtype = types.weights;
   input.grad_dtype = types.gradients;
   input.reduced_grad_dtype = types.reduced_gradients;
-  input.accumulation = static_cast<int>(config.integer("train.gradient_accumulation"));
-  input.hold_gradients = config.text("gradients.reduce") == "last_micro_step";
+  input.accumulation = config.train().gradient_accumulation;
+  input.hold_gradients = config.gradients().reduce == GradientReduction::last_micro_step;
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
 }
@@ -92,27 +89,28 @@ void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::
                int64_t other_bytes, bool elementwise) {
   const JobConfig& config = job.config;
   for (const auto& tier : tiers) input.tiers.push_back(tier_info_of(*tier));
-  const auto index = [&](const char* path) {
-    const std::string& id = config.text(path);
-    if (id == kOnDevice) return 0;
-    if (id == kAutomatic) return kAnyTier;
+  const auto index = [&](const TierChoice& choice) {
+    if (choice.on_device()) return 0;
+    if (choice.automatic()) return kAnyTier;
+    const std::string& id = choice.text;
     for (std::size_t i = 0; i < tiers.size(); ++i)
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
     fail_bug("the tier '" + id + "' was not loaded");
   };
   TierRequest& wanted = input.wanted;
-  wanted.states = index("offload.optimizer");
-  wanted.reduced_gradients = index("offload.gradients");
-  wanted.shards = index("offload.parameters");
-  wanted.activations = index("offload.activations");
-  wanted.device_fraction = config.number("offload.device_fraction");
+  const OffloadConfig& offload = config.offload();
+  wanted.states = index(offload.optimizer);
+  wanted.reduced_gradients = index(offload.gradients);
+  wanted.shards = index(offload.parameters);
+  wanted.activations = index(offload.activations);
+  wanted.device_fraction = offload.device_fraction;
   wanted.elementwise = elementwise;
   const PlanContext known = measured_activations(config, job.engine);
   wanted.activations_known = known.activations.has_value();
   wanted.activations_on_device = known.activations.value_or(0);
   wanted.activations_offloaded = known.offloaded_activations;
-  wanted.device_capacity = config.integer("memory.device_budget");
-  if (const int64_t budget = config.integer("memory.host_budget"); budget > 0)
+  wanted.device_capacity = config.memory().device_budget_bytes;
+  if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
     wanted.host_capacity = std::max<int64_t>(budget / local - other_bytes, 1);
   wanted.snapshot = snapshots(config);
 }
@@ -120,20 +118,23 @@ void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::
 namespace {
 // Why a plan has no sharded parameters, and a remedy; the text follows "strategy '<id>' ".
 std::string why_unsharded(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
-  const std::string key = "strategy." + strategy + ".persistence_threshold";
   int64_t largest = 0;
   for (const Parameter& parameter : plan.input.parameters) largest = std::max(largest, parameter.count);
-  if (config.has(key) && config.integer(key) > 0)
+  for (const Entry* entry : config.table("strategy." + strategy)) {
+    const int64_t* threshold = std::get_if<int64_t>(&entry->value);
+    if (entry->key.name != "persistence_threshold" || !threshold || *threshold <= 0) continue;
     return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
-           " elements, and parameters of at most " + key + " = " + std::to_string(config.integer(key)) +
+           " elements, and parameters of at most " + entry->key.path() + " = " + std::to_string(*threshold) +
            " elements are not sharded; lower that key, or set offload.parameters = \"" + kOnDevice + "\"";
+  }
   return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters";
 }
 }  // namespace
 
 void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
-  const auto setting = [&](const char* path) {
-    return std::string(path) + " = \"" + config.text(path) + "\" (" + config.origin(path).text() + "): ";
+  const OffloadConfig& offload = config.offload();
+  const auto text_of = [](const Setting<TierChoice>& choice) {
+    return choice.key + " = \"" + choice->text + "\" (" + choice.origin.text() + "): ";
   };
   bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
                             [](const Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
@@ -141,30 +142,30 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
   for (const Piece& piece : plan.mine.weights)
     if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
   for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
-  if (const std::string& id = config.text("offload.parameters"); id != kOnDevice && id != kAutomatic && !shards)
-    fail_user(setting("offload.parameters") + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
-  if (const std::string& id = config.text("offload.optimizer");
-      config.number("offload.device_fraction") > 0 && (id == kOnDevice || id == kAutomatic))
-    fail_user(config.origin("offload.device_fraction").text() +
+  if (offload.parameters->names_tier() && !shards)
+    fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
+  if (offload.device_fraction > 0 && !offload.optimizer->names_tier())
+    fail_user(offload.device_fraction.origin.text() +
               ": offload.device_fraction is the fraction of the optimizer states that stays on the device, but " +
-              (id == kOnDevice ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
-                                 "tier"
-                               : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
-                                 "offload.optimizer to a tier, or remove offload.device_fraction"));
+              (offload.optimizer->on_device()
+                   ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
+                     "tier"
+                   : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
+                     "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
   const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
-  if (on_disk(plan.placement.reduced_gradients) && config.text("offload.gradients") != kAutomatic)
+  if (on_disk(plan.placement.reduced_gradients) && !offload.gradients->automatic())
     for (const Piece& piece : plan.mine.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
-        fail_user(setting("offload.gradients") + "strategy '" + strategy +
+        fail_user(text_of(offload.gradients) + "strategy '" + strategy +
                   "' accumulates gradients in place in the buffer '" + plan.mine.buffers[piece.buffer].tag +
                   "', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced gradients, "
                   "gradients.reduce = \"each_micro_step\", or a tier in memory");
   if (on_disk(plan.placement.shards))
     for (const Piece& piece : plan.mine.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
-        fail_user(setting("offload.parameters") + "strategy '" + strategy + "' keeps '" +
+        fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' keeps '" +
                   plan.input.parameters[piece.param].name +
                   "' unsharded, and operators access it in place, so it cannot be on a disk tier; train on more ranks, "
                   "or choose a tier in memory");
@@ -176,8 +177,8 @@ int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> com
 }
 
 void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context) {
-  const int64_t budget = config.integer("memory.host_budget"),
-                bytes = host_bytes(plan, local, context.communicator, context.snapshot);
+  const Setting<int64_t>& budget = config.memory().host_budget_bytes;
+  const int64_t bytes = host_bytes(plan, local, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
@@ -193,9 +194,9 @@ void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int loca
        "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
   const auto most = std::max_element(std::begin(holders), std::end(holders),
                                      [](const auto& one, const auto& other) { return one.first < other.first; });
-  fail_user("memory.host_budget is " + bytes_text(budget) + " (" + config.origin("memory.host_budget").text() +
-            "), but the plan takes " + bytes_text(bytes) + " of host memory for all ranks of a host together\n" +
-            plan.text("plan", context) + "raise memory.host_budget, or " + most->second);
+  fail_user("memory.host_budget is " + bytes_text(budget) + " (" + budget.origin.text() + "), but the plan takes " +
+            bytes_text(bytes) + " of host memory for all ranks of a host together\n" + plan.text("plan", context) +
+            "raise memory.host_budget, or " + most->second);
 }
 
 StrategyPlan strategy_plan(const Instance& strategy) {
@@ -261,9 +262,10 @@ PlanContext Planner::context() const { return plan_context_of(job_, communicator
 
 std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
-  return "memory.device_budget is " + bytes_text(config.integer("memory.device_budget")) + " (" +
-         config.origin("memory.device_budget").text() + "), but the plan takes up to " + bytes_text(max_bytes) +
-         " per rank, without activations\n" + planner.plan(0).text(planner.title(), planner.context()) + suggestions;
+  const Setting<int64_t>& budget = config.memory().device_budget_bytes;
+  return "memory.device_budget is " + bytes_text(budget) + " (" + budget.origin.text() +
+         "), but the plan takes up to " + bytes_text(max_bytes) + " per rank, without activations\n" +
+         planner.plan(0).text(planner.title(), planner.context()) + suggestions;
 }
 
 std::string Planner::title() const {

@@ -31,7 +31,7 @@ int64_t run_number(const std::string& name) {
 Directory open_folder(const JobConfig& config, const std::string& engine) {
   // job.runs itself may be a symbolic link; no links are followed below it.
   Directory folder =
-      Directory::open(fs::absolute(config.text("job.runs")).string(), true).subdirectory(config.text("job.name"));
+      Directory::open(fs::absolute(config.job().runs.value).string(), true).subdirectory(config.job().name);
   return engine.empty() ? std::move(folder) : folder.subdirectory(engine);
 }
 
@@ -46,7 +46,7 @@ FileLock take_lock(const Directory& folder) {
 }  // namespace
 
 std::string run_folder(const JobConfig& config, const std::string& engine) {
-  const fs::path job = fs::absolute(config.text("job.runs")) / config.text("job.name");
+  const fs::path job = fs::absolute(config.job().runs.value) / config.job().name.value;
   return (engine.empty() ? job : job / engine).string();
 }
 

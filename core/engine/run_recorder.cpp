@@ -50,9 +50,9 @@ std::optional<RunFolder> locked(const JobConfig& config, const std::string& engi
 RunRecorder::RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank)
     : folder_(locked(config, engine, rank)),
       ranks_(ranks),
-      steps_(config.integer("train.steps")),
+      steps_(config.train().steps),
       config_(config.to_toml()),
-      resumes_(config.boolean("checkpoint.resume")),
+      resumes_(config.checkpoint().resume),
       start_(std::chrono::steady_clock::now()) {
   if (!folder_) return;
   if (const char* progress = std::getenv("ZR_PROGRESS"))

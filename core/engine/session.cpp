@@ -28,7 +28,7 @@ std::shared_ptr<RunRecorder> make_record(const PlannedJob& job) {
 }
 
 std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const RefreshState* before) {
-  if (job.config().text("checkpoint.on_signal") != "save") return nullptr;
+  if (job.config().checkpoint().on_signal != OnSignal::save) return nullptr;
   return before ? before->stop_signal : std::make_shared<StopSignal>(job.setup.control);
 }
 }  // namespace
@@ -38,7 +38,7 @@ Session::Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before
       recorder_(before ? before->recorder : make_record(job_)),
       stop_signal_(make_stop_signal(job_, before.get())),
       progress_(config(), plan().input.parameters.size()),
-      buffers_(model, buffer_rule(config())),
+      buffers_(model, config().train().buffers),
       budget_(job_.context, job_.communicator.get(), progress_),
       state_(job_.context, job_.host, std::move(job_.tiers), job_.trace.get()),
       weights_(job_.context, state_),
@@ -97,7 +97,7 @@ void Session::accept() {
   if (rank() == 0)
     log(ZR_LOG_INFO, "nothing is left to train: " + std::to_string(progress_.step()) +
                          " steps are done, and train.steps is " + std::to_string(progress_.steps()) + " (" +
-                         config().origin("train.steps").text() + "); raise train.steps to continue");
+                         config().train().steps.origin.text() + "); raise train.steps to continue");
   write_totals();
 }
 
@@ -171,7 +171,7 @@ bool Session::step() {
   const GlobalStats global = agree_on_step();
   const double divisor = global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
-  const double clip = config().number("train.gradient_clipping");
+  const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   progress_.set_grad_mul(static_cast<float>(scale / divisor));
   const double rate = learning_rate(config(), progress_.updates());
@@ -197,7 +197,7 @@ bool Session::step() {
 
 GlobalStats Session::agree_on_step() {
   monitor_.take_written();
-  const int64_t samples = progress_.accumulation() * config().integer("train.micro_batch");
+  const int64_t samples = progress_.accumulation() * config().train().micro_batch;
   const GlobalStats global = step_sync_.exchange(
       {progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
        &gradients_.touched(), gradients_.first_non_finite(), stop_signal_ ? StopSignal::received() : 0,
@@ -253,13 +253,13 @@ void Session::finish_step(const GlobalStats& global, double rate) {
   global.non_finite > 0 ? scale.skipped() : scale.made();
   if (global.non_finite > 0) skips_.report(global, progress_);
   gradients_.watch(scale.watches());
-  progress_.end_step(config().integer("train.global_batch"));
+  progress_.end_step(config().train().global_batch);
   if (scale.gives_up()) skips_.give_up(global, progress_);
   seed_model(job_.context, progress_);
   const int64_t step = progress_.step(), steps = progress_.steps();
   if (step == steps + 1 && rank() == 0)
     log(ZR_LOG_INFO, "step " + std::to_string(step) + " is past train.steps = " + std::to_string(steps) + " (" +
-                         config().origin("train.steps").text() +
+                         config().train().steps.origin.text() +
                          "); raise train.steps, or call engine.finish() after the last step to write the weights " +
                          "hash to summary.json");
   if (step != steps && !global.stop) return;

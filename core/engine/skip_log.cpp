@@ -39,7 +39,7 @@ void SkipLog::give_up(const GlobalStats& global, const TrainingProgress& progres
   const int64_t skips = progress.loss_scale().skips_in_a_row();
   std::string text = "gradients were not finite in " + std::to_string(skips) +
                      (skips == 1 ? " step" : " steps in a row") + ", as many as train.max_skipped_steps (" +
-                     context_.config().origin("train.max_skipped_steps").text() + ") allows: ";
+                     context_.config().train().max_skipped_steps.origin.text() + ") allows: ";
   text += global.non_finite_rank >= 0
               ? name_of(global.first_local_param) + " was the first parameter that overflowed, on rank " +
                     std::to_string(global.non_finite_rank)

@@ -8,8 +8,8 @@ TrainingProgress::TrainingProgress(const LossScaleKeys& keys, int accumulation, 
     : accumulation_(accumulation), steps_(steps), loss_scale_(keys), param_steps_(parameters, 0) {}
 
 TrainingProgress::TrainingProgress(const JobConfig& config, std::size_t parameters)
-    : TrainingProgress(LossScaleKeys::of(config), static_cast<int>(config.integer("train.gradient_accumulation")),
-                       parameters, config.integer("train.steps")) {}
+    : TrainingProgress(LossScaleKeys::of(config), config.train().gradient_accumulation, parameters,
+                       config.train().steps) {}
 
 void TrainingProgress::begin_micro(double loss, double weight) {
   in_backward_ = true;

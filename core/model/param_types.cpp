@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "base/dtype.hpp"
 #include "base/failure.hpp"
 #include "base/log.hpp"
 
@@ -39,7 +40,7 @@ void report_layout(const std::vector<std::pair<std::string, torch::Tensor>>& par
 void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
                        int rank) {
   if (rank == 0) report_layout(parameters);
-  const std::string& dtype = config.text("train.dtype");
+  const std::string dtype(name_of(config.train().dtype));
   std::set<const c10::TensorImpl*> seen;  // a tied weight has several names
   std::string names;
   std::size_t count = 0;
@@ -53,9 +54,9 @@ void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>&
   if (count > kMaxNames) names += " and " + std::to_string(count - kMaxNames) + " more";
   const std::string are =
       std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are");
-  if (config.text("train.param_dtype") == "reject")
-    fail_user(are + " not in fp32 or train.dtype (" + dtype + "), and train.param_dtype (" +
-              config.origin("train.param_dtype").text() + ") is \"reject\"; convert the model before the engine is " +
+  if (const auto& rule = config.train().param_dtype; rule == ParamDtypeRule::reject)
+    fail_user(are + " not in fp32 or train.dtype (" + dtype + "), and train.param_dtype (" + rule.origin.text() +
+              ") is \"reject\"; convert the model before the engine is " +
               "made, for example with model->to(torch::kFloat)");
   if (rank == 0)
     log(ZR_LOG_INFO, are + " converted: training uses " + dtype + " weights and fp32 optimizer states (train.dtype); " +

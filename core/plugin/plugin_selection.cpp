@@ -1,7 +1,6 @@
 #include "plugin/plugin_selection.hpp"
 
 #include <algorithm>
-#include <sstream>
 
 #include "base/failure.hpp"
 
@@ -30,7 +29,7 @@ bool is_given(const Document& document, Role role) {
   const std::string name(name_of(role));
   Origin origin;
   const std::string id = document.chosen(name, &origin);
-  return origin.from != Origin::From::key_default || document.holds(name + "." + id);
+  return origin.from != Origin::From::key_default || document.has_table(name, id);
 }
 
 // Loads the tiers of the training state: first those of offload.tiers, in its order.
@@ -45,25 +44,22 @@ void load_tiers(const Document& document, const Registry& registry, PluginSelect
     std::erase(selection.not_loaded["offload"], tier.table->id);
     selection.tiers.push_back(tier);
   };
-  std::vector<Entry> named;
-  bool automatic = false;
-  for (const char* path : kTierKeys) {
-    named.push_back(document.early(path));
-    automatic |= std::get<std::string>(named.back().value) == kAutomatic;
-  }
-  const auto naming = [&](const std::string& id) -> const Entry* {
-    for (const Entry& entry : named)
-      if (std::get<std::string>(entry.value) == id) return &entry;
+  const std::vector<Setting<TierChoice>> choices = document.tier_choices();
+  const bool automatic = std::any_of(choices.begin(), choices.end(), [](const auto& one) { return one->automatic(); });
+  const auto naming = [&](const std::string& id) -> const Setting<TierChoice>* {
+    for (const auto& choice : choices)
+      if (choice->text == id) return &choice;
     return nullptr;
   };
-  const Entry order = document.early("offload.tiers");
-  std::istringstream ids(std::get<std::string>(order.value));
+  const Setting<std::vector<std::string>> order = document.tiers();
   bool first = true;
-  for (std::string id; ids >> id; first = false)
-    if (const Entry* entry = naming(id); entry || (automatic && (first || document.holds("offload." + id))))
-      add(id, entry ? entry->origin : order.origin);
-  for (const Entry& entry : named)
-    if (const auto& id = std::get<std::string>(entry.value); id != kOnDevice && id != kAutomatic) add(id, entry.origin);
+  for (const std::string& id : order.value) {
+    if (const auto* choice = naming(id); choice || (automatic && (first || document.has_table("offload", id))))
+      add(id, choice ? choice->origin : order.origin);
+    first = false;
+  }
+  for (const auto& choice : choices)
+    if (choice->names_tier()) add(choice->text, choice.origin);
 }
 
 }  // namespace
@@ -87,7 +83,7 @@ PluginSelection select_plugins(const Document& document, const Registry& registr
 ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
                         int world, bool knows_all_keys) {
   std::vector<UncheckedValue> unchecked;
-  const int64_t ranks = world > 0 ? world : std::get<int64_t>(document.early("job.ranks").value);
+  const int64_t ranks = world > 0 ? world : document.ranks();
   PluginSelection selection = select_plugins(document, registry, ranks);
   selection.keys.insert(selection.keys.end(), own.begin(), own.end());
   return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked),

@@ -1,7 +1,6 @@
 // Loads the plug-ins that a file selects, and collects the keys that the file may contain.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <string>
@@ -11,11 +10,6 @@
 #include "plugin/plugin.hpp"
 
 namespace zr::host {
-
-/// The keys that select a tier for a part of the training state, and their values that are not tiers.
-inline constexpr std::array<const char*, 4> kTierKeys{"offload.optimizer", "offload.gradients", "offload.parameters",
-                                                      "offload.activations"};
-inline constexpr const char *kOnDevice = "device", *kAutomatic = "auto";
 
 struct PluginSelection {
   Component strategy, optimizer;

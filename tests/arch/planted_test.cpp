@@ -72,6 +72,24 @@ TEST_F(ArchitectureRulesTest, FindsACoreHeaderInAPlugin) {
   EXPECT_EQ(found(host_headers_in_plugins).size(), 2u);
 }
 
+TEST_F(ArchitectureRulesTest, FindsAConfigurationReadByPath) {
+  const std::string include = "#include \"config/key_reader.hpp\"\n";
+  plant("core/config/check.cpp", include);
+  plant("core/api/program.cpp", include + "return KeyReader(config).text(path);\n");
+  plant("core/engine/a.cpp", include + "const int64_t steps = config.train().steps;\n");
+  plant("core/cli/b.cpp",
+        "const int64_t steps = host::KeyReader(config).integer(\"train.steps\");\n"
+        "for (const Entry& entry : config.entries()) if (entry.key.path() == \"train.steps\") found(entry);\n"
+        "for (const Entry* entry : config.table(\"train\")) found(*entry);\n"
+        "for (const Entry* entry : config.table(\"strategy.\" + id)) found(*entry);\n");
+  EXPECT_THAT(found(configuration_read_by_path),
+              ElementsAre("core/cli/b.cpp:1: const int64_t steps = host::KeyReader(config).integer(\"train.steps\");",
+                          "core/cli/b.cpp:2: for (const Entry& entry : config.entries()) if (entry.key.path() == "
+                          "\"train.steps\") found(entry);",
+                          "core/cli/b.cpp:3: for (const Entry* entry : config.table(\"train\")) found(*entry);",
+                          "core/engine/a.cpp:1: #include \"config/key_reader.hpp\""));
+}
+
 TEST_F(ArchitectureRulesTest, FindsAModelThatUsesZeroth) {
   plant("examples/gpt/model.hpp",
         "#include \"zr/engine.hpp\"\n// zero-mean\nzr::Engine* engine;  // Zeroth\nint hzr;\n");

@@ -125,6 +125,20 @@ Found host_headers_in_plugins(const fs::path& root) {
   return tree.hits(tree.code({"plugins"}), std::regex("#\\s*include\\s+[\"<](core/)?(" + names + ")/"));
 }
 
+Found configuration_read_by_path(const fs::path& root) {
+  // Files outside core/config that may read a key by its path, with the reason.
+  static const std::set<std::string> allowed{
+      "core/api/program.cpp",  // a program reads its own keys, which have no struct, by name
+  };
+  const Tree tree(root);
+  std::vector<fs::path> sources;
+  for (const fs::path& file : tree.code({"core", "plugins", "sdk"}))
+    if (!tree.below(file, "core/config") && !allowed.count(tree.path(file))) sources.push_back(file);
+  // The headers that give access by path, and the search of a JobConfig's entries for a path or for a host's table.
+  return tree.hits(sources, std::regex(R"re(config/(key_reader|read_host_config)\.hpp|\bKeyReader\b)re"
+                                       R"re(|\.path\(\)\s*[!=]=\s*"|\btable\("(?!strategy\.|optimizer\.))re"));
+}
+
 Found zeroth_in_models(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> models;

@@ -79,8 +79,7 @@ struct Job {
   std::string error_of(const std::string& text) const {
     try {
       const Document document = Document::parse(text, "job.toml", {});
-      PluginSelection selection =
-          select_plugins(document, registry, std::get<int64_t>(document.early("job.ranks").value));
+      PluginSelection selection = select_plugins(document, registry, document.ranks());
       selection.keys.insert(selection.keys.end(), program.begin(), program.end());
       document.check(selection.keys, 0, selection.not_loaded);
       return "";
@@ -113,9 +112,8 @@ int mutate(const Job& job, const fs::path& file) {
 
 void mutate_file(const fs::path& file, const Registry& registry) {
   Job job{registry, {}};
-  const Entry program = Document::load(file.string(), {}).early("job.program");
-  if (!std::get<std::string>(program.value).empty())
-    job.program = ask_keys(find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
+  const Setting<std::string> program = Document::load(file.string(), {}).program();
+  if (!program->empty()) job.program = ask_keys(find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
   const int tried = mutate(job, file);
   EXPECT_GE(tried, 100) << file;
   std::cout << file.string() << ": " << tried << " misspellings\n";

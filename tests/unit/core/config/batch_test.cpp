@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "config/key_reader.hpp"
 #include "sample_keys.hpp"
 
 namespace zr::host {
@@ -17,9 +18,9 @@ Batch batch(const std::string& toml, int world) {
   const JobConfig config = sample::check("[train]\n" + toml, {}, world);
   std::string origins;
   for (const char* key : {"train.global_batch", "train.micro_batch", "train.gradient_accumulation"})
-    origins += config.origin(key).text().substr(0, 3) + " ";
-  return {config.integer("train.global_batch"), config.integer("train.micro_batch"),
-          config.integer("train.gradient_accumulation"), origins};
+    origins += KeyReader(config).origin(key).text().substr(0, 3) + " ";
+  return {KeyReader(config).integer("train.global_batch"), KeyReader(config).integer("train.micro_batch"),
+          KeyReader(config).integer("train.gradient_accumulation"), origins};
 }
 }  // namespace
 

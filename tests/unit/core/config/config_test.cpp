@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "base/failure.hpp"
+#include "config/key_reader.hpp"
 #include "sample_keys.hpp"
 
 namespace zr::host {
@@ -9,58 +10,58 @@ using sample::check;
 
 TEST(JobConfigTest, GivesEveryKeyItsDefault) {
   const JobConfig config = check("");
-  EXPECT_EQ(config.integer("job.ranks"), 1);
-  EXPECT_EQ(config.number("optimizer.lr"), 1e-3);
-  EXPECT_EQ(config.text("train.dtype"), "fp32");
-  EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 16 << 20);
-  EXPECT_EQ(config.number("communicator.timeout"), 300);
-  EXPECT_EQ(config.numbers("optimizer.adam.betas"), (std::vector<double>{0.9, 0.999}));
-  EXPECT_TRUE(config.boolean("optimizer.adam.fused"));
-  EXPECT_EQ(config.origin("job.ranks").text(), "default");
-  EXPECT_FALSE(config.given("job.ranks"));
+  EXPECT_EQ(KeyReader(config).integer("job.ranks"), 1);
+  EXPECT_EQ(KeyReader(config).number("optimizer.lr"), 1e-3);
+  EXPECT_EQ(KeyReader(config).text("train.dtype"), "fp32");
+  EXPECT_EQ(KeyReader(config).integer("strategy.flat.bucket_bytes"), 16 << 20);
+  EXPECT_EQ(KeyReader(config).number("communicator.timeout"), 300);
+  EXPECT_EQ(KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0.9, 0.999}));
+  EXPECT_TRUE(KeyReader(config).boolean("optimizer.adam.fused"));
+  EXPECT_EQ(KeyReader(config).origin("job.ranks").text(), "default");
+  EXPECT_FALSE(KeyReader(config).given("job.ranks"));
 }
 
 TEST(JobConfigTest, ReadsUnitsInValues) {
   const JobConfig config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
-  EXPECT_EQ(config.number("communicator.timeout"), 5400);
-  EXPECT_EQ(config.integer("strategy.flat.bucket_bytes"), 65536);
-  EXPECT_EQ(config.entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
-  EXPECT_EQ(check("", {"strategy.flat.bucket_bytes=8192"}).integer("strategy.flat.bucket_bytes"), 8192);
+  EXPECT_EQ(KeyReader(config).number("communicator.timeout"), 5400);
+  EXPECT_EQ(KeyReader(config).integer("strategy.flat.bucket_bytes"), 65536);
+  EXPECT_EQ(KeyReader(config).entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
+  EXPECT_EQ(KeyReader(check("", {"strategy.flat.bucket_bytes=8192"})).integer("strategy.flat.bucket_bytes"), 8192);
 }
 
 TEST(JobConfigTest, AcceptsAnIntegerAsANumberAndRecordsItsPosition) {
   const JobConfig config = check("[train]\ngradient_clipping = 1\n  steps = 7");
-  EXPECT_EQ(config.number("train.gradient_clipping"), 1.0);
-  EXPECT_EQ(config.number("train.steps"), 7.0);
-  EXPECT_EQ(config.origin("train.gradient_clipping").text(), "job.toml:7:21");
-  EXPECT_EQ(config.origin("train.steps").text(), "job.toml:8:11");
-  EXPECT_TRUE(config.given("train.steps"));
+  EXPECT_EQ(KeyReader(config).number("train.gradient_clipping"), 1.0);
+  EXPECT_EQ(KeyReader(config).number("train.steps"), 7.0);
+  EXPECT_EQ(KeyReader(config).origin("train.gradient_clipping").text(), "job.toml:7:21");
+  EXPECT_EQ(KeyReader(config).origin("train.steps").text(), "job.toml:8:11");
+  EXPECT_TRUE(KeyReader(config).given("train.steps"));
 }
 
 TEST(JobConfigTest, CommandLineOverridesTheFile) {
   const JobConfig config =
       check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.gradient_clipping=1e-1", "model.kind=mlp",
                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
-  EXPECT_EQ(config.integer("train.steps"), 20);
-  EXPECT_EQ(config.text("job.name"), "2024");
-  EXPECT_EQ(config.number("train.gradient_clipping"), 0.1);
-  EXPECT_EQ(config.text("model.kind"), "mlp");
-  EXPECT_EQ(config.numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
-  EXPECT_FALSE(config.boolean("optimizer.adam.fused"));
-  EXPECT_EQ(config.origin("train.steps").text(), "command line");
-  EXPECT_TRUE(config.given("train.steps"));
+  EXPECT_EQ(KeyReader(config).integer("train.steps"), 20);
+  EXPECT_EQ(KeyReader(config).text("job.name"), "2024");
+  EXPECT_EQ(KeyReader(config).number("train.gradient_clipping"), 0.1);
+  EXPECT_EQ(KeyReader(config).text("model.kind"), "mlp");
+  EXPECT_EQ(KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
+  EXPECT_FALSE(KeyReader(config).boolean("optimizer.adam.fused"));
+  EXPECT_EQ(KeyReader(config).origin("train.steps").text(), "command line");
+  EXPECT_TRUE(KeyReader(config).given("train.steps"));
 }
 
 TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
-  EXPECT_EQ(check("", {"train.steps=1", "train.steps=2"}).integer("train.steps"), 2);
+  EXPECT_EQ(KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
 }
 
 TEST(JobConfigTest, ReadsAnOverrideAsAString) {
   // A value that contains a second assignment is one string, not two keys.
-  EXPECT_EQ(check("", {"data.text=a = 1\ntrain.steps = 9"}).text("data.text"), "a = 1\ntrain.steps = 9");
-  EXPECT_EQ(check("", {"data.text=\"quoted\""}).text("data.text"), "quoted");
-  EXPECT_EQ(check("", {"data.text=true"}).text("data.text"), "true");
-  EXPECT_EQ(check("", {"data.text="}).text("data.text"), "");
+  EXPECT_EQ(KeyReader(check("", {"data.text=a = 1\ntrain.steps = 9"})).text("data.text"), "a = 1\ntrain.steps = 9");
+  EXPECT_EQ(KeyReader(check("", {"data.text=\"quoted\""})).text("data.text"), "quoted");
+  EXPECT_EQ(KeyReader(check("", {"data.text=true"})).text("data.text"), "true");
+  EXPECT_EQ(KeyReader(check("", {"data.text="})).text("data.text"), "");
 }
 
 TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
@@ -69,8 +70,8 @@ TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
   const Document document = Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
   EXPECT_EQ(document.chosen("strategy"), "cut");
   const JobConfig config = document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
-  EXPECT_EQ(config.text("strategy"), "cut");
-  EXPECT_FALSE(config.has("strategy.flat.bucket_bytes"));
+  EXPECT_EQ(KeyReader(config).text("strategy"), "cut");
+  EXPECT_FALSE(KeyReader(config).has("strategy.flat.bucket_bytes"));
 }
 
 TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {
@@ -91,31 +92,31 @@ TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {
 }
 
 TEST(JobConfigTest, NamesTheRunAfterTheFile) {
-  EXPECT_EQ(check("").text("job.name"), "job");
-  EXPECT_EQ(check("[job]\nname = \"mine\"").text("job.name"), "mine");
+  EXPECT_EQ(KeyReader(check("")).text("job.name"), "job");
+  EXPECT_EQ(KeyReader(check("[job]\nname = \"mine\"")).text("job.name"), "mine");
 }
 
 TEST(JobConfigTest, UsesTheLaunchersNumberOfRanks) {
   const JobConfig config = check("[job]\nranks = 2", {}, 3);
-  EXPECT_EQ(config.integer("job.ranks"), 3);
-  EXPECT_EQ(config.origin("job.ranks").text(), "launcher");
-  EXPECT_EQ(config.integer("train.global_batch"), 3);
-  EXPECT_EQ(check("[job]\nranks = 2").integer("train.global_batch"), 2);
-  EXPECT_EQ(check("[job]\nranks = 2", {}, 2).origin("job.ranks").text(), "job.toml:7:9");
+  EXPECT_EQ(KeyReader(config).integer("job.ranks"), 3);
+  EXPECT_EQ(KeyReader(config).origin("job.ranks").text(), "launcher");
+  EXPECT_EQ(KeyReader(config).integer("train.global_batch"), 3);
+  EXPECT_EQ(KeyReader(check("[job]\nranks = 2")).integer("train.global_batch"), 2);
+  EXPECT_EQ(KeyReader(check("[job]\nranks = 2", {}, 2)).origin("job.ranks").text(), "job.toml:7:9");
 }
 
 TEST(JobConfigTest, ReadsOnlyTheChosenSchedule) {
   const JobConfig config =
       check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
-  EXPECT_EQ(config.integer("schedule.cosine.warmup"), 3);
-  EXPECT_FALSE(config.has("schedule.linear.warmup"));
+  EXPECT_EQ(KeyReader(config).integer("schedule.cosine.warmup"), 3);
+  EXPECT_FALSE(KeyReader(config).has("schedule.linear.warmup"));
 }
 
 TEST(JobConfigTest, DerivesADefaultFromAnotherKey) {
   const JobConfig config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
-  EXPECT_EQ(config.number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
-  EXPECT_EQ(config.integer("schedule.WarmupDecayLR.total_num_steps"), 50);
-  EXPECT_EQ(config.origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
+  EXPECT_EQ(KeyReader(config).number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
+  EXPECT_EQ(KeyReader(config).integer("schedule.WarmupDecayLR.total_num_steps"), 50);
+  EXPECT_EQ(KeyReader(config).origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
 }
 
 TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
@@ -174,8 +175,8 @@ TEST(JobConfigTest, WritesNumbersThatReadBackTheSame) {
 
 TEST(JobConfigTest, RejectsReadingAnUndeclaredKey) {
   const JobConfig config = check("");
-  EXPECT_THROW(config.integer("train.stpes"), Failure);
-  EXPECT_THROW(config.text("train.steps"), Failure);
+  EXPECT_THROW(KeyReader(config).integer("train.stpes"), Failure);
+  EXPECT_THROW(KeyReader(config).text("train.steps"), Failure);
 }
 
 TEST(JobConfigTest, RejectsKeysDeclaredTwice) {

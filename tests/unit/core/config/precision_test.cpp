@@ -4,13 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "base/dtype.hpp"
+#include "config/config.hpp"
 
 namespace {
 
 using namespace zr::host;
 
 Precision of(const std::vector<std::string>& overrides) {
-  return precision_of(Document::parse("", "job.toml", overrides).check({}, 1));
+  return Document::parse("", "job.toml", overrides).check({}, 1).precision();
 }
 
 TEST(PrecisionTest, CommunicatesGradientsInTheWeightTypeAndReducesInFp32) {

@@ -1,0 +1,145 @@
+#include "config/groups.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/failure.hpp"
+#include "config/key_suggestion.hpp"
+
+namespace zr::host {
+
+namespace {
+
+class Groups {
+ public:
+  Groups(const std::vector<ConfigKey>& keys, const std::vector<Entry>& entries, Problems& problems)
+      : keys_(keys), entries_(entries), problems_(problems) {}
+
+  std::vector<GroupConfig> run(const toml::table& root) {
+    const toml::node* node = node_at(root, "optimizer.groups");
+    if (!node) return {};
+    if (!node->is_array_of_tables()) {
+      problems_.add(origin_of(node->source()),
+                    "optimizer.groups: expected an array of tables; write each group as [[optimizer.groups]]");
+      return {};
+    }
+    for (const auto& one : *node->as_array()) group(*one.as_table());
+    return std::move(groups_);
+  }
+
+ private:
+  void group(const toml::table& table) {
+    GroupConfig group;
+    group.origin = origin_of(table.source());
+    ConfigKey scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
+                    "the group's learning rate, in units of optimizer.lr"};
+    scale.min = 0;
+    for (const auto& [key, node] : table) {
+      if (key == "match") {
+        patterns(node, group);
+      } else if (key == "lr_scale") {
+        if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
+      } else if (const ConfigKey* own = plugin_key(key.str()); own && own->per_group) {
+        if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
+      } else {
+        no_group_key(key_origin(key, node), std::string(key.str()), own);
+      }
+    }
+    if (!table.contains("match"))
+      problems_.add(group.origin,
+                    "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
+    for (const Entry& entry : entries_) {
+      if (!is_plugin_key(entry.key)) continue;
+      const auto own = std::find_if(group.own.begin(), group.own.end(),
+                                    [&](const Entry& e) { return e.key.name == entry.key.name; });
+      group.values.push_back(own == group.own.end() ? entry : *own);
+    }
+    groups_.push_back(std::move(group));
+  }
+
+  // True for keys of the chosen optimizer, the only one whose keys are loaded.
+  static bool is_plugin_key(const ConfigKey& key) { return key.table.rfind("optimizer.", 0) == 0; }
+
+  const ConfigKey* plugin_key(std::string_view name) const {
+    for (const ConfigKey& key : keys_)
+      if (key.name == name && is_plugin_key(key)) return &key;
+    return nullptr;
+  }
+
+  void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* own) {
+    if (own)
+      return problems_.add(origin, "'" + name + "' cannot differ between groups; write it in [" + own->table + "]");
+    std::vector<std::string> there{"match", "lr_scale"};
+    for (const ConfigKey& key : keys_)
+      if (key.per_group) there.push_back(key.name);
+    const auto near = all_nearest(name, there);
+    std::string all;
+    for (const auto& one : there) all += (all.empty() ? "; a group accepts " : ", ") + one;
+    problems_.add(origin,
+                  "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
+  }
+
+  std::optional<Entry> group_value(const ConfigKey& key, const toml::node& node) {
+    ParsedValue got = parse_value(key, node, nullptr);
+    const Origin origin = origin_of(node.source());
+    if (got.problem.empty()) return Entry{key, std::move(got.value), std::move(got.written), origin};
+    problems_.add(origin, "optimizer.groups: " + key.name + ": " + got.problem);
+    return {};
+  }
+
+  void patterns(const toml::node& node, GroupConfig& group) {
+    if (const auto* text = node.as_string()) group.match.push_back(text->get());
+    if (const auto* list = node.as_array())
+      for (const auto& one : *list)
+        if (const auto* text = one.as_string()) group.match.push_back(text->get());
+    const std::size_t given = node.is_array() ? node.as_array()->size() : 1;
+    if (group.match.empty() || group.match.size() != given)
+      problems_.add(origin_of(node.source()),
+                    "optimizer.groups: match: expected name patterns such as [\"*.bias\", \"norm*\"]");
+  }
+
+  const std::vector<ConfigKey>& keys_;
+  const std::vector<Entry>& entries_;
+  Problems& problems_;
+  std::vector<GroupConfig> groups_;
+};
+
+}  // namespace
+
+std::vector<GroupConfig> read_groups(const toml::table& root, const std::vector<ConfigKey>& keys,
+                                     const std::vector<Entry>& entries, Problems& problems) {
+  return Groups(keys, entries, problems).run(root);
+}
+
+std::vector<Rename> read_renames(const toml::table& root, Problems& problems) {
+  std::vector<Rename> renames;
+  const toml::node* node = node_at(root, "checkpoint.rename");
+  if (!node) return {};
+  if (!node->is_table()) {
+    problems.add(
+        origin_of(node->source()),
+        "checkpoint.rename: expected a table; write [checkpoint.rename] and below it \"name in the model\" = \"name "
+        "in the file\"");
+    return {};
+  }
+  for (const auto& [key, value] : *node->as_table()) {
+    const auto* theirs = value.as_string();
+    const std::string ours(key.str());
+    const auto stars = [](const std::string& text) { return std::count(text.begin(), text.end(), '*'); };
+    if (!theirs)
+      problems.add(key_origin(key, value),
+                   "checkpoint.rename: '" + ours + "': expected a string, the name in the file");
+    else if (stars(ours) < stars(theirs->get()))
+      problems.add(key_origin(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
+                                               "' has more `*` than '" + ours +
+                                               "'; each `*` on the right needs one on the left");
+    else
+      renames.push_back({ours, theirs->get(), key_origin(key, value)});
+  }
+  // Exact names come before patterns, longer patterns before shorter ones.
+  const auto rank = [](const Rename& r) { return std::pair(r.ours.find('*') != r.ours.npos, -std::ssize(r.ours)); };
+  std::stable_sort(renames.begin(), renames.end(), [&](const Rename& a, const Rename& b) { return rank(a) < rank(b); });
+  return renames;
+}
+
+}  // namespace zr::host

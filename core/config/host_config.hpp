@@ -1,0 +1,180 @@
+// The values of the host's keys as typed structs, one per table. core/config fills them once, after all values were
+// validated; the fields have the names of the keys, with a unit where the key's type gives one.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "config/setting.hpp"
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+/// [job]
+struct RunConfig {
+  Setting<std::string> program;  // "": none
+  Setting<int> ranks;            // as started by the launcher
+  Setting<int> threads;          // per rank; 0: the cores divided by the ranks of the host
+  Setting<std::string> name;     // of the run folder in `runs`; never empty
+  Setting<bool> trace;
+  Setting<std::string> runs;  // folder, relative to the working directory
+};
+
+/// What happens to parameters that are neither fp32 nor of train.dtype.
+enum class ParamDtypeRule { convert, reject };
+/// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer
+/// ones are rank 0's); or each rank's own.
+enum class BufferRule { rank0, mean, per_rank };
+
+/// [train]
+struct TrainConfig {
+  Setting<int64_t> steps;
+  Setting<int64_t> seed;
+  Setting<zr_dtype> dtype;  // of weights and activations: ZR_F32, ZR_BF16 or ZR_F16
+  Setting<ParamDtypeRule> param_dtype;
+  Setting<int64_t> global_batch;       // samples per step; at least 1, as the next two
+  Setting<int64_t> micro_batch;        // samples per backward and rank
+  Setting<int> gradient_accumulation;  // micro-batches per step and rank
+  Setting<double> gradient_clipping;   // maximum global norm; 0: no clipping
+  Setting<int64_t> max_skipped_steps;  // consecutive ones
+  Setting<BufferRule> buffers;
+};
+
+/// When gradients are reduced over ranks.
+enum class GradientReduction { each_micro_step, last_micro_step };
+
+/// [gradients]
+struct GradientsConfig {
+  Setting<bool> overlap;  // reduce during backward
+  Setting<GradientReduction> reduce;
+  Setting<zr_dtype> dtype;         // of reduced gradients: ZR_F32 or ZR_BF16
+  Setting<zr_dtype> reduce_dtype;  // in which gradients are communicated; ZR_NONE: auto, see Precision
+};
+
+/// Dtypes that follow from train.dtype and [gradients] (docs/numerics.md, sections 2, 4 and 10).
+struct Precision {
+  zr_dtype weights;            // weights, and everything that autograd computes
+  zr_dtype gradients;          // gradients of one backward, as they are communicated
+  zr_dtype reduced_gradients;  // sums over micro-batches and ranks
+};
+
+/// [fp16]
+struct Fp16Config {
+  Setting<double> loss_scale;            // static scale; 0: dynamic
+  Setting<int64_t> initial_scale_power;  // the initial scale is 2 to this power
+  Setting<int64_t> loss_scale_window;    // steps
+  Setting<int64_t> hysteresis;           // overflows before the scale is halved
+  Setting<bool> consecutive_hysteresis;
+  Setting<double> min_loss_scale;
+};
+
+/// [memory]
+struct MemoryConfig {
+  Setting<int64_t> device_budget_bytes;  // per rank; 0: no limit
+  Setting<int64_t> host_budget_bytes;    // of all ranks of a host together; 0: no limit
+};
+
+/// [optimizer], without the plug-in's own table.
+struct OptimizerConfig {
+  Setting<double> lr;  // the full rate of the schedule
+};
+
+/// [schedule.constant]
+struct ConstantSchedule {
+  Setting<int64_t> warmup_steps;
+};
+/// [schedule.linear] and [schedule.cosine]
+struct DecaySchedule {
+  bool cosine = false;
+  Setting<int64_t> warmup_steps;
+  Setting<double> final_ratio;  // of the full rate
+};
+/// [schedule.one_cycle]
+struct OneCycleSchedule {
+  Setting<double> rise;                      // fraction of the steps
+  Setting<double> start_ratio, final_ratio;  // of the full rate
+};
+/// [schedule.range_test]
+struct RangeTestSchedule {
+  Setting<double> min_lr;
+  Setting<int64_t> step_size;  // steps per interval
+  Setting<double> step_rate;   // growth per interval, in units of min_lr
+  Setting<bool> staircase;
+};
+/// The shape of DeepSpeed's warm-ups.
+enum class WarmupType { log, linear };
+/// [schedule.WarmupLR] and [schedule.WarmupDecayLR]
+struct WarmupSchedule {
+  bool decays = false;
+  Setting<double> warmup_min_lr, warmup_max_lr;
+  Setting<int64_t> warmup_num_steps;
+  Setting<WarmupType> warmup_type;
+  Setting<int64_t> total_num_steps;  // 0 if the schedule does not decay
+};
+/// [schedule.WarmupCosineLR]
+struct WarmupCosineSchedule {
+  Setting<double> warmup_min_ratio, cos_min_ratio;  // of the full rate
+  Setting<int64_t> warmup_num_steps;
+  Setting<WarmupType> warmup_type;
+  Setting<int64_t> total_num_steps;
+};
+/// The schedule that schedule.use names, with its own keys.
+using ScheduleConfig = std::variant<ConstantSchedule, DecaySchedule, OneCycleSchedule, RangeTestSchedule,
+                                    WarmupSchedule, WarmupCosineSchedule>;
+
+/// [eval]
+struct EvalConfig {
+  Setting<int64_t> every;  // steps between validations; 0: never
+};
+
+/// [communicator], without the plug-in's own table.
+struct CommunicatorConfig {
+  Setting<bool> share_weights;
+  Setting<std::chrono::milliseconds> timeout;  // rounded down
+};
+
+/// The action on SIGTERM and SIGINT; save: finish the step, save a checkpoint, then exit.
+enum class OnSignal { end, save };
+
+/// [checkpoint]
+struct CheckpointConfig {
+  Setting<std::string> dir;  // "": none
+  Setting<int64_t> every;    // steps; 0: only when the program saves
+  Setting<int64_t> keep;     // number of newest checkpoints; 0: all
+  Setting<bool> async;
+  Setting<OnSignal> on_signal;
+  Setting<bool> resume;
+  Setting<bool> fallback;
+  Setting<std::string> init;  // a checkpoint, a safetensors file, or a folder of them; "": none
+  Setting<bool> strict;
+  Setting<bool> convert;
+};
+
+/// [offload], without the tables of the tiers.
+struct OffloadConfig {
+  Setting<TierChoice> optimizer, gradients, parameters, activations;
+  Setting<int64_t> activation_bytes;        // smaller activations stay on the device
+  Setting<double> device_fraction;          // of the optimizer states
+  Setting<std::vector<std::string>> tiers;  // ids, in the order in which auto fills them
+};
+
+/// The values of all keys of the host, except the ids of the plug-ins (see Document::chosen).
+struct HostConfig {
+  RunConfig job;
+  TrainConfig train;
+  GradientsConfig gradients;
+  Precision precision{};
+  Fp16Config fp16;
+  MemoryConfig memory;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  EvalConfig eval;
+  CommunicatorConfig communicator;
+  CheckpointConfig checkpoint;
+  OffloadConfig offload;
+};
+
+}  // namespace zr::host

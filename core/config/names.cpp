@@ -1,0 +1,81 @@
+#include "config/names.hpp"
+
+#include <algorithm>
+
+#include "base/failure.hpp"
+#include "config/key_suggestion.hpp"
+
+namespace zr::host {
+
+Names::Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
+             std::vector<UncheckedValue>* unchecked, Problems& problems)
+    : tree_(tree), chosen_(chosen), unread_(unread), unchecked_(unchecked), problems_(problems) {
+  for (const auto& [role, id] : chosen_)
+    if (id.find('/') == id.npos) tables_.insert(role + "." + id);
+}
+
+void Names::declare(const ConfigKey& key) {
+  const std::string bad = declaration_problem(key);
+  if (!bad.empty()) fail_bug(bad);
+  const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
+  if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' has no table; declare it as \"table.key\"");
+  const std::string path = role ? key.name + ".use" : key.path();
+  if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
+  for (std::string table = role ? key.name : key.table; !table.empty();) {
+    tables_.insert(table);
+    const auto dot = table.rfind('.');
+    table.resize(dot == table.npos ? 0 : dot);
+  }
+}
+
+void Names::check(const toml::table& table, const std::string& path) {
+  for (const auto& [key, node] : table) {
+    const std::string here = join(path, key.str());
+    if (paths_.count(here) || here == "optimizer.groups" || here == "checkpoint.rename") continue;
+    const bool role = path.empty() && chosen_.count(here);
+    if (is_unread(here)) continue;
+    if (tables_.count(here) && node.is_table()) {
+      check(*node.as_table(), here);
+    } else if (tables_.count(here) && !role) {
+      problems_.add(key_origin(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
+    } else if (!role && unchecked_) {
+      gather_unchecked(key, node, here);
+    } else if (!role) {
+      unknown(key_origin(key, node), here, node.is_table() || node.is_array_of_tables());
+    }
+  }
+}
+
+bool Names::is_unread(const std::string& path) const {
+  const auto dot = path.find('.');
+  const auto at = unread_.find(path.substr(0, dot));
+  return dot != path.npos && at != unread_.end() &&
+         std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
+}
+
+void Names::gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path) {
+  if (const toml::table* table = node.as_table()) {
+    for (const auto& [inner, value] : *table) gather_unchecked(inner, value, join(path, inner.str()));
+    return;
+  }
+  const auto raw = tree_.overrides.find(path);
+  unchecked_->push_back({path, raw == tree_.overrides.end() ? source_text(node) : raw->second, key_origin(key, node)});
+}
+
+void Names::unknown(const Origin& origin, const std::string& path, bool is_table) {
+  if (problems_.full()) return problems_.add(origin, "");  // finding the nearest name is slow
+  if (const std::string_view now = renamed(path); !now.empty())
+    return problems_.add(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
+  std::vector<std::string> candidates(tables_.begin(), tables_.end());
+  for (const auto& [role, ids] : unread_)
+    for (const auto& id : ids) candidates.push_back(join(role, id));
+  if (!is_table || path.rfind("optimizer.", 0) == 0) {
+    candidates.insert(candidates.end(), paths_.begin(), paths_.end());
+    candidates.push_back("optimizer.groups");
+    candidates.push_back("checkpoint.rename");
+  }
+  problems_.add(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
+                            key_suggestion(path, candidates));
+}
+
+}  // namespace zr::host

@@ -1,0 +1,40 @@
+// Checks the names in a file: each is a key, a table, or a table of a plug-in that was not loaded. Internal to
+// core/config.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "config/config.hpp"
+#include "config/document_tree.hpp"
+#include "config/problems.hpp"
+
+namespace zr::host {
+
+class Names {
+ public:
+  /// `chosen`: the id of the plug-in of each role. `unread`: the plug-ins whose tables are skipped. `unchecked`: if not
+  /// null, receives the values of unknown keys, which are then no problem.
+  Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
+        std::vector<UncheckedValue>* unchecked, Problems& problems);
+  /// Declares a key. Failure(bug) if its declaration is invalid, or the key was declared before.
+  void declare(const ConfigKey& key);
+  /// Adds a problem for each unknown name in the file.
+  void check() { check(tree_.root, ""); }
+
+ private:
+  void check(const toml::table& table, const std::string& path);
+  bool is_unread(const std::string& path) const;
+  void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path);
+  void unknown(const Origin& origin, const std::string& path, bool is_table);
+
+  const Document::Tree& tree_;
+  const std::map<std::string, std::string>& chosen_;
+  const PluginIds& unread_;
+  std::vector<UncheckedValue>* const unchecked_;
+  Problems& problems_;
+  std::set<std::string> paths_, tables_;
+};
+
+}  // namespace zr::host

@@ -1,0 +1,48 @@
+// A value of the configuration with the key that it was read from.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace zr::host {
+
+struct Origin {
+  /// derived: computed from other keys; launcher: set by the launcher of the ranks.
+  enum class From { key_default, file, command_line, derived, launcher } from = From::key_default;
+  std::string file;  // as the user wrote the path
+  int line = 0, column = 0;
+  /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
+  std::string text() const;
+  /// True if the file or the command line has the value.
+  bool given() const { return from == From::file || from == From::command_line; }
+};
+
+/// The value of one key of the host, and what a message needs to name it. Converts to its value.
+template <class T>
+struct Setting {
+  T value{};
+  std::string key;      // "train.steps"
+  std::string written;  // as TOML text with its unit: "\"32MiB\""
+  Origin origin;
+
+  operator const T&() const { return value; }
+  const T* operator->() const { return &value; }
+  /// True if the file or the command line has the key.
+  bool given() const { return origin.given(); }
+};
+
+/// Values of the keys that place a part of the training state: on the device, on the tiers of offload.tiers as far as
+/// the budgets require it, or on one tier.
+inline constexpr const char *kOnDevice = "device", *kAutomatic = "auto";
+
+/// The value of such a key.
+struct TierChoice {
+  std::string text = kOnDevice;  // kOnDevice, kAutomatic, the id of a tier, or the file of its library
+  bool on_device() const { return text == kOnDevice; }
+  bool automatic() const { return text == kAutomatic; }
+  /// True if the key names a tier.
+  bool names_tier() const { return !on_device() && !automatic(); }
+  bool operator==(const TierChoice&) const = default;
+};
+
+}  // namespace zr::host
