@@ -50,10 +50,10 @@ peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build
 fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz
 	@.ci/setup lint
 	@mkdir -p build/fuzz/corpus
-	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Isdk/include \
+	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Icore/base/include -Isdk/include \
 	  tests/unit/core/checkpoint/fuzz_target.cpp core/checkpoint/metadata.cpp core/base/file.cpp \
 	  core/checkpoint/json.cpp core/checkpoint/json_field.cpp core/checkpoint/manifest.cpp \
-	  core/checkpoint/safetensors.cpp core/base/failure.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
+	  core/checkpoint/safetensors.cpp core/base/error.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
 format:  ## formats the sources (.clang-format)

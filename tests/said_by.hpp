@@ -5,17 +5,17 @@
 
 #include <string>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::test {
 
-/// The message of the Failure that `call` throws; "nothing" if it does not throw. Expects the exit code `exit`.
+/// The message of the Error that `call` throws; "nothing" if it does not throw. Expects the exit code `exit`.
 template <class Call>
-std::string said_by(Call&& call, host::Exit exit = host::Exit::user) {
+std::string said_by(Call&& call, int exit = exit_code::user) {
   try {
     call();
-  } catch (const host::Failure& failure) {
-    EXPECT_EQ(failure.exit(), exit);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit);
     return failure.what();
   }
   return "nothing";

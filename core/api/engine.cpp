@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
@@ -74,12 +74,12 @@ struct Engine::State {
     setup.engine = name;
     return setup;
   }
-  /// Creates the state. If the process was started only to query its parameters, prints them and exits.
+  /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name) {
     if (program.state()->prints_parameters()) {
       const host::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
       std::puts(host::to_json(queried.parameters()).c_str());
-      std::exit(0);
+      throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
     }
     if (module.parameters().empty())
       host::fail_user(
@@ -90,7 +90,7 @@ struct Engine::State {
       return std::make_unique<State>(program, module, name);
     });
   }
-  /// The model's buffer of that name. Throws Failure(user), which suggests the nearest name.
+  /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name) {
     torch_model->check_buffers(module.buffers());
     std::vector<std::string> names;
@@ -423,8 +423,8 @@ torch::Tensor Engine::buffer(const std::string& name) {
                               if (value.numel() == 0) return value;
                               const std::string bytes = session.tensors().buffer(name);
                               if (bytes.size() != value.nbytes())
-                                host::fail_bug("buffer '" + name + "' has " + std::to_string(bytes.size()) +
-                                               " bytes, not " + std::to_string(value.nbytes()));
+                                host::fail_internal("buffer '" + name + "' has " + std::to_string(bytes.size()) +
+                                                    " bytes, not " + std::to_string(value.nbytes()));
                               std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
                               return value;
                             });

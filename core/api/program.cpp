@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
@@ -65,7 +65,10 @@ void check_keys(const std::vector<host::ConfigKey>& keys) {
 
 std::string usage_of(const std::string& program) { return "usage: " + program + " FILE.toml [table.key=value ...]"; }
 
-// Prints the usage and the program's keys, with default, range and meaning, and exits.
+// Ends a process that has printed what it was started for.
+[[noreturn]] void request_exit() { throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment}; }
+
+// Prints the usage and the program's keys, with default, range and meaning.
 [[noreturn]] void help(const std::string& program, const std::vector<host::ConfigKey>& keys) {
   std::string text = usage_of(program) + "\n       " + program + " --help\n";
   if (!keys.empty()) text += "\nkeys of this program:\n";
@@ -77,7 +80,7 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
   }
   text += "\nTo list all keys and their values, with those of Zeroth and of the plug-ins: zeroth explain FILE.toml\n";
   std::fputs(text.c_str(), stdout);
-  std::exit(std::fflush(stdout) == 0 ? 0 : static_cast<int>(host::Exit::environment));
+  request_exit();
 }
 
 // A reader of the configuration, after a check that it has the key with one of these types; `call` names the method in
@@ -129,7 +132,7 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
   check_keys(own);
   if (is_query("schema")) {
     std::puts(host::to_json(own).c_str());
-    std::exit(0);
+    request_exit();
   }
   folder_ = std::filesystem::absolute(file).parent_path();
   const bool without_memory = is_query("parameters");
@@ -149,7 +152,7 @@ Program::State::State(const std::string& file, const std::vector<std::string>& o
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
-  try {
+  host::guard_host_call("zr::Program", [&] {
     const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
     const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
     const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
@@ -160,9 +163,7 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
         host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");
     state_ = std::make_shared<State>(words.empty() ? "" : words[0],
                                      std::vector<std::string>(words.begin() + !words.empty(), words.end()), keys);
-  } catch (...) {
-    std::exit(host::report_exception());
-  }
+  });
 }
 
 Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
@@ -189,13 +190,18 @@ std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return state_->setup().config.job().ranks; }
 
-int guarded_run(void (*call)(void*), void* ctx) {
+int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
+  const host::EndProcess before = host::end_absent_process_with(end);
+  int code = 0;
   try {
     call(ctx);
-    return 0;
+  } catch (const ExitRequest& request) {
+    code = request.exit_code;
   } catch (...) {
-    return host::report_program_exception();
+    code = host::report_program_exception();
   }
+  host::end_absent_process_with(before);
+  return code;
 }
 
 }  // namespace zr

@@ -13,12 +13,12 @@ namespace zr {
 extern void (*build_without_memory)();
 
 struct Program::State {
-  /// Loads the file, joins the job, validates the configuration. Throws host::Failure. With ZR_ASK=schema it prints
-  /// `keys` and exits the process.
+  /// Loads the file, joins the job, validates the configuration. Throws Error. With ZR_ASK=schema it prints
+  /// `keys` and throws ExitRequest.
   State(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys);
 
   const host::Setup& setup() const { return setup_; }
-  /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and exits.
+  /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and throws ExitRequest.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 

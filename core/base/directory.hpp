@@ -12,7 +12,7 @@ namespace zr::host {
 
 /// A directory opened once: later calls use its descriptor, so renaming or replacing its path does not redirect them.
 /// Names are single path components, and no call follows a symbolic link that has such a name. All methods throw
-/// Failure(environment). One thread at a time.
+/// EnvironmentError. One thread at a time.
 class Directory {
  public:
   /// Opens `path`; symbolic links in its parents and in itself are followed. `make`: creates it, and its parents,

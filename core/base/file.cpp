@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {

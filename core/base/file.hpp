@@ -8,12 +8,12 @@
 
 namespace zr::host {
 
-/// One open file. Methods throw Failure(environment). One thread at a time.
+/// One open file. Methods throw EnvironmentError. One thread at a time.
 class File {
  public:
   enum class Mode { create, write, read, read_following_links };  // all but the last reject symbolic links
   /// Opens the file; Mode::create requires that it does not exist. Relative paths start at the working directory.
-  /// Throws Failure(user), without blocking, if the path names something other than a regular file (a FIFO, a folder, a
+  /// Throws UserError, without blocking, if the path names something other than a regular file (a FIFO, a folder, a
   /// device).
   File(const std::string& path, Mode use);
   /// Takes over an open descriptor; `path` is for messages.
@@ -28,7 +28,7 @@ class File {
   void reserve(int64_t at, int64_t bytes);
   /// Writes data[bytes] at byte offset `at`.
   void write(int64_t at, const void* data, int64_t bytes);
-  /// Reads exactly `bytes` at byte offset `at`. Throws Failure(user) if the file ends earlier.
+  /// Reads exactly `bytes` at byte offset `at`. Throws UserError if the file ends earlier.
   void read(int64_t at, void* data, int64_t bytes) const;
   int64_t size() const;
   uint32_t owner() const;  // the uid that the file system reports
@@ -43,7 +43,7 @@ class File {
   int fd_ = -1;
 };
 
-/// Throws Failure(environment) with the text "path: what: text of the error; remedy". `error` is an errno.
+/// Throws EnvironmentError with the text "path: what: text of the error; remedy". `error` is an errno.
 [[noreturn]] void fail_file(const std::string& path, const std::string& what, int error);
 /// Replaces a small file atomically: writes a temporary file, syncs and renames it.
 void write_file(const std::string& path, const std::string& text);

@@ -3,12 +3,10 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <new>
 #include <string_view>
-#include <system_error>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -51,19 +49,12 @@ std::string text_of(const std::exception& error) {
 }
 
 int report_of_host(const std::exception& error) {
-  if (const auto* path = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    log(ZR_LOG_ERROR, std::string(path->what()) + ": check that the path exists and that this user may access it");
-    return static_cast<int>(Exit::environment);
-  }
-  if (const auto* failed_call =
-          dynamic_cast<const std::system_error*>(&error)) {  // for example, a thread that cannot start
-    const bool limit = failed_call->code() == std::errc::resource_unavailable_try_again;
-    log(ZR_LOG_ERROR, std::string("a system call failed: ") + failed_call->what() +
-                          (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : ""));
-    return static_cast<int>(Exit::environment);
+  if (const std::string problem = environment_problem(error); !problem.empty()) {
+    log(ZR_LOG_ERROR, problem);
+    return exit_code::environment;
   }
   log(ZR_LOG_ERROR, text_of(error));
-  return static_cast<int>(Exit::bug);
+  return exit_code::internal;
 }
 
 int report_of_program(const std::exception& error) {
@@ -72,27 +63,27 @@ int report_of_program(const std::exception& error) {
   const std::string remedy = advice ? advice(type, text) : "";
   log(ZR_LOG_ERROR, "the program threw " + type + ": " + text + (remedy.empty() ? "" : "; " + remedy));
   const bool no_memory = type == "c10::OutOfMemoryError" || text.find("can't allocate memory") != text.npos;
-  return static_cast<int>(no_memory ? Exit::environment : Exit::program);
+  return no_memory ? exit_code::environment : exit_code::program;
 }
 
 int report(bool program) {
   try {
     throw;
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     log(ZR_LOG_ERROR, failure.what());
-    return failure.code();
+    return failure.exit_code();
   } catch (const std::invalid_argument& error) {  // by convention, the program rejects its user's input
     log(ZR_LOG_ERROR, text_of(error));
-    return static_cast<int>(Exit::user);
+    return exit_code::user;
   } catch (const std::bad_alloc&) {
     log(ZR_LOG_ERROR, "out of memory; reduce the sizes of the job, or run it on a machine with more memory");
-    return static_cast<int>(Exit::environment);
+    return exit_code::environment;
   } catch (const std::exception& error) {
     return program ? report_of_program(error) : report_of_host(error);
   } catch (...) {
     log(ZR_LOG_ERROR, program ? "the program threw an object that is not a std::exception"
                               : "an exception that is not a std::exception ended the program");
-    return static_cast<int>(program ? Exit::program : Exit::bug);
+    return program ? exit_code::program : exit_code::internal;
   }
 }
 }  // namespace

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 
 namespace zr::host {
@@ -37,7 +37,7 @@ Trace::~Trace() {
   text_ += "]\n";
   try {
     flush();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     log(ZR_LOG_ERROR, failure.what());
   }
 }
@@ -66,7 +66,7 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
   if (!file_ || text_.size() <= kBuffer) return;
   try {
     flush();
-  } catch (const Failure& failure) {  // training continues without a trace
+  } catch (const Error& failure) {  // training continues without a trace
     log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace is incomplete from here on");
     file_.reset();
     text_.clear();

@@ -19,7 +19,7 @@ class Trace {
   explicit Trace(int rank);
   ~Trace();  // completes the file; logs a write error
   Trace(const Trace&) = delete;
-  /// Writes all spans so far, and later ones, to the empty `file`. Call it once. Throws Failure(environment).
+  /// Writes all spans so far, and later ones, to the empty `file`. Call it once. Throws EnvironmentError.
   void open(File file);
   /// Records a span from begin to end; the first span of a track creates it. Logs a write error and closes the file.
   void span(const std::string& track, const std::string& name, Time begin, Time end);

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <random>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
 
@@ -132,7 +132,7 @@ std::vector<std::string> finish_commit(const Directory& root, const std::string&
 bool last_step_applied(const std::string& folder) try {
   const std::string path = join_path(folder, kManifest);
   return parse_manifest(path, read_json(path)).metadata.last_step_applied;
-} catch (const Failure&) {
+} catch (const Error&) {
   return false;
 }
 

@@ -22,12 +22,12 @@ bool is_checkpoint_name(const std::string& name);
 std::optional<int64_t> step_of_name(const std::string& name);
 /// Names of the committed checkpoints in `root`, in order of their steps.
 std::vector<std::string> checkpoints_in(const std::string& root);
-/// `path` itself if it is a checkpoint, else the newest committed one in it. Throws Failure(user) if `path` contains no
+/// `path` itself if it is a checkpoint, else the newest committed one in it. Throws UserError if `path` contains no
 /// checkpoint.
 std::string find_checkpoint(const std::string& path);
 
 /// Locks a folder for the saves of one job until this object is destroyed or the process ends in any way. Throws
-/// Failure(user) naming the owner's host and process if another process holds the lock.
+/// UserError naming the owner's host and process if another process holds the lock.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& root);

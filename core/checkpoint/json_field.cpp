@@ -1,6 +1,6 @@
 #include "checkpoint/json_field.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 

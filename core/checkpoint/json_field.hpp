@@ -8,7 +8,7 @@
 
 namespace zr::host {
 
-/// Refers to the file name, remedy and value, which must outlive it. Every accessor throws Failure(user) if the value
+/// Refers to the file name, remedy and value, which must outlive it. Every accessor throws UserError if the value
 /// has a wrong type or is out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any
 /// thread.
 class JsonField {

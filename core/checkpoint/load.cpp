@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
@@ -145,7 +145,7 @@ void Checkpoint::check_file(uint32_t index) {
       difference =
           printable("belongs to step " + step->second + " of run " + run->second + ", but the checkpoint is step " +
                     std::to_string(manifest_.step) + " of run " + manifest_.run);
-  } catch (const Failure&) {
+  } catch (const Error&) {
   }
   fail_user(path + ": " + (difference.empty() ? "its header was changed since it was written" : difference) + kRemedy);
 }
@@ -199,8 +199,8 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
   if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
-    fail_bug("cannot read bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " of " +
-             tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
+    fail_internal("cannot read bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " of " +
+                  tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
   if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {

@@ -21,7 +21,7 @@ bool is_foreign(const std::string& path);
 class Checkpoint {
  public:
   /// Reads manifest and headers; calls `on_progress`, if any, with the number of files read and the total. Throws
-  /// Failure(user) naming the file that is missing, truncated, or differs from the manifest in step, run or contents.
+  /// UserError naming the file that is missing, truncated, or differs from the manifest in step, run or contents.
   explicit Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress = nullptr);
   /// Whether these are weights of another program: every tensor is a weight, and only the headers can be verified.
   bool foreign() const { return foreign_; }
@@ -30,7 +30,7 @@ class Checkpoint {
   const std::string& folder() const { return folder_; }
   /// The tensor; null if the checkpoint does not have it.
   const SavedTensor* find(const std::string& role, const std::string& name) const;
-  /// Reads bytes [first, first + bytes) of the tensor. Throws Failure(user) naming file, tensor and offset if a byte
+  /// Reads bytes [first, first + bytes) of the tensor. Throws UserError naming file, tensor and offset if a byte
   /// has changed. If only part of a chunk is needed, the full chunk is read into a buffer and verified.
   void read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const;
   /// Verifies all chunks, or the `part`-th of `parts` equal portions; calls `on_progress` with the number of bytes

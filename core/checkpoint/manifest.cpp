@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"

@@ -58,18 +58,18 @@ struct Manifest {
 inline constexpr const char* kManifest = "manifest.json";
 inline constexpr const char* kIndex = "model.safetensors.index.json";
 
-/// Reads a manifest or an index; if the file does not begin with '{', returns only its first byte. Throws Failure(user)
-/// if it has more than 256 MiB, Failure(environment) if it cannot be read.
+/// Reads a manifest or an index; if the file does not begin with '{', returns only its first byte. Throws UserError
+/// if it has more than 256 MiB, EnvironmentError if it cannot be read.
 std::string read_json(const std::string& path);
 
 std::string to_text(const Manifest& manifest);  // the contents of manifest.json, including the hash
-/// Parses the contents of manifest.json. Throws Failure(user) naming `path` and the error: a changed byte, a value of a
+/// Parses the contents of manifest.json. Throws UserError naming `path` and the error: a changed byte, a value of a
 /// wrong type or out of bounds (with its key), byte ranges that overlap or are outside their files, or a file name that
 /// is a path.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
 /// Parses a model.safetensors.index.json: the file of each tensor. The files must be names in the same folder. Throws
-/// Failure(user).
+/// UserError.
 std::map<std::string, std::string> parse_index(const std::string& path, const std::string& text);
 
 /// Computes hash_of() incrementally.

@@ -38,7 +38,7 @@ struct CheckpointMetadata {
 
 /// Returns a JSON object.
 std::string to_text(const CheckpointMetadata& metadata);
-/// Parses the metadata of a checkpoint of this step and format version. Throws Failure(user) naming file and key if a
+/// Parses the metadata of a checkpoint of this step and format version. Throws UserError naming file and key if a
 /// value is missing, has a wrong type, or is out of bounds.
 CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t version);
 

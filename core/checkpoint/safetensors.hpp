@@ -30,10 +30,10 @@ inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 int64_t stored_size(const std::string& dtype);
 
 /// Parses the header `text` (the JSON without the length) of a file of `bytes` bytes whose data begins at `data`. The
-/// tensors must fill the data without gaps or overlaps, and their lengths must match their shapes. Throws Failure(user)
+/// tensors must fill the data without gaps or overlaps, and their lengths must match their shapes. Throws UserError
 /// naming file, tensor and offset.
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes);
-/// Reads and parses the header of a file. Throws Failure(environment) if the file cannot be read.
+/// Reads and parses the header of a file. Throws EnvironmentError if the file cannot be read.
 TensorHeader read_header(const File& file);
 TensorHeader read_header(const std::string& file);
 /// Returns the first bytes of the file: length and JSON, padded so that the data begins at a multiple of 64. Sets

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "base/directory.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
@@ -211,14 +211,15 @@ void take_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_r
   std::vector<int64_t> reached(manifest.tensors.size(), 0);
   for (const Written& one : all) {
     if (one.first != reached[one.tensor])
-      fail_bug("the ranks' parts of " + manifest.tensors[one.tensor].role + " '" + manifest.tensors[one.tensor].name +
-               "' overlap or leave a gap at byte " + std::to_string(reached[one.tensor]));
+      fail_internal("the ranks' parts of " + manifest.tensors[one.tensor].role + " '" +
+                    manifest.tensors[one.tensor].name + "' overlap or leave a gap at byte " +
+                    std::to_string(reached[one.tensor]));
     reached[one.tensor] += one.bytes;
     manifest.tensors[one.tensor].chunks.push_back({one.bytes, one.hash});
   }
   for (std::size_t i = 0; i < reached.size(); ++i)
     if (reached[i] != manifest.tensors[i].bytes())
-      fail_bug("no rank wrote the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
+      fail_internal("no rank wrote the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
 }
 }  // namespace
 
@@ -231,10 +232,10 @@ void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& w
   std::string mine;  // exit code, then text
   try {
     work();
-  } catch (const Failure& failure) {
-    mine = std::to_string(failure.code()) + " " + failure.what();
+  } catch (const Error& failure) {
+    mine = std::to_string(failure.exit_code()) + " " + failure.what();
   } catch (const std::exception& error) {
-    mine = std::to_string(static_cast<int>(Exit::bug)) + " " + error.what();
+    mine = std::to_string(exit_code::internal) + " " + error.what();
   }
   std::string first;
   const std::vector<std::string> all = comm.gather(mine);
@@ -245,7 +246,7 @@ void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& w
               all[r].substr(space + 1);
     }
   first = comm.broadcast(first);
-  if (!first.empty()) throw Failure(static_cast<Exit>(std::stoi(first)), first.substr(first.find(' ') + 1));
+  if (!first.empty()) fail_with(std::stoi(first), first.substr(first.find(' ') + 1));
 }
 
 SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
@@ -284,13 +285,13 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
       failpoint("save.manifest_written");
       commit_checkpoint(*root, name, *folder, image.step);
     });
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     // All ranks have reached this point or have ended, so no rank is still writing.
     if (root) try {
         remove_uncommitted(*root);
-      } catch (const Failure&) {  // the next save removes it
+      } catch (const Error&) {  // the next save removes it
       }
-    throw Failure(failure.exit(), step + " was not saved: " + failure.what() + " (earlier checkpoints are unchanged)");
+    fail_like(failure, step + " was not saved: " + failure.what() + " (earlier checkpoints are unchanged)");
   }
   SaveResult saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
   try {
@@ -299,13 +300,13 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
         saved.warnings.push_back(path + ": renamed a checkpoint of a later step, from which this run did not resume, " +
                                  "to " + one + "; remove it if it is not needed");
     });
-  } catch (const Failure& failure) {
-    throw Failure(failure.exit(), step + " was saved, but may not survive a power loss: " + failure.what());
+  } catch (const Error& failure) {
+    fail_like(failure, step + " was saved, but may not survive a power loss: " + failure.what());
   }
   try {
     first([&] { remove_old_checkpoints(*root, options.keep, image.last_step_applied); });
-  } catch (const Failure& failure) {
-    if (failure.exit() == Exit::peer_lost) throw;
+  } catch (const Error& failure) {
+    if (failure.exit_code() == exit_code::peer_lost) throw;
     saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());
   }
   return saved;

@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
@@ -59,10 +59,10 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
     try {
       verify_one(one, begins);
       return true;
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       if (identity_of(one) != before) return false;
       std::cout << printable(failure.what()) << "\n";
-      code = failure.code();
+      code = failure.exit_code();
       return true;
     }
   };
@@ -111,7 +111,7 @@ Checkpoint open_newest(const std::string& path) {
     const auto before = identity_of(folder);
     try {
       return opened(folder);
-    } catch (const Failure&) {
+    } catch (const Error&) {
       if (i + 1 == kTries || folder == path || identity_of(folder) == before) throw;
     }
   }

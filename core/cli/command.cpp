@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -20,7 +20,7 @@ struct Command {
   Words words;
   bool takes_program;                                        // the arguments after `--` are another program's
   boost::program_options::options_description (*options)();  // null: no options except --help
-  int (*run)(const Command&, const Parsed&);                 // returns the exit code; throws Failure
+  int (*run)(const Command&, const Parsed&);                 // returns the exit code; throws Error
 };
 
 /// The options and the positional arguments of a command.
@@ -36,10 +36,10 @@ struct Parsed {
   }
 };
 
-/// Parses the arguments and runs the command; with --help, prints its help. Returns the exit code; throws Failure.
+/// Parses the arguments and runs the command; with --help, prints its help. Returns the exit code; throws Error.
 int run(const Command& command, const Arguments& arguments);
 
-/// Throws Failure(user): "zeroth train: PROBLEM; usage: zeroth train ...".
+/// Throws UserError: "zeroth train: PROBLEM; usage: zeroth train ...".
 [[noreturn]] void fail_usage(const Command& command, const std::string& problem);
 
 /// The text of `zeroth --help`: all commands by group, each with an example.

@@ -9,7 +9,7 @@
 #include <iostream>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/command.hpp"
@@ -41,7 +41,7 @@ JobFile validated_job(const Command& command, const Arguments& words, bool run =
   return validate_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
 }
 
-// The argv of the training program. Throws Failure(user) if the file names no program.
+// The argv of the training program. Throws UserError if the file names no program.
 Arguments trainer_of(const JobFile& job) {
   const auto program = find_trainer(job.config.job().program, job.file, bin_folder());
   Arguments argv{program.string(), job.file};
@@ -200,7 +200,7 @@ int plugins(const Command& command, const Parsed& parsed) {
     fail_user("zeroth plugins: the file name is empty; name a plug-in file, or give no argument to list all plug-ins");
   const PluginValidation validation = Registry::validate(std::filesystem::absolute(parsed.words[0]));
   std::cout << list_text({validation});
-  return validation.accepted ? 0 : static_cast<int>(Exit::user);
+  return validation.accepted ? 0 : exit_code::user;
 }
 
 int verify(const Command& command, const Parsed& parsed) {

@@ -6,7 +6,7 @@
 
 namespace zr::host {
 
-/// Runs the command line `arguments` (without the program name) and returns the exit code. Throws Failure.
+/// Runs the command line `arguments` (without the program name) and returns the exit code. Throws Error.
 int run_command(const std::vector<std::string>& arguments);
 
 }  // namespace zr::host

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/config.hpp"
 #include "plugin/plugin.hpp"
 
@@ -39,7 +39,7 @@ std::vector<std::string> program_keys(const std::string& file, const std::vector
   std::vector<UncheckedValue> unchecked;
   try {
     Document::load(file, {}).check(of_plugins, 0, {}, &unchecked);
-  } catch (const Failure&) {  // completion does not report what is wrong with the file
+  } catch (const Error&) {  // completion does not report what is wrong with the file
   }
   std::vector<std::string> paths;
   for (const UncheckedValue& one : unchecked) paths.push_back(one.path);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <random>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"

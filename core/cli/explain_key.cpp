@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/key_suggestion.hpp"
 

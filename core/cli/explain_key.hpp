@@ -8,7 +8,7 @@
 namespace zr::host {
 
 /// Value, origin, type, range, default and meaning of the key `path`, and its values in [[optimizer.groups]]. Throws
-/// Failure(user) with the nearest name if neither Zeroth, a chosen plug-in nor the program has this key.
+/// UserError with the nearest name if neither Zeroth, a chosen plug-in nor the program has this key.
 std::string explain_key(const JobFile& job, const std::string& path);
 
 }  // namespace zr::host

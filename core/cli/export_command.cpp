@@ -11,7 +11,7 @@
 #include <set>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/trainer.hpp"
 #include "plugin/plugin_selection.hpp"
@@ -23,10 +23,10 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
   }
   try {
     job.config = document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked);
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     if (!job.program.empty()) throw;
-    throw Failure(failure.exit(), failure.what() + ("\n" + file) +
-                                      ": job.program is not set, so tables that belong to a program are unknown keys");
+    fail_like(failure, failure.what() + ("\n" + file) +
+                           ": job.program is not set, so tables that belong to a program are unknown keys");
   }
   return job;
 }

@@ -19,7 +19,7 @@ struct JobFile {
   std::vector<UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
 };
 
-/// Validates the file. Throws Failure with all errors that it finds. `bin` is the folder of the programs of the build
+/// Validates the file. Throws Error with all errors that it finds. `bin` is the folder of the programs of the build
 /// or installation. If `run` is false, the program that the file names is not started, and its own keys are not
 /// checked.
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,

@@ -19,7 +19,7 @@
 #include <memory>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
@@ -207,7 +207,7 @@ int Launch::run() {
     log(ZR_LOG_ERROR, std::string("cannot write all output of the ranks: ") + std::strerror(error) +
                           (stopped_by_ == SIGPIPE ? ", so the job was stopped" : "") +
                           "; free disk space, or keep the program running that reads the output");
-    if (stopped_by_ == SIGPIPE || !code_) return static_cast<int>(Exit::environment);
+    if (stopped_by_ == SIGPIPE || !code_) return exit_code::environment;
   }
   return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
 }
@@ -266,8 +266,8 @@ void Launch::ended(int rank, const ExitStatus& seen) {
         "the kernel has killed processes for lack of memory (dmesg lists them): lower train.micro_batch or job.ranks";
   if (at(rank).sent_away) return;
   if (!exit_status.good()) {
-    const int code = exit_status.signal ? static_cast<int>(Exit::peer_lost) : exit_status.code;
-    const bool follows = !exit_status.signal && code == static_cast<int>(Exit::peer_lost);
+    const int code = exit_status.signal ? exit_code::peer_lost : exit_status.code;
+    const bool follows = !exit_status.signal && code == exit_code::peer_lost;
     if (code_ == 0 || (followed_ && !follows)) {
       code_ = code;
       followed_ = follows;
@@ -282,7 +282,7 @@ void Launch::rank_failed(const std::string& table) {
   reported_ = true;
   output_.error(table);
   if (code_ == 0) {
-    code_ = static_cast<int>(Exit::peer_lost);
+    code_ = exit_code::peer_lost;
     followed_ = true;
   }
   end_all_after(kForSurvivors);

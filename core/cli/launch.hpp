@@ -17,8 +17,8 @@ struct LaunchOptions {
 
 /// Runs the job and returns the exit code of `zeroth launch`: 0 if every rank ended with 0; 4 if a rank was killed or
 /// lost (the failure report is on stderr); otherwise the code of the first rank that failed; 128 + signal if SIGINT,
-/// SIGTERM or SIGHUP stopped the job. Throws Failure(user) if the program does not exist or is not executable,
-/// Failure(environment) if the system cannot start it. Call it from a process without other threads that write or start
+/// SIGTERM or SIGHUP stopped the job. Throws UserError if the program does not exist or is not executable,
+/// EnvironmentError if the system cannot start it. Call it from a process without other threads that write or start
 /// programs; until it returns, it handles SIGCHLD, SIGINT, SIGTERM, SIGHUP and SIGPIPE.
 ///
 /// Each rank gets the variables ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD, ZR_STORE, ZR_JOB, ZR_TOKEN,

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -24,10 +24,10 @@ struct ProcessOptions {
   bool one_pipe = false;                 // use one pipe for stdout and stderr
 };
 
-/// The file that a shell would run for this name. Throws Failure(user) if no such file exists.
+/// The file that a shell would run for this name. Throws UserError if no such file exists.
 std::string find_program(const std::string& name);
 
-/// Starts a process. Throws Failure if the file cannot be executed or the system lacks resources. The process is killed
+/// Starts a process. Throws Error if the file cannot be executed or the system lacks resources. The process is killed
 /// when the calling thread ends. Signals that launch() handles get their default disposition in it, except those that
 /// were ignored before launch().
 Process start_process(const ProcessOptions& options);

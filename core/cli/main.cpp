@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "cli/commands.hpp"
 
@@ -27,7 +27,7 @@ int check_output(int code) {
   const std::string why = errno ? std::string(": ") + std::strerror(errno) : "";
   zr::host::log(ZR_LOG_ERROR, "cannot write all output to standard output" + why +
                                   "; free disk space, or keep the program running that reads the output");
-  return code ? code : static_cast<int>(zr::host::Exit::environment);
+  return code ? code : zr::exit_code::environment;
 }
 }  // namespace
 

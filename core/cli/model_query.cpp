@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/tensor_file.hpp"
 #include "cli/trainer.hpp"

@@ -28,12 +28,12 @@ class ModelQuery {
   /// `command` is the prefix of error messages ("zeroth plan").
   ModelQuery(std::string command, ModelQueryOptions options)
       : command_(std::move(command)), options_(std::move(options)) {}
-  /// Determines the parameters. Returns 0, or the exit code of the program if it failed. Throws Failure.
+  /// Determines the parameters. Returns 0, or the exit code of the program if it failed. Throws Error.
   int resolve(const std::filesystem::path& bin);
 
   /// The job's document with more overrides.
   Document document(const std::vector<std::string>& more) const;
-  /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Failure.
+  /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Error.
   ResolvedJob resolved_job(const std::vector<std::string>& more, int world) const;
   int ranks() const { return options_.ranks; }  // 0: job.ranks
   const std::vector<Parameter>& parameters() const { return parameters_; }

@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
@@ -24,7 +24,7 @@ void check_budget(const ModelQuery& query, const ResolvedJob& job, const Planner
       return Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(), suggestion.ranks,
                      query.ranks() == 0)
           .max_bytes();
-    } catch (const Failure&) {
+    } catch (const Error&) {
       return {};
     }
   };

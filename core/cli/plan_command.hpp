@@ -7,7 +7,7 @@
 
 namespace zr::host {
 
-/// Prints the plan, or with `compare` a table of all available strategies; returns the exit code. Throws Failure, also
+/// Prints the plan, or with `compare` a table of all available strategies; returns the exit code. Throws Error, also
 /// if the plan exceeds memory.device_budget.
 int print_plan(const ModelQueryOptions& options, bool compare, const std::filesystem::path& bin);
 

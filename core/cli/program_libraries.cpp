@@ -10,7 +10,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "cli/bounded_run.hpp"
 

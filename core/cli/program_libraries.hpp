@@ -13,7 +13,7 @@ std::vector<std::string> missing_libraries(const std::string& program);
 
 /// Makes processes that this process starts find the libraries of `program`. If some are missing and the installation
 /// of this `zeroth` has them (libzeroth.so in lib/, libtorch in lib/libtorch/lib), for example because it was moved
-/// after the program was linked, adds their folders to LD_LIBRARY_PATH and logs this. Throws Failure(environment) with
+/// after the program was linked, adds their folders to LD_LIBRARY_PATH and logs this. Throws EnvironmentError with
 /// the names of libraries that are still missing. Call it on the main thread before other threads exist, because it
 /// changes the environment.
 void provide_libraries(const std::string& program);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "engine/safetensors_dtype.hpp"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/bounded_run.hpp"
 #include "cli/launch_process.hpp"
@@ -46,7 +46,7 @@ std::string last_lines(std::string text) {
   return at == text.npos || at == 0 ? text : text.substr(at + 1);
 }
 
-// Throws Failure if the program did not end successfully within the limits. `query` is what was queried: "its keys".
+// Throws Error if the program did not end successfully within the limits. `query` is what was queried: "its keys".
 void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, std::size_t most, const std::string& who,
                   const std::string& query) {
   const std::string lines = last_lines(run.err());
@@ -114,11 +114,10 @@ ProcessOptions query_process(const std::vector<std::string>& argv, const char* w
 
 // Whether the program has reported the failure itself, as every program with zr::guarded does.
 bool is_reported(const ExitStatus& exit_status, const std::string& said) {
-  for (const Exit exit : {Exit::user, Exit::environment, Exit::peer_lost, Exit::bug})
-    if (!exit_status.signal && exit_status.code == static_cast<int>(exit) && !said.empty()) return true;
+  for (const int code : {exit_code::user, exit_code::environment, exit_code::peer_lost, exit_code::internal})
+    if (!exit_status.signal && exit_status.code == code && !said.empty()) return true;
   // Other programs also end with code 1.
-  return !exit_status.signal && exit_status.code == static_cast<int>(Exit::program) &&
-         said.find("zeroth: error: ") != said.npos;
+  return !exit_status.signal && exit_status.code == exit_code::program && said.find("zeroth: error: ") != said.npos;
 }
 
 }  // namespace
@@ -148,7 +147,7 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
     check_answer(run, end, seconds, kMaxParametersText, who, query);
     return {0, parameters_from_json(run.out(), who), run.err()};
   }
-  fail_bug("the last query of the parameters always returns or throws");
+  fail_internal("the last query of the parameters always returns or throws");
 }
 
 }  // namespace zr::host

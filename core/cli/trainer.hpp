@@ -11,7 +11,7 @@
 namespace zr::host {
 
 /// The executable that job.program names: an absolute path, or a name that is searched in the folder of the TOML file
-/// and then in `bin`. Throws Failure(user) with the searched paths if it does not exist.
+/// and then in `bin`. Throws UserError with the searched paths if it does not exist.
 std::filesystem::path find_trainer(const Setting<std::string>& program, const std::filesystem::path& toml,
                                    const std::filesystem::path& bin);
 
@@ -19,7 +19,7 @@ std::filesystem::path find_trainer(const Setting<std::string>& program, const st
 std::string location_of_program(const Setting<std::string>& program);
 
 /// Starts the program with ZR_ASK=schema and returns the keys that it prints. Limits: 16 MiB of output and one minute
-/// (ZR_ASK_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Failure with the program,
+/// (ZR_ASK_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Error with the program,
 /// its exit status and the last lines of its stderr if it does not answer.
 std::vector<ConfigKey> ask_keys(const std::filesystem::path& program, const std::string& toml,
                                 const std::string& where = "");
@@ -33,7 +33,7 @@ struct Answer {
 };
 /// Starts the program (argv[0] is an absolute path) with ZR_ASK=parameters: it builds its model without memory, prints
 /// its parameters and ends. If this fails, starts it again with ZR_ASK=parameters_in_memory. Limits of each run: ten
-/// minutes (ZR_ASK_SECONDS) and 256 MiB of output. Throws Failure like ask_keys(), unless the program ended with an
+/// minutes (ZR_ASK_SECONDS) and 256 MiB of output. Throws Error like ask_keys(), unless the program ended with an
 /// exit code of Zeroth and a message.
 Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where);
 

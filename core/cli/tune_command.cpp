@@ -8,7 +8,7 @@
 #include <iostream>
 #include <optional>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/disk_speed.hpp"
 #include "cli/progress.hpp"

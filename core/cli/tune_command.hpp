@@ -18,7 +18,7 @@ struct TuneOptions {
   ModelQueryOptions model;
 };
 
-/// Measures the disk, prints and stores the result; returns the exit code. Throws Failure.
+/// Measures the disk, prints and stores the result; returns the exit code. Throws Error.
 int tune(TuneOptions options, const std::filesystem::path& bin);
 
 }  // namespace zr::host

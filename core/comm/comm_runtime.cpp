@@ -4,7 +4,7 @@
 #include <cstring>
 #include <map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/text.hpp"
 #include "comm/submission.hpp"

@@ -41,9 +41,9 @@ class CommRuntime {
   /// A reference for plug-ins, whose submit goes through this wrapper. The wrapper fills size and fingerprint. A
   /// failure is returned as a code; take_failure() returns the exception.
   zr_comm_ref ref() const;
-  /// Issues one collective and waits for it. Fills size and fingerprint. Throws Failure(peer_lost) with the failure
+  /// Issues one collective and waits for it. Fills size and fingerprint. Throws PeerLostError with the failure
   /// report if a peer is lost, exceeds the time limit, or issued a different collective; after that every call throws
-  /// the same failure. Throws Failure(user) if the arguments are invalid.
+  /// the same failure. Throws UserError if the arguments are invalid.
   void run(zr_coll coll);
   /// The same as run(), but counted as control traffic.
   void run_control(zr_coll coll);
@@ -82,7 +82,7 @@ class CommRuntime {
   const std::string& call() const;
   /// Unblocks every waiting call. [any]
   void abort();
-  /// Returns and clears the Failure of the last call that a plug-in made through ref(); null if it did not fail.
+  /// Returns and clears the Error of the last call that a plug-in made through ref(); null if it did not fail.
   std::exception_ptr take_failure();
 
   /// Waits for a completion and drives the plug-in's progress meanwhile. timeout_ns < 0: Options::timeout. For the

@@ -66,19 +66,19 @@ zr_comm_ref Submission::ref() {
 
 std::exception_ptr Submission::take_failure() { return std::exchange(failure_, nullptr); }
 
-// The job has failed on this rank. The failure report goes into the Failure that every later call throws.
+// The job has failed on this rank. The failure report goes into the Error that every later call throws.
 zr_code Submission::fail_job(const std::string& mine, zr_error* error) {
-  if (!lost_) lost_ = std::make_exception_ptr(Failure(Exit::peer_lost, control_->report(mine)));
+  if (!lost_) lost_ = std::make_exception_ptr(PeerLostError(control_->report(mine)));
   failure_ = lost_;
   return fill(error, ZR_COMM, mine);
 }
 
-zr_code Submission::reject(zr_code code, Exit exit, const std::string& text, zr_error* error) {
-  failure_ = std::make_exception_ptr(Failure(exit, text));
+zr_code Submission::reject(zr_code code, int exit_code, const std::string& text, zr_error* error) {
+  failure_ = error_with(exit_code, text);
   return fill(error, code, text);
 }
 
-// Converts the result of the plug-in to a Failure. activity_ still describes the collective.
+// Converts the result of the plug-in to an Error. activity_ still describes the collective.
 zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
   const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
@@ -89,9 +89,9 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_MISMATCH) return fail_job(said, error);
   const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
   if (ends_job(code)) return fail_job(what, error);
-  const Exit exit = code == ZR_INVALID                                            ? Exit::user
-                    : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? Exit::environment
-                                                                                  : Exit::bug;
+  const int exit = code == ZR_INVALID                                            ? exit_code::user
+                   : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? exit_code::environment
+                                                                                 : exit_code::internal;
   return reject(code, exit, instance_->who("submit") + ": " + what, error);
 }
 
@@ -169,7 +169,7 @@ zr_code Submission::stage(StagedCollective& views, zr_error* error) {
   }
   while ((views.number = collective_staging_->stage(views.coll)) == CollectiveStaging::kNoCapacity) {
     if (staged_.empty())
-      fail_bug("no staging buffer for a collective that reads from a tier, although no other is in flight");
+      fail_internal("no staging buffer for a collective that reads from a tier, although no other is in flight");
     zr_done* first = staged_.front();
     staged_.pop_front();
     const zr_code code = wait(first, -1, error);
@@ -234,7 +234,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   zr_coll coll = given;
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
-    return reject(ZR_INVALID, Exit::user,
+    return reject(ZR_INVALID, exit_code::user,
                   std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
   StagedCollective views{coll, CollectiveStaging::kNotStaged};

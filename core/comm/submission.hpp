@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/trace.hpp"
 #include "comm/collective_staging.hpp"
 #include "comm/comm_volume.hpp"
@@ -39,7 +39,7 @@ class Submission {
   int rank() const { return rank_; }
   int world() const { return world_; }
   zr_comm_ref ref();  // a reference for plug-ins
-  /// Issues the collective and waits for it; throws Failure. `control`: it is counted as control traffic.
+  /// Issues the collective and waits for it; throws Error. `control`: it is counted as control traffic.
   void run(const zr_coll& coll, bool control);
   /// Drives progress until `done` resolves; timeout_ns < 0: the limit given to the constructor.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
@@ -89,7 +89,7 @@ class Submission {
   bool is_native(const zr_coll& coll) const;
   zr_code finish(zr_code code, zr_error* error);
   zr_code fail_job(const std::string& mine, zr_error* error);
-  zr_code reject(zr_code code, Exit exit, const std::string& text, zr_error* error);
+  zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
   void watch(const std::stop_token& stop);
   void ended(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;

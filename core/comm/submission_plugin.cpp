@@ -29,7 +29,7 @@ Submission::Submission(PluginHost& host, std::shared_ptr<Control> control, const
       world_(control_->world()),
       counter_(rank_, world_) {
   if (world_ == 1) return;
-  if (!instance_) fail_bug("a communicator of " + std::to_string(world_) + " ranks was created without a plug-in");
+  if (!instance_) fail_internal("a communicator of " + std::to_string(world_) + " ranks was created without a plug-in");
   api_ = instance_->api<zr_communicator_api>();
   const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
   CallError error;

@@ -1,6 +1,6 @@
 #include <filesystem>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
@@ -112,7 +112,7 @@ class Check {
   Entry& entry(std::string_view path) {
     for (Entry& one : config_.entries_)
       if (one.key.path() == path) return one;
-    fail_bug("the key '" + std::string(path) + "' was not declared");
+    fail_internal("the key '" + std::string(path) + "' was not declared");
   }
 
   // The launcher decides the number of ranks; job.ranks is a request to `zeroth train`.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/value.hpp"
 
@@ -43,7 +43,7 @@ std::string Origin::text() const {
     case From::derived: return "derived";
     case From::launcher: return "launcher";
   }
-  fail_bug("unknown value of Origin::From");
+  fail_internal("unknown value of Origin::From");
 }
 
 std::string toml_text(const Value& value) {

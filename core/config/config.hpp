@@ -96,7 +96,7 @@ using PluginIds = std::map<std::string, std::vector<std::string>>;
 class Document {
  public:
   /// Overrides are "path=value"; the value is TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
-  /// Failure(Exit::user) with file:line:column if the file cannot be read or parsed.
+  /// UserError with file:line:column if the file cannot be read or parsed.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
   /// The same from text; `file` is the name used in messages.
   static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides);
@@ -121,7 +121,7 @@ class Document {
   /// Validates the file against host_keys() and `more` (the keys of the loaded plug-ins and of the program). Skips the
   /// tables [role.<id>] of `unread` plug-ins, which exist but were not loaded; rejects other unknown tables. Derives
   /// the third of global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks.
-  /// Throws one Failure with all problems of the file, one per line. With `unchecked`, values of unknown keys are
+  /// Throws one Error with all problems of the file, one per line. With `unchecked`, values of unknown keys are
   /// appended to it instead of being rejected.
   JobConfig check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread = {},
                   std::vector<UncheckedValue>* unchecked = nullptr) const;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
@@ -277,7 +277,7 @@ Entry Document::early(const std::string& path) const {
     if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
     return {key, std::move(got.value), std::move(got.written), origin};
   }
-  fail_bug("the host declares no key '" + path + "'");
+  fail_internal("the host declares no key '" + path + "'");
 }
 
 Setting<std::string> Document::program() const { return setting_of<std::string>(early("job.program")); }

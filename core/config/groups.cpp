@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/key_suggestion.hpp"
 
 namespace zr::host {

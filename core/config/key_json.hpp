@@ -10,7 +10,7 @@ namespace zr::host {
 
 /// One line: {"zeroth_schema":1,"keys":[...]}.
 std::string to_json(const std::vector<ConfigKey>& keys);
-/// The keys in the last schema line of a program's output. Throws Failure(user) naming `who` if the output has no such
+/// The keys in the last schema line of a program's output. Throws UserError naming `who` if the output has no such
 /// line.
 std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& who);
 

@@ -1,6 +1,6 @@
 #include "config/key_reader.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 
@@ -9,8 +9,8 @@ namespace {
 template <class T>
 const T& as(const Entry& entry, const char* type) {
   if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_bug("key '" + entry.key.path() + "' was read as " + type + ", but its type is " +
-           std::string(type_text(entry.key.type)));
+  fail_internal("key '" + entry.key.path() + "' was read as " + type + ", but its type is " +
+                std::string(type_text(entry.key.type)));
 }
 
 // Finds an entry by path; the plug-in of a role is both "strategy" and "strategy.use".
@@ -29,7 +29,7 @@ const Entry* find(const std::vector<Entry>& entries, std::string_view path) {
 
 const Entry& KeyReader::entry(std::string_view path) const {
   if (const Entry* entry = find(config_.entries(), path)) return *entry;
-  fail_bug("the key '" + std::string(path) + "' was not declared");
+  fail_internal("the key '" + std::string(path) + "' was not declared");
 }
 
 bool KeyReader::has(std::string_view path) const { return find(config_.entries(), path) != nullptr; }

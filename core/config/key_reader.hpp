@@ -10,7 +10,7 @@
 namespace zr::host {
 
 /// Refers to the configuration, which must outlive it. Reading an undeclared path, or with the method of another type,
-/// is a bug: Failure(bug).
+/// is a bug: InternalError.
 class KeyReader {
  public:
   explicit KeyReader(const JobConfig& config) : config_(config) {}

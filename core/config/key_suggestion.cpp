@@ -1,6 +1,6 @@
 #include "config/key_suggestion.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/key.hpp"
 #include "config/value.hpp"

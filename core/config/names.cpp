@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/key_suggestion.hpp"
 
 namespace zr::host {
@@ -16,11 +16,11 @@ Names::Names(const Document::Tree& tree, const std::map<std::string, std::string
 
 void Names::declare(const ConfigKey& key) {
   const std::string bad = declaration_problem(key);
-  if (!bad.empty()) fail_bug(bad);
+  if (!bad.empty()) fail_internal(bad);
   const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
-  if (key.table.empty() && !role) fail_bug("the key '" + key.name + "' has no table; declare it as \"table.key\"");
+  if (key.table.empty() && !role) fail_internal("the key '" + key.name + "' has no table; declare it as \"table.key\"");
   const std::string path = role ? key.name + ".use" : key.path();
-  if (!paths_.insert(path).second) fail_bug("the key '" + path + "' is declared twice");
+  if (!paths_.insert(path).second) fail_internal("the key '" + path + "' is declared twice");
   for (std::string table = role ? key.name : key.table; !table.empty();) {
     tables_.insert(table);
     const auto dot = table.rfind('.');

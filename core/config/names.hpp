@@ -18,7 +18,7 @@ class Names {
   /// null, receives the values of unknown keys, which are then no problem.
   Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
         std::vector<UncheckedValue>* unchecked, Problems& problems);
-  /// Declares a key. Failure(bug) if its declaration is invalid, or the key was declared before.
+  /// Declares a key. InternalError if its declaration is invalid, or the key was declared before.
   void declare(const ConfigKey& key);
   /// Adds a problem for each unknown name in the file.
   void check() { check(tree_.root, ""); }

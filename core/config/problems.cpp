@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -19,7 +19,7 @@ class Problems {
   bool empty() const { return problems_.empty(); }
   /// True if add() would only count, so that the text is not needed.
   bool full() const;
-  /// Throws Failure(user) with all problems in the order of the file, one per line; returns if there are none.
+  /// Throws UserError with all problems in the order of the file, one per line; returns if there are none.
   void throw_if_any();
 
  private:

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/key_reader.hpp"
 #include "config/precision.hpp"
 
@@ -14,8 +14,8 @@ namespace {
 template <class T>
 const T& as(const Entry& entry) {
   if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_bug("the key '" + entry.key.path() + "' of type " + std::string(type_text(entry.key.type)) +
-           " does not fit the type of its field");
+  fail_internal("the key '" + entry.key.path() + "' of type " + std::string(type_text(entry.key.type)) +
+                " does not fit the type of its field");
 }
 
 template <class T>
@@ -28,14 +28,15 @@ template <class T, std::size_t N>
 T choice(const Entry& entry, const Choice<T> (&choices)[N]) {
   for (const Choice<T>& one : choices)
     if (one.text == as<std::string>(entry)) return one.value;
-  fail_bug("the key '" + entry.key.path() + "' has no value " + entry.written);
+  fail_internal("the key '" + entry.key.path() + "' has no value " + entry.written);
 }
 
 void convert(const Entry& entry, bool& to) { to = as<bool>(entry); }
 void convert(const Entry& entry, int64_t& to) { to = as<int64_t>(entry); }
 void convert(const Entry& entry, int& to) {
   to = static_cast<int>(as<int64_t>(entry));
-  if (to != as<int64_t>(entry)) fail_bug("the key '" + entry.key.path() + "' does not fit an int: " + entry.written);
+  if (to != as<int64_t>(entry))
+    fail_internal("the key '" + entry.key.path() + "' does not fit an int: " + entry.written);
 }
 void convert(const Entry& entry, double& to) { to = as<double>(entry); }
 void convert(const Entry& entry, std::string& to) { to = as<std::string>(entry); }
@@ -84,7 +85,7 @@ class Table {
     to = without_value<zr_dtype>(entry);
     to.value = float_dtype_named(as<std::string>(entry));
     if (to == ZR_NONE && as<std::string>(entry) != "auto")
-      fail_bug("the key '" + entry.key.path() + "' has no value " + entry.written);
+      fail_internal("the key '" + entry.key.path() + "' has no value " + entry.written);
   }
 
  private:
@@ -179,7 +180,7 @@ ScheduleConfig empty_schedule(const std::string& name) {
   if (name == "WarmupLR") return WarmupSchedule{};
   if (name == "WarmupDecayLR") return decays;
   if (name == "WarmupCosineLR") return WarmupCosineSchedule{};
-  fail_bug("unknown schedule '" + name + "'");
+  fail_internal("unknown schedule '" + name + "'");
 }
 
 ScheduleConfig read_schedule(const KeyReader& keys) {

@@ -5,11 +5,11 @@
 
 namespace zr::host {
 
-/// One entry with a value of type T. Failure(bug) if the key has another type, or a value that T does not have.
+/// One entry with a value of type T. InternalError if the key has another type, or a value that T does not have.
 template <class T>
 Setting<T> setting_of(const Entry& entry);
 
-/// The structs of a configuration with all keys of the host. Failure(bug) if a key is missing.
+/// The structs of a configuration with all keys of the host. InternalError if a key is missing.
 HostConfig read_host_config(const JobConfig& config);
 
 }  // namespace zr::host

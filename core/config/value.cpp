@@ -3,7 +3,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/document_tree.hpp"
 
@@ -88,7 +88,7 @@ ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std:
     case ZR_KEY_BYTES: return parse_bytes_value(node);
     case ZR_KEY_DURATION: return parse_duration_value(node);
     case ZR_KEY_FLOATS: return parse_floats_value(node);
-    default: fail_bug("key '" + key.path() + "' has the unknown type " + std::to_string(key.type));
+    default: fail_internal("key '" + key.path() + "' has the unknown type " + std::to_string(key.type));
   }
 }
 

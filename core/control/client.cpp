@@ -60,9 +60,9 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
       io_, std::move(endpoints), hello, secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
       deadline, "rank " + std::to_string(rank_info_.rank));
   connector_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
-                    [this](const Failure& failure) {
+                    [this](const Error& failure) {
                       const std::lock_guard lock(mutex_);
-                      failure_ = failure;
+                      failure_ = error_with(failure.exit_code(), failure.what());
                       changed_.notify_all();
                     });
   sigset_t all, before;  // only the program's own threads handle signals
@@ -134,13 +134,13 @@ void ControlClient::wait_joined(Clock::time_point deadline) {
   const auto over = [&] { return joined_ || failure_ || broken(); };
   changed_.wait_until(lock, deadline, over);
   if (!over() && !connection_made_) changed_.wait_for(lock, kFailureReportTimeout, over);  // the connector reports why
-  if (failure_) throw *failure_;
+  if (failure_) std::rethrow_exception(failure_);
   const bool all_here = joined_;
   lock.unlock();
-  if (broken()) throw Failure(Exit::peer_lost, report(""));
+  if (broken()) throw PeerLostError(report(""));
   if (!all_here) {
-    throw Failure(Exit::peer_lost, report("not all ranks have joined within " +
-                                          duration_text(static_cast<double>(limit.count()) / 1000)));
+    throw PeerLostError(
+        report("not all ranks have joined within " + duration_text(static_cast<double>(limit.count()) / 1000)));
   }
   count_locals();
 }
@@ -164,11 +164,11 @@ void ControlClient::post_send(std::string message) {
 
 void ControlClient::put(const std::string& key, const std::string& value) {
   if (key.size() > protocol::kMaxKeyBytes)
-    fail_bug("the job's store accepts keys of at most 4 KiB, but '" + key.substr(0, 60) + "...' has " +
-             bytes_text(static_cast<int64_t>(key.size())));
+    fail_internal("the job's store accepts keys of at most 4 KiB, but '" + key.substr(0, 60) + "...' has " +
+                  bytes_text(static_cast<int64_t>(key.size())));
   if (value.size() > protocol::kMaxValueBytes)
-    fail_bug("the job's store accepts values of at most 1 MiB, but the value of '" + key + "' has " +
-             bytes_text(static_cast<int64_t>(value.size())));
+    fail_internal("the job's store accepts values of at most 1 MiB, but the value of '" + key + "' has " +
+                  bytes_text(static_cast<int64_t>(value.size())));
   post_send(protocol::Writer().text(key).text(value).message(Type::put));
 }
 
@@ -188,11 +188,10 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   const std::string waited = std::exchange(getting_, "");
   if (value) return *value;
   lock.unlock();
-  if (broken()) throw Failure(Exit::peer_lost, report(""));
-  if (gone)
-    throw Failure(Exit::peer_lost, "cannot get key '" + waited + "': rank 0, which hosted the job's store, has ended");
-  throw Failure(Exit::peer_lost, "no rank has put '" + waited + "' into the job's store within " +
-                                     duration_text(static_cast<double>(timeout.count()) / 1000));
+  if (broken()) throw PeerLostError(report(""));
+  if (gone) throw PeerLostError("cannot get key '" + waited + "': rank 0, which hosted the job's store, has ended");
+  throw PeerLostError("no rank has put '" + waited + "' into the job's store within " +
+                      duration_text(static_cast<double>(timeout.count()) / 1000));
 }
 
 void ControlClient::set_activity(const Activity& activity) {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "control/connector.hpp"
 #include "control/control.hpp"
 #include "control/environment.hpp"
@@ -95,7 +95,7 @@ class ControlClient final : public Control {
 
   mutable std::mutex mutex_;  // guards all members below
   std::condition_variable changed_;
-  std::optional<Failure> failure_;  // why joining failed
+  std::exception_ptr failure_;  // why joining failed
   bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false,
        left_ = false;
   protocol::Start start_;

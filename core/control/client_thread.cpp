@@ -1,7 +1,5 @@
 // The thread of ControlClient: messages from and to the store, and the end of the process if the training thread does
 // not react to a failure.
-#include <unistd.h>
-
 #include <boost/asio/post.hpp>
 #include <utility>
 
@@ -152,8 +150,16 @@ void ControlClient::run_callbacks() {
   for (const auto& [owner, callback] : std::exchange(callbacks_, {})) callback();
 }
 
-// The training thread computes, or blocks where it cannot see the failure. The process must not outlive its job.
+namespace {
+std::atomic<EndProcess> end_process{nullptr};
+}  // namespace
+
+EndProcess end_absent_process_with(EndProcess end) { return end_process.exchange(end); }
+
+// The training thread computes, or blocks where it cannot see the failure.
 void ControlClient::end_if_absent() {
+  const EndProcess end = end_process;
+  if (!end) return;
   std::unique_lock lock(mutex_);
   if (reported_ || left_ || closed_) return;
   std::string text =
@@ -163,7 +169,7 @@ void ControlClient::end_if_absent() {
   if (rank_info_.hosts_store && failure_report_) text = *failure_report_;  // no other process prints the report
   lock.unlock();
   log(ZR_LOG_ERROR, text);
-  _exit(static_cast<int>(Exit::peer_lost));
+  end(exit_code::peer_lost);
 }
 
 protocol::Heartbeat ControlClient::heartbeat_locked() {

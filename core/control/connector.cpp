@@ -62,7 +62,7 @@ void Connector::stop() {
   failed_ = nullptr;
 }
 
-void Connector::fail(const Failure& failure) {
+void Connector::fail(const Error& failure) {
   const Failed failed = std::move(failed_);
   stop();
   failed(failure);
@@ -84,10 +84,9 @@ void Connector::attempt(std::size_t index) {
       tried_, [this, self, mine, index, socket = socket_, message = hello->message](const error_code& error) {
         if (over_ || mine != attempt_) return;
         if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
-          return fail(
-              Failure(Exit::environment, who_ + " cannot reach the job's store at " +
-                                             endpoints_[index].address().to_string() + ": " + error.message() +
-                                             "; the loopback interface is down: enable it with `ip link set lo up`"));
+          return fail(EnvironmentError(who_ + " cannot reach the job's store at " +
+                                       endpoints_[index].address().to_string() + ": " + error.message() +
+                                       "; the loopback interface is down: enable it with `ip link set lo up`"));
         if (error) return next(index, error.message());
         greet(index, std::move(*socket), message);
       });
@@ -108,9 +107,10 @@ void Connector::greet(std::size_t index, tcp::socket socket, const std::string& 
         }
         if (type != Type::reject) throw protocol::Malformed("neither welcome nor reject");
         protocol::Reader reader(body);
-        const auto exit = static_cast<Exit>(reader.u8());
+        const int code = reader.u8();
         const std::string text = reader.text();
-        if (exit == Exit::peer_lost || exit == Exit::environment) return fail(Failure(exit, text));
+        if (code == exit_code::peer_lost) return fail(PeerLostError(text));
+        if (code == exit_code::environment) return fail(EnvironmentError(text));
         next(index, text);
       },
       [this, self, mine, index] {
@@ -129,15 +129,14 @@ void Connector::next(std::size_t index, const std::string& why) {
     std::exchange(socket_, nullptr)->close(ignored);
   }
   if (std::chrono::steady_clock::now() >= deadline_)
-    return fail(Failure(
-        Exit::environment,
+    return fail(EnvironmentError(
         who_ + " cannot find the store of its job at " + tried_.address().to_string() + " port " +
-            (endpoints_.front().port() == endpoints_.back().port()
-                 ? std::to_string(tried_.port())
-                 : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
-            ": " + why_ +
-            ". Check that rank 0, which hosts the store, is running, and that this is its address; to use another "
-            "address, set ZR_STORE=host:port to the same value on every rank"));
+        (endpoints_.front().port() == endpoints_.back().port()
+             ? std::to_string(tried_.port())
+             : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
+        ": " + why_ +
+        ". Check that rank 0, which hosts the store, is running, and that this is its address; to use another "
+        "address, set ZR_STORE=host:port to the same value on every rank"));
   if (index + 1 < endpoints_.size()) return attempt(index + 1);
   timer_.expires_after(kPause);
   timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "control/connection.hpp"
 
 namespace zr::host {
@@ -20,7 +20,7 @@ namespace zr::host {
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
   using Welcomed = std::function<void(std::shared_ptr<Connection>)>;
-  using Failed = std::function<void(const Failure&)>;
+  using Failed = std::function<void(const Error&)>;
   using Time = std::chrono::steady_clock::time_point;
 
   /// The first message to send. If `port` is not 0, the message is sent only to this port, instead of the ports of the
@@ -41,7 +41,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
   void attempt(std::size_t index);
   void greet(std::size_t index, boost::asio::ip::tcp::socket socket, const std::string& message);
   void next(std::size_t index, const std::string& why);
-  void fail(const Failure& failure);
+  void fail(const Error& failure);
 
   boost::asio::io_context& io_;
   const std::vector<boost::asio::ip::tcp::endpoint> endpoints_;
@@ -59,7 +59,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
   bool over_ = false;
 };
 
-/// Every address of `host` combined with each port. Retries until the deadline, then throws Failure(environment).
+/// Every address of `host` combined with each port. Retries until the deadline, then throws EnvironmentError.
 std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
                                                     Connector::Time deadline);
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <mutex>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/client.hpp"
 
@@ -31,8 +31,8 @@ class SingleRankControl final : public Control {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
-      throw Failure(Exit::peer_lost, "no rank has put '" + key + "' into the job's store within " +
-                                         duration_text(static_cast<double>(timeout.count()) / 1000));
+      throw PeerLostError("no rank has put '" + key + "' into the job's store within " +
+                          duration_text(static_cast<double>(timeout.count()) / 1000));
     return values_[key];
   }
   void drop(const std::string& key) override {

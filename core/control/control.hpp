@@ -26,6 +26,12 @@ struct Activity {
 /// If every rank has set it, the launcher forwards such a signal and waits.
 inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + std::to_string(rank); }
 
+/// Sets the function that ends this process with the given exit code if its training thread does not notice a failure
+/// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, as at first: the process goes
+/// on, and the next call of the training thread fails. Thread-safe.
+using EndProcess = void (*)(int exit_code);
+EndProcess end_absent_process_with(EndProcess end);
+
 /// One per process and job. All methods are thread-safe.
 class Control {
  public:
@@ -34,7 +40,7 @@ class Control {
   /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). If none of these variables is set, or another
   /// launcher started a single rank, the job has one rank and uses no sockets. Without zeroth's launcher, rank 0 hosts
   /// the store. Returns once every rank has joined. A process joins once: later calls return the same object, which
-  /// lives until the process exits. Throws Failure(environment) naming variable and remedy, and Failure(peer_lost) if a
+  /// lives until the process exits. Throws EnvironmentError naming variable and remedy, and PeerLostError if a
   /// rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
@@ -47,7 +53,7 @@ class Control {
 
   /// A value has at most 1 MiB. If a key is put twice, the later value replaces the earlier one.
   virtual void put(const std::string& key, const std::string& value) = 0;
-  /// Waits until any rank has put the key; throws Failure(peer_lost) on timeout or when the job fails.
+  /// Waits until any rank has put the key; throws PeerLostError on timeout or when the job fails.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// Removes the key and its value from the store. Call it only when no rank will read the key any more.
   virtual void drop(const std::string& key) = 0;
@@ -61,7 +67,7 @@ class Control {
   /// waited. The store collects the final status of the other ranks for up to 1 s. Call it after broken() becomes true,
   /// or when a collective failed or exceeded its time limit; `mine` says what this rank observed and is sent to all
   /// ranks. The call makes the job fail on all ranks. If a rank does not call it within 2 s after a failure, the
-  /// control thread ends the process with exit code 4.
+  /// control thread calls the function that end_absent_process_with() has set.
   virtual std::string report(const std::string& mine) = 0;
   /// Returns the number of the next collective and advances the counter.
   uint64_t next_sequence() { return ++sequence_; }

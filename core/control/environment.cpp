@@ -3,7 +3,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

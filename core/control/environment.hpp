@@ -27,7 +27,7 @@ struct RankInfo {
 using Variables = std::function<const char*(const char* name)>;
 
 /// Returns nothing if no launcher's variables are set. `parent` is the pid of this process's parent, which the ranks of
-/// mpiexec have in common. Throws Failure(environment) naming variable and remedy.
+/// mpiexec have in common. Throws EnvironmentError naming variable and remedy.
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
 
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".

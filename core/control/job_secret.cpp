@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -8,7 +8,7 @@
 
 namespace zr::host {
 
-/// `bytes` random bytes as hexadecimal digits. Throws Failure(environment) if the system provides none. Any thread.
+/// `bytes` random bytes as hexadecimal digits. Throws EnvironmentError if the system provides none. Any thread.
 std::string random_hex(std::size_t bytes);
 
 /// Returns a token that cannot be guessed.
@@ -18,7 +18,7 @@ std::string new_secret();
 /// folder that only this user can access.
 class JobSecret {
  public:
-  /// Every rank passes the same `job`. Creates the folder. Throws Failure(environment) if other users can access it.
+  /// Every rank passes the same `job`. Creates the folder. Throws EnvironmentError if other users can access it.
   explicit JobSecret(const std::string& job);
   ~JobSecret();
   JobSecret(const JobSecret&) = delete;
@@ -31,7 +31,7 @@ class JobSecret {
     bool operator==(const Shared&) const = default;
   };
   /// Called by rank 0 once it listens. Writes the file and replaces the file of an earlier job with the same name.
-  /// Throws Failure(environment).
+  /// Throws EnvironmentError.
   void create(const Shared& shared);
   /// Called by the other ranks. Returns nothing while this user has no such file. The secret may be that of an earlier
   /// job: read the file again after the store has rejected the secret.

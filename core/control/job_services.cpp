@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <optional>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/connection.hpp"
 #include "control/members.hpp"
@@ -154,11 +154,9 @@ void Store::State::hello(std::shared_ptr<Connection> connection, const protocol:
   };
   if (hello.job != options.job || !same_secret(hello.token, options.token))
     return reject(0, "this store belongs to another job");
-  if (broke)
-    return reject(static_cast<int>(Exit::peer_lost),
-                  failure_report.empty() ? members.failure_notice() : failure_report);
+  if (broke) return reject(exit_code::peer_lost, failure_report.empty() ? members.failure_notice() : failure_report);
   const std::string reason = members.admit(hello, Clock::now());
-  if (!reason.empty()) return reject(static_cast<int>(Exit::environment), reason);
+  if (!reason.empty()) return reject(exit_code::environment, reason);
   pending_connections.erase(connection.get());
   admit(static_cast<int>(hello.rank), connection);
 }

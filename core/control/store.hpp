@@ -29,7 +29,7 @@ class Store {
     bool launched = false;                                            // ended() will be called for every rank
     std::function<void(const std::string& table)> on_failure_report;  // called once, if the job fails
   };
-  /// Listens on the first of `ports` that is free (0: any). Throws Failure(environment) if none of the ports is free.
+  /// Listens on the first of `ports` that is free (0: any). Throws EnvironmentError if none of the ports is free.
   Store(boost::asio::io_context& io, Options options, const boost::asio::ip::address& address,
         const std::vector<uint16_t>& ports);
   ~Store();

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/folder.hpp"
@@ -18,7 +18,7 @@ bool is_resumable(const std::string& folder) try {
   const std::string path = folder + "/" + kManifest;
   const CheckpointMetadata metadata = parse_manifest(path, read_json(path)).metadata;
   return metadata.last_step_applied || metadata.loss_scale.dynamic;
-} catch (const Failure&) {
+} catch (const Error&) {
   return true;
 }
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "engine/safetensors_dtype.hpp"
 
 namespace zr::host {

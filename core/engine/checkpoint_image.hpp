@@ -22,7 +22,7 @@ struct BufferValues {
   std::vector<std::string> declared;  // bytes selected by train.buffers; empty: this rank's own
 };
 /// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
-/// save; slabs on a disk tier are read during the save. Throws Failure(user) for a buffer whose dtype safetensors does
+/// save; slabs on a disk tier are read during the save. Throws UserError for a buffer whose dtype safetensors does
 /// not support.
 CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
                             const BufferValues& values);

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/checkpoint_image.hpp"
 #include "engine/safetensors_dtype.hpp"

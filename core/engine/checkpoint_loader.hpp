@@ -30,7 +30,7 @@ struct LoadReport {
   std::vector<std::string> fresh, dropped;  // optimizer states that start at zero; saved ones that this job lacks
 };
 
-/// Throws Failure(user) for a rename that matches no weight or buffer of the model.
+/// Throws UserError for a rename that matches no weight or buffer of the model.
 void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
                    const std::vector<ModelBuffer>& buffers);
 /// "; missing: weight 'a', state.exp_avg 'b' and 3 more"; "" for no names.
@@ -50,7 +50,7 @@ class CheckpointLoader {
 
   /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
   bool has_same_optimizer() const { return same_optimizer_; }
-  /// Throws Failure(user) if the checkpoint does not fit the model or the optimizer.
+  /// Throws UserError if the checkpoint does not fit the model or the optimizer.
   void check() const;
   /// Reads this rank's parts of all tensors. If it throws, some of them may have been read.
   void read();

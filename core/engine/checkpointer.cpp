@@ -3,7 +3,7 @@
 #include <cstring>
 #include <optional>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/folder.hpp"
@@ -128,7 +128,7 @@ std::string Checkpointer::save_for_refresh() {
 void Checkpointer::settle() {
   try {
     if (saver_.wait()) parts_.recorder.saved(saving_);
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     if (!by_config_) throw;
     not_saved(failure);
   }
@@ -145,8 +145,8 @@ void Checkpointer::close() {
 
 // A save that the configuration requested failed: logs and counts it, and training continues. But no rank continues
 // after a peer is lost, or after a tier failed on any rank, because the data on that tier is incomplete.
-void Checkpointer::not_saved(const Failure& failure) {
-  if (failure.exit() == Exit::peer_lost) throw failure;
+void Checkpointer::not_saved(const Error& failure) {
+  if (failure.exit_code() == exit_code::peer_lost) throw;
   const Tiers& tiers = parts_.state.tiers();
   char failed = 0;
   for (const auto& tier : tiers) failed |= tier && tier->failed();
@@ -154,7 +154,7 @@ void Checkpointer::not_saved(const Failure& failure) {
   const bool together = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;
   for (const std::string& one :
        together ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
-    if (one[0]) throw failure;
+    if (one[0]) throw;
   parts_.recorder.not_saved();
   if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training continues");
 }
@@ -176,14 +176,14 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
   std::exception_ptr settle_error;
   if (due || global.save_failed) try {
       settle();
-    } catch (const Failure&) {
+    } catch (const Error&) {
       settle_error = std::current_exception();
     }
   if (due) try {
       save(dir, keep, config.checkpoint().async);
       by_config_ = true;
       parts_.weights.remember_saved();
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       if (ends) {  // the run's result is lost, so the job fails
         parts_.recorder.not_saved();
         throw;
@@ -204,8 +204,8 @@ Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
         if (parts_.progress.step() > 0 || how.fallback) from->verify([](int64_t) {}, context_.rank(), context_.world());
       });
       return std::move(*from);
-    } catch (const Failure& failure) {
-      const bool damaged = failure.exit() == Exit::user || failure.exit() == Exit::environment;
+    } catch (const Error& failure) {
+      const bool damaged = failure.exit_code() == exit_code::user || failure.exit_code() == exit_code::environment;
       if (!damaged || i + 1 == all.size()) throw;
       if (context_.rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; falling back to " + all[i + 1]);
     }

@@ -57,7 +57,7 @@ class Checkpointer {
   CheckpointComm peers() const { return peers_of(context_.setup.control); }
   CheckpointContents present();
   std::string metadata_json();
-  void not_saved(const Failure& failure);
+  void not_saved(const Error& failure);
   Checkpoint open(const std::string& path, const LoadOptions& how);
   void clear_states(uint32_t param);
   void restore_metadata(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change);

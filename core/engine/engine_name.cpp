@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 

@@ -11,7 +11,7 @@ namespace zr::host {
 /// Reserves a run folder for one engine of this process, for the life of the object. Thread-safe.
 class EngineName {
  public:
-  /// `name`: "", or letters, digits, '-' and '_' with a letter first. Throws Failure(user) for any other name, and if
+  /// `name`: "", or letters, digits, '-' and '_' with a letter first. Throws UserError for any other name, and if
   /// another existing engine has the same `run_folder`. `checkpoints`: checkpoint.dir.
   EngineName(const std::string& name, const std::string& run_folder, const std::string& checkpoints);
   ~EngineName();

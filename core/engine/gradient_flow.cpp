@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "update/norm.hpp"
 
 namespace zr::host {
@@ -96,8 +96,8 @@ bool GradientFlow::deliver(uint32_t param) {
     context_.check(code, error, strategy_.who("grad_destination"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
         dst.dtype != plan_.input.grad_dtype)
-      fail_bug(strategy_.who("grad_destination") + " returned an invalid destination for '" + parameter.name +
-               "': " + std::to_string(dst.count) + " elements from element " + std::to_string(first));
+      fail_internal(strategy_.who("grad_destination") + " returned an invalid destination for '" + parameter.name +
+                    "': " + std::to_string(dst.count) + " elements from element " + std::to_string(first));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
       fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
                 "' accumulates gradients in its reduced gradients, which are on a disk tier and cannot be written in "
@@ -153,8 +153,8 @@ void GradientFlow::end() {
   }
   deliver_waiting();
   if (!waiting_.empty())
-    fail_bug(strategy_.who("grad_destination") + " has no free bucket slot for '" +
-             plan_.input.parameters[waiting_.front()].name + "' although no bucket is being filled");
+    fail_internal(strategy_.who("grad_destination") + " has no free bucket slot for '" +
+                  plan_.input.parameters[waiting_.front()].name + "' although no bucket is being filled");
   if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;

@@ -9,7 +9,7 @@
 #include <optional>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {

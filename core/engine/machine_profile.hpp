@@ -15,7 +15,7 @@ struct FileSystem {
   uint64_t device = 0;
   bool operator==(const FileSystem&) const = default;
 };
-/// The file system of an existing path. Throws Failure(user) if the path cannot be accessed.
+/// The file system of an existing path. Throws UserError if the path cannot be accessed.
 FileSystem file_system_of(const std::string& path);
 
 /// Measurements of one file system; rates in bytes per second.
@@ -39,7 +39,7 @@ class MachineProfile {
   const DiskProfile* find(const FileSystem& at) const;
   /// Adds measurements; replaces those of the same mount point.
   void put(DiskProfile one);
-  /// Writes the file atomically, and creates its folders. Throws Failure(environment).
+  /// Writes the file atomically, and creates its folders. Throws EnvironmentError.
   void save() const;
   const std::string& file() const { return file_; }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/planning.hpp"
 
@@ -16,7 +16,7 @@ std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<Parame
     try {
       return Planner(setup.revalidate(suggestion.overrides, suggestion.ranks), parameters, suggestion.ranks)
           .max_bytes();
-    } catch (const Failure&) {
+    } catch (const Error&) {
       return {};  // the changed job is invalid
     }
   };

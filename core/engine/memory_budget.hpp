@@ -12,7 +12,7 @@
 
 namespace zr::host {
 
-/// Throws Failure(user) with the plan and suggested changes if the plan exceeds a budget. `communicator`: null for one
+/// Throws UserError with the plan and suggested changes if the plan exceeds a budget. `communicator`: null for one
 /// rank.
 void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<Parameter>& parameters,
                   const Instance* communicator);
@@ -21,11 +21,11 @@ void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<
 /// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails.
 class MemoryBudget {
  public:
-  /// Keeps references to all arguments. Throws Failure(user) if a budget is already exceeded.
+  /// Keeps references to all arguments. Throws UserError if a budget is already exceeded.
   MemoryBudget(const StepContext& context, const Instance* communicator, const TrainingProgress& progress);
   MemoryBudget(const MemoryBudget&) = delete;
 
-  /// Throws Failure(user) with the held bytes and suggested changes, because an allocation of `requested` bytes would
+  /// Throws UserError with the held bytes and suggested changes, because an allocation of `requested` bytes would
   /// exceed the device budget; 0: the held bytes already exceed it.
   [[noreturn]] void over_budget(int64_t requested) const;
 

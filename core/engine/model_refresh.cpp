@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/planning.hpp"

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 
@@ -74,8 +74,9 @@ void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vect
   for (int64_t at = segment.first, end = at + segment.count; at < end;) {
     while (slice < slices.size() && !holds(at)) ++slice;
     if (slice == slices.size())
-      fail_bug("rank " + std::to_string(plan_.rank) + " has no reduced gradient for element " + std::to_string(at) +
-               " of '" + plan_.input.parameters[param].name + "', although its plan assigns that element to it");
+      fail_internal("rank " + std::to_string(plan_.rank) + " has no reduced gradient for element " +
+                    std::to_string(at) + " of '" + plan_.input.parameters[param].name +
+                    "', although its plan assigns that element to it");
     const UpdateSlice& one = slices[slice];
     const int64_t count = std::min(end, one.first + one.count) - at;
     own_.push_back({part_of(one.grad, at - one.first, count), nullptr});

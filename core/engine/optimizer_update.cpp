@@ -1,6 +1,6 @@
 #include "engine/optimizer_update.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "engine/planning.hpp"
 #include "update/update.hpp"
 
@@ -19,8 +19,8 @@ void OptimizerUpdate::announce(int64_t update) {
   context_.check(context_.optimizer_api().phase(optimizer.self(), update, &grads, &error), error,
                  optimizer.who("phase"));
   if (grads != ZR_GRADS_REDUCED)
-    fail_bug(optimizer.who("phase") +
-             " requests local gradients, but its description does not declare that; this is a bug in the plug-in");
+    fail_internal(optimizer.who("phase") +
+                  " requests local gradients, but its description does not declare that; this is a bug in the plug-in");
 }
 
 void OptimizerUpdate::run(const Input& input) {

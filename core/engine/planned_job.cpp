@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/memory_budget.hpp"

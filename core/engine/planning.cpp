@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
 #include "engine/machine_profile.hpp"
@@ -95,7 +95,7 @@ void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::
     const std::string& id = choice.text;
     for (std::size_t i = 0; i < tiers.size(); ++i)
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
-    fail_bug("the tier '" + id + "' was not loaded");
+    fail_internal("the tier '" + id + "' was not loaded");
   };
   TierRequest& wanted = input.wanted;
   const OffloadConfig& offload = config.offload();

@@ -16,7 +16,7 @@ namespace zr::host {
 /// "strategy.<id>": the configuration table of an instance.
 std::string table_of(const Component& component);
 /// The strategy's input: parameters with their optimizer groups, dtypes, optimizer states. Adds the groups to
-/// `optimizer`, so call it once per instance. Throws Failure(user) if a group pattern matches no parameter.
+/// `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter.
 PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
 /// The optimizer's granularity: ZR_ELEMENTWISE, for example.
 uint32_t granularity_of(const Instance& optimizer);
@@ -24,13 +24,13 @@ uint32_t granularity_of(const Instance& optimizer);
 /// host; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
 void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
                int64_t other_bytes, bool elementwise);
-/// Throws Failure(user) if [offload] requests something that this plan does not support.
+/// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy);
 /// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
 PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world);
 /// Bytes of host memory of `local` ranks on one host: tiers, communicators, copies for checkpoints.
 int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
-/// Throws Failure(user) with the plan if host_bytes() exceeds memory.host_budget.
+/// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
 void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context);
 /// True if ranks that are all on one host share one copy of the weights; never with memory.device_budget.
 bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world);

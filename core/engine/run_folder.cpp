@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

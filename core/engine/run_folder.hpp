@@ -25,7 +25,7 @@ std::vector<std::string> runs_in(const std::string& run_folder);
 /// Rank 0 only. Training thread.
 class RunFolder {
  public:
-  /// Creates the folder and locks it. Throws Failure(user) naming the holder if another job holds the lock.
+  /// Creates the folder and locks it. Throws UserError naming the holder if another job holds the lock.
   RunFolder(const JobConfig& config, const std::string& engine);
 
   /// The rows of the newest run's metrics.jsonl up to `step`; "" if there is no run.

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {

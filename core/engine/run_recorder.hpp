@@ -60,7 +60,7 @@ struct DigestRow {
 class RunRecorder {
  public:
   /// Rank 0 locks the run folder of `engine` and writes to it only after accept(). Other ranks only keep numbers in
-  /// memory. Throws Failure(user) if another job has locked the folder.
+  /// memory. Throws UserError if another job has locked the folder.
   RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank);
   ~RunRecorder();
   /// Called when the job has passed every check: creates the folder of this run, and copies the rows of the newest

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"

@@ -29,10 +29,10 @@ class Saver {
 
   /// See peers_of().
   CheckpointComm peers() { return peers_of(control_); }
-  /// Locks `root` for this job until close(). If another process holds the lock, throws Failure(user), naming the
+  /// Locks `root` for this job until close(). If another process holds the lock, throws UserError, naming the
   /// owner, on all ranks.
   void lock_folder(const std::string& root);
-  /// Allocates host memory for copies of images of this size, and counts it in the ledger. Throws Failure(environment)
+  /// Allocates host memory for copies of images of this size, and counts it in the ledger. Throws EnvironmentError
   /// if the allocation fails.
   void reserve_for(const CheckpointContents& image);
 

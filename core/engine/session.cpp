@@ -7,7 +7,7 @@
 
 #include "base/directory.hpp"
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/initial_weights.hpp"
 #include "update/cast.hpp"
@@ -69,9 +69,9 @@ void ShardedState::make_slices() {
         weight = &one;
     }
     if (!weight)
-      fail_bug(context_.strategy.who("plan") + " assigns reduced gradients of '" +
-               plan.input.parameters[reduced.param].name +
-               "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
+      fail_internal(context_.strategy.who("plan") + " assigns reduced gradients of '" +
+                    plan.input.parameters[reduced.param].name +
+                    "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
     for (const StateRun& run : states_.runs(mine.state_offset[i], reduced.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = reduced.first + skip;
       UpdateSlice slice{reduced.param,
@@ -305,9 +305,9 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     at += n;
   }
   if (at < end)
-    fail_bug("rank " + std::to_string(context_.rank()) + " has no memory for elements " + std::to_string(at) + " to " +
-             std::to_string(end - 1) + " of '" + plan.input.parameters[param].name +
-             "', although its plan assigns them to it");
+    fail_internal("rank " + std::to_string(context_.rank()) + " has no memory for elements " + std::to_string(at) +
+                  " to " + std::to_string(end - 1) + " of '" + plan.input.parameters[param].name +
+                  "', although its plan assigns them to it");
 }
 
 const char* ShardedState::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {

@@ -1,6 +1,6 @@
 #include "engine/skip_log.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 

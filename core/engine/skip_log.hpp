@@ -17,7 +17,7 @@ class SkipLog {
   explicit SkipLog(const StepContext& context) : context_(context) {}
   /// Logs a skipped step, which `progress` already counts: the first ten, then at most one per 100 steps.
   void report(const GlobalStats& global, const TrainingProgress& progress);
-  /// Ends the job, because its last train.max_skipped_steps steps were skipped: throws Failure(user) naming the
+  /// Ends the job, because its last train.max_skipped_steps steps were skipped: throws UserError naming the
   /// parameter and the rank.
   [[noreturn]] void give_up(const GlobalStats& global, const TrainingProgress& progress) const;
   /// The keys to change, as text: "lower optimizer.lr or set train.gradient_clipping".

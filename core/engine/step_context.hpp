@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
 #include "comm/comm_runtime.hpp"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 
@@ -34,7 +34,7 @@ uint32_t TensorAccess::find(const std::string& parameter) const {
 std::size_t TensorAccess::find_buffer(const std::string& name) {
   const std::vector<ModelBuffer> buffers = context_.model.buffers();
   const auto found = std::find_if(buffers.begin(), buffers.end(), [&](const ModelBuffer& b) { return b.name == name; });
-  if (found == buffers.end()) fail_bug("the model has no buffer '" + name + "'");
+  if (found == buffers.end()) fail_internal("the model has no buffer '" + name + "'");
   return static_cast<std::size_t>(found - buffers.begin());
 }
 

@@ -17,7 +17,7 @@ class TensorAccess {
   TensorAccess(const StepContext& context, const TrainingParts& parts);
   TensorAccess(const TensorAccess&) = delete;
 
-  /// A parameter's index by name or alias; throws Failure(user) with the nearest name.
+  /// A parameter's index by name or alias; throws UserError with the nearest name.
   uint32_t find(const std::string& parameter) const;
   /// Writes the full tensor as fp32 to out[count]. `slot` names an optimizer state.
   void read(uint32_t param, LogicalRole role, const std::string& slot, float* out);
@@ -32,7 +32,7 @@ class TensorAccess {
 
  private:
   std::size_t find_buffer(const std::string& name);
-  // Throws Failure(user) on all ranks if the values that the ranks pass to engine.set() differ.
+  // Throws UserError on all ranks if the values that the ranks pass to engine.set() differ.
   void check_same_values(const Parameter& parameter, const float* values);
 
   const StepContext& context_;

@@ -1,6 +1,6 @@
 #include "engine/training_progress.hpp"
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

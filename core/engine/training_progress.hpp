@@ -82,11 +82,11 @@ class TrainingProgress {
   /// Call before a load overwrites the weights.
   void begin_load();
   void end_load() { incomplete_ = false; }  // call when the load has succeeded
-  /// Throws Failure(user) if the last load failed after begin_load().
+  /// Throws UserError if the last load failed after begin_load().
   void check_complete() const;
-  /// check_complete(); also throws Failure(user) if the last backward ended with an exception.
+  /// check_complete(); also throws UserError if the last backward ended with an exception.
   void check_backward() const;
-  /// Throws Failure(user), naming the parameter, if no reduced gradients can be read now.
+  /// Throws UserError, naming the parameter, if no reduced gradients can be read now.
   void check_gradients(const std::string& parameter) const;
 
  private:

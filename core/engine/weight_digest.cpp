@@ -7,7 +7,7 @@
 #include <map>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

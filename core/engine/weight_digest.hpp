@@ -34,7 +34,7 @@ class WeightDigest {
   };
   /// Returns the digest of the next part. Called once per step.
   Digest next();
-  /// Compares the digests of all ranks (in rank order). If weights differ, throws Failure(user) on all ranks,
+  /// Compares the digests of all ranks (in rank order). If weights differ, throws UserError on all ranks,
   /// naming the parameter and the ranks. Collective.
   void compare(const std::vector<Digest>& digests, CommRuntime& comm, int64_t step);
   /// Records that the optimizer updated parameters. touched: by parameter, not 0 if it was updated.

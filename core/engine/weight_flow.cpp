@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "comm/coll.hpp"
 #include "control/call_mismatch.hpp"
 
@@ -93,9 +93,10 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
-        fail_bug(strategy_.who("acquire") + " returned an invalid view for '" + parameter.name + "': it must have " +
-                 std::to_string(parameter.count) + " elements (it has " + std::to_string(gathered[i].count) +
-                 "), the dtype of the weights, and memory; this is a bug in the plug-in");
+        fail_internal(strategy_.who("acquire") + " returned an invalid view for '" + parameter.name +
+                      "': it must have " + std::to_string(parameter.count) + " elements (it has " +
+                      std::to_string(gathered[i].count) +
+                      "), the dtype of the weights, and memory; this is a bug in the plug-in");
       memory_[absent[i]] = gathered[i].data;
       model_.attach(absent[i], gathered[i].data);
     }

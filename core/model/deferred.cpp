@@ -11,7 +11,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -39,7 +39,7 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   using Storages = std::unordered_map<const c10::StorageImpl*, uint32_t>;
   void replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes);
 
-  /// Called for operators outside the scope; throws Failure(user).
+  /// Called for operators outside the scope; throws UserError.
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse*, std::size_t, bool) override {}
   std::string alternative() const override;

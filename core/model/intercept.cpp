@@ -7,7 +7,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -68,9 +68,9 @@ class Model {
   virtual std::vector<uint32_t> written() = 0;
   /// Bound parameters that tensors from before bind() may write to, which written() does not see.
   virtual std::vector<uint32_t> exposed() { return {}; }
-  /// Throws Failure(user) naming a bound parameter whose data the program replaced without the engine.
+  /// Throws UserError naming a bound parameter whose data the program replaced without the engine.
   virtual void verify() = 0;
-  /// Throws Failure(user) naming `call` and a parameter with an open zr::gather scope.
+  /// Throws UserError naming `call` and a parameter with an open zr::gather scope.
   virtual void check_scopes(const std::string& call) = 0;
   /// The same check for one parameter.
   virtual void check_scope(uint32_t param, const std::string& call) = 0;

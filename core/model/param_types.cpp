@@ -3,7 +3,7 @@
 #include <set>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 
 namespace zr::host {

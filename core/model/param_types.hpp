@@ -12,7 +12,7 @@
 namespace zr::host {
 
 /// Logs one line on rank 0 that names the parameters that are neither fp32 nor of train.dtype; with
-/// `train.param_dtype = "reject"` throws Failure(user) instead, on all ranks.
+/// `train.param_dtype = "reject"` throws UserError instead, on all ranks.
 void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
                        int rank);
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 
@@ -66,7 +66,7 @@ class RecomputeFrame::Recorded final : public SavedHooks {
         std::any_of(leaves_.begin(), leaves_.end(), [&](const torch::Tensor& leaf) { return leaf.is_same(tensor); });
     if (made_leaf || !is_free_to_save(tensor)) values_.push_back(tensor.detach());
   }
-  torch::Tensor call_unpack_hook() override { fail_bug("the graph of a recomputed block was used"); }
+  torch::Tensor call_unpack_hook() override { fail_internal("the graph of a recomputed block was used"); }
 
  private:
   std::vector<torch::Tensor>& values_;

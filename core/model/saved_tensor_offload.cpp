@@ -9,7 +9,7 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "model/allocator.hpp"
 
 namespace zr::host {

@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "model/placeholder.hpp"
 
 namespace zr::host {

@@ -19,7 +19,7 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b);
 class Storages {
  public:
   using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
-  /// Throws Failure(user) naming two tensors whose memory overlaps, or a parameter whose own elements overlap. Tied
+  /// Throws UserError naming two tensors whose memory overlaps, or a parameter whose own elements overlap. Tied
   /// weights must be listed once.
   Storages(const Tensors& parameters, const Tensors& buffers);
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/torch_state.hpp"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/torch_state.hpp"
 
@@ -18,7 +18,7 @@ at::ScalarType torch_type(zr_dtype dtype) {
     case ZR_F32: return at::kFloat;
     case ZR_BF16: return at::kBFloat16;
     case ZR_F16: return at::kHalf;
-    default: fail_bug("weights are fp32, bf16 or fp16, not dtype " + std::to_string(dtype));
+    default: fail_internal("weights are fp32, bf16 or fp16, not dtype " + std::to_string(dtype));
   }
 }
 

@@ -11,7 +11,7 @@ namespace zr::host {
 
 class TorchModel final : public Model {
  public:
-  /// Names are in the model's order; a tensor with several names is one parameter. Throws Failure(user) for parameters
+  /// Names are in the model's order; a tensor with several names is one parameter. Throws UserError for parameters
   /// that are not dense floating-point CPU tensors, or that another engine trains.
   /// `reloads`: parameters that an earlier engine left without memory read as zeros until their values are loaded.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
@@ -48,10 +48,10 @@ class TorchModel final : public Model {
   void offload_saved_tensors(OffloadCallbacks callbacks) override;
   void seed(uint64_t seed) override;
 
-  /// Throws Failure(user) naming parameters of the program's current model that this TorchModel does not train: added,
+  /// Throws UserError naming parameters of the program's current model that this TorchModel does not train: added,
   /// replaced or unfrozen since it was made. `parameters`: all parameters of the model, or those to check.
   void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const;
-  /// The parameters that a new TorchModel of these tensors would train. Throws Failure(user) if it cannot be made.
+  /// The parameters that a new TorchModel of these tensors would train. Throws UserError if it cannot be made.
   std::vector<Parameter> list_parameters(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                                          const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
   /// How the program's current buffers differ from those that this model was made with, as in "'x' was replaced by
@@ -61,7 +61,7 @@ class TorchModel final : public Model {
   /// Uses the program's current buffers if only the tensor changed, not its shape or type: the forward of a TorchScript
   /// module assigns new tensors to its buffers. Copies a buffer if other tensors use its memory too.
   void adopt_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
-  /// Calls adopt_buffers(), then throws Failure(user) naming buffers that changed in another way, if any.
+  /// Calls adopt_buffers(), then throws UserError naming buffers that changed in another way, if any.
   void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   /// True for a buffer of this model.
   bool has_buffer(const torch::Tensor& tensor) const;

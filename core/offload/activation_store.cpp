@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -48,7 +48,7 @@ std::string ActivationStore::name_of(const Record& record) const {
 
 ActivationStore::Record& ActivationStore::find(uint64_t record) {
   const auto at = records_.find(record);
-  if (at == records_.end()) fail_bug("unknown activation record " + std::to_string(record));
+  if (at == records_.end()) fail_internal("unknown activation record " + std::to_string(record));
   return at->second;
 }
 
@@ -97,8 +97,8 @@ void ActivationStore::take_allocation(Record& record) {
     TierAllocation allocation(tier_, record.capacity, {{MemoryKind::activations, "activations", record.capacity}});
     if (tier_.info().in_memory()) mapped_[allocation.id()] = static_cast<char*>(tier_.map(allocation.id()));
     record.allocation = std::move(allocation);
-  } catch (const Failure& failure) {
-    throw Failure(failure.exit(), std::string(failure.what()) + "; needed for " + name_of(record));
+  } catch (const Error& failure) {
+    fail_like(failure, std::string(failure.what()) + "; needed for " + name_of(record));
   }
   ++counts_.reserved;
 }

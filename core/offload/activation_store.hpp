@@ -24,7 +24,7 @@ class ActivationStore {
 
   /// Copies the data. Returns the number of the record, never 0.
   uint64_t put(const void* data, int64_t bytes);
-  /// Copies a record to memory of its size. Throws Failure(environment) with the tier's error.
+  /// Copies a record to memory of its size. Throws EnvironmentError with the tier's error.
   void get(uint64_t record, void* to);
   /// Starts to read the records that are needed next, in this order, as far as buffers are free.
   void prefetch(const std::vector<uint64_t>& records);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -95,7 +95,7 @@ uint64_t DiskBackedBuffer::write(int64_t from, int64_t to, const char* staging, 
       std::memcpy(kept + (begin - first * block_), at, static_cast<std::size_t>(stop - begin));
       return;
     }
-    if (begin != first * block_ || stop != end * block_) fail_bug("partial write of a block of '" + tag_ + "'");
+    if (begin != first * block_ || stop != end * block_) fail_internal("partial write of a block of '" + tag_ + "'");
     pending_.push_back({number, begin, stop, true, tier_.write(allocation_.id(), begin, at, stop - begin, what)});
     std::fill(written_.begin() + first, written_.begin() + end, true);
   });

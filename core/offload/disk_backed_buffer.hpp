@@ -41,7 +41,7 @@ class DiskBackedBuffer {
   uint64_t write(int64_t from, int64_t to, const char* staging, const std::string& what);
   /// Call before write(): if an end of the range is inside a block that is not resident, makes that block resident.
   void prepare_write(int64_t from, int64_t to, const std::string& what);
-  /// Waits for the transfers of a read() or write(); does nothing if they are over. Throws Failure(environment) as
+  /// Waits for the transfers of a read() or write(); does nothing if they are over. Throws EnvironmentError as
   /// Transfer does.
   void wait(uint64_t number);
   /// True if wait() would return at once.

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/coll.hpp"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "offload/disk_backed_buffers.hpp"
 
 namespace zr::host {
@@ -63,7 +63,8 @@ bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
     if (!chunk.slices.empty()) return false;
     if (weights.buffer)
       count = (weights.buffer->block_begin(weights.from + count * weight_size) - weights.from) / weight_size;
-    if (count <= 0 || !plan_.input.wanted.elementwise) fail_bug("a staging chunk is too small for an update slice");
+    if (count <= 0 || !plan_.input.wanted.elementwise)
+      fail_internal("a staging chunk is too small for an update slice");
   }
   UpdateSlice slice = rest;
   slice.count = count;

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -80,7 +80,7 @@ std::vector<StateRun> OptimizerStates::runs(int64_t first, int64_t count) const 
 const OptimizerStates::Run& OptimizerStates::run_of(int64_t element) const {
   for (const Run& run : runs_)
     if (run.at.first <= element && element < run.at.first + run.at.count) return run;
-  fail_bug("no tier holds optimizer state element " + std::to_string(element));
+  fail_internal("no tier holds optimizer state element " + std::to_string(element));
 }
 
 zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) const {

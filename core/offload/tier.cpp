@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 
@@ -102,7 +102,7 @@ void TierStore::release(uint64_t allocation) {
 void* TierStore::map(uint64_t allocation) {
   const auto at = std::find_if(allocations_.begin(), allocations_.end(),
                                [&](const Allocation& one) { return one.id == allocation; });
-  if (at == allocations_.end() || !info_.in_memory()) fail_bug("this allocation of a tier cannot be mapped");
+  if (at == allocations_.end() || !info_.in_memory()) fail_internal("this allocation of a tier cannot be mapped");
   zr_view view{};
   CallError error;
   check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->who("map"));

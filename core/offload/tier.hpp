@@ -48,7 +48,7 @@ class Transfer {
   Transfer(Transfer&& other) noexcept;
   /// Swaps the two transfers.
   Transfer& operator=(Transfer&& other) noexcept;
-  /// Returns when it is over. If it failed, throws Failure(environment) with the tier's error and the data's name.
+  /// Returns when it is over. If it failed, throws EnvironmentError with the tier's error and the data's name.
   void wait();
   bool is_over() const;
   zr_done* done() const { return done_; }
@@ -76,7 +76,7 @@ class TierStore {
     std::string tag;
     int64_t bytes;
   };
-  /// Reserves an allocation of that many bytes and returns its id. Throws Failure(environment) with the tier's error,
+  /// Reserves an allocation of that many bytes and returns its id. Throws EnvironmentError with the tier's error,
   /// or the ledger's exception.
   uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> held);
   void release(uint64_t allocation);

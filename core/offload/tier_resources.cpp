@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {

@@ -40,7 +40,7 @@ class TierAllocation {
 class TrackedMemory {
  public:
   TrackedMemory() = default;
-  /// Zeroed memory of allocate_huge_pages(bytes, align). Throws Failure(environment) if the allocation fails, or the
+  /// Zeroed memory of allocate_huge_pages(bytes, align). Throws EnvironmentError if the allocation fails, or the
   /// ledger's exception.
   TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, MemoryKind kind, std::string tag);
   ~TrackedMemory();

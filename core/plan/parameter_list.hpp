@@ -10,7 +10,7 @@ namespace zr::host {
 
 /// One line, {"zeroth_parameters":1,...}: a program reports its parameters to `zeroth plan`.
 std::string to_json(const std::vector<Parameter>& parameters);
-/// The parameters in the last such line of a program's output. Throws Failure(user) naming `who` if the output has
+/// The parameters in the last such line of a program's output. Throws UserError naming `who` if the output has
 /// no such line.
 std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who);
 
@@ -18,7 +18,7 @@ std::vector<Parameter> parameters_from_json(const std::string& output, const std
 struct Sizes {
   int64_t parameters = 0, layers = 0, width = 0;
 };
-/// Derives the sizes that are 0 from the others. Throws Failure(user) if they contradict each other.
+/// Derives the sizes that are 0 from the others. Throws UserError if they contradict each other.
 Sizes complete(Sizes sizes);
 /// The parameters of a GPT of these complete sizes.
 std::vector<Parameter> parameters_of(const Sizes& complete_sizes);

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -45,7 +45,8 @@ class Collector {
 
   RankPlan finish() {
     // Plug-ins call the sinks through C; their first problem is thrown here.
-    if (!wrong_.empty()) fail_bug("the strategy's plan for rank " + std::to_string(rank_) + " is invalid: " + wrong_);
+    if (!wrong_.empty())
+      fail_internal("the strategy's plan for rank " + std::to_string(rank_) + " is invalid: " + wrong_);
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
@@ -119,8 +120,8 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
     for (const auto& [rank, piece] : held)
       if (piece->first <= segment.first && segment.first < piece->first + piece->count) segment.owners.push_back(rank);
     if (segment.owners.empty())
-      fail_bug("the strategy's plan leaves '" + parameter.name + "' [" + std::to_string(segment.first) + ", " +
-               std::to_string(segment.first + segment.count) + ") without an owner");
+      fail_internal("the strategy's plan leaves '" + parameter.name + "' [" + std::to_string(segment.first) + ", " +
+                    std::to_string(segment.first + segment.count) + ") without an owner");
     segments.push_back(std::move(segment));
   }
   return segments;

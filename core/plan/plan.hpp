@@ -155,13 +155,13 @@ struct MemoryPlan {
   std::string text(const std::string& title, const PlanContext& context) const;
 };
 
-/// Calls the strategy's plan() for one rank; throws Failure if the plug-in fails.
+/// Calls the strategy's plan() for one rank; throws Error if the plug-in fails.
 using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink& sink)>;
 
 /// Tiles in flight at a time: two are prefetched, one is updated, one is written back.
 inline constexpr int64_t kTilesInFlight = 4;
 
-/// Plans `rank` of input.world and, for ownership, every other rank. Throws Failure(bug) with parameter and rule if a
+/// Plans `rank` of input.world and, for ownership, every other rank. Throws InternalError with parameter and rule if a
 /// piece is cut inside a norm block, misaligned, outside its buffer or overlapping, or if a trainable element has no
 /// owner.
 MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);

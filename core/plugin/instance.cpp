@@ -2,7 +2,7 @@
 #include <map>
 #include <mutex>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "plugin/plugin_host.hpp"
 
 namespace zr::host {
@@ -17,9 +17,9 @@ void call(const std::string& who, F&& fn) {
   try {
     code = fn(&error);
   } catch (const std::exception& escaped) {
-    fail_bug(who + " threw an exception across the C ABI: " + escaped.what() + "; this is a bug in the plug-in");
+    fail_internal(who + " threw an exception across the C ABI: " + escaped.what() + "; this is a bug in the plug-in");
   } catch (...) {
-    fail_bug(who + " threw an exception across the C ABI; this is a bug in the plug-in");
+    fail_internal(who + " threw an exception across the C ABI; this is a bug in the plug-in");
   }
   check(code, error, who);
 }
@@ -47,7 +47,7 @@ void stop(const zr_module* module) {
 }
 
 // The plug-in's text may not name the missing services; the host knows which ones it requested.
-std::string with_missing_services(const Failure& failure, const std::vector<std::string>& missing_services) {
+std::string with_missing_services(const Error& failure, const std::vector<std::string>& missing_services) {
   std::string text = failure.what();
   std::string ids;
   for (const auto& id : missing_services)
@@ -67,11 +67,11 @@ Instance::Instance(PluginHost& host, const Component& component, const JobConfig
   try {
     call(who("create"),
          [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
-    if (!self_) fail_bug(who("create") + " reported success, but left *self null; this is a bug in the plug-in");
-  } catch (const Failure& failure) {
+    if (!self_) fail_internal(who("create") + " reported success, but left *self null; this is a bug in the plug-in");
+  } catch (const Error& failure) {
     stop(component.module);
     if (code != ZR_UNSUPPORTED) throw;
-    throw Failure(failure.exit(), with_missing_services(failure, host.take_missing_services()));
+    fail_like(failure, with_missing_services(failure, host.take_missing_services()));
   }
 }
 

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "plugin/services.hpp"

@@ -52,7 +52,7 @@ class PluginHost {
 /// A created component; destroys it. Module startup and shutdown are counted per process.
 class Instance {
  public:
-  /// Calls startup (once per module) and create with the values of `table` ("<role>.<id>"). Throws Failure with the
+  /// Calls startup (once per module) and create with the values of `table` ("<role>.<id>"). Throws Error with the
   /// plug-in and its message.
   Instance(PluginHost& host, const Component& component, const JobConfig& config, const std::string& table);
   ~Instance();

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 

@@ -37,7 +37,7 @@ struct ResolvedJob {
 /// is false, unknown keys are not rejected. [control]
 ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
                         int world, bool knows_all_keys = true);
-/// Resolves the same job with additional overrides. Throws Failure if they are invalid.
+/// Resolves the same job with additional overrides. Throws Error if they are invalid.
 using Revalidate = std::function<ResolvedJob(const std::vector<std::string>& more, int world)>;
 
 }  // namespace zr::host

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <optional>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {

@@ -8,7 +8,7 @@ namespace zr::host {
 
 /// Runs `load` in a child process (a fork, without exec). Returns "" if it returned or threw there; else how the child
 /// ended, with the last line it printed and the remedy. After ZR_PLUGIN_LOAD_SECONDS (default 20), the child and the
-/// processes in its group are killed. Throws Failure(environment) if no child can be started. Only for processes with
+/// processes in its group are killed. Throws EnvironmentError if no child can be started. Only for processes with
 /// one thread: a lock that another thread holds stays locked in the child.
 std::string probe_problem(const std::function<void()>& load);
 

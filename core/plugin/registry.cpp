@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "plugin/library_loader.hpp"
 
 namespace zr::host {
@@ -34,7 +34,8 @@ std::string_view kind_of(Role role) {
 std::string_view role_of(const Component& component) {
   for (const Role role : kRoles)
     if (kind_of(role) == component.table->kind) return name_of(role);
-  fail_bug(component.file.string() + ": a component of the unknown kind '" + component.table->kind + "' was loaded");
+  fail_internal(component.file.string() + ": a component of the unknown kind '" + component.table->kind +
+                "' was loaded");
 }
 
 std::string with_articles(const std::vector<Role>& roles) {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "update/cast.hpp"
 #include "zr/ordered_reduce.hpp"
 

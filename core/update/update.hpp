@@ -35,7 +35,7 @@ struct UpdateInput {
 };
 
 /// Calls the optimizer over all touched slices. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where
-/// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Failure if the
+/// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Error if the
 /// plug-in fails.
 void update(const Instance& optimizer, uint32_t granularity, ThreadPool& pool, const MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);

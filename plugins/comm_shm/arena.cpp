@@ -18,7 +18,7 @@ constexpr const char* kTag = "shared memory: counters and staging";
 
 [[noreturn]] void reject(zr_code code, const std::string& what) {
   const int error = errno;
-  throw zr::Error(code, what + ": " + std::strerror(error), error);
+  throw zr::PluginError(code, what + ": " + std::strerror(error), error);
 }
 
 std::string boot_id() {
@@ -93,14 +93,14 @@ void Arena::connect(int peer, const MemoryFileAddress& address) {
   const MemoryFileAddress mine = this->address();
   const std::string who = "rank " + std::to_string(peer);
   if (address.boot != mine.boot)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm connects ranks of one host only: " + who + " is on host '" +
-                                        address.host + "', this is rank " + std::to_string(rank_) + " on '" +
-                                        mine.host +
-                                        "'; start all ranks on one host, or choose a communicator for several hosts");
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "comm_shm connects ranks of one host only: " + who + " is on host '" + address.host +
+                              "', this is rank " + std::to_string(rank_) + " on '" + mine.host +
+                              "'; start all ranks on one host, or choose a communicator for several hosts");
   if (address.container != mine.container)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
-                                        address.host + "' is in another container (PID namespace) than rank " +
-                                        std::to_string(rank_) + "; start all ranks in one container");
+    throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
+                                              address.host + "' is in another container (PID namespace) than rank " +
+                                              std::to_string(rank_) + "; start all ranks in one container");
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
@@ -109,18 +109,19 @@ void Arena::connect(int peer, const MemoryFileAddress& address) {
   fds_[peer] = fd;
   control_blocks_[peer] = map(fd, 0, layout_.bytes, "the control block of " + who);
   if (control_block(peer).magic != kMagic || control_block(peer).identity != address.identity)
-    throw zr::Error(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
-                                 std::to_string(address.pid) + " has ended, and its process id may have been reused");
+    throw zr::PluginError(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
+                                       std::to_string(address.pid) +
+                                       " has ended, and its process id may have been reused");
 }
 
 void Arena::extend(uint64_t bytes, const char* what) {
   // The kernel does not limit the size of such files: without this check its OOM killer would end processes.
   if (const int64_t left = available(); left >= 0 && bytes > static_cast<uint64_t>(left))
-    throw zr::Error(ZR_NOMEM,
-                    "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what +
-                        "): the machine has " + std::to_string(left) +
-                        " bytes available; use fewer ranks on this host, or a strategy that shards more",
-                    ENOMEM);
+    throw zr::PluginError(ZR_NOMEM,
+                          "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what +
+                              "): the machine has " + std::to_string(left) +
+                              " bytes available; use fewer ranks on this host, or a strategy that shards more",
+                          ENOMEM);
   const auto offset = static_cast<off_t>(end_);
   int error = 0;
   do {
@@ -148,8 +149,8 @@ void* Arena::allocate(uint64_t bytes) {
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
   if (free == kSegments)
-    throw zr::Error(ZR_NOMEM, "cannot allocate more than " + std::to_string(kSegments) +
-                                  " segments of shared memory at a time; allocate fewer and larger ones");
+    throw zr::PluginError(ZR_NOMEM, "cannot allocate more than " + std::to_string(kSegments) +
+                                        " segments of shared memory at a time; allocate fewer and larger ones");
   const uint64_t offset = end_;
   extend(bytes, "a buffer");
   char* memory = map(fds_[rank_], offset, bytes, "a buffer");

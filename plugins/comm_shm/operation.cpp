@@ -73,7 +73,7 @@ bool Operation::blocks(const Operation& later) const {
 }
 
 void Operation::check(bool ok, const char* why) const {
-  if (!ok) throw zr::Error(ZR_INVALID, what() + ": " + why);
+  if (!ok) throw zr::PluginError(ZR_INVALID, what() + ": " + why);
 }
 
 void Operation::assign(const zr_coll& given, int own_rank, int ranks) {

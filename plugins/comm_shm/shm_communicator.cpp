@@ -77,9 +77,9 @@ void ShmCommunicator::rendezvous(const zr_comm_open& how, uint64_t opened) {
     MemoryFileAddress peer;
     std::istringstream said(get("address", r));
     if (!(said >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
-      throw zr::Error(ZR_COMM, "rank " + std::to_string(r) +
-                                   " announced an address that comm_shm cannot parse; use the same version of "
-                                   "Zeroth on all ranks");
+      throw zr::PluginError(ZR_COMM, "rank " + std::to_string(r) +
+                                         " announced an address that comm_shm cannot parse; use the same version of "
+                                         "Zeroth on all ranks");
     arena_.connect(r, peer);
   }
   // No rank may leave, or write to a peer's memory, before all ranks have opened each other's memory.
@@ -107,10 +107,10 @@ zr_comm_caps ShmCommunicator::caps() const {
 
 void* ShmCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
   if (flags != 0)
-    throw zr::Error(ZR_UNSUPPORTED, "comm_shm does not support memory with flags " + std::to_string(flags));
+    throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm does not support memory with flags " + std::to_string(flags));
   if (align > 4096)
-    throw zr::Error(ZR_UNSUPPORTED,
-                    "comm_shm cannot align memory to " + std::to_string(align) + " bytes; the limit is 4096");
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "comm_shm cannot align memory to " + std::to_string(align) + " bytes; the limit is 4096");
   return arena_.allocate(bytes);
 }
 
@@ -133,7 +133,7 @@ void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** r
 void ShmCommunicator::shared_free(void* writer) noexcept { arena_.release_reader(writer); }
 
 void ShmCommunicator::submit(const zr_coll& coll, zr_stream*, zr_done* done) {
-  if (failed_) throw zr::Error(failed_->code, failed_->text);
+  if (failed_) throw zr::PluginError(failed_->code, failed_->text);
   auto op = spare_.empty() ? std::make_unique<Operation>() : std::move(spare_.back());
   if (!spare_.empty()) spare_.pop_back();
   op->assign(coll, rank_, world_);
@@ -149,11 +149,11 @@ void ShmCommunicator::submit(const zr_coll& coll, zr_stream*, zr_done* done) {
 }
 
 void ShmCommunicator::progress() {
-  if (failed_) throw zr::Error(failed_->code, failed_->text);
+  if (failed_) throw zr::PluginError(failed_->code, failed_->text);
   advance();
 }
 
-void ShmCommunicator::advance() try { advance_operations(); } catch (const zr::Error& error) {
+void ShmCommunicator::advance() try { advance_operations(); } catch (const zr::PluginError& error) {
   if (failed_) throw;
   fail(error.code(), error.what());  // an operation failed, so no later one can be executed
 }
@@ -272,7 +272,7 @@ void ShmCommunicator::fail(zr_code code, const std::string& text) {
   }
   queue_.clear();
   submitting_ = staging_user_ = nullptr;
-  throw zr::Error(code, text);
+  throw zr::PluginError(code, text);
 }
 
 void ShmCommunicator::wait(const Operation& op) {

@@ -71,7 +71,8 @@ class Cpu : public zr::Offload<Cpu> {
     const std::lock_guard lock(mutex_);
     const auto one = allocations_.find(id);
     if (one == allocations_.end())
-      throw zr::Error(ZR_INVALID, "tier cpu: cannot map allocation " + std::to_string(id) + ", which is not reserved");
+      throw zr::PluginError(ZR_INVALID,
+                            "tier cpu: cannot map allocation " + std::to_string(id) + ", which is not reserved");
     const cpu::Block& block = *one->second.block;
     return {block.data(), static_cast<int64_t>(block.bytes()), ZR_U8, 0, {1, 0}};
   }
@@ -87,7 +88,7 @@ class Cpu : public zr::Offload<Cpu> {
   template <class Copy>
   void each(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, Copy&& copy) {
     if (stream)
-      throw zr::Error(ZR_UNSUPPORTED, "tier cpu does not support streams; wait for the stream, and pass none");
+      throw zr::PluginError(ZR_UNSUPPORTED, "tier cpu does not support streams; wait for the stream, and pass none");
     for (uint32_t i = 0; i < n; ++i) address_of(all[i], i);
     for (uint32_t i = 0; i < n; ++i)
       if (all[i].memory.count > 0)
@@ -97,7 +98,7 @@ class Cpu : public zr::Offload<Cpu> {
   }
   char* address_of(const zr_transfer& one, uint32_t index) const {
     const auto reject = [&](const std::string& what) {
-      throw zr::Error(ZR_INVALID, "tier cpu: transfer " + std::to_string(index) + " " + what, index);
+      throw zr::PluginError(ZR_INVALID, "tier cpu: transfer " + std::to_string(index) + " " + what, index);
     };
     const std::lock_guard lock(mutex_);
     const auto allocation = allocations_.find(one.allocation);

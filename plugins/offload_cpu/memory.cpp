@@ -22,10 +22,10 @@ namespace {
 constexpr uint64_t kHugePage = uint64_t{2} << 20, kHugeFrom = uint64_t{4} << 20, kGrain = uint64_t{64} << 20;
 
 [[noreturn]] void reject(uint64_t bytes, const std::string& tag, const std::string& why, int error) {
-  throw zr::Error(ZR_NOMEM,
-                  "tier cpu: cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "': " + why +
-                      "; offload less, run fewer ranks on this host, or offload to a disk",
-                  error);
+  throw zr::PluginError(ZR_NOMEM,
+                        "tier cpu: cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "': " + why +
+                            "; offload less, run fewer ranks on this host, or offload to a disk",
+                        error);
 }
 
 // The number at the start of a file; -1 if the file does not exist or contains "max".
@@ -94,7 +94,7 @@ Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : byt
   if (more) ::madvise(data_, mapped_, MADV_HUGEPAGE);
   try {
     populate(host);
-  } catch (const zr::Error& error) {
+  } catch (const zr::PluginError& error) {
     ::munmap(data_, mapped_);
     reject(mapped_, tag, error.what(), static_cast<int>(error.native()));
   }
@@ -114,7 +114,7 @@ void Block::populate(const zr::Host& host) const {
       if (error == EINVAL) {
         std::memset(from, 0, bytes);  // before Linux 5.14
       } else if (error) {
-        throw zr::Error(ZR_NOMEM, std::strerror(error), error);
+        throw zr::PluginError(ZR_NOMEM, std::strerror(error), error);
       }
     }
   };

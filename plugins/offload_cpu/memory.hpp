@@ -17,7 +17,7 @@ struct AvailableMemory {
 /// `root`: the folder that contains /proc and /sys, for tests.
 AvailableMemory available_memory(const std::string& root = "");
 
-/// A mapping rounded up to full pages, all present. The constructor throws zr::Error(ZR_NOMEM).
+/// A mapping rounded up to full pages, all present. The constructor throws zr::PluginError(ZR_NOMEM).
 class Block {
  public:
   Block(const zr::Host& host, uint64_t bytes, const std::string& tag);

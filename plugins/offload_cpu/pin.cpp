@@ -30,8 +30,9 @@ Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(
   if (::access(kDevice, F_OK) == 0) {
     load();
   } else if (required_) {
-    throw zr::Error(ZR_UNSUPPORTED, std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") +
-                                        kDevice + " does not exist); set \"auto\" or \"false\"");
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") + kDevice +
+                              " does not exist); set \"auto\" or \"false\"");
   }
 }
 
@@ -43,8 +44,8 @@ void Pin::load() {
   register_ = nullptr;
   const std::string text = "there is a CUDA device, but no CUDA runtime (libcudart.so.12) to lock memory for it";
   if (required_)
-    throw zr::Error(ZR_UNSUPPORTED, "offload.cpu.pin = \"true\": " + text +
-                                        "; add its folder to LD_LIBRARY_PATH, or set \"auto\" or \"false\"");
+    throw zr::PluginError(ZR_UNSUPPORTED, "offload.cpu.pin = \"true\": " + text +
+                                              "; add its folder to LD_LIBRARY_PATH, or set \"auto\" or \"false\"");
   host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
 }
 
@@ -60,7 +61,7 @@ bool Pin::lock(void* data, uint64_t bytes) {
   if (error == 0) return true;
   const std::string text = "cannot lock " + std::to_string(bytes) + " bytes for the CUDA device: " + text_of(error);
   if (required_)
-    throw zr::Error(ZR_NOMEM, "tier cpu: " + text + "; offload less, or set offload.cpu.pin = \"auto\"", error);
+    throw zr::PluginError(ZR_NOMEM, "tier cpu: " + text + "; offload less, or set offload.cpu.pin = \"auto\"", error);
   if (!reported_) host_.log(ZR_LOG_WARN, "tier cpu: " + text + "; copies to the device are slower");
   reported_ = true;
   return false;

@@ -11,7 +11,7 @@ namespace cpu {
 /// `pin`: "auto", "true", "false". Without /dev/nvidia0 nothing is loaded.
 class Pin {
  public:
-  /// Throws zr::Error if pin is "true" and memory cannot be locked on this machine.
+  /// Throws zr::PluginError if pin is "true" and memory cannot be locked on this machine.
   Pin(const zr::Host& host, const std::string& pin);
   /// Locks memory. If it cannot be locked: throws if pin is "true", else returns false.
   bool lock(void* data, uint64_t bytes);

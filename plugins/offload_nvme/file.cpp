@@ -15,7 +15,7 @@ namespace nvme {
 
 namespace {
 [[noreturn]] void fail(const std::string& what, int error, const std::string& remedy) {
-  throw zr::Error(ZR_IO, "tier nvme: " + what + ": " + std::strerror(error) + "; " + remedy, error);
+  throw zr::PluginError(ZR_IO, "tier nvme: " + what + ": " + std::strerror(error) + "; " + remedy, error);
 }
 const char* const kElsewhere = "set offload.nvme.path to a folder on a disk that this user may write to";
 

@@ -17,7 +17,7 @@ enum class Direct { automatic, yes, no };
 
 class File {
  public:
-  /// Creates the file in `folder` and tests it. Throws zr::Error with the folder and a remedy.
+  /// Creates the file in `folder` and tests it. Throws zr::PluginError with the folder and a remedy.
   File(const zr::Host& host, const std::string& folder, Direct direct, Faults& faults);
   ~File();
   File(const File&) = delete;

@@ -11,13 +11,13 @@ namespace nvme {
 class IoEngine {
  public:
   virtual ~IoEngine() = default;  // stops, and waits for the pieces in flight
-  /// Registers memory that many transfers will use. If it throws zr::Error, the transfers still work, but slower.
+  /// Registers memory that many transfers will use. If it throws zr::PluginError, the transfers still work, but slower.
   virtual void reg(const zr_view&) {}
   virtual void unreg(const zr_view&) {}
 };
 
-/// make_uring throws zr::Error(ZR_UNSUPPORTED) if the kernel or a sandbox does not permit io_uring. Both engines keep
-/// references to all arguments.
+/// make_uring throws zr::PluginError(ZR_UNSUPPORTED) if the kernel or a sandbox does not permit io_uring. Both engines
+/// keep references to all arguments.
 std::unique_ptr<IoEngine> make_uring(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,
                                      uint32_t depth, Faults& faults);
 std::unique_ptr<IoEngine> make_threads(Transfers& transfers, const std::vector<std::unique_ptr<File>>& files,

@@ -16,11 +16,11 @@ std::vector<std::string> folders_of(const std::string& paths) {
   std::istringstream in(paths);
   for (std::string one; std::getline(in, one, ':');) {
     if (one.empty())
-      throw zr::Error(ZR_INVALID, "offload.nvme.path = \"" + paths + "\" has an empty folder; write \"/a:/b\"");
+      throw zr::PluginError(ZR_INVALID, "offload.nvme.path = \"" + paths + "\" has an empty folder; write \"/a:/b\"");
     all.push_back(std::filesystem::absolute(one).lexically_normal().string());
   }
   if (all.empty())
-    throw zr::Error(ZR_INVALID, "offload.nvme.path is empty; set it to a folder on a disk, or \"/a:/b\"");
+    throw zr::PluginError(ZR_INVALID, "offload.nvme.path is empty; set it to a folder on a disk, or \"/a:/b\"");
   return all;
 }
 
@@ -47,8 +47,8 @@ class Nvme : public zr::Offload<Nvme> {
         direct_(config.text("direct")),
         stripes_{size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
     if (stripes_.block_bytes % kAlign != 0)
-      throw zr::Error(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
-                                      " is not a multiple of 4096; write \"1MiB\"");
+      throw zr::PluginError(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
+                                            " is not a multiple of 4096; write \"1MiB\"");
   }
   ~Nvme() {
     engine_.reset();
@@ -56,8 +56,8 @@ class Nvme : public zr::Offload<Nvme> {
   }
 
   void open(const zr_offload_ref* below) {
-    if (below) throw zr::Error(ZR_UNSUPPORTED, "tier nvme stores bytes itself and cannot use a tier below");
-    if (transfers_) throw zr::Error(ZR_STATE, "tier nvme is already open");
+    if (below) throw zr::PluginError(ZR_UNSUPPORTED, "tier nvme stores bytes itself and cannot use a tier below");
+    if (transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is already open");
     const auto how = direct_ == "auto"   ? nvme::Direct::automatic
                      : direct_ == "true" ? nvme::Direct::yes
                                          : nvme::Direct::no;
@@ -88,9 +88,9 @@ class Nvme : public zr::Offload<Nvme> {
   }
 
   uint64_t reserve(uint64_t bytes, const char*) {
-    if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
+    if (!transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is not open");
     if (bytes > uint64_t{1} << 56)
-      throw zr::Error(ZR_IO, "cannot reserve " + std::to_string(bytes) + " bytes, more than any disk has");
+      throw zr::PluginError(ZR_IO, "cannot reserve " + std::to_string(bytes) + " bytes, more than any disk has");
     bytes = (bytes + kAlign - 1) / kAlign * kAlign;
     auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
     const std::lock_guard lock(mutex_);
@@ -155,7 +155,7 @@ class Nvme : public zr::Offload<Nvme> {
     if (engine_name_ == "threads") return nvme::make_threads(transfers, files_, depth_);
     try {
       return nvme::make_uring(transfers, files_, depth_, faults_);
-    } catch (const zr::Error& error) {
+    } catch (const zr::PluginError& error) {
       if (engine_name_ == "uring") throw;
       host_.log(ZR_LOG_INFO, std::string("tier nvme: ") + error.what() + "; using threads instead");
     }
@@ -192,9 +192,9 @@ class Nvme : public zr::Offload<Nvme> {
   }
 
   void start(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, bool writes) {
-    if (!transfers_) throw zr::Error(ZR_STATE, "tier nvme is not open");
+    if (!transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is not open");
     if (stream)
-      throw zr::Error(ZR_UNSUPPORTED, "tier nvme does not support streams; wait for the stream, and pass none");
+      throw zr::PluginError(ZR_UNSUPPORTED, "tier nvme does not support streams; wait for the stream, and pass none");
     auto request = std::make_shared<nvme::Request>();
     request->writes = writes;
     request->all.assign(all, all + n);
@@ -208,7 +208,7 @@ class Nvme : public zr::Offload<Nvme> {
   // The allocation of a transfer. Throws unless the transfer consists of full 4096-byte blocks within the allocation.
   nvme::Allocation* checked(const zr_transfer& one, uint32_t index) const {
     const auto reject = [&](const std::string& what) {
-      throw zr::Error(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
+      throw zr::PluginError(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
     };
     const auto allocation = allocations_.find(one.allocation);
     if (allocation == allocations_.end())

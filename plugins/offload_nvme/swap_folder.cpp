@@ -19,10 +19,10 @@ constexpr const char* kStart = "zeroth-swap-";
 constexpr const char* kLock = "/lock";
 
 [[noreturn]] void fail(const std::string& what, int error) {
-  throw zr::Error(ZR_IO,
-                  "tier nvme: " + what + ": " + std::strerror(error) +
-                      "; make sure that this user may write there, or set offload.nvme.path to another folder",
-                  error);
+  throw zr::PluginError(ZR_IO,
+                        "tier nvme: " + what + ": " + std::strerror(error) +
+                            "; make sure that this user may write there, or set offload.nvme.path to another folder",
+                        error);
 }
 
 std::vector<std::string> names_in(const std::string& path) {

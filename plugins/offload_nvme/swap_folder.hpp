@@ -9,7 +9,7 @@ namespace nvme {
 
 class SwapFolder {
  public:
-  /// Creates the folder, or joins the one that another rank created. Throws zr::Error.
+  /// Creates the folder, or joins the one that another rank created. Throws zr::PluginError.
   SwapFolder(const std::string& path, const std::string& job);
   ~SwapFolder();  // the last of the job's ranks removes it
   SwapFolder(const SwapFolder&) = delete;

@@ -39,7 +39,7 @@ void Transfers::push(const std::shared_ptr<Request>& request) {
   if (request->done) return;
   std::unique_lock lock(mutex_);
   over_.wait(lock, [&] { return request->over; });
-  if (request->code != ZR_OK) throw zr::Error(request->code, request->text, request->native);
+  if (request->code != ZR_OK) throw zr::PluginError(request->code, request->text, request->native);
 }
 
 bool Transfers::take(Piece& piece, bool wait) {

@@ -41,17 +41,17 @@ class Uring final : public IoEngine {
   void reg(const zr_view& memory) override {
     const std::lock_guard lock(mutex_);
     const auto count = static_cast<uint64_t>(memory.count);
-    if (!can_register_) throw zr::Error(ZR_UNSUPPORTED, "this kernel cannot register single memory ranges");
+    if (!can_register_) throw zr::PluginError(ZR_UNSUPPORTED, "this kernel cannot register single memory ranges");
     for (uint64_t at = 0; at < count; at += kLargestRegistered) {
       const uint64_t bytes = std::min(kLargestRegistered, count - at);
       char* data = static_cast<char*>(memory.data) + at;
       const int error = registered_.count(data) ? EEXIST : add(data, bytes);
       if (!error) continue;
       drop(memory.data, at);
-      throw zr::Error(ZR_NOMEM,
-                      "tier nvme: cannot register " + std::to_string(count) + " bytes with the kernel: " +
-                          std::strerror(error) + "; their transfers are slower (ulimit -l limits locked memory)",
-                      error);
+      throw zr::PluginError(ZR_NOMEM,
+                            "tier nvme: cannot register " + std::to_string(count) + " bytes with the kernel: " +
+                                std::strerror(error) + "; their transfers are slower (ulimit -l limits locked memory)",
+                            error);
     }
   }
   void unreg(const zr_view& memory) override {
@@ -67,11 +67,11 @@ class Uring final : public IoEngine {
 
   [[noreturn]] void reject(int error) {
     close();
-    throw zr::Error(ZR_UNSUPPORTED,
-                    std::string("cannot use io_uring: ") + std::strerror(error) +
-                        "; permit it (kernel.io_uring_disabled, the container's seccomp profile, memory), or set "
-                        "offload.nvme.engine = \"threads\"",
-                    error);
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          std::string("cannot use io_uring: ") + std::strerror(error) +
+                              "; permit it (kernel.io_uring_disabled, the container's seccomp profile, memory), or set "
+                              "offload.nvme.engine = \"threads\"",
+                          error);
   }
   void close() {
     if (ready_) ::io_uring_queue_exit(&ring_);

@@ -229,9 +229,9 @@ void GatherScheduler::pass_end() {
 void GatherScheduler::refresh() {
   for (const uint32_t c : std::vector<uint32_t>(held_)) {
     if (live_[c].users > 0)
-      throw zr::Error(ZR_INVALID, std::string("weights changed while '") +
-                                      in_->params[groups_.all()[c].params.front()]->name +
-                                      "' was in use; end the zr::gather scope before engine.step() or engine.set()");
+      throw zr::PluginError(
+          ZR_INVALID, std::string("weights changed while '") + in_->params[groups_.all()[c].params.front()]->name +
+                          "' was in use; end the zr::gather scope before engine.step() or engine.set()");
     drop(c);
   }
 }

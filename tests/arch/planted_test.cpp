@@ -55,6 +55,15 @@ TEST_F(ArchitectureRulesTest, FindsATestOfTheZeroStageInCore) {
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
+TEST_F(ArchitectureRulesTest, FindsTheEndOfTheProcessInTheLibrary) {
+  plant("core/api/program.cpp", "std::exit(2);\n  _exit(4);\nstd::abort();\nif (x) std::_Exit(1);\n");
+  plant("core/api/include/zr/program.hpp", "[](int code) { std::_Exit(code); }\n");
+  plant("core/cli/main.cpp", "std::exit(2);\n");
+  EXPECT_EQ(found(process_exits).size(), 4u);
+  plant("core/api/program.cpp", "error.exit(2);\nrequest_exit();\ncomm->abort();\nbool on_exit(int);\n");
+  EXPECT_THAT(found(process_exits), IsEmpty());
+}
+
 TEST_F(ArchitectureRulesTest, FindsLibtorchOutsideItsSubsystems) {
   plant("core/model/torch_model.cpp", "#include <torch/torch.h>\n");
   plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_subsystem(model LIBRARIES zr::torch)\n");

@@ -105,6 +105,16 @@ Found stages_in_core(const fs::path& root) {
                               std::regex::icase));
 }
 
+Found process_exits(const fs::path& root) {
+  const Tree tree(root);
+  std::vector<fs::path> sources;
+  for (const fs::path& file : tree.code({"core"}))
+    if (!tree.below(file, "core/cli") && file != root / "core/plugin/probe.cpp" &&
+        file != root / "core/api/include/zr/program.hpp" && !is_cmake(file))
+      sources.push_back(file);
+  return tree.hits(sources, std::regex(R"((^|[^\w.>])(_exit|_Exit|exit|quick_exit)\s*\(|std::(abort|terminate)\s*\()"));
+}
+
 Found libtorch_outside_its_subsystems(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> sources, builds;

@@ -16,12 +16,12 @@ struct Shelf : Offload<Shelf> {  // implements no optional function
     return caps;
   }
   uint64_t reserve(uint64_t bytes, const char* tag) {
-    if (bytes > 100) throw Error(ZR_IO, std::string("no space for ") + tag, 28);
+    if (bytes > 100) throw PluginError(ZR_IO, std::string("no space for ") + tag, 28);
     return bytes + 1;
   }
   void release(uint64_t slot) noexcept { released = slot; }
   void write(const zr_transfer* all, uint32_t n, zr_stream*, zr_done*) { offset = all[n - 1].offset; }
-  void read(const zr_transfer*, uint32_t, zr_stream*, zr_done*) { throw Error(ZR_IO, "not what was written", 1); }
+  void read(const zr_transfer*, uint32_t, zr_stream*, zr_done*) { throw PluginError(ZR_IO, "not what was written", 1); }
   inline static uint64_t released, offset;
 };
 struct CompleteTier : Shelf {  // implements every optional function
@@ -31,9 +31,9 @@ struct CompleteTier : Shelf {  // implements every optional function
   void write(const zr_transfer*, uint32_t, zr_stream*, zr_done* done) { kept = Done::retained(host, done); }
   zr_view map(uint64_t slot) { return view_of(memory, static_cast<int64_t>(slot)); }
   void unmap(uint64_t) noexcept { kept.resolve(); }
-  void flush() { throw Error(ZR_UNSUPPORTED, "not now"); }
+  void flush() { throw PluginError(ZR_UNSUPPORTED, "not now"); }
   void reg(const zr_view& view) {
-    if (view.count > 2) throw Error(ZR_NOMEM, "too much");
+    if (view.count > 2) throw PluginError(ZR_NOMEM, "too much");
   }
   void unreg(const zr_view&) noexcept {}
   Host host;

@@ -17,7 +17,7 @@ struct Told : Strategy<Told> {
   static constexpr zr_key keys[] = {key_bytes("bucket", "\"1MiB\"", 0, kNoBound, "size of a bucket"),
                                     key_bool("fail", "false", "throw")};
   explicit Told(const Config& config) : bucket(config.integer("bucket")) {
-    if (config.boolean("fail")) throw Error(ZR_IO, "told to fail", 42);
+    if (config.boolean("fail")) throw PluginError(ZR_IO, "told to fail", 42);
   }
   void plan(const zr_plan_in& in, PlanBuilder& plan) const {
     EXPECT_EQ(plan.buffer(ZR_ROLE_WEIGHT, "weights", 10, in.weight_dtype), 0u);
@@ -194,14 +194,14 @@ struct Plain {  // implements neither progress() nor memory allocation
     return caps;
   }
   void submit(const zr_coll& coll, zr_stream*, zr_done*) {
-    if (aborted) throw Error(ZR_CANCELLED, std::string(coll.label) + " was aborted");
+    if (aborted) throw PluginError(ZR_CANCELLED, std::string(coll.label) + " was aborted");
   }
   void abort() noexcept { aborted = true; }
   bool aborted = false;
 };
 struct PlainKind : Communicator<PlainKind, Plain> {
   std::unique_ptr<Plain> open(const zr_comm_open& how) {
-    if (how.world > 2) throw Error(ZR_UNSUPPORTED, "two ranks at most");
+    if (how.world > 2) throw PluginError(ZR_UNSUPPORTED, "two ranks at most");
     return std::make_unique<Plain>();
   }
 };
@@ -372,9 +372,9 @@ TEST(TasksTest, RunTheFunctionAndRethrowItsException) {
   EXPECT_EQ(sum, 10);
   EXPECT_THROW(tasks.parallel_for(10, 1,
                                   [](int64_t begin, int64_t) {
-                                    if (begin > 0) throw Error(ZR_IO, "half way");
+                                    if (begin > 0) throw PluginError(ZR_IO, "half way");
                                   }),
-               Error);
+               PluginError);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
@@ -187,8 +187,8 @@ TEST(ZerothVerify, FailsWhenEveryCheckpointIsRemovedBeforeItIsVerified) {
   try {
     host::verify_checkpoints(scratch.path("c"), [](const std::string& folder) { fs::remove_all(folder); });
     ADD_FAILURE() << "verify must fail: no checkpoint was verified";
-  } catch (const host::Failure& failure) {
-    EXPECT_EQ(failure.exit(), host::Exit::user);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::user);
     EXPECT_EQ(
         failure.what(),
         scratch.path("c") + ": another process removed all checkpoints before one was verified; run the command again");
@@ -216,8 +216,8 @@ TEST(ZerothVerify, DistinguishesARemovedCheckpointFromADamagedOne) {
   try {
     host::verify_checkpoints(folder, [&](const std::string&) { fs::remove_all(folder); });
     ADD_FAILURE() << "verify must fail: the checkpoint was removed";
-  } catch (const host::Failure& failure) {
-    EXPECT_EQ(failure.exit(), host::Exit::user);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::user);
     EXPECT_EQ(failure.what(), folder +
                                   ": another process removed this checkpoint during the verification, so its state "
                                   "is unknown; verify another checkpoint");

@@ -1,7 +1,7 @@
 // The exact message of every error that a TOML file can cause: config_errors.txt.
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "golden/cases.hpp"
 #include "sample_keys.hpp"
 
@@ -15,8 +15,8 @@ std::string error_of(const golden::Case& one) {
     if (one["bare"].empty())
       overrides.insert(overrides.begin(), {"strategy=flat", "optimizer=adam", "data.text=a.txt"});
     Document::parse(one["job.toml"], "job.toml", overrides).check(sample::keys(), world, sample::others());
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.exit(), Exit::user);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::user);
     return failure.what();
   }
   return "no error";
@@ -33,7 +33,7 @@ TEST(ConfigErrorsTest, NamesAFileThatCannotBeRead) {
   try {
     Document::load("/nowhere/job.toml", {});
     FAIL();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "/nowhere/job.toml: cannot be read: No such file or directory; name a TOML file");
   }
 }

@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "cli/trainer.hpp"
 #include "plugin/plugin_selection.hpp"
 
@@ -83,7 +83,7 @@ struct Job {
       selection.keys.insert(selection.keys.end(), program.begin(), program.end());
       document.check(selection.keys, 0, selection.not_loaded);
       return "";
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       return failure.what();
     }
   }

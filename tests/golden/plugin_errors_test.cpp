@@ -1,7 +1,7 @@
 // The exact message for every rejected plug-in: plugin_errors.txt.
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "golden/cases.hpp"
 #include "plugin/plugin_host.hpp"
 
@@ -19,7 +19,7 @@ std::string outcome(const std::string& folder) {
     const auto keys = keys_of(bad.table->keys, bad.table->n_keys, "optimizer.bad");
     const JobConfig config = Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
     const Instance instance(host, bad, config, "optimizer.bad");
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     said = failure.what();
   }
   for (auto at = said.find(folder); at != said.npos; at = said.find(folder))

@@ -10,7 +10,7 @@ namespace {
 using namespace zr::testing;
 using testing::AllOf;
 using testing::HasSubstr;
-using zr::host::Exit;
+namespace exit_code = zr::exit_code;
 
 TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
   expect_success(on_ranks(3, {}, [](Seat& seat) {
@@ -20,11 +20,11 @@ TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
         collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
     const auto act = [&] { seat.comm.run(coll); };
     expect_failure(
-        act, Exit::peer_lost,
+        act, exit_code::peer_lost,
         AllOf(
             HasSubstr("rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 2 issued all_reduce 'bucket 4'"),
             HasSubstr("rank 1: ")));
-    expect_failure(act, Exit::peer_lost, HasSubstr("rank 2 issued all_reduce 'bucket 4'"));
+    expect_failure(act, exit_code::peer_lost, HasSubstr("rank 2 issued all_reduce 'bucket 4'"));
   }));
 }
 
@@ -40,13 +40,13 @@ TEST(CommRuntimeFailureTest, ReportsTimeout) {
           AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
                 HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
       if (!async) {
-        expect_failure([&] { seat.comm.run(coll); }, Exit::peer_lost, says);
+        expect_failure([&] { seat.comm.run(coll); }, exit_code::peer_lost, says);
       } else {
         zr::host::CallError error;
         zr_done* done = zr::host::done_new(seat.rig.host().abi());
         ASSERT_EQ(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
         EXPECT_NE(seat.comm.wait(done, -1, &error), ZR_OK);
-        expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, Exit::peer_lost, says);
+        expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, exit_code::peer_lost, says);
         zr::host::done_release(done);
       }
       const auto waited = std::chrono::steady_clock::now() - start;
@@ -131,7 +131,7 @@ TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
 TEST(CommRuntimeFailureTest, AbortEndsBlockingPlugin) {
   expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
     if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    expect_failure([&] { seat.comm.barrier("end of epoch"); }, Exit::peer_lost,
+    expect_failure([&] { seat.comm.barrier("end of epoch"); }, exit_code::peer_lost,
                    HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
   }));
 }
@@ -140,7 +140,7 @@ TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
   expect_success(on_ranks(2, {}, [](Seat& seat) {
     float* x = seat.floats(100);
     const auto fails = [&](zr_coll coll, const std::string& says) {
-      expect_failure([&] { seat.comm.run(coll); }, Exit::user, testing::Eq(says));
+      expect_failure([&] { seat.comm.run(coll); }, exit_code::user, testing::Eq(says));
     };
     fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
     fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),

@@ -12,7 +12,7 @@ using namespace zr::testing;
 using testing::AllOf;
 using testing::HasSubstr;
 using zr::host::CommRuntime;
-using zr::host::Exit;
+namespace exit_code = zr::exit_code;
 using zr::host::MemoryKind;
 using zr::host::Tier;
 
@@ -100,7 +100,7 @@ TEST(CommRuntimeTest, RejectsSendThatCannotBeComposed) {
     float* x = seat.floats(10);
     zr_coll send = collective(seat.rank.rank == 0 ? ZR_SEND : ZR_RECV, view(x, 10), view(x, 10), "activations");
     send.peer = 1 - seat.rank.rank;
-    expect_failure([&] { seat.comm.run(send); }, Exit::environment,
+    expect_failure([&] { seat.comm.run(send); }, exit_code::environment,
                    AllOf(HasSubstr("communicator 'poor' ("), HasSubstr("'activations' (fp32, 10): "),
                          HasSubstr(" is not supported by the communicator and cannot be composed of collectives")));
   }));
@@ -111,7 +111,7 @@ TEST(CommRuntimeTest, OpenFailsWithoutAllGatherOfBytes) {
   expect_success(run_ranks(2, [&](Rank& rank) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world),
                 {.id = "poor", .keys = "gathers = false\n"});
-    expect_failure([&] { rig.open(); }, Exit::environment,
+    expect_failure([&] { rig.open(); }, exit_code::environment,
                    HasSubstr("it does not support all_gather of bytes, from which the host composes missing "
                              "operations; choose another communicator"));
   }));

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "multirank/comm_rig.hpp"
 #include "multirank/ranks.hpp"
 
@@ -52,14 +52,14 @@ inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, c
 }
 inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }
 
-/// Expects that `act` throws a Failure with this exit code and a message that matches `says`.
-inline void expect_failure(const std::function<void()>& act, host::Exit exit,
+/// Expects that `act` throws an Error with this exit code and a message that matches `says`.
+inline void expect_failure(const std::function<void()>& act, int exit,
                            const ::testing::Matcher<const std::string&>& says) {
   try {
     act();
     ADD_FAILURE() << "nothing was thrown";
-  } catch (const host::Failure& failure) {
-    EXPECT_EQ(failure.code(), static_cast<int>(exit)) << failure.what();
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit) << failure.what();
     EXPECT_THAT(std::string(failure.what()), says);
   }
 }

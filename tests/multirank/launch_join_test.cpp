@@ -13,6 +13,7 @@
 using namespace zr::test;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 namespace {
 constexpr auto kSoon = milliseconds(5000);
@@ -82,6 +83,19 @@ TEST(Torchrun, SurvivorsNameKilledRank) {
                   ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
     }
   }
+}
+
+// The library does not end the process: the program gets the failure from its next call.
+TEST(Torchrun, ProgramReactsToAKilledRankAfterALongComputation) {
+  Scene scene;
+  const auto jobs = under_torchrun(scene, 2, {"reacts=1", "busy_rank=1", "busy_step=4"});
+  ASSERT_TRUE(eventually([&] { return scene.page().ranks[1].step == 4 && all_run(scene.page(), 2); }));
+  kill(jobs[0]->pid(), SIGKILL);
+  std::this_thread::sleep_for(milliseconds(3000));  // more than the 2 s after which zr::guarded ends a process
+  scene.page().stop_computing = true;
+  EXPECT_EQ(jobs[1]->wait(), 4) << jobs[1]->err();
+  EXPECT_EQ(jobs[1]->out(), "the program reacts to the loss of a peer\n");
+  EXPECT_THAT(jobs[1]->err(), Not(HasSubstr("exits because the job has failed")));
 }
 
 TEST(Torchrun, KilledRankIsDetectedWhileChildHoldsItsConnection) {

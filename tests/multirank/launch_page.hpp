@@ -28,7 +28,8 @@ struct Page {
     std::array<char, 64> store;    // ZR_STORE, so that a test can connect to the store
   };
   std::array<Rank, kMaxRanks> ranks;
-  std::atomic<int64_t> stop_step;  // the step at which all ranks stop after a signal; 0: no signal yet
+  std::atomic<bool> stop_computing;  // ends a computation that otherwise never ends
+  std::atomic<int64_t> stop_step;    // the step at which all ranks stop after a signal; 0: no signal yet
 };
 
 inline Page* map_page(const std::string& file) {

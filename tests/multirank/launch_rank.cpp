@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "control/control.hpp"
 #include "multirank/launch_page.hpp"
@@ -19,6 +19,7 @@ using namespace zr::host;
 using namespace zr::test;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using zr::PeerLostError;
 
 namespace {
 struct Plan {
@@ -34,6 +35,7 @@ struct Plan {
       {"fork_rank", -1},     {"fork_step", 0},  // forks in fork_step; the child exits after fork_ms
       {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits get_ms for a key that no rank puts
       {"save_on_signal", 0},  // catches SIGTERM and SIGINT; announces it in the store 1: at once, 2: after a signal
+      {"reacts", 0},          // 1: goes on after a failure of the job, like a program without zr::guarded
       {"engines", 1}};        // number of Engines that train one after another
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
@@ -55,7 +57,7 @@ struct Trainer {
     mine().phase = Phase::computing;
     control.set_activity({sequence, 0, "computing", false, step});
     do std::this_thread::sleep_for(milliseconds(plan["compute_ms"]));
-    while (forever);
+    while (forever && !page.stop_computing);
   }
 
   void all_reduce(int bucket) {
@@ -74,12 +76,12 @@ struct Trainer {
       if (control.broken()) {
         for (const auto since = steady_clock::now(); !notified;)
           if (steady_clock::now() - since > milliseconds(500))
-            fail_bug("the job is broken, but the on_broken callback was not called");
-        throw Failure(Exit::peer_lost, control.report(what + " was interrupted"));
+            fail_internal("the job is broken, but the on_broken callback was not called");
+        throw PeerLostError(control.report(what + " was interrupted"));
       }
       if (steady_clock::now() - begin > milliseconds(plan["timeout_ms"]))
-        throw Failure(Exit::peer_lost,
-                      control.report(what + " has not completed within " + std::to_string(plan["timeout_ms"]) + "ms"));
+        throw PeerLostError(
+            control.report(what + " has not completed within " + std::to_string(plan["timeout_ms"]) + "ms"));
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     mine().phase = Phase::computing;
@@ -96,7 +98,7 @@ struct Trainer {
       }
       if (page.stop_step && step >= page.stop_step) break;
       if (plan.is("fail", rank) && step == plan["fail_step"])
-        throw Failure(Exit(plan["fail_code"]), "the data of this rank is invalid");
+        fail_with(static_cast<int>(plan["fail_code"]), "the data of this rank is invalid");
       if (plan.is("fork", rank) && step == plan["fork_step"] && fork() == 0) {
         std::this_thread::sleep_for(milliseconds(plan["fork_ms"]));
         std::exit(0);
@@ -120,6 +122,7 @@ int run(int argc, char** argv) {
       fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Plan");
     plan.values[key] = std::atoll(equals + 1);
   }
+  if (!plan["reacts"]) end_absent_process_with([](int exit_code) { std::_Exit(exit_code); });
   Page& page = *map_page(std::getenv("ZR_TEST_PAGE"));
   // Find the rank from the environment, because its entry in the page is needed before join() returns.
   int env_rank = 0;
@@ -137,7 +140,7 @@ int run(int argc, char** argv) {
   control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000, 'x'));
   for (int rank = 0; rank < control->world(); ++rank)
     if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
-      fail_bug("get() returned another value than was put");
+      fail_internal("get() returned another value than was put");
   if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, [](int came) { g_signal = came; });
@@ -156,8 +159,12 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const Failure& failure) {
+  } catch (const zr::PeerLostError& failure) {
+    std::puts("the program reacts to the loss of a peer");
     log(ZR_LOG_ERROR, failure.what());
-    return failure.code();
+    return failure.exit_code();
+  } catch (const zr::Error& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+    return failure.exit_code();
   }
 }

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "control/control.hpp"
 
 namespace zr::testing {
@@ -82,7 +82,7 @@ class SharedControl : public host::Control {
         if (key == job_.page().table[i].key) return {job_.page().table[i].value, job_.page().table[i].bytes};
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    throw host::Failure(host::Exit::peer_lost, broken() ? job_.page().headline : "no rank has put '" + key + "'");
+    throw PeerLostError(broken() ? job_.page().headline : "no rank has put '" + key + "'");
   }
   void drop(const std::string&) override {}
   void set_activity(const host::Activity& activity) override {

@@ -23,8 +23,8 @@ class Sgd : public zr::Optimizer<Sgd> {
         nesterov_(config.boolean("nesterov")),
         kernel_(ZR_CHOOSE(sgd)) {
     if (nesterov_ && (momentum_ == 0 || dampening_ != 0)) {
-      throw zr::Error(ZR_INVALID,
-                      "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
+      throw zr::PluginError(ZR_INVALID,
+                            "nesterov = true needs momentum above 0 and dampening = 0: set those, or nesterov = false");
     }
   }
   uint32_t n_slots() const { return momentum_ == 0 ? 0 : 1; }

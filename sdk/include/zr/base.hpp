@@ -23,9 +23,9 @@ inline namespace sdk {
 
 /// The exception that a plug-in throws. At the ABI boundary it becomes a zr_code and a message; any other exception
 /// becomes ZR_INTERNAL.
-class Error : public std::runtime_error {
+class PluginError : public std::runtime_error {
  public:
-  Error(zr_code code, const std::string& message, int64_t native = 0)
+  PluginError(zr_code code, const std::string& message, int64_t native = 0)
       : std::runtime_error(message), code_(code), native_(native) {}
   zr_code code() const { return code_; }
   int64_t native() const { return native_; }
@@ -55,7 +55,7 @@ zr_code guard(zr_error* error, F&& fn) noexcept {
     } else {
       return fn();
     }
-  } catch (const Error& e) {
+  } catch (const PluginError& e) {
     return fill(error, e.code(), e.native(), e.what());
   } catch (const std::bad_alloc&) {
     return fill(error, ZR_NOMEM, 0, "out of memory");
@@ -68,7 +68,7 @@ zr_code guard(zr_error* error, F&& fn) noexcept {
 
 /// Throws the error that a call through the ABI reported, if any.
 inline void check(zr_code code, const zr_error& error) {
-  if (code != ZR_OK) throw Error(code, error.msg[0] ? error.msg : "no message", error.native);
+  if (code != ZR_OK) throw PluginError(code, error.msg[0] ? error.msg : "no message", error.native);
 }
 /// An empty error of the right size, for a call through the ABI.
 inline zr_error no_error() {
@@ -119,7 +119,8 @@ class Host {
   const Service& need(const char* id = service_id<Service>) const {
     const Service* service = find<Service>(id);
     if (!service)
-      throw Error(ZR_UNSUPPORTED, std::string("needs the host service \"") + id + "\", which this host does not offer");
+      throw PluginError(ZR_UNSUPPORTED,
+                        std::string("needs the host service \"") + id + "\", which this host does not offer");
     return *service;
   }
   void log(int32_t level, const std::string& text) const { host_->log(host_, level, text.c_str()); }
@@ -155,7 +156,8 @@ class Config {
     return value;
   }
   [[noreturn]] static void reject(zr_code code, const char* key) {
-    throw Error(code, std::string("key \"") + key + "\" was read, but this component has no such key of that type");
+    throw PluginError(code,
+                      std::string("key \"") + key + "\" was read, but this component has no such key of that type");
   }
   const zr_config_service& service_;
   const zr_config* config_;

@@ -26,7 +26,8 @@
 // memory of the views stays valid until the completion is resolved. All other arguments (counts, recv_counts, label,
 // the zr_coll) are valid only until submit returns, so copy them. Keep the completion as zr::Done::retained(host, done)
 // and resolve it once, in submission order. A submit that throws must not resolve it. A call that waits must check
-// whether abort() was called; it then throws zr::Error(ZR_CANCELLED, ...), and so does every later call that waits.
+// whether abort() was called; it then throws zr::PluginError(ZR_CANCELLED, ...), and so does every later call that
+// waits.
 //
 // The Mine that opened a Ring outlives the Ring.
 #pragma once

@@ -47,8 +47,8 @@ Kernel* choose(Kernel* portable, Kernel* avx2, Kernel* avx512) {
   const char* named = std::getenv("ZR_ISA");
   const std::string most = named ? named : "avx512";
   if (most != "portable" && most != "avx2" && most != "avx512") {
-    throw Error(ZR_INVALID,
-                "the environment variable ZR_ISA is \"" + most + "\"; set it to portable, avx2 or avx512, or unset it");
+    throw PluginError(ZR_INVALID, "the environment variable ZR_ISA is \"" + most +
+                                      "\"; set it to portable, avx2 or avx512, or unset it");
   }
 #if defined(__x86_64__)
   const bool has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

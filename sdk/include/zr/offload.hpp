@@ -56,7 +56,7 @@ class OffloadLayer {
       if constexpr (has_open<D>) {
         of(self).open(below);
       } else if (below) {
-        throw Error(ZR_UNSUPPORTED, "this tier stores bytes itself and cannot use a tier below");
+        throw PluginError(ZR_UNSUPPORTED, "this tier stores bytes itself and cannot use a tier below");
       }
     });
   }

@@ -90,8 +90,8 @@ class OptimizerLayer {
     return guard(error, [&] {
       OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
       if (group != layer.groups_.size()) {
-        throw Error(ZR_STATE, "add_group: group " + std::to_string(group) + " was added, but group " +
-                                  std::to_string(layer.groups_.size()) + " is next");
+        throw PluginError(ZR_STATE, "add_group: group " + std::to_string(group) + " was added, but group " +
+                                        std::to_string(layer.groups_.size()) + " is next");
       }
       layer.add(Config(layer.host_, config));
     });
@@ -116,7 +116,7 @@ class OptimizerLayer {
   /// Validates one slice. step() validates all slices before it changes the first.
   void check(const zr_update_slice& u) const {
     const auto reject = [&](const std::string& why) {
-      throw Error(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
+      throw PluginError(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
     };
     const bool own = u.weight.dtype == ZR_F32, low_precision = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
     if (u.group >= groups_.size()) {

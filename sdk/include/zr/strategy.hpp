@@ -28,7 +28,7 @@
 // Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance.
 // The zr_plan_in of plan() is valid only until plan() returns, because the host also asks for plans of other worlds.
 //
-// An exception ends the job: throw zr::Error with a message that names the parameter.
+// An exception ends the job: throw zr::PluginError with a message that names the parameter.
 #pragma once
 
 #include "zr/abi/strategy.h"

@@ -35,7 +35,7 @@ class Poor {
     uint64_t bytes = sizeof path;
     if (rank_ == 0) {
       fd_ = ::memfd_create("poor", 0);
-      if (::ftruncate(fd_, sizeof(Shared)) != 0) throw zr::Error(ZR_IO, "cannot allocate the shared memory");
+      if (::ftruncate(fd_, sizeof(Shared)) != 0) throw zr::PluginError(ZR_IO, "cannot allocate the shared memory");
       const std::string where = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
       zr::check(store.put(host.abi(), key.c_str(), where.c_str(), where.size() + 1, &error), error);
     } else {
@@ -43,7 +43,7 @@ class Poor {
       fd_ = ::open(path, O_RDWR);
     }
     shared_ = static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0));
-    if (shared_ == MAP_FAILED) throw zr::Error(ZR_IO, "cannot map the shared memory");
+    if (shared_ == MAP_FAILED) throw zr::PluginError(ZR_IO, "cannot map the shared memory");
     meet();
   }
   ~Poor() {
@@ -60,7 +60,7 @@ class Poor {
   }
 
   void submit(const zr_coll& c, zr_stream*, zr_done* done) {
-    if (done) throw zr::Error(ZR_UNSUPPORTED, "poor runs collectives only on the thread that submits them");
+    if (done) throw zr::PluginError(ZR_UNSUPPORTED, "poor runs collectives only on the thread that submits them");
     const int64_t size = c.src.dtype == ZR_F32 ? 4 : 1;
     if (c.op == ZR_ALL_GATHER) {
       std::vector<int64_t> counts = parts(c.counts, c.src.count, size);
@@ -70,7 +70,7 @@ class Poor {
     } else if (c.op == ZR_BARRIER) {
       meet();
     } else {
-      throw zr::Error(ZR_UNSUPPORTED, "poor does not offer this collective");
+      throw zr::PluginError(ZR_UNSUPPORTED, "poor does not offer this collective");
     }
   }
   void abort() noexcept { aborted_ = true; }
@@ -88,7 +88,7 @@ class Poor {
     shared_->arrived[rank_].store(meetings_, std::memory_order_release);
     for (int r = 0; r < world_; ++r)
       while (shared_->arrived[r].load(std::memory_order_acquire) < meetings_) {
-        if (aborted_) throw zr::Error(ZR_CANCELLED, "aborted");
+        if (aborted_) throw zr::PluginError(ZR_CANCELLED, "aborted");
         ::sched_yield();
       }
   }

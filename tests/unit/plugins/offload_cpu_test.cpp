@@ -74,8 +74,8 @@ TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
   try {
     const Tier tier("cpu", {"pin=\"true\""});
     FAIL() << "the tier was created";
-  } catch (const host::Failure& failure) {
-    EXPECT_EQ(failure.exit(), host::Exit::environment);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::environment);
     EXPECT_NE(
         std::string(failure.what())
             .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (/dev/nvidia0 does not exist); "

@@ -156,7 +156,7 @@ TEST(NvmeTierTest, ReportsItsCapabilities) {
 std::string refusal(const std::vector<std::string>& values, const std::string& folder = kPlugins) {
   try {
     const Tier tier("nvme", values, folder);
-  } catch (const host::Failure& failure) {
+  } catch (const Error& failure) {
     return failure.what();
   }
   return "the tier was created";

@@ -176,7 +176,7 @@ TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
               EXPECT_NE(said.find("cannot use io_uring: Operation not permitted"), std::string::npos) << said;
               EXPECT_NE(said.find("using threads instead"), std::string::npos) << said;
               expect_round_trip(tier);
-              EXPECT_THROW(open_in(scratch.folder().string(), "job-1", "uring"), host::Failure);
+              EXPECT_THROW(open_in(scratch.folder().string(), "job-1", "uring"), Error);
             }),
             0);
 }

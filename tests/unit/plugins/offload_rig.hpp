@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "comm/comm_runtime.hpp"
 #include "plugin/plugin_host.hpp"
 #include "scratch.hpp"

@@ -47,14 +47,14 @@ struct LoadReport {
 /// also when the strategy communicates nothing. If one rank makes a different call or none, the job ends with an error
 /// that names the calls of both ranks.
 ///
-/// Errors: methods throw std::runtime_error, whose message says what failed, where, why, and what to do. A call that is
-/// rejected because of wrong use has no effect. After release(), every method throws.
+/// Errors: methods throw the subclasses of zr::Error (zr/error.hpp), whose message says what failed, where, why, and
+/// what to do. A call that is rejected because of wrong use has no effect. After release(), every method throws.
 class Engine {
  public:
   /// Loads the plug-ins, plans memory, broadcasts the parameters and buffers of rank 0, and shards the model. `toml` is
   /// the path of the configuration file. The model must outlive the engine; its parameters stay the same tensor
-  /// objects. Collective. Throws std::runtime_error. Under `zeroth plan`, `explain` and `tune` it prints what they ask
-  /// for and exits the process with code 0.
+  /// objects. Collective. Under `zeroth plan`, `explain` and `tune` it prints what they ask for and throws
+  /// ExitRequest.
   Engine(const std::string& toml, torch::nn::Module& model);
   /// The same for a Program that main() has constructed. `name` (letters, digits, '-' and '_') gives this engine its
   /// own folders, job.runs/job.name/<name>/ and checkpoint.dir/<name>/, for metrics and checkpoints. Engines that exist
@@ -189,7 +189,7 @@ class Engine {
    public:
     /// Begins the scope. Collective.
     explicit Evaluation(Engine& engine);
-    /// Ends the scope. Collective, unless an exception unwinds the stack. May throw std::runtime_error.
+    /// Ends the scope. Collective, unless an exception unwinds the stack. May throw zr::Error.
     ~Evaluation() noexcept(false);
     Evaluation(const Evaluation&) = delete;
 

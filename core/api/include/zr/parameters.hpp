@@ -17,12 +17,12 @@ namespace zr {
 /// that the ranks of a host share (communicator.share_weights) are copied for the scope, so it needs memory for them.
 ///
 /// The begin and the end are collective under every strategy. Use the scope on the training thread and end it before
-/// engine.step(). Errors are thrown as std::runtime_error.
+/// engine.step(). Throws zr::Error.
 class Gathered {
  public:
   /// Begins the scope. Collective.
   explicit Gathered(const std::vector<torch::Tensor>& parameters);
-  /// Ends the scope. Collective, unless an exception unwinds the stack. May throw std::runtime_error.
+  /// Ends the scope. Collective, unless an exception unwinds the stack. May throw zr::Error.
   ~Gathered() noexcept(false);
   Gathered(const Gathered&) = delete;
 
@@ -54,7 +54,7 @@ class DeferredScope {
 /// Returns what `build` returns. The operators of the constructors are recorded and run when the zr::Engine of the
 /// model is created, with only one full parameter in memory at a time. They use the random state that was current at
 /// this call, so that the weights are bit-identical to those of an ordinary construction. The call itself does not
-/// advance the random state. Throws std::runtime_error, which names the operator, if a constructor needs the values of
+/// advance the random state. Throws UserError, which names the operator, if a constructor needs the values of
 /// a tensor (for example item()). Parameters are fp32; the engine converts them to train.dtype. Not collective.
 template <class F>
 auto deferred(F&& build) {

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "zr/error.hpp"
 
 namespace zr {
 
@@ -27,22 +30,22 @@ struct Key {
   std::vector<std::string> choices;
 };
 
-/// The configuration of a job. Construct it first in main(). Immutable: any thread may read it. Copies share one state.
+/// The configuration of a job. Construct it first in main(), inside zr::guarded. Immutable: any thread may read it.
+/// Copies share one state.
 class Program {
  public:
-  /// Reads argv: FILE [path=value ...]. Connects to the other ranks of the job. If an argument, the file, a key, or a
-  /// declaration in `keys` is wrong, prints the error to stderr and exits the process with code 2 (other failures: the
-  /// codes of zr::guarded). With --help it prints the usage and `keys`, and exits with code 0. If `zeroth train`,
-  /// `plan`, `explain` or `tune` has started the process to query its keys, it prints them and exits with code 0.
+  /// Reads argv: FILE [path=value ...]. Connects to the other ranks of the job. Throws UserError if an argument, the
+  /// file, a key, or a declaration in `keys` is wrong; EnvironmentError or PeerLostError if the ranks cannot connect.
+  /// With --help it prints the usage and `keys`, and throws ExitRequest. If `zeroth train`, `plan`, `explain` or `tune`
+  /// has started the process to query its keys, it prints them and throws ExitRequest.
   Program(int argc, char** argv, const std::vector<Key>& keys = {});
-  /// The same from a file name and overrides ("train.steps=20"), for a main() that parses its own command line. Throws
-  /// std::runtime_error instead of exiting, but still exits with code 0 for a query of the keys.
+  /// The same from a file name and overrides ("train.steps=20"), for a main() that parses its own command line.
   explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
   ~Program();
 
-  /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws std::runtime_error if the
-  /// key is unknown or has another type.
+  /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws UserError if the key
+  /// is unknown or has another type.
   bool boolean(const std::string& path) const;
   /// The same for an integer key, such as "model.layers" or "train.steps".
   int64_t integer(const std::string& path) const;
@@ -68,8 +71,9 @@ class Program {
 };
 
 /// Calls `call(ctx)` and returns the exit code for the process. If the call throws, prints the exception to stderr as
-/// `zeroth: error: ...`; no exception leaves this function. Use zr::guarded.
-///   0   the call returned
+/// `zeroth: error: ...`; no exception leaves this function. If the job fails while the calling thread computes or
+/// blocks for more than 2 s, so that it does not notice, another thread calls `end(4)`; null: nothing. Use zr::guarded.
+///   0   the call returned, or threw an ExitRequest of code 0
 ///   1   an exception of the program or of libtorch; its type and what() are printed (libtorch's C++ stack trace only
 ///       with TORCH_SHOW_CPP_STACKTRACES=1)
 ///   2   wrong input: file, key, argument or use of zr::Engine; also std::invalid_argument, which the program can throw
@@ -77,11 +81,14 @@ class Program {
 ///   3   the environment: memory, disk, a missing plug-in
 ///   4   another rank was lost, or ranks made different calls
 ///   70  a bug in Zeroth or in a plug-in
-int guarded_run(void (*call)(void*), void* ctx);
-/// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`.
+int guarded_run(void (*call)(void*), void* ctx, void (*end)(int exit_code));
+/// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`. A rank of
+/// a failed job does not outlive it: the process ends after 2 s, also inside a long computation. A program that wants
+/// to go on then, for example to save its own state, catches zr::PeerLostError in a main() without zr::guarded.
 template <class F>
 int guarded(F&& fn) {
-  return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)));
+  return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)),
+                     [](int exit_code) { std::_Exit(exit_code); });
 }
 
 }  // namespace zr

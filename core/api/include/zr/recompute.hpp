@@ -51,7 +51,7 @@ std::decay_t<T> without_tensor(const T& argument) {
 /// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
 /// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times; its side
 /// effects, such as the running statistics of batch norm, happen twice. Do not modify the inputs in place afterwards:
-/// backward then throws std::runtime_error. If gradients are disabled, this is a plain call of fn(inputs...).
+/// backward then throws UserError. If gradients are disabled, this is a plain call of fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;

@@ -10,7 +10,7 @@
 #include <limits>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/ledger.hpp"
 #include "base/text.hpp"
@@ -21,6 +21,8 @@
 namespace {
 
 using namespace zr::host;
+using zr::Error;
+using zr::UserError;
 
 TEST(NearestTest, FindsAMisspelledWordButNoUnrelatedOne) {
   const std::vector<std::string> words{"train.steps", "train.seed", "train.gradient_clipping", "strategy"};
@@ -157,11 +159,11 @@ TEST(LedgerTest, NotifiesTheObserverOfATier) {
   std::vector<int64_t> told;
   ledger.on_change(Tier::device, [&](int64_t now) {
     told.push_back(now);
-    if (now > 100) throw Failure(Exit::user, "too much");
+    if (now > 100) throw UserError("too much");
   });
   ledger.add(Tier::host, MemoryKind::other, "elsewhere", 1000);
   ledger.add(Tier::device, MemoryKind::weights, "weights", 80);
-  EXPECT_THROW(ledger.add(Tier::device, MemoryKind::slots, "m", 40), Failure);
+  EXPECT_THROW(ledger.add(Tier::device, MemoryKind::slots, "m", 40), Error);
   ledger.on_change(Tier::device, {});
   ledger.add(Tier::device, MemoryKind::slots, "m", -40);
   EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
@@ -180,7 +182,7 @@ TEST(ThreadPoolTest, RunsEveryElementOnceOnAnyNumberOfThreads) {
 
 TEST(ThreadPoolTest, RethrowsTheFirstException) {
   ThreadPool pool(3);
-  EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Failure);
+  EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Error);
 }
 
 TEST(TraceTest, HoldsNoMemoryAfterAFailedWrite) {
@@ -213,11 +215,11 @@ TEST(FailureTest, CarriesItsExitCode) {
   try {
     check(ZR_INVALID, error, "optimizer 'x'");
     FAIL();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), 2);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), 2);
     EXPECT_STREQ(failure.what(), "optimizer 'x': beta1 must be below 1");
   }
-  EXPECT_THROW(check(ZR_INTERNAL, error, "x"), Failure);
+  EXPECT_THROW(check(ZR_INTERNAL, error, "x"), Error);
   EXPECT_NO_THROW(check(ZR_OK, error, "x"));
 }
 

@@ -14,6 +14,7 @@
 namespace {
 
 using namespace zr::host;
+namespace exit_code = zr::exit_code;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -25,7 +26,7 @@ class DirectoryTest : public testing::Test {
   }
   template <class Call>
   static std::string failure(Call&& call) {
-    return zr::test::said_by(call, Exit::environment);
+    return zr::test::said_by(call, exit_code::environment);
   }
   zr::test::Scratch scratch_;
   Directory directory_ = Directory::open(scratch_.path("here"), true);

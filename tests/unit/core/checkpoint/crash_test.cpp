@@ -123,12 +123,12 @@ TEST(CheckpointSaveTest, KeepsEarlierCheckpointsAndLeavesNoDebrisOnADiskError) {
             ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
           try {
             saves(root, Model(2), 2, peers);
-          } catch (const Failure& failure) {
+          } catch (const Error& failure) {
             const std::string text = failure.what();
             const bool says = text.find("step 2 was not saved: ") == 0 &&
                               text.find(error == "EIO" ? "Input/output error" : "No space left") != text.npos;
             if (!says) std::fprintf(stderr, "%s\n", text.c_str());
-            ::_exit(says && failure.exit() == Exit::environment ? 3 : 1);
+            ::_exit(says && failure.exit_code() == exit_code::environment ? 3 : 1);
           }
         });
         for (const int end : ends) {
@@ -193,7 +193,7 @@ TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
         };
       try {
         saves(root, Model(2), 2, peers);
-      } catch (const Failure& failure) {
+      } catch (const Error& failure) {
         const std::string text = failure.what();
         if (text.find(swap.message) == text.npos) std::fprintf(stderr, "%s: %s\n", swap.what.c_str(), text.c_str());
         ::_exit(text.find(swap.message) == text.npos ? 1 : 3);
@@ -275,8 +275,8 @@ TEST(FolderLockTest, ReleasesALockWhoseHolderCouldNotBeWritten) {
     try {
       const FolderLock lock(scratch.path("c"));
       ::_exit(1);
-    } catch (const Failure& failure) {
-      if (failure.exit() != Exit::environment) ::_exit(2);
+    } catch (const Error& failure) {
+      if (failure.exit_code() != exit_code::environment) ::_exit(2);
     }
     ::setrlimit(RLIMIT_FSIZE, &all);
     const FolderLock lock(scratch.path("c"));
@@ -290,7 +290,7 @@ TEST(FolderLockTest, RejectsASecondJobAndNamesTheHolder) {
   const auto ends = on_ranks(1, [&](const CheckpointComm&) {
     try {
       const FolderLock second(scratch.path("c"));
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       const std::string text = failure.what();
       const std::string holder = " (process " + std::to_string(::getppid()) + " on ";
       ::_exit(text.find("another job is saving to this folder" + holder) != text.npos ? 0 : 1);
@@ -307,7 +307,7 @@ TEST(FolderLockTest, RejectsAFolderThatTheSameJobHoldsAndSuggestsAnother) {
   try {
     const FolderLock second(root);
     FAIL() << "was locked twice";
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_EQ(failure.what(), root +
                                   ": this job has already locked the folder, as its run folder or for the checkpoints "
                                   "of another engine; save to a separate folder, for example inside this one");

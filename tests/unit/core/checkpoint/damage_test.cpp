@@ -30,8 +30,8 @@ class CheckpointDamageTest : public testing::Test {
     const Checkpoint checkpoint(folder_);
     checkpoint.verify([](int64_t) {});
     return "";
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.exit(), Exit::user) << failure.what();
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::user) << failure.what();
     return failure.what();
   }
   Scratch scratch_;
@@ -172,7 +172,7 @@ TEST(SafetensorsHeaderTest, RejectsInconsistentHeaders) {
     try {
       parse_header("f", text, 8, bytes);
       ADD_FAILURE() << text << " is accepted";
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       EXPECT_NE(std::string(failure.what()).find(why), std::string::npos) << failure.what();
     }
   };

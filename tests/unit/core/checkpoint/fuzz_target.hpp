@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
 
@@ -13,7 +13,7 @@ namespace zr::test {
 enum class Fed { manifest, manifest_with_its_hash, header, index };
 inline constexpr int kFed = 4;
 
-/// True if the parser accepts the text. Any result but success or Failure(user) ends the process, and so does a tensor
+/// True if the parser accepts the text. Any result but success or UserError ends the process, and so does a tensor
 /// outside its file.
 inline bool feed(Fed what, const std::string& text) {
   using namespace zr::host;
@@ -45,8 +45,8 @@ inline bool feed(Fed what, const std::string& text) {
       }
     }
     return true;
-  } catch (const Failure& failure) {
-    require(failure.exit() == Exit::user);
+  } catch (const Error& failure) {
+    require(failure.exit_code() == exit_code::user);
     return false;
   }
 }

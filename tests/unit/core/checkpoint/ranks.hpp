@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
@@ -117,9 +117,9 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const Checkpoin
     try {
       work(peers);
       ::_exit(0);
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       std::fprintf(stderr, "rank %d: %s\n", r, failure.what());
-      ::_exit(failure.code());
+      ::_exit(failure.exit_code());
     }
   }
   for (auto& wire : wires)

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/key_reader.hpp"
 #include "sample_keys.hpp"
 
@@ -175,8 +175,8 @@ TEST(JobConfigTest, WritesNumbersThatReadBackTheSame) {
 
 TEST(JobConfigTest, RejectsReadingAnUndeclaredKey) {
   const JobConfig config = check("");
-  EXPECT_THROW(KeyReader(config).integer("train.stpes"), Failure);
-  EXPECT_THROW(KeyReader(config).text("train.steps"), Failure);
+  EXPECT_THROW(KeyReader(config).integer("train.stpes"), Error);
+  EXPECT_THROW(KeyReader(config).text("train.steps"), Error);
 }
 
 TEST(JobConfigTest, RejectsKeysDeclaredTwice) {
@@ -184,9 +184,9 @@ TEST(JobConfigTest, RejectsKeysDeclaredTwice) {
   try {
     Document::parse("", "job.toml", {}).check(twice, 1);
     FAIL();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "the key 'train.steps' is declared twice");
-    EXPECT_EQ(failure.exit(), Exit::bug);
+    EXPECT_EQ(failure.exit_code(), exit_code::internal);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <set>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "config/key_json.hpp"
 #include "sample_keys.hpp"
 
@@ -74,7 +74,7 @@ TEST(ConfigKeyTest, ReportsAProgramThatPrintsNoKeys) {
   try {
     keys_from_json("hello\n", "the program /bin/echo");
     FAIL();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(),
                  "the program /bin/echo did not print the keys it reads; construct zr::Program (or zr::Engine from a "
                  "file) first in its main()");

@@ -6,12 +6,13 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "scratch.hpp"
 
 namespace {
 
 using namespace zr::host;
+using zr::Error;
 using zr::test::Scratch;
 
 DiskProfile disk(const std::string& mount, uint64_t device, int64_t block_bytes) {
@@ -68,7 +69,7 @@ TEST_F(MachineProfileTest, FindsTheFileSystemOfAMissingPath) {
   EXPECT_EQ(scratch.folder().string().rfind(at.mount, 0), 0u);
   EXPECT_NE(file_system_of("/proc"), at);
   EXPECT_EQ(file_system_of("/proc/self/task").mount, "/proc");
-  EXPECT_THROW(file_system_of(scratch.path("nowhere")), Failure);
+  EXPECT_THROW(file_system_of(scratch.path("nowhere")), Error);
 }
 
 TEST_F(MachineProfileTest, IgnoresABrokenFileAndWarnsOnce) {
@@ -103,7 +104,7 @@ TEST_F(MachineProfileTest, FindsItsPathInTheEnvironment) {
   EXPECT_EQ(where("", "/c", "/h"), "/c/zeroth/machine.json");
   EXPECT_EQ(where(nullptr, "c", "/h"), "/h/.cache/zeroth/machine.json");
   EXPECT_EQ(where(nullptr, nullptr, nullptr), "");
-  EXPECT_THROW(MachineProfile().save(), Failure);
+  EXPECT_THROW(MachineProfile().save(), Error);
   ::setenv("HOME", before.c_str(), 1);
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "control/control.hpp"
 #include "engine/planned_job.hpp"
 #include "engine/setup.hpp"
@@ -34,7 +34,7 @@ class OneRankControl final : public host::Control {
   void put(const std::string& key, const std::string& value) override { words_[key] = value; }
   std::string get(const std::string& key, std::chrono::milliseconds) override {
     const auto found = words_.find(key);
-    if (found == words_.end()) throw host::Failure(host::Exit::peer_lost, "no rank has put '" + key + "'");
+    if (found == words_.end()) throw PeerLostError("no rank has put '" + key + "'");
     return found->second;
   }
   void drop(const std::string& key) override { words_.erase(key); }
@@ -183,11 +183,11 @@ inline std::vector<float> full_tensor(host::ShardedState& state, const FakeModel
   return values;
 }
 
-/// What a call throws as Failure; "" if it throws nothing.
+/// What a call throws as Error; "" if it throws nothing.
 inline std::string failure_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const host::Failure& failure) {
+  } catch (const Error& failure) {
     return failure.what();
   }
   return "";

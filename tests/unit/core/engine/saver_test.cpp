@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "base/ledger.hpp"
 #include "checkpoint/save.hpp"
 #include "control/control.hpp"
@@ -60,8 +60,9 @@ TEST(SaverTest, LeavesNothingInTheStore) {
     const CheckpointComm peers = saver.peers();
     const std::string long_word(2 << 20, 'x');
     const auto all = peers.gather(long_word);
-    if (control->rank() == 0 && all.at(1) != long_word) fail_bug("the gathered text is wrong");
-    if (peers.broadcast(control->rank() == 0 ? long_word : "") != long_word) fail_bug("the broadcast text is wrong");
+    if (control->rank() == 0 && all.at(1) != long_word) fail_internal("the gathered text is wrong");
+    if (peers.broadcast(control->rank() == 0 ? long_word : "") != long_word)
+      fail_internal("the broadcast text is wrong");
   };
   int running = 0;
   for (int rank = 0; rank < kRanks; ++rank) running += start_rank(rank, store.port(), agree_often) > 0;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 namespace {
@@ -119,26 +119,26 @@ TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
 
 TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
   TrainingProgress progress = two_micro_steps();
-  EXPECT_THROW(progress.check_gradients("w"), Failure);
+  EXPECT_THROW(progress.check_gradients("w"), Error);
   make_step(progress, {1, 1, 1});
   EXPECT_NO_THROW(progress.check_gradients("w"));
   progress.begin_micro(1, 1);
-  EXPECT_THROW(progress.check_gradients("w"), Failure);
+  EXPECT_THROW(progress.check_gradients("w"), Error);
   progress.cancel_micro();
   make_step(progress, {1, 1, 1});
   progress.begin_load();
-  EXPECT_THROW(progress.check_gradients("w"), Failure);
+  EXPECT_THROW(progress.check_gradients("w"), Error);
 }
 
 TEST(TrainingProgress, RejectsBackwardAfterFailedBackwardOrLoad) {
   TrainingProgress progress = two_micro_steps();
   progress.begin_load();
-  EXPECT_THROW(progress.check_complete(), Failure);
-  EXPECT_THROW(progress.check_backward(), Failure);
+  EXPECT_THROW(progress.check_complete(), Error);
+  EXPECT_THROW(progress.check_backward(), Error);
   progress.end_load();
   EXPECT_NO_THROW(progress.check_backward());
   progress.begin_micro(1, 1);
-  EXPECT_THROW(progress.check_backward(), Failure);
+  EXPECT_THROW(progress.check_backward(), Error);
   EXPECT_NO_THROW(progress.check_complete());
 }
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/recompute.hpp"
 
@@ -195,8 +195,8 @@ TEST_F(SavedTensorOffloadTest, RejectsInPlaceChangesOfASavedTensor) {
     try {
       loss.backward();
       ADD_FAILURE() << "backward would use changed values";
-    } catch (const Failure& failure) {
-      EXPECT_EQ(failure.exit(), Exit::user);
+    } catch (const Error& failure) {
+      EXPECT_EQ(failure.exit_code(), exit_code::user);
       EXPECT_STREQ(
           failure.what(),
           "backward needs a tensor [6, 8] that was changed in place after forward had saved it; change a copy");
@@ -256,7 +256,7 @@ TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
     const SavedTensorOffload aside(store.aside(), {});
     loss = x.exp().sum();
   }
-  EXPECT_THROW(loss.backward(), Failure);
+  EXPECT_THROW(loss.backward(), Error);
 }
 
 TEST_F(SavedTensorOffloadTest, UsesTheStoreThatBeganLast) {

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <random>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "comm/comm_runtime.hpp"
 #include "scratch.hpp"
 
@@ -155,7 +155,7 @@ TEST(ActivationStoreCpuTest, ReleasesMemoryThatCannotBeMapped) {
   try {
     rig.put(data);
     FAIL() << "the second is not mapped";
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     const std::string text = failure.what();
     EXPECT_NE(text.find("the second is not mapped; needed for an activation of 1.00 MiB"), text.npos) << text;
   }
@@ -224,8 +224,8 @@ TEST_F(ActivationStoreDiskTest, NamesFileAndOffsetOfAFailedRead) {
   try {
     rig.get(first, data.size());
     FAIL() << "the second read fails";
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.exit(), Exit::environment);
+  } catch (const Error& failure) {
+    EXPECT_EQ(failure.exit_code(), exit_code::environment);
     const std::string text = failure.what();
     for (const std::string& part :
          {std::string("an activation of 1.00 MiB (offload.activations)"), scratch_.folder().string(),
@@ -242,7 +242,7 @@ TEST_F(ActivationStoreDiskTest, ReportsAFailedBackgroundWriteAtTheNextCall) {
       {
         for (int i = 0; i < 8; ++i) rig.put(bytes_of(kMiB, 2));
       },
-      Failure);
+      Error);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ class DiskBackedBuffersTest : public testing::Test {
 
 TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenTheDiskIsFull) {
   disk.reserves_left = 0;
-  EXPECT_THROW(host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), host::Failure);
+  EXPECT_THROW(host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), Error);
   rig_.expect_nothing_left();
 }
 

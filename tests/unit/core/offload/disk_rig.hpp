@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "comm/comm_runtime.hpp"
 #include "offload/tier.hpp"
 #include "plan/plan.hpp"
@@ -75,7 +75,7 @@ class Disk : public Offload<Disk> {
     return caps;
   }
   uint64_t reserve(uint64_t bytes, const char*) {
-    if (disk.reserves_left-- <= 0) throw Error(ZR_IO, "the disk is full");
+    if (disk.reserves_left-- <= 0) throw PluginError(ZR_IO, "the disk is full");
     disk.slots[++last_].resize(bytes);
     return last_;
   }
@@ -97,7 +97,7 @@ class Disk : public Offload<Disk> {
   void start(bool writes, const zr_transfer* all, uint32_t n, zr_done* done) {
     Done kept = Done::retained(host_, done);
     const std::lock_guard lock(disk.mutex);
-    if (n != 1) throw Error(ZR_INVALID, "one at a time");
+    if (n != 1) throw PluginError(ZR_INVALID, "one at a time");
     if (disk.busy) return static_cast<void>(disk.waiting.push_back({writes, *all, std::move(kept)}));
     disk.move(writes, *all);
     kept.resolve();
@@ -175,7 +175,7 @@ class DiskRig {
       bool made = true;
       try {
         make();
-      } catch (const host::Failure& failure) {
+      } catch (const Error& failure) {
         EXPECT_STREQ(failure.what(), "over the budget");
         made = false;
       }

@@ -31,7 +31,7 @@ TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
   try {
     const OptimizerStates states(plan, rig.tiers, rig.ledger);
     FAIL() << "the disk is full";
-  } catch (const host::Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "offload 'disk' (disk): reserve: the disk is full");
   }
   rig.expect_nothing_left();

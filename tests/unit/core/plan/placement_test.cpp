@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "plan/plan.hpp"
 
 namespace {

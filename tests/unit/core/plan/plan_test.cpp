@@ -3,12 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "zr/flat_layout.hpp"
 
 namespace {
 
 using namespace zr::host;
+using zr::Error;
 
 std::vector<Parameter> parameters(const std::vector<int64_t>& counts) {
   std::vector<Parameter> list;
@@ -50,7 +51,7 @@ StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
 std::string refusal(const std::function<void(zr_piece&)>& spoil) {
   try {
     make_plan(input({3000, 50}, 2), 0, everywhere(spoil));
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     return failure.what();
   }
   return "";

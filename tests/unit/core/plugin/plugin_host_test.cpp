@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "sample_keys.hpp"
 #include "zr/abi/optimizer.h"
 

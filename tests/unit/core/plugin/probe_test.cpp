@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 namespace zr::host {
 
@@ -45,7 +45,7 @@ TEST(ProbeProblemTest, TerminatesCodeThatDoesNotReturn) {
             "it did not finish loading within 0.2 seconds; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "soon", 1);
-  EXPECT_THROW(probe_problem([] {}), Failure);
+  EXPECT_THROW(probe_problem([] {}), Error);
   ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
 }
 

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "plugin/plugin.hpp"
 #include "scratch.hpp"
 
@@ -18,7 +18,7 @@ Registry none() { return Registry(std::vector<std::filesystem::path>{}); }
 std::string refusal(const Registry& registry, const std::string& id, Role role = Role::optimizer) {
   try {
     registry.load(role, id, "job.toml:1:13");
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     return failure.what();
   }
   return "no error";
@@ -149,7 +149,7 @@ TEST(RegistryTest, ReadsAbsoluteFoldersFromTheEnvironment) {
   try {
     Registry::standard_directories();
     ADD_FAILURE();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "ZR_PLUGIN_PATH: 'plugins' is a relative path; write an absolute one");
   }
   ::unsetenv("ZR_PLUGIN_PATH");

@@ -11,7 +11,7 @@
 #include <functional>
 #include <map>
 
-#include "base/failure.hpp"
+#include "base/error.hpp"
 #include "golden/cases.hpp"
 #include "plugin/plugin.hpp"
 #include "scratch.hpp"
@@ -155,7 +155,7 @@ TEST(PluginTrustTest, NamesADanglingLinkAndAnUnreadableFile) {
   try {
     Registry({folders.path("safe")}).load(Role::optimizer, "gone", "job.toml:1:13");
     ADD_FAILURE();
-  } catch (const Failure& failure) {
+  } catch (const Error& failure) {
     EXPECT_EQ(failure.what(), "job.toml:1:13: optimizer plug-in 'gone': " + folders.named + ": it is a link to " +
                                   folders.path("safe/nothing.so") +
                                   ", which cannot be opened: No such file or directory; correct or remove the link");

@@ -1,19 +1,38 @@
-#include "base/failure.hpp"
+#include "base/error.hpp"
 
 #include <cxxabi.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <numeric>
+#include <system_error>
 #include <typeinfo>
 
 namespace zr::host {
 
-void fail_user(const std::string& text) { throw Failure(Exit::user, text); }
-void fail_environment(const std::string& text) { throw Failure(Exit::environment, text); }
-void fail_bug(const std::string& text) { throw Failure(Exit::bug, text); }
+void fail_user(const std::string& text) { throw UserError(text); }
+void fail_environment(const std::string& text) { throw EnvironmentError(text); }
+void fail_internal(const std::string& text) { throw InternalError(text); }
+
+void fail_with(int exit_code, const std::string& text) {
+  switch (exit_code) {
+    case exit_code::user: throw UserError(text);
+    case exit_code::environment: throw EnvironmentError(text);
+    case exit_code::peer_lost: throw PeerLostError(text);
+    default: throw InternalError(text);
+  }
+}
+
+std::exception_ptr error_with(int exit_code, const std::string& text) {
+  try {
+    fail_with(exit_code, text);
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+}
 
 std::string type_of(const std::exception& error) {
   const char* mangled = typeid(error).name();
@@ -23,17 +42,30 @@ std::string type_of(const std::exception& error) {
   return name ? name.get() : mangled;
 }
 
+std::string environment_problem(const std::exception& error) {
+  if (dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return std::string(error.what()) + ": check that the path exists and that this user may access it";
+  if (const auto* failed = dynamic_cast<const std::system_error*>(&error)) {  // for example, a thread that cannot start
+    const bool limit = failed->code() == std::errc::resource_unavailable_try_again;
+    return std::string("a system call failed: ") + failed->what() +
+           (limit ? "; raise the limit of processes and threads (ulimit -u, or the container's)" : "");
+  }
+  return "";
+}
+
 void rethrow_from_host(const std::string& call) {
   try {
     throw;
-  } catch (const Failure&) {
+  } catch (const Error&) {
     throw;
   } catch (const std::bad_alloc&) {
     fail_environment(call + ": out of memory; use more ranks, a smaller model or a smaller micro-batch");
   } catch (const std::exception& error) {
     const std::string type = type_of(error);
     if (type.starts_with("c10::") || type.starts_with("torch::")) throw;
-    fail_bug(call + ": " + type + ": " + error.what());
+    if (const std::string problem = environment_problem(error); !problem.empty())
+      fail_environment(call + ": " + problem);
+    fail_internal(call + ": " + type + ": " + error.what());
   }
 }
 
@@ -86,8 +118,8 @@ void check(zr_code code, const zr_error& error, std::string_view who) {
     case ZR_IO: fail_environment(text);
     case ZR_COMM:
     case ZR_TIMEOUT:
-    case ZR_CANCELLED: throw Failure(Exit::peer_lost, text);
-    default: fail_bug(text);
+    case ZR_CANCELLED: throw PeerLostError(text);
+    default: fail_internal(text);
   }
 }
 

@@ -1,0 +1,57 @@
+// Throws zr::Error: a message tells the user what failed, where, and what to do; its subclass decides the exit code.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zr/abi/base.h"
+#include "zr/error.hpp"
+
+namespace zr::host {
+
+/// Throws UserError: the user's input is wrong; `text` says what, where, and how to correct it.
+[[noreturn]] void fail_user(const std::string& text);
+/// Throws EnvironmentError: the machine lacks a resource or a file.
+[[noreturn]] void fail_environment(const std::string& text);
+/// Throws InternalError: an invariant of the host or of a plug-in is broken.
+[[noreturn]] void fail_internal(const std::string& text);
+/// Throws the subclass of Error that has this exit code; InternalError for a code of no subclass.
+[[noreturn]] void fail_with(int exit_code, const std::string& text);
+/// Throws an error of the same class as `error` with another text.
+[[noreturn]] inline void fail_like(const Error& error, const std::string& text) { fail_with(error.exit_code(), text); }
+/// The error that fail_with() throws, for another thread to rethrow.
+std::exception_ptr error_with(int exit_code, const std::string& text);
+
+/// Inside a catch block: rethrows the exception as guard_host_call() describes.
+[[noreturn]] void rethrow_from_host(const std::string& call);
+/// Runs host code that a program calls: a std::exception that is neither an Error nor libtorch's becomes an
+/// InternalError that names `call`, so that it does not count as an exception of the program.
+template <class Fn>
+decltype(auto) guard_host_call(const std::string& call, Fn&& fn) {
+  try {
+    return fn();
+  } catch (...) {
+    rethrow_from_host(call);
+  }
+}
+/// The message for an exception of the standard library that the machine caused (a path, a thread, a system call); ""
+/// for any other exception.
+std::string environment_problem(const std::exception& error);
+/// The exception's type as C++ source names it: "std::runtime_error", "c10::Error".
+std::string type_of(const std::exception& error);
+
+/// The candidate nearest to `word` by edit distance, or "" if none is close enough.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+/// All candidates with the smallest edit distance, in their order.
+std::vector<std::string> all_nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// A caller-owned zr_error for a plug-in call; check() turns it into an Error.
+struct CallError : zr_error {
+  CallError() : zr_error{} { size = sizeof(zr_error); }
+};
+/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
+/// -> peer_lost, else bug. `who` names plug-in and call; the message is "who: text".
+void check(zr_code code, const zr_error& error, std::string_view who);
+
+}  // namespace zr::host
