@@ -32,7 +32,8 @@ if(TARGET zeroth_lib)
   install(TARGETS zeroth_lib EXPORT ZerothEngineTargets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT engine INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT ZerothEngineTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT engine)
-  install(DIRECTORY core/api/include/zr core/base/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT engine PATTERN ".*" EXCLUDE)
+  install(DIRECTORY core/api/include/zr core/base/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+    COMPONENT engine PATTERN ".*" EXCLUDE)
   install(FILES sdk/cmake/ZrTorch.cmake DESTINATION ${package} COMPONENT engine)
   install(DIRECTORY examples/gpt examples/quickstart examples/torchscript
     DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT engine
