@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/terminal.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/command.hpp"
@@ -55,6 +57,13 @@ po::options_description train_options() {
   return options;
 }
 
+// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe.
+std::string progress_mode() {
+  if (!is_terminal(STDOUT_FILENO)) return "plain";
+  char device[PATH_MAX];
+  return ::ttyname_r(STDOUT_FILENO, device, sizeof device) == 0 ? std::string("tty:") + device : "tty";
+}
+
 int train(const Command& command, const Parsed& parsed) {
   Arguments words = parsed.words;
   if (parsed.has("resume")) words.emplace_back("checkpoint.resume=true");
@@ -63,7 +72,7 @@ int train(const Command& command, const Parsed& parsed) {
   options.ranks = job.config.job().ranks;
   options.threads = job.config.job().threads;
   options.program = trainer_of(job);
-  options.environment = {{"ZR_PROGRESS", ::isatty(STDOUT_FILENO) ? "tty" : "plain"}};
+  options.environment = {{"ZR_PROGRESS", progress_mode()}};
   return launch(options);
 }
 

@@ -9,14 +9,16 @@
 #include <string>
 #include <utility>
 
+#include "base/terminal.hpp"
+
 namespace zr::host {
 
-/// The destructor clears the line. Not thread-safe.
+/// The destructor clears the line. The line is narrower than the terminal. Not thread-safe.
 class Progress {
  public:
   explicit Progress(std::string what, int64_t all = 1) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
   ~Progress() {
-    if (shown_ >= 0) std::fputs("\r\033[K", stderr);
+    if (shown_ >= 0) std::fputs(std::string(kClearLine).c_str(), stderr);
   }
   Progress(const Progress&) = delete;
   /// Shows that `done` of `all` is done. Without `all`: of the last value, first that of the constructor.
@@ -25,18 +27,22 @@ class Progress {
     at(done);
   }
   void at(int64_t done) {
-    const auto percent = static_cast<int>(done * 100 / all_);
+    const auto percent = static_cast<int>(static_cast<double>(done) / static_cast<double>(all_) * 100);
     if (!terminal_ || percent == shown_) return;
     shown_ = percent;
-    const std::string bar(static_cast<std::size_t>(percent / 4), '#');
-    std::fprintf(stderr, "\r%s [%-25s] %d %%", what_.c_str(), bar.c_str(), percent);
+    const auto most = static_cast<std::size_t>(terminal_columns(STDERR_FILENO) - 1);
+    std::string end = " " + progress_bar(percent / 100.0, 27) + " " + std::to_string(percent) + " %";
+    if (end.size() > most) end = " " + std::to_string(percent) + " %";
+    std::string line = cut_to(what_, most - std::min(most, end.size())) + end;
+    line.resize(std::min(line.size(), most));
+    std::fputs((std::string(kClearLine) + line).c_str(), stderr);
   }
 
  private:
   std::string what_;
   int64_t all_;
   int shown_ = -1;
-  bool terminal_ = ::isatty(STDERR_FILENO) != 0;
+  bool terminal_ = is_terminal(STDERR_FILENO);
 };
 
 }  // namespace zr::host

@@ -53,11 +53,8 @@ RunRecorder::RunRecorder(const JobConfig& config, const std::string& engine, int
       steps_(config.train().steps),
       config_(config.to_toml()),
       resumes_(config.checkpoint().resume),
-      start_(std::chrono::steady_clock::now()) {
-  if (!folder_) return;
-  if (const char* progress = std::getenv("ZR_PROGRESS"))
-    progress_ = std::string_view(progress) == "tty" ? Progress::terminal : Progress::plain;
-}
+      display_(rank == 0),
+      start_(std::chrono::steady_clock::now()) {}
 
 void RunRecorder::accept() {
   if (first_step_ >= steps_ && folder_->has_summary_of(first_step_)) return;
@@ -79,11 +76,7 @@ void RunRecorder::resume(int64_t step) {
   forget_hash();
 }
 
-RunRecorder::~RunRecorder() {
-  if (progress_ == Progress::terminal && last_.step > first_step_) std::fputc('\n', stdout);
-}
-
-void RunRecorder::step(const StepRow& row, int64_t memory_bytes) {
+void RunRecorder::step(const StepRow& row, const std::array<int64_t, 3>& memory) {
   last_ = row;
   tokens_ += row.tokens;
   milliseconds_ += row.step_ms;
@@ -104,39 +97,18 @@ void RunRecorder::step(const StepRow& row, int64_t memory_bytes) {
   if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
   if (row.skipped) fields.emplace_back("skipped", "true");
   append(object(fields) + "\n");
-  show(row, memory_bytes);
+  show(row, memory);
 }
 
-void RunRecorder::show(const StepRow& row, int64_t memory_bytes) {
-  if (progress_ == Progress::none) return;
-  const auto now = std::chrono::steady_clock::now();
-  const bool last = row.step == steps_;
-  const double pause = progress_ == Progress::terminal ? 0.1 : 5.0;
-  if (row.step > 1 && !last && std::chrono::duration<double>(now - shown_).count() < pause) return;
-  shown_ = now;
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
+void RunRecorder::show(const StepRow& row, const std::array<int64_t, 3>& memory) {
+  if (row.step > 1 && row.step != steps_ && !display_.due()) return;
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const double left = elapsed / static_cast<double>(row.step - first_step_) * static_cast<double>(steps_ - row.step);
-  std::string skipped = row.skipped ? "  (skipped: gradients not finite" : "";
-  if (row.skipped) skipped += row.loss_scale != 0 ? ", loss scale " + shortest(row.loss_scale) + ")" : ")";
-  std::string waited;
-  if (!tiers_.empty()) {
-    double all = 0;
-    for (const auto& [cause, seconds] : waits()) all += seconds;
-    for (const auto& [cause, seconds] : waits()) {
-      char share[40];
-      std::snprintf(share, sizeof share, "%s%s %.0f %%", waited.empty() ? "  waits: " : ", ",
-                    std::string(cause).c_str(), all > 0 ? 100 * seconds / all : 0);
-      waited += share;
-    }
-    for (const TierRow& tier : tiers_)
-      if (tier.tier == Tier::disk) waited += "  written " + bytes_text(tier.written_bytes);
-  }
-  char line[400];
-  std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  lr %.2e  %.0f tokens/s  left %s  memory %s%s%s",
-                static_cast<long long>(row.step), static_cast<long long>(steps_), row.loss, row.lr, recent_rate_,
-                duration_text(left).c_str(), bytes_text(memory_bytes).c_str(), waited.c_str(), skipped.c_str());
-  std::printf(progress_ == Progress::terminal ? "\r\033[K%s" : "%s\n", line);
-  std::fflush(stdout);
+  int64_t written = -1;
+  for (const TierRow& tier : tiers_)
+    if (tier.tier == Tier::disk) written = std::max<int64_t>(written, 0) + tier.written_bytes;
+  display_.show(
+      {row.step, steps_, row.loss, row.lr, recent_rate_, left, memory, waits(), written, row.skipped, row.loss_scale});
 }
 
 void RunRecorder::validation(int64_t step, double loss) {
@@ -144,10 +116,10 @@ void RunRecorder::validation(int64_t step, double loss) {
   has_val_ = true;
   if (!folder_) return;
   append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
-  if (progress_ == Progress::none) return;
-  std::printf("%sstep %lld/%lld  validation loss %.4f\n", progress_ == Progress::terminal ? "\r\033[K" : "",
-              static_cast<long long>(step), static_cast<long long>(steps_), loss);
-  std::fflush(stdout);
+  char line[100];
+  std::snprintf(line, sizeof line, "step %lld/%lld  validation loss %.4f", static_cast<long long>(step),
+                static_cast<long long>(steps_), loss);
+  display_.note(line);
 }
 
 void RunRecorder::add_waits(Phase phase, double read, double write) {

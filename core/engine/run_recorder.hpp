@@ -1,4 +1,4 @@
-// Records a run in its folder (config.toml, metrics.jsonl, summary.json) and prints the progress line, on rank 0.
+// Records a run in its folder (config.toml, metrics.jsonl, summary.json) and shows its progress, on rank 0.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@
 #include "base/ledger.hpp"
 #include "comm/comm_runtime.hpp"
 #include "config/config.hpp"
+#include "engine/progress_display.hpp"
 #include "engine/run_folder.hpp"
 #include "plan/plan.hpp"
 
@@ -62,14 +63,13 @@ class RunRecorder {
   /// Rank 0 locks the run folder of `engine` and writes to it only after accept(). Other ranks only keep numbers in
   /// memory. Throws UserError if another job has locked the folder.
   RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank);
-  ~RunRecorder();
   /// Called when the job has passed every check: creates the folder of this run, and copies the rows of the newest
   /// earlier run up to the step that was passed to resume(). If that step is the last one and the earlier run has a
   /// summary.json of it, creates no folder, so that the earlier run remains the newest; a later row creates the folder
   /// then. Rank 0 only.
   void accept();
-  /// Writes a row to metrics.jsonl and updates the progress line. memory_bytes: peak of device memory.
-  void step(const StepRow& row, int64_t memory_bytes);
+  /// Writes a row to metrics.jsonl and updates the progress display. `memory`: peak bytes by tier.
+  void step(const StepRow& row, const std::array<int64_t, 3>& memory);
   /// Writes a validation row and prints it.
   void validation(int64_t step, double loss);
   /// Records that a checkpoint of `step` was loaded.
@@ -97,7 +97,7 @@ class RunRecorder {
  private:
   void begin();
   void append(const std::string& row);
-  void show(const StepRow& row, int64_t memory_bytes);
+  void show(const StepRow& row, const std::array<int64_t, 3>& memory);
   std::vector<std::pair<std::string_view, double>> waits() const;
 
   std::optional<RunFolder> folder_;  // empty on ranks other than 0
@@ -106,7 +106,7 @@ class RunRecorder {
   std::string config_;  // as TOML
   bool begun_ = false;  // whether this run has a folder
   bool resumes_;        // checkpoint.resume
-  enum class Progress { none, plain, terminal } progress_ = Progress::none;
+  ProgressDisplay display_;
   int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none
   int64_t made_ = 0;        // number of steps of this run
   int64_t saved_ = 0, not_saved_ = 0, saved_step_ = 0;
@@ -124,7 +124,7 @@ class RunRecorder {
   DigestRow digest_{};
   double read_wait_ = 0, write_wait_ = 0;
   std::array<double, kPhaseNames.size()> waited_{};  // the part of seconds_ spent waiting for tiers
-  std::chrono::steady_clock::time_point start_, shown_;
+  std::chrono::steady_clock::time_point start_;
 };
 
 }  // namespace zr::host

@@ -67,10 +67,11 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
   lap(Phase::step_sync);
   const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
   step_start_ = mark_;
-  recorder_.step({progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
-                  static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
-                  context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0},
-                 context_.ledger.peak(Tier::device));
+  recorder_.step(
+      {progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
+       static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
+       context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0},
+      {context_.ledger.peak(Tier::device), context_.ledger.peak(Tier::host), context_.ledger.peak(Tier::disk)});
 }
 
 void StepRecorder::record_totals(const std::string& hash) {

@@ -65,6 +65,9 @@ if(ZR_TORCH)
     get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
     list(FILTER plugins EXCLUDE REGEX "^(bad_plugin|zr_test|job)_")  # keeps the plug-ins of plugins/
     add_dependencies(memory_test zeroth gpt engine_case ${plugins})
+    zr_test(train_display_test SOURCES train_display_test.cpp
+            LIBRARIES nlohmann_json::nlohmann_json GTest::gmock util LABELS multirank)
+    add_dependencies(train_display_test zeroth quickstart ${plugins})
     zr_test(checkpoint_crash_test SOURCES checkpoint_crash_test.cpp
             LIBRARIES zr_checkpoint nlohmann_json::nlohmann_json LABELS multirank TIMEOUT 600)
     add_dependencies(checkpoint_crash_test zeroth gpt checkpoint_case zr_test_file_calls ${plugins})

@@ -1,0 +1,161 @@
+#include "engine/progress_display.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/ledger.hpp"
+#include "base/terminal.hpp"
+#include "base/text.hpp"
+
+namespace zr::host {
+
+namespace {
+
+template <class... T>
+std::string format(const char* how, T... values) {
+  char text[100];
+  std::snprintf(text, sizeof text, how, values...);
+  return text;
+}
+
+std::string count_text(const StepProgress& now) { return std::to_string(now.step) + "/" + std::to_string(now.steps); }
+
+// "device 70.39 MiB", "disk 1.20 GiB": the tiers that have held bytes.
+std::vector<std::string> memory_texts(const StepProgress& now) {
+  std::vector<std::string> all;
+  for (std::size_t tier = 0; tier < now.memory.size(); ++tier)
+    if (now.memory[tier] > 0 || tier == 0)
+      all.push_back(std::string(kTierNames[tier]) + " " + bytes_text(now.memory[tier]));
+  return all;
+}
+
+// "waits: compute 49 %, link 20 %": at most `most` causes of at least 1 %, in the order of `waits`.
+std::string waits_text(const StepProgress& now, std::size_t most) {
+  double all = 0;
+  for (const auto& [cause, seconds] : now.waits) all += seconds;
+  std::vector<std::pair<double, std::string_view>> shares;
+  for (const auto& [cause, seconds] : now.waits)
+    if (all > 0 && seconds / all >= 0.01) shares.emplace_back(100 * seconds / all, cause);
+  if (shares.size() > most) {
+    std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    shares.resize(most);
+  }
+  std::string text;
+  for (const auto& [share, cause] : shares)
+    text += (text.empty() ? "waits: " : ", ") + std::string(cause) + format(" %.0f %%", share);
+  return text;
+}
+
+std::string skipped_text(const StepProgress& now) {
+  if (!now.skipped) return "";
+  return "(skipped: gradients not finite" + (now.loss_scale != 0 ? ", loss scale " + shortest(now.loss_scale) : "") +
+         ")";
+}
+
+std::string written_text(const StepProgress& now) {
+  return now.written_bytes < 0 ? "" : "written " + bytes_text(now.written_bytes);
+}
+
+std::string in_colour(std::string_view colour, const std::string& text) {
+  return std::string(colour) + text + std::string(kPlainColour);
+}
+
+// Appends the fields that fit into `most` columns.
+std::string with_fields(std::string text, const std::vector<std::string>& fields, std::size_t most) {
+  for (const std::string& field : fields)
+    if (!field.empty() && text.size() + 2 + field.size() <= most) text += "  " + field;
+  return text;
+}
+
+}  // namespace
+
+std::string progress_line(const StepProgress& now) {
+  std::string memory;
+  for (const std::string& tier : memory_texts(now)) memory += (memory.empty() ? "memory " : ", ") + tier;
+  return with_fields("step " + count_text(now),
+                     {format("loss %.4f", now.loss), format("lr %.2e", now.lr),
+                      format("%.0f tokens/s", now.tokens_per_s), "left " + duration_text(now.seconds_left), memory,
+                      waits_text(now, now.waits.size()), written_text(now), skipped_text(now)},
+                     std::string::npos);
+}
+
+std::string progress_on_terminal(const StepProgress& now, int columns, bool colours) {
+  const auto most = static_cast<std::size_t>(std::max(columns - 1, 0));
+  const double fraction = now.steps > 0 ? static_cast<double>(now.step) / static_cast<double>(now.steps) : 1;
+  std::string text = count_text(now) + format("  %3.0f %%", std::floor(100 * fraction));
+  std::string bar = progress_bar(fraction, std::clamp(columns / 6, 10, 30));
+  if (bar.size() + 1 + text.size() > most) bar.clear();
+  const std::size_t for_text = bar.empty() ? most : most - bar.size() - 1;
+  const std::string skipped = skipped_text(now);
+  text = with_fields(text,
+                     {format("loss %.4f", now.loss), "left " + duration_text(now.seconds_left),
+                      format("%.0f tokens/s", now.tokens_per_s), skipped},
+                     for_text);
+  for (const std::string& tier : memory_texts(now)) {
+    const std::size_t before = text.size();
+    text = with_fields(text, {tier}, for_text);
+    if (text.size() == before) break;
+  }
+  for (std::size_t causes = now.waits.size(); causes > 0; --causes) {
+    const std::size_t before = text.size();
+    text = with_fields(text, {waits_text(now, causes)}, for_text);
+    if (text.size() > before) break;
+  }
+  text = with_fields(text, {written_text(now), format("lr %.2e", now.lr)}, for_text);
+  text.resize(std::min(text.size(), most));
+  if (colours) {
+    const auto at = skipped.empty() ? text.npos : text.find(skipped);
+    if (at != text.npos) text = text.substr(0, at) + in_colour(kYellow, skipped) + text.substr(at + skipped.size());
+    if (!bar.empty()) bar = in_colour(kGreen, bar);
+  }
+  return bar.empty() ? text : bar + " " + text;
+}
+
+ProgressDisplay::ProgressDisplay(bool shows) {
+  const char* set = shows ? std::getenv("ZR_PROGRESS") : nullptr;
+  if (!set) return;
+  const std::string mode = set;
+  const auto colon = mode.find(':');
+  const bool terminal = mode.substr(0, colon) == "tty";
+  mode_ = terminal ? Mode::terminal : Mode::lines;
+  if (terminal && colon != mode.npos) device_ = mode.substr(colon + 1);
+  colours_ = terminal && colours_wanted();
+}
+
+ProgressDisplay::~ProgressDisplay() {
+  if (open_) std::fputc('\n', stdout);
+}
+
+bool ProgressDisplay::due() const {
+  const double pause = mode_ == Mode::terminal ? 0.1 : 5.0;
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - shown_;
+  return mode_ != Mode::none && since.count() >= pause;
+}
+
+void ProgressDisplay::show(const StepProgress& now) {
+  if (mode_ == Mode::none) return;
+  shown_ = std::chrono::steady_clock::now();
+  std::string text;
+  if (mode_ == Mode::lines) {
+    text = progress_line(now) + "\n";
+  } else {
+    const int columns = device_.empty() ? terminal_columns(STDOUT_FILENO) : terminal_columns(device_);
+    text = std::string(kClearLine) + progress_on_terminal(now, columns, colours_);
+    open_ = true;
+  }
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void ProgressDisplay::note(const std::string& line) {
+  if (mode_ == Mode::none) return;
+  std::printf("%s%s\n", mode_ == Mode::terminal ? std::string(kClearLine).c_str() : "", line.c_str());
+  std::fflush(stdout);
+  open_ = false;
+}
+
+}  // namespace zr::host
