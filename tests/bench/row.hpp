@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -43,9 +44,12 @@ inline Row compare(const std::string& name, const std::string& unit, const std::
   return {name, median(ours), unit, reference, median(theirs), median(ratios), target};
 }
 
-/// One aligned line on standard output; red on a terminal if the ratio is below the target.
+/// One aligned line on standard output; red on a terminal if the ratio is below the target, unless NO_COLOR is set.
 inline void print(const Row& row) {
-  const bool red = row.ratio < row.target && isatty(STDOUT_FILENO);
+  const char *no_colour = std::getenv("NO_COLOR"), *terminal = std::getenv("TERM");
+  const bool colours =
+      isatty(STDOUT_FILENO) && !(no_colour && *no_colour) && std::string(terminal ? terminal : "") != "dumb";
+  const bool red = row.ratio < row.target && colours;
   std::printf("%s%-26s %10.4g %-9s %-26s %10.4g   ratio %7.4f", red ? "\x1b[31m" : "", row.name.c_str(), row.value,
               row.unit.c_str(), row.reference.c_str(), row.reference_value, row.ratio);
   if (row.target > 0) std::printf("   target %6.4g%s", row.target, row.ratio < row.target ? "   MISSED" : "");

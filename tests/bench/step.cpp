@@ -1,16 +1,22 @@
 // Compares a training step of two ranks under every strategy with plain libtorch steps that use libtorch's fused AdamW.
-// Both run in the same processes in alternation, each strategy right after a plain step. `bench_step ROWS.json` starts
-// its two ranks itself.
+// Both run in the same processes in alternation, each strategy right after a plain step; one engine exists at a time,
+// or two where they are compared. `bench_step ROWS.json` starts its two ranks itself. It uses at most 12 GB, and at
+// most half of the machine's available memory; STEP_BENCH_GB sets another limit. A model that needs more is replaced by
+// a smaller one.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "bench/ranks.hpp"
@@ -20,14 +26,24 @@
 
 namespace {
 
-// The models S and M of tests/bench/peers: 10.8 and 85.4 million parameters.
+// The models S and M of tests/bench/peers, 10.8 and 85.4 million parameters, and one between them for small machines.
 struct Size {
   std::string name;
   gpt::Config shape;
   int64_t samples;
   int rounds;
+  double parameters() const {
+    const auto width = static_cast<double>(shape.width);
+    return static_cast<double>(shape.layers) * 12 * width * width + 512 * width;
+  }
+  // Bytes of both ranks: weights, gradients and two optimizer states, buckets and an all-gather buffer, of two models
+  // at a time; and activations, libtorch and its allocator.
+  double bytes() const { return 2 * (2 * 20 * parameters() + 0.5e9); }
 };
-const Size kSizes[] = {{"", {6, 384, 6, 256, 0}, 4, 24}, {"_85m", {12, 768, 12, 256, 0}, 2, 6}};
+const Size kSmall{"", {6, 384, 6, 256, 0}, 4, 24};
+const Size kLarge[] = {{"_85m", {12, 768, 12, 256, 0}, 2, 6}, {"_26m", {8, 512, 8, 256, 0}, 2, 12}};
+constexpr double kMostBytes = 12e9;
+
 constexpr int kWarm = 3;
 
 struct Side {
@@ -98,63 +114,148 @@ class Sharded {
   zr::Engine engine_;
 };
 
+// Prints on rank 0 which part of a measurement begins, and the time that the rest takes.
+class Announcer {
+ public:
+  Announcer(const Size& size, bool speaks) : size_(size), speaks_(speaks) {}
+  // `step` is the time of a plain step in milliseconds.
+  void plan(double step, std::size_t parts) {
+    parts_ = parts;
+    const double rounds = size_.rounds + kWarm;
+    std::ostringstream text;
+    text.precision(3);
+    text << size_.parameters() / 1e6 << " million parameters, about " << size_.bytes() / 1e9 << " GB of memory, ";
+    say(text.str() + "about " + minutes(step * 2.1 * rounds * static_cast<double>(parts)));
+    start_ = std::chrono::steady_clock::now();
+  }
+  void part(const std::string& name) {
+    const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start_;
+    const double left = spent.count() / static_cast<double>(done_) * static_cast<double>(parts_ - done_);
+    say(std::to_string(done_ + 1) + " of " + std::to_string(parts_) + ": " + name + size_.name +
+        (done_ ? ", " + minutes(left) + " left" : ""));
+    ++done_;
+  }
+
+ private:
+  static std::string minutes(double milliseconds) {
+    const auto seconds = static_cast<int64_t>(milliseconds / 1e3 + 0.5);
+    return std::to_string(seconds / 60) + " min " + std::to_string(seconds % 60) + " s";
+  }
+  void say(const std::string& text) const {
+    if (speaks_) std::cout << "bench_step: " << text << std::endl;
+  }
+  const Size& size_;
+  bool speaks_;
+  std::size_t parts_ = 1, done_ = 0;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// Times steps of both ranks: they start and end together, and the barrier is part of every measurement.
+double timed(Sharded& barrier, const std::function<void()>& step) {
+  barrier.engine().mean(0);
+  const auto start = std::chrono::steady_clock::now();
+  step();
+  barrier.engine().mean(0);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
 void measure(const std::string& toml, const std::string& rows, const Size& size) {
-  std::vector<std::unique_ptr<Sharded>> sides;
-  for (const Side& side : kSides) sides.push_back(std::make_unique<Sharded>(toml, side, size.shape));
-  Plain plain(size.shape);
-  at::set_num_threads(1);
+  std::vector<zr::bench::Row> table;
   const auto bytes = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong),
              next = torch::randint(0, 256, {size.samples, size.shape.context}, torch::kLong);
-  // Both ranks start and end together: the barrier is part of every measurement.
-  const auto timed = [&](const std::function<void()>& step) {
-    sides[0]->engine().mean(0);
-    const auto start = std::chrono::steady_clock::now();
-    step();
-    sides[0]->engine().mean(0);
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  };
-  std::vector<double> a, again;
-  std::vector<std::vector<double>> ours(sides.size()), theirs(sides.size());
-  for (int round = -kWarm; round < size.rounds; ++round) {
-    const bool counts = round >= 0;
-    for (std::size_t i = 0; i < sides.size(); ++i) {
-      const double reference = timed([&] { plain.step(bytes, next); });
-      const double time = timed([&] { sides[i]->step(bytes, next); });
-      if (counts) theirs[i].push_back(reference);
-      if (counts) ours[i].push_back(time);
+  const bool first_rank = std::string(std::getenv("ZR_RANK")) == "0";
+  Announcer announcer(size, first_rank);
+  auto plain = std::make_unique<Plain>(size.shape);
+  for (const Side& side : kSides) {
+    Sharded ours(toml, side, size.shape);
+    at::set_num_threads(1);
+    const auto plain_step = [&] { return timed(ours, [&] { plain->step(bytes, next); }); };
+    if (&side == &kSides[0]) {
+      plain_step();
+      announcer.plan(plain_step(), kSides.size() + 2);
+      announcer.part("plain");
+      std::vector<double> a, again;
+      for (int round = -kWarm; round < size.rounds; ++round) {
+        const double one = plain_step(), other = plain_step();
+        if (round >= 0) a.push_back(one), again.push_back(other);
+      }
+      table.push_back(zr::bench::compare("step_plain_a_a" + size.name, "ms", again, "the same, repeated", a, 0));
     }
-    const double first = timed([&] { plain.step(bytes, next); }), second = timed([&] { plain.step(bytes, next); });
-    if (counts) a.push_back(first);
-    if (counts) again.push_back(second);
+    announcer.part(side.name);
+    std::vector<double> our_times, plain_times;
+    for (int round = -kWarm; round < size.rounds; ++round) {
+      const double reference = plain_step(), time = timed(ours, [&] { ours.step(bytes, next); });
+      if (round >= 0) plain_times.push_back(reference), our_times.push_back(time);
+    }
+    table.push_back(zr::bench::compare(side.row + size.name, "ms", our_times, "2 plain processes, fused", plain_times,
+                                       side.target));
   }
-  std::vector<zr::bench::Row> table{
-      zr::bench::compare("step_plain_a_a" + size.name, "ms", again, "the same, repeated", a, 0)};
-  for (std::size_t i = 0; i < sides.size(); ++i)
-    table.push_back(zr::bench::compare(kSides[i].row + size.name, "ms", ours[i], "2 plain processes, fused", theirs[i],
-                                       kSides[i].target));
+  plain.reset();
   // Forward and backward with every parameter intercepted but none gathered (shared weights), compared with the same
   // without interception.
-  std::vector<double> intercepted, untouched;
-  const auto backward = [&](std::size_t i) {
-    const double time = timed([&] { sides[i]->backward(bytes, next); });
-    sides[i]->engine().step();
+  announcer.part("interception_alias");
+  Sharded untouched(toml, kSides[2], size.shape), intercepted(toml, kSides[5], size.shape);
+  at::set_num_threads(1);
+  const auto backward = [&](Sharded& side) {
+    const double time = timed(side, [&] { side.backward(bytes, next); });
+    side.engine().step();
     return time;
   };
-  for (int round = 0; round < size.rounds; ++round) {
-    untouched.push_back(backward(2));
-    intercepted.push_back(backward(5));
+  std::vector<double> intercepted_times, untouched_times;
+  for (int round = -kWarm; round < size.rounds; ++round) {
+    const double reference = backward(untouched), time = backward(intercepted);
+    if (round >= 0) untouched_times.push_back(reference), intercepted_times.push_back(time);
   }
-  table.push_back(zr::bench::compare("interception_alias" + size.name, "ms", intercepted, "zero2, no interception",
-                                     untouched, 0.99));
-  if (sides[0]->engine().rank() != 0) return;
+  table.push_back(zr::bench::compare("interception_alias" + size.name, "ms", intercepted_times,
+                                     "zero2, no interception", untouched_times, 0.99));
+  if (!first_rank) return;
   for (const auto& row : table) zr::bench::print(row);
   zr::bench::append(rows, table);
+}
+
+// The bytes that the benchmark may use. The first process decides, because its ranks must agree.
+double memory_limit() {
+  if (const char* set = std::getenv("STEP_BENCH_GB")) {
+    char* end = nullptr;
+    const double gigabytes = std::strtod(set, &end);
+    if (end == set || *end || !(gigabytes > 0))
+      throw std::invalid_argument("STEP_BENCH_GB=" + std::string(set) + ": must be a number greater than 0");
+    return gigabytes * 1e9;
+  }
+  double limit = kMostBytes;
+  std::ifstream file("/proc/meminfo");
+  for (std::string name, rest; file >> name; std::getline(file, rest))
+    if (double kib = 0; name == "MemAvailable:" && file >> kib) limit = std::min(limit, kib * 1024 / 2);
+  ::setenv("STEP_BENCH_GB", std::to_string(limit / 1e9).c_str(), 1);
+  return limit;
+}
+
+// The sizes that fit into `limit` bytes: the small model, and the largest of the large ones.
+std::vector<Size> sizes_within(double limit) {
+  if (kSmall.bytes() > limit)
+    throw std::runtime_error("the smallest model needs " + std::to_string(kSmall.bytes() / 1e9) +
+                             " GB, but the limit is " + std::to_string(limit / 1e9) +
+                             " GB; end other programs, or raise STEP_BENCH_GB");
+  std::vector<Size> sizes{kSmall};
+  for (const Size& size : kLarge)
+    if (sizes.size() == 1 && size.bytes() <= limit) sizes.push_back(size);
+  return sizes;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return zr::bench::on_two_ranks(argc, argv, [](const std::string& toml, const std::string& rows) {
-    for (const Size& size : kSizes) measure(toml, rows, size);
+  std::vector<Size> sizes;
+  const int code = zr::guarded([&] {
+    const double limit = memory_limit();
+    sizes = sizes_within(limit);
+    if (std::getenv("ZR_WORLD")) return;
+    std::cout << "bench_step: limit " << limit / 1e9 << " GB of memory (STEP_BENCH_GB); models of";
+    for (const Size& size : sizes) std::cout << (&size == &sizes[0] ? " " : " and ") << size.parameters() / 1e6;
+    std::cout << " million parameters, one after the other" << std::endl;
+  });
+  if (code != 0) return code;
+  return zr::bench::on_two_ranks(argc, argv, [&](const std::string& toml, const std::string& rows) {
+    for (const Size& size : sizes) measure(toml, rows, size);
   });
 }
