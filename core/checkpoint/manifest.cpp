@@ -3,13 +3,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 #include "checkpoint/json_field.hpp"
@@ -145,12 +145,6 @@ void Hash::add(const void* data, int64_t bytes) {
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), data, static_cast<std::size_t>(bytes));
 }
 uint64_t Hash::value() const { return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_)); }
-
-std::string hex(uint64_t value) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
 
 std::string to_text(const Manifest& manifest) {
   Json files = Json::array(), tensors = Json::array();

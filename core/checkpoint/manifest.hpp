@@ -86,6 +86,5 @@ class Hash {
 };
 
 uint64_t hash_of(const void* data, int64_t bytes);  // XXH3 of data[bytes]
-std::string hex(uint64_t value);                    // 16 digits
 
 }  // namespace zr::host

@@ -4,6 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/hex.hpp"
+
 namespace zr::host {
 
 using Json = nlohmann::json;
@@ -13,16 +15,6 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr std::size_t kLongestConfig = 16 << 20;  // a TOML file of 4 MiB and a comment for each key
 constexpr int64_t kMaxWorld = 1 << 20;
 constexpr double kMaxScale = 0x1p64;  // the bound of fp16.loss_scale in core/config/precision.hpp
-
-std::string hex_of(const std::string& bytes) {
-  static const char* digits = "0123456789abcdef";
-  std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += {digits[byte >> 4], digits[byte & 15]};
-  }
-  return text;
-}
 
 // Multiplying by a loss scale must be exact, so it is a power of two, as the configuration requires.
 double scale_of(const JsonField& field) {
@@ -36,7 +28,7 @@ double scale_of(const JsonField& field) {
 
 std::string to_text(const CheckpointMetadata& metadata) {
   Json globals = Json::object();
-  for (const auto& [key, bytes] : metadata.globals) globals[key] = hex_of(bytes);
+  for (const auto& [key, bytes] : metadata.globals) globals[key] = hex_of_bytes(bytes);
   Json all{{"world", metadata.world},
            {"strategy", metadata.strategy},
            {"optimizer", {{"id", metadata.optimizer}, {"slots", metadata.slots}, {"globals", globals}}},

@@ -1,8 +1,8 @@
 #include "checkpoint/safetensors.hpp"
 
 #include <algorithm>
-#include <map>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
@@ -47,12 +47,42 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
 }
 }  // namespace
 
-int64_t stored_size(const std::string& dtype) {
-  static const std::map<std::string, int64_t> sizes{
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},
-      {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}, {"C64", 8}};
-  const auto found = sizes.find(dtype);
-  return found == sizes.end() ? 0 : found->second;
+namespace {
+struct StoredDtype {
+  std::string_view name;
+  int64_t bytes;
+  zr_dtype dtype;  // ZR_NONE: Zeroth stores and copies it, but does not compute with it
+};
+constexpr StoredDtype kDtypes[]{
+    {"F32", 4, ZR_F32},   {"BF16", 2, ZR_BF16},    {"F16", 2, ZR_F16},      {"F64", 8, ZR_F64},
+    {"I8", 1, ZR_I8},     {"U8", 1, ZR_U8},        {"I32", 4, ZR_I32},      {"I64", 8, ZR_I64},
+    {"BOOL", 1, ZR_NONE}, {"F8_E5M2", 1, ZR_NONE}, {"F8_E4M3", 1, ZR_NONE}, {"I16", 2, ZR_NONE},
+    {"U16", 2, ZR_NONE},  {"U32", 4, ZR_NONE},     {"U64", 8, ZR_NONE},     {"C64", 8, ZR_NONE}};
+
+constexpr bool same_sizes() {
+  for (const StoredDtype& one : kDtypes)
+    if (one.dtype != ZR_NONE && one.bytes != size_of(one.dtype)) return false;
+  return true;
+}
+static_assert(same_sizes());
+}  // namespace
+
+int64_t stored_size(std::string_view dtype) {
+  for (const StoredDtype& one : kDtypes)
+    if (one.name == dtype) return one.bytes;
+  return 0;
+}
+
+std::string safetensors_name(zr_dtype dtype) {
+  for (const StoredDtype& one : kDtypes)
+    if (one.dtype == dtype && dtype != ZR_NONE) return std::string(one.name);
+  fail_internal("safetensors files have no dtype " + std::to_string(dtype));
+}
+
+zr_dtype safetensors_float(std::string_view dtype) {
+  for (const zr_dtype one : {ZR_F32, ZR_BF16, ZR_F16})
+    if (safetensors_name(one) == dtype) return one;
+  return ZR_NONE;
 }
 
 TensorHeader parse_header(const std::string& file, const std::string& text, int64_t data, int64_t bytes) {

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/file.hpp"
+#include "zr/abi/base.h"
 
 namespace zr::host {
 
@@ -27,7 +29,11 @@ struct TensorHeader {
 /// Maximal size of a header; the reference implementation of the format has the same limit.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 /// Size of an element of this dtype in bytes; 0 if the dtype is not supported.
-int64_t stored_size(const std::string& dtype);
+int64_t stored_size(std::string_view dtype);
+/// The name of a dtype in safetensors files: "F32". `dtype` is not ZR_NONE.
+std::string safetensors_name(zr_dtype dtype);
+/// The dtype with this name if weights can have it (fp32, bf16, fp16); otherwise ZR_NONE.
+zr_dtype safetensors_float(std::string_view dtype);
 
 /// Parses the header `text` (the JSON without the length) of a file of `bytes` bytes whose data begins at `data`. The
 /// tensors must fill the data without gaps or overlaps, and their lengths must match their shapes. Throws UserError

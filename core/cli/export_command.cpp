@@ -20,7 +20,6 @@
 #include "checkpoint/safetensors.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/progress.hpp"
-#include "engine/safetensors_dtype.hpp"
 #include "update/cast.hpp"
 
 namespace zr::host {

@@ -6,7 +6,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "engine/safetensors_dtype.hpp"
 
 namespace zr::host {
 

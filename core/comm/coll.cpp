@@ -2,7 +2,6 @@
 
 #include <xxhash.h>
 
-#include <array>
 #include <charconv>
 #include <cstring>
 
@@ -10,13 +9,6 @@
 #include "control/call_mismatch.hpp"
 
 namespace zr::host {
-
-std::string_view name_of_op(uint32_t op) {
-  static constexpr std::array<std::string_view, 12> names{"nothing",    "all_reduce", "reduce_scatter", "all_gather",
-                                                          "broadcast",  "reduce",     "gather",         "scatter",
-                                                          "all_to_all", "send",       "recv",           "barrier"};
-  return op < names.size() ? names[op] : "unknown operation";
-}
 
 bool is_message(const zr_coll& coll) { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
 bool is_reduction(const zr_coll& coll) {

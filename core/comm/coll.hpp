@@ -5,11 +5,11 @@
 #include <string>
 #include <string_view>
 
+#include "base/operation.hpp"
 #include "zr/abi/communicator.h"
 
 namespace zr::host {
 
-std::string_view name_of_op(uint32_t op);  // "all_reduce"
 /// Sends and receives: two ranks take part, and they have no fingerprint.
 bool is_message(const zr_coll& coll);
 /// all_reduce, reduce_scatter, reduce.

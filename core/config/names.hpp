@@ -2,6 +2,7 @@
 // core/config.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>

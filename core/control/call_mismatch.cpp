@@ -1,5 +1,7 @@
 #include "control/call_mismatch.hpp"
 
+#include "base/operation.hpp"
+
 namespace zr::host {
 
 namespace {
@@ -31,7 +33,8 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
     if (call_in(what).starts_with("an in-place write to "))
       return "in-place writes to parameters are collective: make the same write on all ranks";
   const auto gathers_weights = [](std::string_view what) {
-    return call_in(what).starts_with(kOperatorOn) || (what.starts_with("all_gather") && !call_in(what).empty());
+    return call_in(what).starts_with(kOperatorOn) ||
+           (what.starts_with(name_of_op(ZR_ALL_GATHER)) && !call_in(what).empty());
   };
   if (gathers_weights(a) || gathers_weights(b))
     return "operators on sharded parameters are collective: run the same operators in the same order on all ranks, or "

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/hex.hpp"
 
 namespace zr::host {
 
@@ -26,9 +27,7 @@ constexpr const char* kRemedy = ", or set ZR_TOKEN to the same secret on every r
 std::string hash_text(const std::string& text) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211u;
-  std::array<char, 20> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash));
-  return digits.data();
+  return hex(hash);
 }
 
 // Opens the folder if only this user can access it; else returns -1 and sets `why`.
@@ -57,14 +56,10 @@ bool is_private(const std::string& folder) {
 }  // namespace
 
 std::string random_hex(std::size_t bytes) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    unsigned char byte = 0;
+  std::string random(bytes, '\0');
+  for (char& byte : random)
     if (::getrandom(&byte, 1, 0) != 1) fail_environment("cannot get random numbers from the system (getrandom)");
-    text += {digits[byte >> 4], digits[byte & 15]};
-  }
-  return text;
+  return hex_of_bytes(random);
 }
 
 JobSecret::JobSecret(const std::string& job) : name_("job-" + hash_text(job)) {

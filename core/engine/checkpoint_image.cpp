@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "engine/safetensors_dtype.hpp"
+#include "checkpoint/safetensors.hpp"
 
 namespace zr::host {
 

@@ -7,8 +7,8 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "engine/checkpoint_image.hpp"
-#include "engine/safetensors_dtype.hpp"
 #include "update/cast.hpp"
 
 namespace zr::host {

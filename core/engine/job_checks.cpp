@@ -1,16 +1,15 @@
 #include "engine/job_checks.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/hex.hpp"
 #include "base/text.hpp"
+#include "checkpoint/manifest.hpp"
 
 namespace zr::host {
 
@@ -19,9 +18,7 @@ std::string hash_of_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
   std::string bytes(in ? static_cast<std::size_t>(in.tellg()) : 0, '\0');
   in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  char text[20];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
-  return text;
+  return hex(hash_of(bytes.data(), std::ssize(bytes)));
 }
 }  // namespace
 

@@ -6,7 +6,6 @@
 #include "base/dtype.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "engine/safetensors_dtype.hpp"
 #include "update/cast.hpp"
 
 namespace zr::host {

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/hex.hpp"
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/planning.hpp"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/operation.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -36,10 +37,6 @@ std::string object(const Fields& fields, bool lines = false) {
   }
   return "{" + text + (lines ? "\n}" : "}");
 }
-
-constexpr std::array<std::string_view, 12> kOperations{"",           "all_reduce", "reduce_scatter", "all_gather",
-                                                       "broadcast",  "reduce",     "gather",         "scatter",
-                                                       "all_to_all", "send",       "recv",           "barrier"};
 
 std::optional<RunFolder> locked(const JobConfig& config, const std::string& engine, int rank) {
   if (rank > 0) return {};
@@ -156,8 +153,8 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
   for (const auto& [cause, seconds] : waits()) waited.emplace_back(cause, number(seconds * 1e3));
   for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
   if (communication_) {
-    for (std::size_t i = 1; i < kOperations.size(); ++i)
-      if (communication_->calls[i]) communication.emplace_back(kOperations[i], number(communication_->bytes[i]));
+    for (std::size_t i = 1; i < kOperationNames.size(); ++i)
+      if (communication_->calls[i]) communication.emplace_back(kOperationNames[i], number(communication_->bytes[i]));
     communication.emplace_back("control", number(communication_->control_bytes));
   }
   for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time.emplace_back(kPhaseNames[i], number(seconds_[i] * 1e3));

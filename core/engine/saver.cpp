@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
@@ -36,9 +37,7 @@ std::string get_long(Control& control, const std::string& key) {
   return text;
 }
 
-int64_t aligned(int64_t bytes) {
-  return (bytes + CheckpointContents::kAlignment - 1) / CheckpointContents::kAlignment * CheckpointContents::kAlignment;
-}
+int64_t aligned(int64_t bytes) { return round_up(bytes, CheckpointContents::kAlignment); }
 
 int64_t snapshot_bytes(const CheckpointContents& image) {
   int64_t bytes = image.later_bytes;

@@ -1,14 +1,11 @@
 #include "engine/tensor_access.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 
@@ -87,7 +84,7 @@ void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slo
 }
 
 void TensorAccess::check_same_values(const Parameter& parameter, const float* values) {
-  const uint64_t mine = XXH3_64bits(values, static_cast<std::size_t>(parameter.count) * 4);
+  const uint64_t mine = hash_of(values, parameter.count * 4);
   const auto all =
       context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "engine.set");
   for (std::size_t r = 1; r < all.size(); ++r)
@@ -126,21 +123,18 @@ std::string TensorAccess::weights_hash() {
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return parameters[a].name < parameters[b].name; });
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
-  XXH3_64bits_reset(state.get());
+  Hash hash;
   std::vector<float> values(kPart);
   for (const uint32_t param : order) {
     const Parameter& parameter = parameters[param];
-    XXH3_64bits_update(state.get(), parameter.name.c_str(), parameter.name.size() + 1);
+    hash.add(parameter.name.c_str(), std::ssize(parameter.name) + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
       parts_.state.read(param, LogicalRole::value, "", first, count, values.data());
-      XXH3_64bits_update(state.get(), values.data(), static_cast<std::size_t>(count) * 4);
+      hash.add(values.data(), count * 4);
     }
   }
-  char text[20];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));
-  return text;
+  return hex(hash.value());
 }
 
 }  // namespace zr::host

@@ -1,13 +1,12 @@
 #include "engine/weight_digest.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "checkpoint/manifest.hpp"
 
 namespace zr::host {
 
@@ -15,8 +14,6 @@ namespace {
 constexpr int64_t kShare = 200;         // one of this many bytes that the optimizer touches is digested
 constexpr int64_t kLeastElements = 64;  // the smallest turn; a smaller one is added to the next step's
 constexpr int64_t kSample = 16;         // elements at start, middle and end of a parameter that was written to
-
-uint64_t hash_of(const void* data, std::size_t bytes) { return XXH3_64bits(data, bytes); }
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -46,7 +43,7 @@ WeightDigest::WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buf
 }
 
 uint64_t WeightDigest::digest(const Part& part) const {
-  return hash_of(memory_[part.param] + part.first * size_, static_cast<std::size_t>(part.count * size_));
+  return hash_of(memory_[part.param] + part.first * size_, part.count * size_);
 }
 
 void WeightDigest::take_turn(int64_t elements) {
@@ -83,7 +80,7 @@ uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
     digests.push_back(digest(part));
     bytes_ += part.count * size_;
   }
-  return digests.empty() ? 0 : hash_of(digests.data(), digests.size() * sizeof(uint64_t));
+  return digests.empty() ? 0 : hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
 }
 
 WeightDigest::Digest WeightDigest::next() {
@@ -96,7 +93,7 @@ WeightDigest::Digest WeightDigest::next() {
   if (replicated_.empty()) return {};
   Digest result;
   const std::vector<uint32_t> list(compared_.begin(), compared_.end());
-  if (!list.empty()) result.written = hash_of(list.data(), list.size() * sizeof(uint32_t));
+  if (!list.empty()) result.written = hash_of(list.data(), std::ssize(list) * int64_t{sizeof(uint32_t)});
   sample_written();
   result.samples = digest_all(samples_);
   // The turn depends only on values that are the same on all ranks.

@@ -7,18 +7,18 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
 
 namespace {
-int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Rounds up in steps of an eighth of a power of two, so that records of similar sizes can reuse allocations.
 int64_t size_class(int64_t bytes, int64_t align) {
   int64_t step = align;
   while (step * 16 <= bytes) step *= 2;
-  return up(bytes, step);
+  return round_up(bytes, step);
 }
 
 double since(std::chrono::steady_clock::time_point begin) {
@@ -27,7 +27,7 @@ double since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 ActivationStore::ActivationStore(TierStore& tier, Ledger& ledger, int64_t staging)
-    : tier_(tier), part_capacity_(up(std::max<int64_t>(tier.info().io_bytes, 1), tier.info().align)) {
+    : tier_(tier), part_capacity_(round_up(std::max<int64_t>(tier.info().io_bytes, 1), tier.info().align)) {
   if (tier_.info().in_memory()) return;
   const int64_t parts = std::max<int64_t>(staging / part_capacity_, 2);
   memory_ = TrackedMemory(parts * part_capacity_, tier.info().align, ledger, Tier::host, MemoryKind::staging,
@@ -168,7 +168,8 @@ uint64_t ActivationStore::put(const void* data, int64_t bytes) {
       Part& part = make_free(std::numeric_limits<uint64_t>::max());
       const int64_t n = part_bytes(record, i);
       std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
-      part.transfer = tier_.write(record.allocation.id(), at, part.memory, up(n, tier_.info().align), name_of(record));
+      part.transfer =
+          tier_.write(record.allocation.id(), at, part.memory, round_up(n, tier_.info().align), name_of(record));
       part.record = number;
       part.index = i;
       part.writes = true;
@@ -182,7 +183,7 @@ uint64_t ActivationStore::put(const void* data, int64_t bytes) {
 
 void ActivationStore::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
   part.transfer = tier_.read(record.allocation.id(), index * part_capacity_, part.memory,
-                             up(part_bytes(record, index), tier_.info().align), name_of(record));
+                             round_up(part_bytes(record, index), tier_.info().align), name_of(record));
   part.record = number;
   part.index = index;
   part.writes = false;

@@ -6,13 +6,13 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
 
 namespace {
 constexpr const char* kResidentTag = "resident blocks of disk-backed buffers";
-int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 }  // namespace
 
 DiskBackedBuffer::DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry held,
@@ -21,8 +21,8 @@ DiskBackedBuffer::DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::Le
       ledger_(ledger),
       tag_(held.tag),
       block_(tier.info().align),
-      size_(up(bytes, tier.info().align)),
-      written_(static_cast<std::size_t>(up(bytes, tier.info().align) / tier.info().align), false) {
+      size_(round_up(bytes, tier.info().align)),
+      written_(static_cast<std::size_t>(round_up(bytes, tier.info().align) / tier.info().align), false) {
   void* space =
       ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED)

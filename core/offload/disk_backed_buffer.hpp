@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/round_up.hpp"
 #include "offload/tier.hpp"
 #include "offload/tier_resources.hpp"
 
@@ -30,7 +31,7 @@ class DiskBackedBuffer {
   }
   /// The block boundary at or before a byte, and the one at or after it.
   int64_t block_begin(int64_t at) const { return at / block_ * block_; }
-  int64_t block_end(int64_t at) const { return (at + block_ - 1) / block_ * block_; }
+  int64_t block_end(int64_t at) const { return round_up(at, block_); }
   int64_t block() const { return block_; }         // bytes
   const std::string& tag() const { return tag_; }  // of the plan's buffer
 

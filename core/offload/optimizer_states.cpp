@@ -9,13 +9,12 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host {
 
-namespace {
-int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-}  // namespace
+namespace {}  // namespace
 
 OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
@@ -93,7 +92,8 @@ zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) c
 int64_t OptimizerStates::offset_in_tile(const StateTile& tile, std::size_t array) const {
   int64_t at = 0;
   for (std::size_t a = 0; a < array; ++a)
-    at += up(tile.count * size_of(arrays_[a].dtype), plan_.input.tiers[static_cast<std::size_t>(tile.tier)].align);
+    at +=
+        round_up(tile.count * size_of(arrays_[a].dtype), plan_.input.tiers[static_cast<std::size_t>(tile.tier)].align);
   return at;
 }
 
@@ -135,14 +135,14 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   TierStore& store = store_of(tile);
   const int64_t size = size_of(arrays_[array].dtype), align = store.info().align;
   const int64_t from = (first - tile.first) * size, to = from + count * size;
-  int64_t begin = from / align * align, end = up(to, align);
+  int64_t begin = from / align * align, end = round_up(to, align);
   const int64_t at = tile.at + offset_in_tile(tile, array);
   char* const staging = staging_.data();
   char& was_written = written_[index][array];
   if (!was_written) {
     if (use != Access::read) {
       begin = 0;
-      end = up(tile.count * size, align);
+      end = round_up(tile.count * size, align);
     }
     std::memset(staging, 0, static_cast<std::size_t>(end - begin));
   } else if (use != Access::write || begin != from || end != to) {
@@ -177,7 +177,7 @@ void OptimizerStates::start_read(std::size_t index) {
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a),
-                  bytes = up(tile.count * size_of(arrays_[a].dtype), store_of(tile).info().align);
+                  bytes = round_up(tile.count * size_of(arrays_[a].dtype), store_of(tile).info().align);
     step.read = store_of(tile).read(allocation_of(tile), tile.at + at, tile_buffer(index) + at, bytes, step.what);
     step.read.wait();  // only in the first pass
   }

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "base/dtype.hpp"
+#include "base/round_up.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
 
 namespace {
-int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 class Edges {
  public:
@@ -92,9 +92,9 @@ DiskStaging plan_disk_staging(const MemoryPlan& plan) {
       for (const Piece& piece : *pieces)
         if (piece.buffer == i) largest = std::max(largest, piece.count * size);
     // A range may begin and end inside a block.
-    const auto padded = [&](int64_t bytes) { return up(bytes, tier.align) + 2 * tier.align; };
+    const auto padded = [&](int64_t bytes) { return round_up(bytes, tier.align) + 2 * tier.align; };
     staging.collective_bytes +=
-        std::min(padded(b.elements * size), std::max(2 * padded(largest), up(busy, tier.align)));
+        std::min(padded(b.elements * size), std::max(2 * padded(largest), round_up(busy, tier.align)));
     int64_t elements = longest;
     if (plan.input.wanted.elementwise)
       elements = std::min(longest, std::max(busy / kChunksInFlight / size / kNormBlock, int64_t{1}) * kNormBlock);
@@ -102,7 +102,7 @@ DiskStaging plan_disk_staging(const MemoryPlan& plan) {
     chunk = std::max(chunk, padded(elements * size));
   }
   for (int64_t* bytes : {&staging.collective_bytes, &staging.chunk_gradients, &staging.chunk_weights})
-    *bytes = up(*bytes, staging.align);
+    *bytes = round_up(*bytes, staging.align);
   if (staging.any) add_edges(plan, staging);
   return staging;
 }

@@ -5,13 +5,13 @@
 #include <cstdio>
 
 #include "base/dtype.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host {
 
 namespace {
-int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 int64_t state_bytes(const MemoryPlan& plan) {  // per element, all arrays
   int64_t bytes = 0;
@@ -48,7 +48,8 @@ void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement
       next = std::max(cut_before(plan, next), after == starts.end() ? end : std::min(*after, end));
     }
     StateTile tile{run.tier, first, next - first, end_of_tiles, 0};
-    for (const MemoryPlan::StateArray& array : arrays) tile.bytes += up(tile.count * size_of(array.dtype), tier.align);
+    for (const MemoryPlan::StateArray& array : arrays)
+      tile.bytes += round_up(tile.count * size_of(array.dtype), tier.align);
     placement.largest_tile = std::max(placement.largest_tile, tile.bytes);
     end_of_tiles += tile.bytes;
     placement.tiles.push_back(tile);
@@ -288,7 +289,7 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   int64_t stored = 0;
   const auto here = [&](int index) { return &input.tiers[static_cast<std::size_t>(index)] == &tier; };
   for (const Buffer& b : mine.buffers)
-    if (here(tier_of(b))) stored += up(b.bytes(rank, input.world), tier.align);
+    if (here(tier_of(b))) stored += round_up(b.bytes(rank, input.world), tier.align);
   for (const StateTile& tile : placement.tiles)
     if (here(tile.tier)) stored += tile.bytes;
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/hex.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
 #include "cli/checkpoint_commands.hpp"

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/hex.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
