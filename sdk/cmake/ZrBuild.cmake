@@ -103,3 +103,16 @@ function(zr_test name)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}"
     ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
 endfunction()
+
+# Defines a program of multi-rank tests (tests/support/multirank.hpp). The program is also the program of the ranks. The
+# arguments are those of zr_test().
+function(zr_multirank_test name)
+  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  if(NOT TEST_TIMEOUT)
+    set(TEST_TIMEOUT 300)
+  endif()
+  # libzeroth is first, so that no subsystem in it is linked a second time.
+  zr_test(${name} TORCH SOURCES ${TEST_SOURCES} LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
+          LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT})
+  add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
+endfunction()

@@ -5,7 +5,7 @@
 
 #include "arch/declarations.hpp"
 #include "arch/rules.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::arch {
 namespace {

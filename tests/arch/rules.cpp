@@ -6,7 +6,7 @@
 #include <set>
 
 #include "arch/declarations.hpp"
-#include "contract/shell.hpp"
+#include "support/shell.hpp"
 
 namespace zr::arch {
 

@@ -18,8 +18,8 @@
 #include <numeric>
 
 #include "bench/row.hpp"
-#include "multirank/comm_rig.hpp"
-#include "multirank/ranks.hpp"
+#include "support/comm_rig.hpp"
+#include "support/forked_ranks.hpp"
 
 namespace {
 

@@ -15,8 +15,8 @@
 
 #include "base/huge_page_memory.hpp"
 #include "bench/row.hpp"
-#include "contract/shell.hpp"
-#include "unit/plugins/offload_rig.hpp"
+#include "support/offload_rig.hpp"
+#include "support/shell.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "contract/shell.hpp"
+#include "support/shell.hpp"
 
 namespace zr::testing {
 namespace {

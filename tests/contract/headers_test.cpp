@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "contract/shell.hpp"
+#include "support/shell.hpp"
 
 namespace zr::testing {
 namespace {

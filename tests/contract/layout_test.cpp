@@ -8,8 +8,8 @@
 #include <regex>
 #include <set>
 
-#include "contract/shell.hpp"
-#include "golden/cases.hpp"
+#include "support/golden_cases.hpp"
+#include "support/shell.hpp"
 
 namespace zr::testing {
 namespace {

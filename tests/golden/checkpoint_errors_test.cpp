@@ -19,9 +19,9 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/save.hpp"
 #include "cli/checkpoint_commands.hpp"
-#include "contract/shell.hpp"
-#include "golden/cases.hpp"
-#include "scratch.hpp"
+#include "support/golden_cases.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
 
 namespace zr::test {
 namespace {

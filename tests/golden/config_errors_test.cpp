@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
-#include "golden/cases.hpp"
-#include "sample_keys.hpp"
+#include "support/golden_cases.hpp"
+#include "support/sample_keys.hpp"
 
 namespace zr::host {
 

@@ -6,8 +6,8 @@
 #include <map>
 #include <sstream>
 
-#include "golden/cases.hpp"
 #include "plugin/plugin.hpp"
+#include "support/golden_cases.hpp"
 
 namespace zr::host {
 namespace {

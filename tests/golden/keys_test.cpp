@@ -8,10 +8,10 @@
 #include <sstream>
 
 #include "cli/trainer.hpp"
-#include "contract/shell.hpp"
-#include "multirank/launch_job.hpp"
 #include "plugin/plugin.hpp"
-#include "scratch.hpp"
+#include "support/launch_job.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
 
 namespace zr::test {
 namespace {
@@ -78,7 +78,7 @@ struct Row {
 const std::string kCopied = "strategy=zero3 communicator.share_weights=false",
                   kDisk = "offload.optimizer=nvme offload.nvme.path=.";
 
-// engine_case trains these on two ranks for six steps.
+// Rank body trains_list of engine_test trains these on two ranks for six steps.
 const std::vector<Row> kTrained{
     {"strategy", "zero0", "zero1", wire},
     {"optimizer", "adamw", "sgd", memory},
@@ -213,11 +213,10 @@ class KeysTest : public ::testing::Test {
   void launch_list(const std::vector<std::string>& lines) const {
     std::string list;
     for (const std::string& line : lines) list += line + "\n";
-    const auto done =
-        zr::testing::shell("ENGINE_CASE_LIST=" + scratch_.write("list", list) + "; export ENGINE_CASE_LIST; " +
-                           zeroth("launch -n 2 -- " + kTests +
-                                  "engine_case trains_list " ZR_SOURCE_DIR
-                                  "/tests/multirank/parity/parity.toml strategy=zero1 train.steps=6"));
+    const auto done = zr::testing::shell("TRAINS_LIST=" + scratch_.write("list", list) + "; export TRAINS_LIST; " +
+                                         zeroth("launch -n 2 -- " + kTests +
+                                                "engine_test --rank trains_list " ZR_SOURCE_DIR
+                                                "/tests/multirank/parity/parity.toml strategy=zero1 train.steps=6"));
     ASSERT_EQ(done.code, 0) << done.output;
   }
   const Scratch scratch_;
@@ -327,9 +326,9 @@ TEST_F(KeysTest, JobThreadsSetsTheThreadsOfARank) {
 TEST_F(KeysTest, MaxSkippedStepsLimitsTheSkippedSteps) {
   std::map<std::string, std::size_t> seen;
   for (const std::string skips : {"2", "4"}) {
-    const auto done = zr::testing::shell(
-        zeroth("launch -n 2 -- " + kTests + "engine_case never_finite " ZR_SOURCE_DIR "/tests/multirank/parity/" +
-               "parity.toml train.steps=50 job.name=" + skips + " train.max_skipped_steps=" + skips));
+    const auto done = zr::testing::shell(zeroth(
+        "launch -n 2 -- " + kTests + "engine_test --rank never_finite " ZR_SOURCE_DIR "/tests/multirank/parity/" +
+        "parity.toml train.steps=50 job.name=" + skips + " train.max_skipped_steps=" + skips));
     EXPECT_EQ(done.code, 2) << done.output;
     seen[skips] = run_in(runs(skips)).rows.size();
   }
@@ -338,9 +337,9 @@ TEST_F(KeysTest, MaxSkippedStepsLimitsTheSkippedSteps) {
 
 TEST_F(KeysTest, DeviceBudgetLimitsTheMemoryOfARank) {
   for (const std::string budget : {"64KiB", "1GiB"}) {
-    const auto done = zr::testing::shell(
-        zeroth("launch -n 2 -- " + kTests + "engine_case trains " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
-               "train.steps=2 job.name=" + budget + " memory.device_budget=" + budget));
+    const auto done = zr::testing::shell(zeroth(
+        "launch -n 2 -- " + kTests + "engine_test --rank trains " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
+        "train.steps=2 job.name=" + budget + " memory.device_budget=" + budget));
     EXPECT_EQ(done.code, budget == "1GiB" ? 0 : 2) << done.output;
   }
 }

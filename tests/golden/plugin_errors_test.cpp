@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
-#include "golden/cases.hpp"
 #include "plugin/plugin_host.hpp"
+#include "support/golden_cases.hpp"
 
 namespace zr::host {
 

@@ -9,8 +9,8 @@
 #include <set>
 #include <sstream>
 
-#include "contract/shell.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
 
 namespace {
 
@@ -85,7 +85,8 @@ const std::map<std::string, Try> kTries{
     {"make train", make("train", "cmake --build [^]*build/bin/zeroth train examples/gpt/gpt\\.toml")},
     {"make test", make("test", "cmake --build [^]*\\.ci/test")},
     {"make test-all", make("test-all", "cmake --build [^]*\\.ci/test all")},
-    {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -L golden", in_file("tests/golden/cases.hpp", "ZR_UPDATE_GOLDEN")},
+    {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -L golden",
+     in_file("tests/support/golden_cases.hpp", "ZR_UPDATE_GOLDEN")},
     {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -R Layout",
      {"ctest --test-dir {bin}/.. -N -R Layout", "Total Tests: [1-9]"}},
     {"cmake --build build && ctest --test-dir build -L unit",

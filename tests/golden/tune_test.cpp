@@ -8,8 +8,8 @@
 #include <regex>
 #include <sstream>
 
-#include "golden/cases.hpp"
-#include "scratch.hpp"
+#include "support/golden_cases.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "contract/shell.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
 
 namespace {
 

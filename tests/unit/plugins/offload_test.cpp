@@ -1,7 +1,7 @@
 // The contract of tiers, tested for each tier.
 #include <atomic>
 
-#include "unit/plugins/offload_rig.hpp"
+#include "support/offload_rig.hpp"
 
 namespace zr::test {
 namespace {
@@ -131,8 +131,7 @@ TEST_P(TiersTest, RejectTransfersOutsideTheirAllocations) {
       "): offset, length and address must be multiples of 4096; round up, allocations have space for it";
   EXPECT_EQ(text(part_of(slot, 512, memory, 0, 4096)), who + "1 (4096 bytes at byte 512" + rule);
   EXPECT_EQ(text(part_of(slot, 0, memory, 0, 4095)), who + "1 (4095 bytes at byte 0" + rule);
-  EXPECT_EQ(text(part_of(slot, 0, memory, 64, 4096)),
-            who + "1 (4096 bytes at byte 0, at an unaligned address" + rule);
+  EXPECT_EQ(text(part_of(slot, 0, memory, 64, 4096)), who + "1 (4096 bytes at byte 0, at an unaligned address" + rule);
 }
 
 TEST_P(TiersTest, FinishTransfersBeforeDestruction) {

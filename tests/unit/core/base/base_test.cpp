@@ -16,7 +16,7 @@
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
 #include "base/trace.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

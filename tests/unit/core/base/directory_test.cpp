@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "said_by.hpp"
-#include "scratch.hpp"
+#include "support/said_by.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

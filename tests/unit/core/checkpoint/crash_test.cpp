@@ -5,7 +5,7 @@
 #include <set>
 
 #include "ranks.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::test {
 namespace {

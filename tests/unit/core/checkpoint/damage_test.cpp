@@ -6,7 +6,7 @@
 #include "base/hex.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "ranks.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::test {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "fuzz_target.hpp"
 #include "ranks.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::test {
 namespace {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "said_by.hpp"
-#include "scratch.hpp"
+#include "support/said_by.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "config/key_reader.hpp"
-#include "sample_keys.hpp"
+#include "support/sample_keys.hpp"
 
 namespace zr::host {
 

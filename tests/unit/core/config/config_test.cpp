@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 #include "config/key_reader.hpp"
-#include "sample_keys.hpp"
+#include "support/sample_keys.hpp"
 
 namespace zr::host {
 

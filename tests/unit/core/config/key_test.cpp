@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 #include "config/key_json.hpp"
-#include "sample_keys.hpp"
+#include "support/sample_keys.hpp"
 
 namespace zr::host {
 

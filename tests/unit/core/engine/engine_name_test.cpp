@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

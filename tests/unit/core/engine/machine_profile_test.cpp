@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace {
 

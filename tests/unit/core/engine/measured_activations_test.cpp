@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "engine/run_recorder.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::host {
 namespace {

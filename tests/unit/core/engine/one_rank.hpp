@@ -20,7 +20,7 @@
 #include "engine/setup.hpp"
 #include "engine/sharded_state.hpp"
 #include "model/model.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::testing {
 

@@ -12,7 +12,7 @@
 
 #include "base/error.hpp"
 #include "comm/comm_runtime.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::host {
 namespace {

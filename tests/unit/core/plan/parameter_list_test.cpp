@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "said_by.hpp"
+#include "support/said_by.hpp"
 
 namespace {
 

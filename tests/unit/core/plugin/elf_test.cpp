@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::host {
 

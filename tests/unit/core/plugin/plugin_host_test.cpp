@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "sample_keys.hpp"
+#include "support/sample_keys.hpp"
 #include "zr/abi/optimizer.h"
 
 namespace zr::host {

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "plugin/plugin.hpp"
-#include "scratch.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::host {
 

@@ -12,9 +12,9 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "golden/cases.hpp"
 #include "plugin/plugin.hpp"
-#include "scratch.hpp"
+#include "support/golden_cases.hpp"
+#include "support/scratch.hpp"
 
 namespace zr::host {
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "sample_keys.hpp"
+#include "support/sample_keys.hpp"
 
 namespace zr::host {
 

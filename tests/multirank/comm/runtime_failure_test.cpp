@@ -1,0 +1,177 @@
+// CommRuntime when ranks issue different collectives, are late, die or pass invalid arguments: every rank fails with
+// the reason.
+#include <thread>
+
+#include "comm/collective_staging.hpp"
+#include "support/comm_seat.hpp"
+
+namespace {
+
+using namespace zr::testing;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace exit_code = zr::exit_code;
+
+TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
+  expect_success(on_ranks(3, {}, [](Seat& seat) {
+    float* x = seat.floats(100);
+    seat.comm.barrier("start");
+    const zr_coll coll =
+        collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
+    const auto act = [&] { seat.comm.run(coll); };
+    expect_failure(
+        act, exit_code::peer_lost,
+        AllOf(
+            HasSubstr("rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), rank 2 issued all_reduce 'bucket 4'"),
+            HasSubstr("rank 1: ")));
+    expect_failure(act, exit_code::peer_lost, HasSubstr("rank 2 issued all_reduce 'bucket 4'"));
+  }));
+}
+
+TEST(CommRuntimeFailureTest, ReportsTimeout) {
+  for (const bool async : {false, true}) {
+    expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [&](Seat& seat) {
+      float* x = seat.floats(100);
+      seat.comm.barrier("start");
+      if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+      const auto start = std::chrono::steady_clock::now();
+      const auto says =
+          AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
+                HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
+      if (!async) {
+        expect_failure([&] { seat.comm.run(coll); }, exit_code::peer_lost, says);
+      } else {
+        zr::host::CallError error;
+        zr_done* done = zr::host::done_new(seat.rig.host().abi());
+        ASSERT_EQ(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+        EXPECT_NE(seat.comm.wait(done, -1, &error), ZR_OK);
+        expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, exit_code::peer_lost, says);
+        zr::host::done_release(done);
+      }
+      const auto waited = std::chrono::steady_clock::now() - start;
+      EXPECT_GT(waited, std::chrono::milliseconds(290));
+      EXPECT_LT(waited, std::chrono::milliseconds(1400));
+    }));
+  }
+}
+
+// Stands in for the staging of disk-backed buffers and records which collectives begin and end.
+struct Watched : zr::host::CollectiveStaging {
+  uint64_t stage(zr_coll&) override { return ++entered; }
+  void unstage(uint64_t number, bool well) noexcept override { left.emplace_back(number, well); }
+  uint64_t entered = 0;
+  std::vector<std::pair<uint64_t, bool>> left;
+};
+
+TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
+  for (const bool async : {false, true})
+    expect_success(on_ranks(2, {}, [&](Seat& seat) {
+      SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
+      if (seat.rank.rank == 1) return control.put("ready", "");  // issues no collective that the abort could cancel
+      control.get("ready", std::chrono::seconds(10));
+      float* x = seat.floats(100);
+      Watched watched;
+      seat.comm.set_collective_staging(&watched);
+      seat.comm.abort();  // from now on the plug-in fails every submit
+      zr::host::CallError error;
+      zr_done* done = async ? zr::host::done_new(seat.rig.host().abi()) : nullptr;
+      const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+      EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+      EXPECT_EQ(watched.entered, 1u);
+      EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}}))
+          << (async ? "asynchronous" : "blocking");
+      zr::host::done_release(done);
+      seat.comm.set_collective_staging(nullptr);
+    }));
+}
+
+// True if a rank's reported activity is waiting in its collective with that sequence number.
+bool waits_in(const SharedJob& job, int rank, const std::string& number) {
+  return std::string(job.page().doing[rank]).rfind(number + "waiting", 0) == 0;
+}
+
+TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
+  for (const bool async : {false, true}) {
+    const auto ranks = on_ranks(
+        3, {},
+        [&](Seat& seat) {
+          float* x = seat.floats(100);
+          for (int i = 0;; ++i) {
+            const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
+            if (seat.rank.rank == 1 && i == 100) std::this_thread::sleep_for(std::chrono::seconds(60));
+            if (!async) {
+              seat.comm.run(coll);
+              continue;
+            }
+            zr::host::CallError error;
+            zr_done* done = zr::host::done_new(seat.rig.host().abi());
+            zr_code code = seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error);
+            if (code == ZR_OK) code = seat.comm.wait(done, -1, &error);
+            zr::host::done_release(done);
+            if (code != ZR_OK) std::rethrow_exception(seat.comm.take_failure());
+          }
+        },
+        [](const SharedJob& job, const std::vector<pid_t>& pids) {
+          for (int i = 0; i < 4000 && !(waits_in(job, 0, "101 ") && waits_in(job, 2, "101 ")); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          ::kill(pids[1], SIGKILL);
+          job.break_job("rank 1 was killed by signal 9");  // as the control plane does when it detects the death
+        });
+    EXPECT_EQ(ranks[1].signal, SIGKILL);
+    for (const int r : {0, 2}) {
+      EXPECT_FALSE(ranks[static_cast<std::size_t>(r)].late);
+      EXPECT_THAT(ranks[static_cast<std::size_t>(r)].threw,
+                  AllOf(HasSubstr("rank 1 was killed by signal 9"),
+                        HasSubstr("rank " + std::to_string(r) + ": 101 waiting in all_reduce 'bucket 7' (fp32, 100)")));
+    }
+  }
+}
+
+TEST(CommRuntimeFailureTest, AbortEndsBlockingPlugin) {
+  expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
+    if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    expect_failure([&] { seat.comm.barrier("end of epoch"); }, exit_code::peer_lost,
+                   HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
+  }));
+}
+
+TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
+  expect_success(on_ranks(2, {}, [](Seat& seat) {
+    float* x = seat.floats(100);
+    const auto fails = [&](zr_coll coll, const std::string& says) {
+      expect_failure([&] { seat.comm.run(coll); }, exit_code::user, testing::Eq(says));
+    };
+    fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
+    fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),
+          "reduce_scatter 'w': src has 10 elements, the full tensor has 8");
+    fails(collective(ZR_ALL_GATHER, view(x, 4), view(x, 9), "w"),
+          "all_gather 'w': dst has 9 elements, the full tensor has 8");
+    fails(collective(ZR_ALL_REDUCE, view(nullptr, 10), view(x, 10), "w"),
+          "all_reduce 'w': src has 10 elements but a null address");
+    fails(collective(ZR_ALL_REDUCE, view(x, 10, ZR_I32), view(x, 10), "w"),
+          "all_reduce 'w': src is int32 and dst is fp32");
+    fails(collective(ZR_ALL_TO_ALL, view(x, 9), view(x + 50, 9), "w"),
+          "all_to_all 'w': src has 9 elements, which cannot be divided equally among 2 ranks");
+    fails(collective(99, view(x, 9), view(x, 9), "w"), "unknown operation 'w': operation code 99 is not defined");
+    zr_coll coll = collective(ZR_BROADCAST, view(x, 9), view(x, 9), "w");
+    coll.root = 2;
+    fails(coll, "broadcast 'w': root 2 is out of range (world size 2)");
+    coll = collective(ZR_SEND, view(x, 9), {}, "w");
+    coll.peer = seat.rank.rank;
+    const std::string own = std::to_string(seat.rank.rank);
+    fails(coll, "send 'w': peer " + own + " must be another rank (this is rank " + own + ", world size 2)");
+    const int64_t counts[] = {4, -1};
+    coll = collective(ZR_ALL_GATHER, view(x, 4), view(x, 3), "w");
+    coll.counts = counts;
+    fails(coll, "all_gather 'w': rank 1's count is -1");
+    coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
+    coll.reduce = 7;
+    fails(coll, "all_reduce 'w': reduction code 7 is not defined");
+    coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 0, {2, 0}}, view(x, 9), "w");
+    fails(coll, "all_reduce 'w': src is not in CPU memory");
+    seat.comm.barrier("the communicator still works");
+  }));
+}
+
+}  // namespace

@@ -1,0 +1,185 @@
+// The engine finds weights that differ between ranks, within a bounded number of steps and at a bounded cost.
+#include <gmock/gmock.h>
+
+#include "support/engine_test.hpp"
+#include "zr/parameters.hpp"
+
+namespace {
+
+using namespace engine_tests;
+
+using testing::HasSubstr;
+
+class WeightDigestTest : public EngineTest {
+ protected:
+  // The job must end with exit code 2 and report `message`.
+  void expect_found(int ranks, const zr::test::RankBody& body, const std::string& overrides,
+                    const std::string& message) {
+    const Result result = run(ranks, body, overrides);
+    EXPECT_EQ(result.code, 2) << body.name() << " " << overrides << "\n" << result.output;
+    EXPECT_THAT(result.output, HasSubstr("weights differ between ranks: in " + message)) << overrides;
+    EXPECT_THAT(result.output, HasSubstr("; write the same values to a weight on all ranks (write on every rank, "
+                                         "from generators with the same seed), or use engine.set()"));
+  }
+  const std::vector<std::string> replicated_{"strategy=zero0 communicator.share_weights=false",
+                                             "strategy=zero1 communicator.share_weights=false",
+                                             "strategy=zero2 communicator.share_weights=false"};
+};
+
+// After every step, rank 0 or every rank clamps a weight.
+void clamp(Run& run, bool everywhere) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    if (everywhere || run.engine->rank() == 0) run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
+  }
+}
+
+const zr::test::RankBodyOf<Run> clamp_rank_zero("clamp_rank_zero", [](Run& run) { clamp(run, false); });
+
+TEST_F(WeightDigestTest, DetectsAWriteOnOneRankInTheNextStep) {
+  for (const std::string& how : replicated_)
+    expect_found(2, clamp_rank_zero, how,
+                 "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0 (found in step 2)");
+  expect_found(3, clamp_rank_zero, replicated_[1],
+               "'twice.weight', elements 0 to 1295, rank 0 has different values than ranks 1 and 2 (found in step 2)");
+}
+
+// Every rank fills a weight from its own random generator.
+RANK_BODY(draw_per_rank, Run) {
+  run.build();
+  run.micro_step();
+  {
+    const torch::NoGradGuard no_grad;
+    torch::manual_seed(static_cast<uint64_t>(run.engine->rank()));
+    run.model->named_parameters()["large.weight"].normal_();
+  }
+  run.micro_step();
+}
+
+TEST_F(WeightDigestTest, DetectsValuesDrawnPerRankInTheNextStep) {
+  for (const std::string& how : replicated_)
+    expect_found(2, draw_per_rank, how,
+                 "'large.weight', elements 0 to 15, rank 1 has different values than rank 0 (found in step 2)");
+}
+
+bool last_rank(const Run& run) { return run.engine->rank() == run.engine->world() - 1; }
+
+// The last rank changes one element through its address; libtorch cannot detect this write.
+void write_element(Run& run, const std::string& parameter) {
+  run.build();
+  run.micro_step();
+  if (last_rank(run)) run.model->named_parameters()[parameter].data_ptr<float>()[21] += 1;
+  run.train();
+}
+
+const zr::test::RankBodyOf<Run> write_by_address("write_by_address",
+                                                 [](Run& run) { write_element(run, "embedding.weight"); });
+
+const zr::test::RankBodyOf<Run> write_frozen("write_frozen", [](Run& run) { write_element(run, "frozen.weight"); });
+
+// One element written by address, which libtorch does not notice, in a trained weight and in a frozen one.
+TEST_F(WeightDigestTest, ComparesEveryReplicatedWeightWithinItsCycle) {
+  expect_found(2, write_by_address, "train.steps=110 " + replicated_[0], "'embedding.weight', elements ");
+  for (const std::string& how : replicated_)
+    expect_found(2, write_frozen, "train.steps=110 " + how, "'frozen.weight', elements ");
+}
+
+const zr::test::RankBodyOf<Run> clamp_everywhere("clamp_everywhere", [](Run& run) { clamp(run, true); });
+
+TEST_F(WeightDigestTest, AcceptsIdenticalWritesOnAllRanks) {
+  for (const std::string& how : replicated_) {
+    const Result result = run(2, clamp_everywhere, "train.steps=8 " + how);
+    EXPECT_EQ(result.code, 0) << how << "\n" << result.output;
+  }
+}
+
+// After every step, rank 0 (or no rank) writes to a weight without changing its values.
+void write_nothing(Run& run, bool writes) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    if (writes && run.engine->rank() == 0) run.model->named_parameters()["twice.weight"].clamp_(-1e9, 1e9);
+  }
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
+}
+
+const zr::test::RankBodyOf<Run> writes_nothing("writes_nothing", [](Run& run) { write_nothing(run, true); });
+
+const zr::test::RankBodyOf<Run> trains_alike("trains_alike", [](Run& run) { write_nothing(run, false); });
+
+// A write that changes no value affects neither later digests nor the result.
+TEST_F(WeightDigestTest, AcceptsWritesOfOneRankThatChangeNothing) {
+  for (const std::string& how : replicated_) {
+    const Result writes = run(2, writes_nothing, "train.steps=12 " + how);
+    EXPECT_EQ(writes.code, 0) << how << "\n" << writes.output;
+    EXPECT_THAT(writes.output, HasSubstr("hash ")) << how;
+    EXPECT_EQ(writes.output, run(2, trains_alike, "train.steps=12 " + how).output) << how;
+  }
+}
+
+TEST_F(WeightDigestTest, DigestsAtMostOnePercentOfTheOptimizersBytes) {
+  for (const std::string& how : replicated_) {
+    ASSERT_EQ(run(2, trains, "train.steps=110 " + how).code, 0) << how;
+    const auto digest = summary()["weight_digest"];
+    const int64_t bytes = digest["bytes"], optimizer = digest["optimizer_bytes"];
+    EXPECT_GT(bytes, 0) << how;
+    EXPECT_LE(100 * bytes, optimizer) << how;
+    EXPECT_GE(digest["cycles"].get<int64_t>(), 1) << how << ": a cycle takes at most 50 steps per rank";
+  }
+  for (const std::string how : {"strategy=zero3 communicator.share_weights=false", "strategy=zero1"}) {
+    ASSERT_EQ(run(2, trains, "train.steps=3 " + how).code, 0);
+    EXPECT_EQ(summary()["weight_digest"]["bytes"], 0) << how << ": no rank has weights of its own";
+  }
+}
+
+RANK_BODY(set_per_rank, Run) {
+  run.build();
+  run.engine->set("scalar", zr::TensorKind::value, torch::full({}, run.engine->rank()));
+}
+
+// From the second step on, the last rank's loss is NaN.
+RANK_BODY(skips, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const bool nan_loss = run.engine->step_index() >= 1 && last_rank(run);
+    const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    run.engine->backward(nan_loss ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+    run.engine->step();
+  }
+}
+
+// After every step, reads weights in a zr::gather scope and undoes a write. The checkpoint of the step must not change.
+RANK_BODY(write_back, Run) {
+  run.build();
+  const torch::Tensor weight = run.model->named_parameters()["twice.weight"];
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    {
+      const auto scope = zr::gather(run.model->parameters());
+      EXPECT_GT(weight.norm().item<float>(), 0) << "the weights can be read";
+    }
+    const torch::Tensor own = weight.clone();
+    weight.zero_();
+    weight.copy_(own);
+  }
+}
+
+// The program writes to a weight and then saves, as the log advises, in addition to checkpoint.every.
+RANK_BODY(clamp_and_save, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.micro_step();
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
+    run.engine->save(run.program.text("checkpoint.dir"));
+  }
+}
+
+TEST_F(WeightDigestTest, ReportsMistakes) { check_messages("weight_errors.txt", 3); }
+
+}  // namespace

@@ -1,0 +1,144 @@
+// Every way to use a parameter in forward gives the values and gradients of plain libtorch.
+#include <cstring>
+
+#include "multirank/model/operators/cases.hpp"
+#include "multirank/model/sharded_parameters.hpp"
+
+namespace {
+
+using namespace sharded_tests;
+using operators::Case;
+
+using torch::Tensor;
+
+constexpr int kSteps = 3;  // the first step records the execution order, later steps follow it
+
+std::string bytes(const Tensor& tensor) {
+  if (!tensor.defined()) return "";
+  const Tensor plain = (tensor.is_sparse() ? tensor.to_dense() : tensor).detach().contiguous();
+  return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
+}
+
+struct Seen {
+  std::vector<std::pair<std::string, std::string>> values;  // description, and the bytes of the tensor
+  void add(const std::string& what, const Tensor& tensor) { values.emplace_back(what, bytes(tensor)); }
+};
+
+std::pair<Tensor, Tensor> forward(const Case& one, torch::nn::Module& module, int step, Seen& seen) {
+  torch::manual_seed(7 + step);
+  const Tensor x = torch::randn(one.input).requires_grad_(true);
+  Tensor loss;
+  int i = 0;
+  for (const Tensor& y : one.run(module, x)) {
+    seen.add("output " + std::to_string(i++) + " of step " + std::to_string(step), y);
+    if (!y.requires_grad()) continue;
+    const Tensor value = y.to(torch::kFloat);
+    const Tensor part = (value * value.detach().cos()).sum();
+    loss = loss.defined() ? loss + part : part;
+  }
+  return {loss, x};
+}
+
+Seen plainly(const Case& one) {
+  Seen seen;
+  torch::manual_seed(3);
+  const auto module = one.make();
+  for (int step = 0; step < kSteps; ++step) {
+    const auto [loss, x] = forward(one, *module, step, seen);
+    for (auto& parameter : module->parameters()) parameter.mutable_grad() = Tensor();
+    loss.backward();
+    seen.add("gradient of the input", x.grad());
+    for (const auto& item : module->named_parameters()) {
+      const Tensor gradient = item.value().grad();
+      seen.add("gradient of " + item.key(), gradient.defined() ? gradient : torch::zeros_like(item.value()));
+    }
+  }
+  return seen;
+}
+
+Seen sharded(const Case& one, const std::string& toml, std::vector<std::string> overrides) {
+  Seen seen;
+  torch::manual_seed(3);
+  const auto module = one.make();
+  if (!one.overrides.empty()) overrides.push_back(one.overrides);
+  zr::Engine engine(zr::Program(toml, overrides), *module);
+  for (int step = 0; step < kSteps; ++step) {
+    const auto [loss, x] = forward(one, *module, step, seen);
+    engine.backward(loss);
+    engine.step();
+    seen.add("gradient of the input", x.grad());
+    for (const auto& item : module->named_parameters())
+      seen.add("gradient of " + item.key(), engine.get(item.key(), zr::TensorKind::gradient));
+  }
+  return seen;
+}
+
+std::string difference(const Seen& plain, const Seen& shard) {
+  for (std::size_t i = 0; i < plain.values.size(); ++i) {
+    if (i >= shard.values.size()) return "ends early";
+    const auto& [what, is] = plain.values[i];
+    if (shard.values[i].second != is) return what + " differs";
+  }
+  return "";
+}
+
+// Runs every case with a plain module, then with a sharded one.
+struct Operators {
+  std::string toml;
+  std::vector<std::string> overrides;
+};
+
+RANK_BODY(compares_with_libtorch, Operators) {
+  at::set_num_threads(1);
+  for (const auto* list : {&operators::layers(), &operators::tensors(), &operators::autograds()})
+    for (const Case& one : *list) {
+      const std::string wrong = difference(plainly(one), sharded(one, run.toml, run.overrides));
+      EXPECT_EQ(wrong, "") << one.name;
+      if (wrong.empty()) std::cout << "ok " << one.name << std::endl;
+    }
+}
+
+class OperatorsTest : public ShardedParametersTest, public testing::WithParamInterface<std::tuple<std::string, int>> {};
+
+TEST_P(OperatorsTest, MatchPlainLibtorch) {
+  const auto& [name, ranks] = GetParam();
+  const Result result =
+      launch(ranks, compares_with_libtorch,
+             "strategy.use=" + name.substr(0, 5) + (name.size() > 5 ? " communicator.share_weights=true" : ""));
+  EXPECT_EQ(result.code, 0) << result.output;
+  int right = 0, dense = 0;
+  std::istringstream lines(result.output);
+  for (std::string line; std::getline(lines, line);) {
+    right += line.rfind("ok ", 0) == 0;
+    dense += line.find("the sparse gradient of 'weight' is converted to dense") != line.npos;
+  }
+  EXPECT_EQ(right, 71) << "cases of rank 0";
+  EXPECT_EQ(dense, 1) << "reported once, not once per step or per rank";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, OperatorsTest,
+    testing::Combine(testing::Values("zero0", "zero3", "zero1Shared", "zero2Shared", "zero3Shared"),
+                     testing::Values(1, 2, 4)),
+    [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
+
+class OperatorsOffloadTest : public ShardedParametersTest,
+                             public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
+
+TEST_P(OperatorsOffloadTest, MatchPlainLibtorch) {
+  const auto& [strategy, tier] = GetParam();
+  const Result result = launch(2, compares_with_libtorch,
+                               "strategy.use=" + strategy + " offload.activation_bytes=1B offload.activations=" + tier +
+                                   (tier == "nvme" ? " offload.nvme.path=" + folder_.string() : ""));
+  EXPECT_EQ(result.code, 0) << result.output;
+  int right = 0;
+  std::istringstream lines(result.output);
+  for (std::string line; std::getline(lines, line);) right += line.rfind("ok ", 0) == 0;
+  EXPECT_EQ(right, 71) << "cases of rank 0";
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, OperatorsOffloadTest,
+                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values("cpu", "nvme")),
+                         [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); });
+
+}  // namespace

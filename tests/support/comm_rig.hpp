@@ -1,0 +1,111 @@
+// One rank's plug-in host with a communicator plug-in, set up as the engine does it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/ledger.hpp"
+#include "base/thread_pool.hpp"
+#include "comm/comm_runtime.hpp"
+#include "comm/done.hpp"
+#include "control/job_services.hpp"
+#include "plugin/plugin_host.hpp"
+#include "support/shared_control.hpp"
+
+namespace zr::testing {
+
+struct RigOptions {
+  std::string id = "shm";
+  std::string keys = {};  // TOML lines of the plug-in's table
+  int threads = 1;
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+};
+
+class CommRig {
+ public:
+  CommRig(std::shared_ptr<host::Control> control, RigOptions options = {})
+      : control_(std::move(control)),
+        options_(std::move(options)),
+        pool_(options_.threads),
+        host_(ledger_, pool_),
+        services_(host_, *control_, "") {
+    host::offer_async(host_);
+    const host::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
+    const host::Component component = registry.load(host::Role::communicator, options_.id, "rig.toml:1:1");
+    const std::string table = "communicator." + options_.id;
+    const auto document =
+        host::Document::parse("[train]\nmicro_batch = 1\ngradient_accumulation = 1\n[communicator]\nuse = \"" +
+                                  options_.id + "\"\n[" + table + "]\n" + options_.keys,
+                              "rig.toml", {});
+    config_ = document.check(host::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
+    instance_ = std::make_unique<host::Instance>(host_, component, config_, table);
+  }
+  host::PluginHost& host() { return host_; }
+  host::Ledger& ledger() { return ledger_; }
+  const host::Instance& instance() const { return *instance_; }
+  const std::shared_ptr<host::Control>& control() const { return control_; }
+  /// Opens the host's communicator, which wraps the plug-in. Collective.
+  std::unique_ptr<host::CommRuntime> open() {
+    return std::make_unique<host::CommRuntime>(host_, control_, instance_.get(),
+                                               host::CommRuntime::Options{options_.timeout});
+  }
+
+ private:
+  std::shared_ptr<host::Control> control_;
+  RigOptions options_;
+  host::Ledger ledger_;
+  host::ThreadPool pool_;
+  host::PluginHost host_;
+  host::JobServices services_;
+  host::JobConfig config_;
+  std::unique_ptr<host::Instance> instance_;
+};
+
+/// The plug-in without the host's communicator, called through its C table.
+class RawComm {
+ public:
+  explicit RawComm(CommRig& rig) : rig_(rig), api_(rig.instance().api<zr_communicator_api>()) {
+    const zr_comm_open how{sizeof(zr_comm_open), rig.control()->rank(), rig.control()->world(), 0, "data"};
+    host::CallError error;
+    host::check(api_->open(rig.instance().self(), &how, &comm_, &error), error, "open");
+  }
+  ~RawComm() { api_->close(comm_); }
+  RawComm(const RawComm&) = delete;
+  const zr_communicator_api& api() const { return *api_; }
+  void* comm() const { return comm_; }
+  int rank() const { return rig_.control()->rank(); }
+  int world() const { return rig_.control()->world(); }
+  /// Submits one operation and returns its code; said() returns the error text.
+  zr_code submit(const zr_coll& coll, zr_done* done = nullptr) {
+    error_ = host::CallError();
+    return api_->submit(comm_, &coll, nullptr, done, &error_);
+  }
+  std::string said() const { return error_.msg; }
+  void run(const zr_coll& coll) {
+    if (submit(coll) != ZR_OK) throw std::runtime_error("submit: " + said());
+  }
+  void* allocate(int64_t bytes) {
+    void* memory = nullptr;
+    host::CallError error;
+    host::check(api_->mem_alloc(comm_, static_cast<uint64_t>(bytes), 64, 0, &memory, &error), error, "mem_alloc");
+    return memory;
+  }
+  void free(void* memory) { api_->mem_free(comm_, memory); }
+  host::PluginHost& host() { return rig_.host(); }
+  /// Calls progress() until `done` is resolved and returns its code, or the code of a failed progress().
+  zr_code finish(zr_done* done) {
+    error_ = host::CallError();
+    zr_code code;
+    while ((code = host::done_poll(done, &error_)) == ZR_AGAIN)
+      if (const zr_code failed = api_->progress(comm_, &error_)) return failed;
+    return code;
+  }
+
+ private:
+  CommRig& rig_;
+  const zr_communicator_api* api_;
+  void* comm_ = nullptr;
+  host::CallError error_;
+};
+
+}  // namespace zr::testing
