@@ -77,10 +77,11 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]). Each test
-# becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
+# Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds] [HEADERS
+# target]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers. HEADERS:
+# the program uses the precompiled header of that target.
 function(zr_test name)
-  cmake_parse_arguments(TEST "TORCH" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH" "TIMEOUT;HEADERS" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -96,7 +97,10 @@ function(zr_test name)
   if(TEST_TORCH)
     zr_share_headers(zr_torch_headers ${name})
   else()
-    zr_share_headers(zr_test_headers ${name})
+    if(NOT TEST_HEADERS)
+      set(TEST_HEADERS zr_test_headers)
+    endif()
+    zr_share_headers(${TEST_HEADERS} ${name})
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
@@ -112,7 +116,8 @@ function(zr_multirank_test name)
     set(TEST_TIMEOUT 300)
   endif()
   # libzeroth is first, so that no subsystem in it is linked a second time.
-  zr_test(${name} TORCH SOURCES ${TEST_SOURCES} LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
+  zr_test(${name} HEADERS zr_multirank_headers SOURCES ${TEST_SOURCES}
+          LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
           LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT})
   add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
 endfunction()

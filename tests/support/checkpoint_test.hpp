@@ -28,66 +28,21 @@ namespace fs = std::filesystem;
 class CheckpointTest : public ::testing::Test {
  protected:
   static std::string zeroth_bin() { return ZR_BUILD_DIR "/bin/zeroth "; }
-  Outcome shell(const std::string& words) const {
-    return testing::shell("cd " + scratch_.folder().string() + " && " + words);
-  }
+  Outcome shell(const std::string& words) const;
   // The command line of a job whose n ranks run `body`.
-  static std::string launch(int n, const RankBody& body, const std::string& overrides) {
-    return zeroth_bin() + "launch -n " + std::to_string(n) + " -t 1 -- " + rank_command(body.name()) +
-           " " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml job.threads=1 " + overrides;
-  }
+  static std::string launch(int n, const RankBody& body, const std::string& overrides);
   // Runs one job per line, each on n ranks, with 24 micro-batches per step in total for every n.
-  void run(int n, const std::string& lines, const std::string& overrides = "") {
-    const Outcome done =
-        shell("TRAINS_LIST=" + scratch_.write("list", lines) + " " +
-              launch(n, engine_tests::trains_list,
-                     "train.steps=4 train.gradient_accumulation=" + std::to_string(24 / n) + " " + overrides));
-    ASSERT_EQ(done.code, 0) << done.output;
-  }
+  void run(int n, const std::string& lines, const std::string& overrides = "");
   // Runs `body` on two ranks with CHECKPOINT set to folder `where`.
-  Outcome run_pair(const RankBody& body, const std::string& overrides = "", const std::string& where = "c") {
-    return shell("CHECKPOINT=" + scratch_.path(where) + " " +
-                 launch(2, body, "strategy=zero2 train.steps=4 " + overrides));
-  }
-  Json summary(const std::string& name) const {
-    return Json::parse(std::ifstream(scratch_.folder() / "runs" / name / "summary.json"), nullptr, false);
-  }
+  Outcome run_pair(const RankBody& body, const std::string& overrides = "", const std::string& where = "c");
+  Json summary(const std::string& name) const;
   std::string hash(const std::string& name) const { return summary(name).at("weights_hash"); }
-  std::map<int64_t, std::string> losses(const std::string& name) const {
-    std::map<int64_t, std::string> all;
-    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
-    for (std::string row; std::getline(rows, row);) {
-      const Json json = Json::parse(row);
-      if (json.contains("loss")) all[json["step"].get<int64_t>()] = json["loss"].dump();
-    }
-    return all;
-  }
-  std::vector<std::string> names_in(const std::string& folder) const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(scratch_.path(folder))) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
+  std::map<int64_t, std::string> losses(const std::string& name) const;
+  std::vector<std::string> names_in(const std::string& folder) const;
   // Flips a bit of the byte at distance from_end from the end of a file.
-  void damage(const std::string& file, std::size_t from_end = 5) const {
-    std::ifstream in(scratch_.path(file), std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(in), {}};
-    ASSERT_GT(bytes.size(), from_end) << file;
-    bytes[bytes.size() - from_end] ^= 1;
-    std::ofstream(scratch_.path(file), std::ios::binary) << bytes;
-  }
+  void damage(const std::string& file, std::size_t from_end = 5) const;
   // All bytes of a checkpoint's tensors by role, name and dtype, without buffers.
-  static std::map<std::string, std::string> contents(const std::string& folder) {
-    const host::Checkpoint checkpoint(folder);
-    std::map<std::string, std::string> all;
-    for (const host::SavedTensor& tensor : checkpoint.manifest().tensors) {
-      if (tensor.role.starts_with("buffer")) continue;  // batch statistics depend on how ranks split the batch
-      std::string bytes(static_cast<std::size_t>(tensor.bytes()), '\0');
-      checkpoint.read(tensor, 0, tensor.bytes(), bytes.data());
-      all[tensor.role + " " + tensor.name + " " + tensor.dtype] = std::move(bytes);
-    }
-    return all;
-  }
+  static std::map<std::string, std::string> contents(const std::string& folder);
   const Scratch scratch_;
 };
 

@@ -1,12 +1,10 @@
-// Shared by the rank programs of the engine tests: a configuration with a model and an Engine, and the check function.
+// The run of one rank in the engine tests: its configuration, model and engine.
 #pragma once
 
 #include <torch/torch.h>
 
-#include <functional>
 #include <iostream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,13 +13,6 @@
 #include "zr/engine.hpp"
 
 namespace engine_tests {
-
-inline int wrong = 0;  // 1 once a check has failed
-inline void require(bool holds, const std::string& what) {
-  if (holds) return;
-  std::cerr << "check failed: " << what << std::endl;
-  wrong = 1;
-}
 
 struct Run {
   Run(const std::string& toml, const std::vector<std::string>& overrides)
@@ -36,10 +27,8 @@ struct Run {
   zr::Program program;
   std::shared_ptr<parity::Model> model;
   std::unique_ptr<zr::Engine> engine;
-  void build(uint64_t seed = 7) {
-    model = parity::make(program.text("parity.model"), seed);
-    engine = std::make_unique<zr::Engine>(program, *model);
-  }
+  // Makes the model of parity.model, and its engine.
+  void build(uint64_t seed = 7);
   void micro_step() {
     const bool overflows = program.boolean("parity.overflows") && engine->step_index() % 2 == 0;
     const auto loss = model->loss(engine->step_index(), engine->micro_index());
@@ -52,18 +41,5 @@ struct Run {
 };
 
 inline bool same(const torch::Tensor& a, const torch::Tensor& b) { return torch::equal(a, b); }
-
-using Cases = std::map<std::string, std::function<void(Run&)>>;
-
-/// Runs PROGRAM CASE TOML [path=value ...]. Returns 0, 1 if a check failed, 2 for an unknown case or missing arguments,
-/// or the code of zr::guarded().
-inline int run_case(int argc, char** argv, const Cases& cases) {
-  if (argc < 3 || !cases.count(argv[1])) return 2;
-  const int code = zr::guarded([&] {
-    Run run(argv[2], {argv + 3, argv + argc});
-    cases.at(argv[1])(run);
-  });
-  return code ? code : wrong;
-}
 
 }  // namespace engine_tests

@@ -5,6 +5,12 @@
 #include <sstream>
 
 namespace engine_tests {
+
+void Run::build(uint64_t seed) {
+  model = parity::make(program.text("parity.model"), seed);
+  engine = std::make_unique<zr::Engine>(program, *model);
+}
+
 namespace {
 
 void train(Run& run) {

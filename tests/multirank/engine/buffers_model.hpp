@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "multirank/parity/features.hpp"
+#include "multirank/parity/model.hpp"
 #include "support/engine_run.hpp"
 
 namespace buffers_tests {

@@ -1,4 +1,5 @@
 // What zr::Engine rejects: programs, plug-ins and disks.
+#include "multirank/parity/features.hpp"
 #include "support/engine_test.hpp"
 
 namespace {

@@ -10,6 +10,7 @@ namespace {
 
 using namespace user_errors_tests;
 using testing::HasSubstr;
+using zr::test::RankBodyOf;
 
 RANK_BODY(wrong_shape, Run) { run.net->forward(torch::randn({4, 5}, run.net->left->weight.options())); }
 
@@ -171,34 +172,24 @@ RANK_BODY(no_parameters, Run) {
   zr::Engine engine(run.program, model);
 }
 
-const zr::test::RankBodyOf<Run> throws_own("throws_own",
-                                           [](Run&) { throw std::runtime_error("line 7 of the data is torn"); });
-
-const zr::test::RankBodyOf<Run> throws_argument("throws_argument", [](Run&) {
-  throw std::invalid_argument("--epochs 0: must be above 0");
-});
-
-const zr::test::RankBodyOf<Run> throws_no_memory("throws_no_memory", [](Run&) { throw std::bad_alloc(); });
-
-const zr::test::RankBodyOf<Run> throws_object("throws_object", [](Run&) { throw 5; });
+const RankBodyOf<Run> throws_own("throws_own", [](Run&) { throw std::runtime_error("line 7 of the data is torn"); });
+const RankBodyOf<Run> throws_argument("throws_argument",
+                                      [](Run&) { throw std::invalid_argument("--epochs 0: must be above 0"); });
+const RankBodyOf<Run> throws_no_memory("throws_no_memory", [](Run&) { throw std::bad_alloc(); });
+const RankBodyOf<Run> throws_object("throws_object", [](Run&) { throw 5; });
 
 template <class... Keys>
 Case declares(Keys... keys) {
   return [=](Run& run) { const zr::Program program(run.toml, {}, {keys...}); };
 }
 
-const zr::test::RankBodyOf<Run> key_without_meaning("key_without_meaning", declares(zr::Key("my.layers", 4, "")));
-
-const zr::test::RankBodyOf<Run> key_without_table("key_without_table",
-                                                  declares(zr::Key("layers", 4, "blocks of the model")));
-
-const zr::test::RankBodyOf<Run> key_out_of_range("key_out_of_range",
-                                                 declares(zr::Key("my.layers", 4, "blocks of the model", 5, 9)));
-
-const zr::test::RankBodyOf<Run> key_twice("key_twice", declares(zr::Key("my.layers", 4, "blocks"),
-                                                                zr::Key("my.layers", 5, "blocks")));
-
-const zr::test::RankBodyOf<Run> key_of_zeroth("key_of_zeroth", declares(zr::Key("train.steps", 4, "steps")));
+const RankBodyOf<Run> key_without_meaning("key_without_meaning", declares(zr::Key("my.layers", 4, "")));
+const RankBodyOf<Run> key_without_table("key_without_table", declares(zr::Key("layers", 4, "blocks of the model")));
+const RankBodyOf<Run> key_out_of_range("key_out_of_range",
+                                       declares(zr::Key("my.layers", 4, "blocks of the model", 5, 9)));
+const RankBodyOf<Run> key_twice("key_twice",
+                                declares(zr::Key("my.layers", 4, "blocks"), zr::Key("my.layers", 5, "blocks")));
+const RankBodyOf<Run> key_of_zeroth("key_of_zeroth", declares(zr::Key("train.steps", 4, "steps")));
 
 Case command_line(const char* word) {
   return [word](Run&) {
@@ -211,25 +202,19 @@ Case command_line(const char* word) {
   };
 }
 
-const zr::test::RankBodyOf<Run> help("help", command_line("--help"));
-
-const zr::test::RankBodyOf<Run> unknown_option("unknown_option", command_line("--verbose"));
+const RankBodyOf<Run> help("help", command_line("--help"));
+const RankBodyOf<Run> unknown_option("unknown_option", command_line("--verbose"));
 
 Case weighs(double weight) {
   return [weight](Run& run) { run.engine->backward(run.loss(), weight); };
 }
 
-const zr::test::RankBodyOf<Run> weighs_nan("weighs_nan", weighs(std::numeric_limits<double>::quiet_NaN()));
-
-const zr::test::RankBodyOf<Run> weighs_less("weighs_less", weighs(-0.5));
-
-const zr::test::RankBodyOf<Run> weighs_much("weighs_much", weighs(1e300));
-
-const zr::test::RankBodyOf<Run> weighs_little("weighs_little", weighs(1e-300));
-
-const zr::test::RankBodyOf<Run> weighs_too_little_for_fp16("weighs_too_little_for_fp16", weighs(1e-5));
-
-const zr::test::RankBodyOf<Run> weighs_infinite("weighs_infinite", weighs(std::numeric_limits<double>::infinity()));
+const RankBodyOf<Run> weighs_nan("weighs_nan", weighs(std::numeric_limits<double>::quiet_NaN()));
+const RankBodyOf<Run> weighs_less("weighs_less", weighs(-0.5));
+const RankBodyOf<Run> weighs_much("weighs_much", weighs(1e300));
+const RankBodyOf<Run> weighs_little("weighs_little", weighs(1e-300));
+const RankBodyOf<Run> weighs_too_little_for_fp16("weighs_too_little_for_fp16", weighs(1e-5));
+const RankBodyOf<Run> weighs_infinite("weighs_infinite", weighs(std::numeric_limits<double>::infinity()));
 
 Case on_rank_0(const std::function<void(Run&)>& call) {
   return [call](Run& run) {
@@ -239,33 +224,27 @@ Case on_rank_0(const std::function<void(Run&)>& call) {
   };
 }
 
-const zr::test::RankBodyOf<Run> rank0_get("rank0_get", on_rank_0([](Run& run) {
-                                            run.engine->get("left.weight", zr::TensorKind::state, "exp_avg");
-                                          }));
-
-const zr::test::RankBodyOf<Run> rank0_set("rank0_set", on_rank_0([](Run& run) {
-                                            run.engine->set("left.bias", zr::TensorKind::value, torch::zeros({7}));
-                                          }));
-
-const zr::test::RankBodyOf<Run> rank0_hash("rank0_hash", on_rank_0([](Run& run) { run.engine->weights_hash(); }));
-
-const zr::test::RankBodyOf<Run> rank0_mean("rank0_mean", on_rank_0([](Run& run) { run.engine->mean(1); }));
-
-const zr::test::RankBodyOf<Run> rank0_save("rank0_save", on_rank_0([](Run& run) {
-                                             run.engine->save(run.program.text("job.runs") + "/saved");
-                                           }));
-
-const zr::test::RankBodyOf<Run> rank0_finish("rank0_finish", on_rank_0([](Run& run) { run.engine->finish(); }));
-
-const zr::test::RankBodyOf<Run> rank0_release("rank0_release", on_rank_0([](Run& run) { run.engine->release(); }));
+const RankBodyOf<Run> rank0_get("rank0_get", on_rank_0([](Run& run) {
+                                  run.engine->get("left.weight", zr::TensorKind::state, "exp_avg");
+                                }));
+const RankBodyOf<Run> rank0_set("rank0_set", on_rank_0([](Run& run) {
+                                  run.engine->set("left.bias", zr::TensorKind::value, torch::zeros({7}));
+                                }));
+const RankBodyOf<Run> rank0_hash("rank0_hash", on_rank_0([](Run& run) { run.engine->weights_hash(); }));
+const RankBodyOf<Run> rank0_mean("rank0_mean", on_rank_0([](Run& run) { run.engine->mean(1); }));
+const RankBodyOf<Run> rank0_save("rank0_save", on_rank_0([](Run& run) {
+                                   run.engine->save(run.program.text("job.runs") + "/saved");
+                                 }));
+const RankBodyOf<Run> rank0_finish("rank0_finish", on_rank_0([](Run& run) { run.engine->finish(); }));
+const RankBodyOf<Run> rank0_release("rank0_release", on_rank_0([](Run& run) { run.engine->release(); }));
 
 void gathers_alone(Run& run) { const auto scope = zr::gather(run.net->left->weight); }
 
-const zr::test::RankBodyOf<Run> rank0_gather("rank0_gather", on_rank_0(gathers_alone));
+const RankBodyOf<Run> rank0_gather("rank0_gather", on_rank_0(gathers_alone));
 
 void evaluates_alone(Run& run) { const zr::Engine::Evaluation evaluation(*run.engine); }
 
-const zr::test::RankBodyOf<Run> rank0_evaluation("rank0_evaluation", on_rank_0(evaluates_alone));
+const RankBodyOf<Run> rank0_evaluation("rank0_evaluation", on_rank_0(evaluates_alone));
 
 TEST_F(UserErrorsTest, CollectiveCallOnOneRankFailsUnderEveryStrategy) {
   for (const auto& strategy : kStrategies)

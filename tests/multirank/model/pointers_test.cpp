@@ -41,7 +41,7 @@ const std::vector<Path>& paths() {
 }
 
 // Tries every path outside and inside a zr::gather scope, before and after operators; writes through writable pointers.
-void accesses(Run& run) {
+RANK_BODY(pointers, Run) {
   const int world = run.program.world();
   Outcomes all(run);
   for (const SharingMode& how : sharing_modes(world)) {
@@ -91,7 +91,7 @@ void load(torch::nn::Sequential& net, int64_t out) {
   torch::load(net, file);
 }
 
-void loads_in_scope(Run& run) {
+RANK_BODY(loads_in_scope, Run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     auto net = small(4, 3);
@@ -205,7 +205,7 @@ std::string after_writes(const Run& run, const SharingMode& how, const Variant& 
   });
 }
 
-void writes_uncounted(Run& run) {
+RANK_BODY(writes_uncounted, Run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world()))
     for (const Write& one : writes()) {
@@ -223,33 +223,30 @@ void writes_uncounted(Run& run) {
     }
 }
 
-// model_pointers.txt names these bodies.
-const std::vector<RankBodyOf<Run>> kBodies{{"pointers", accesses},
-                                           {"writes_uncounted", writes_uncounted},
-                                           {"loads_in_scope", loads_in_scope},
-                                           {"loads_outside",
-                                            [](Run& run) {
-                                              loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
-                                                zr::Engine engine(program, *net);
-                                                load(net, 4);
-                                                engine.backward(net->forward(torch::ones({2, 16})).square().mean());
-                                              });
-                                            }},
-                                           {"loads_other_shape",
-                                            [](Run& run) {
-                                              loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
-                                                zr::Engine engine(program, *net);
-                                                const auto scope = zr::gather(net->parameters());
-                                                load(net, 5);
-                                              });
-                                            }},
-                                           {"loads_deferred", [](Run& run) {
-                                              loads(run, [](torch::nn::Sequential&, const zr::Program&) {
-                                                auto net = zr::deferred([] { return small(4, 3); });
-                                                load(net, 4);
-                                              });
-                                            }}};
+RANK_BODY(loads_outside, Run) {
+  loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
+    zr::Engine engine(program, *net);
+    load(net, 4);
+    engine.backward(net->forward(torch::ones({2, 16})).square().mean());
+  });
+}
 
+RANK_BODY(loads_other_shape, Run) {
+  loads(run, [](torch::nn::Sequential& net, const zr::Program& program) {
+    zr::Engine engine(program, *net);
+    const auto scope = zr::gather(net->parameters());
+    load(net, 5);
+  });
+}
+
+RANK_BODY(loads_deferred, Run) {
+  loads(run, [](torch::nn::Sequential&, const zr::Program&) {
+    auto net = zr::deferred([] { return small(4, 3); });
+    load(net, 4);
+  });
+}
+
+// model_pointers.txt names the bodies above.
 TEST_F(EngineModelTest, ReturnsWritablePointersOrThrows) { check_outcomes("model_pointers.txt", 10); }
 
 }  // namespace

@@ -7,6 +7,7 @@
 namespace model_tests {
 namespace {
 
+namespace fs = std::filesystem;
 using Keys = std::vector<std::string>;
 
 Keys joined(Keys a, const Keys& b) {

@@ -30,7 +30,7 @@ void rejects(Run& run, const std::function<void(Training&)>& before, const std::
 }
 
 // The errors of get(), set() and save() for a parameter that was replaced.
-void uses_replaced(Run& run) {
+RANK_BODY(untrained_used, Run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training both(run, how, {});
@@ -79,7 +79,7 @@ void adds_deferred(Run& run, int first, const std::function<void(Parts&)>& add) 
 void add_linear(Parts& net) { net.register_module("b", torch::nn::Linear(3, 4)); }
 
 // Makes an engine for a model with ordinary parameters and a buffer built by zr::deferred.
-void begins_with_deferred_buffer(Run& run) {
+RANK_BODY(begins_with_deferred_buffer, Run) {
   Outcomes outcomes(run);
   for (const SharingMode& how : sharing_modes(run.program.world())) {
     Training one(run, how, {});
@@ -93,7 +93,7 @@ void nothing(Training&) {}
 
 void next(Training& t) { t.train(1, 2); }
 
-void reaches_nothing(Run& run) {
+RANK_BODY(reaches_nothing, Run) {
   rejects(run, nothing, [](Training& t) {
     const Tensor other = torch::ones({3}, torch::requires_grad());
     t.engine->backward(other.sum());
@@ -106,7 +106,7 @@ void reaches_nothing(Run& run) {
 }
 
 // Only the loss of the last rank depends on the model: training works.
-void reaches_on_one_rank(Run& run) {
+RANK_BODY(reaches_on_one_rank, Run) {
   rejects(run, nothing, [&](Training& t) {
     const Tensor other = torch::ones({3}, torch::requires_grad());
     const bool mine = t.engine->rank() == t.world - 1;
@@ -116,96 +116,93 @@ void reaches_on_one_rank(Run& run) {
   });
 }
 
-// model_refresh.txt names these bodies.
-const std::vector<RankBodyOf<Run>> kBodies{
-    {"untrained_used", uses_replaced},
-    {"untrained_added",
-     [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         t.net.add("b");
-         next(t);
-       });
-     }},
-    {"untrained_replaced",
-     [](Run& run) {
-       rejects(
-           run, [](Training& t) { t.net.add("b"); },
-           [](Training& t) {
-             t.net.unregister_module("b");
-             t.net.add("b");
-             next(t);
-           });
-     }},
-    {"untrained_unfrozen",
-     [](Run& run) {
-       rejects(
-           run,
-           [](Training& t) {
-             for (Tensor& p : t.net.add("b")->parameters()) p.set_requires_grad(false);
-           },
-           [](Training& t) {
-             t.net.parts.at("b")->weight.set_requires_grad(true);
-             next(t);
-           });
-     }},
-    {"untrained_many",
-     [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         for (const char* name : {"b", "c", "d"}) t.net.add(name);
-         next(t);
-       });
-     }},
-    {"reaches_nothing", reaches_nothing},
-    {"reaches_on_one_rank", reaches_on_one_rank},
-    {"refresh_inside_step",
-     [](Run& run) {
-       rejects(run, nothing,
-               [](Training& t) {
-                 t.engine->backward(t.net.loss(t.engine->micro_index()));
-                 t.engine->step();
-                 t.net.add("b");
-                 t.engine->refresh();
-               },
-               {"train.global_batch=" + std::to_string(6 * run.program.world())});
-     }},
-    {"refresh_inside_evaluation",
-     [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         const zr::Engine::Evaluation evaluation(*t.engine);
-         t.net.add("b");
-         t.engine->refresh();
-       });
-     }},
-    {"refresh_inside_scope",
-     [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         const auto scope = zr::gather(t.net.parameters());
-         t.engine->refresh();
-       });
-     }},
-    {"refresh_differs",
-     [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         t.net.add(t.engine->rank() == 0 ? "b" : "c");
-         t.engine->refresh();
-       });
-     }},
-    {"refresh_deferred", [](Run& run) { adds_deferred(run, 0, add_linear); }},
-    {"refresh_deferred_on_one_rank", [](Run& run) { adds_deferred(run, 1, add_linear); }},
-    {"begins_with_deferred_buffer", begins_with_deferred_buffer},
-    {"refresh_deferred_buffer",
-     [](Run& run) {
-       adds_deferred(run, 0, [](Parts& net) {
-         net.register_module("b", torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)));
-       });
-     }},
-    {"refresh_overlap", [](Run& run) {
-       rejects(run, nothing, [](Training& t) {
-         t.net.register_parameter("view", t.net.parts.at("a")->weight.detach()[0]);
-         t.engine->refresh();
-       });
-     }}};
+RANK_BODY(untrained_added, Run) {
+  rejects(run, nothing, [](Training& t) {
+    t.net.add("b");
+    next(t);
+  });
+}
 
+RANK_BODY(untrained_replaced, Run) {
+  rejects(
+      run, [](Training& t) { t.net.add("b"); },
+      [](Training& t) {
+        t.net.unregister_module("b");
+        t.net.add("b");
+        next(t);
+      });
+}
+
+RANK_BODY(untrained_unfrozen, Run) {
+  rejects(
+      run,
+      [](Training& t) {
+        for (Tensor& p : t.net.add("b")->parameters()) p.set_requires_grad(false);
+      },
+      [](Training& t) {
+        t.net.parts.at("b")->weight.set_requires_grad(true);
+        next(t);
+      });
+}
+
+RANK_BODY(untrained_many, Run) {
+  rejects(run, nothing, [](Training& t) {
+    for (const char* name : {"b", "c", "d"}) t.net.add(name);
+    next(t);
+  });
+}
+
+RANK_BODY(refresh_inside_step, Run) {
+  rejects(run, nothing,
+          [](Training& t) {
+            t.engine->backward(t.net.loss(t.engine->micro_index()));
+            t.engine->step();
+            t.net.add("b");
+            t.engine->refresh();
+          },
+          {"train.global_batch=" + std::to_string(6 * run.program.world())});
+}
+
+RANK_BODY(refresh_inside_evaluation, Run) {
+  rejects(run, nothing, [](Training& t) {
+    const zr::Engine::Evaluation evaluation(*t.engine);
+    t.net.add("b");
+    t.engine->refresh();
+  });
+}
+
+RANK_BODY(refresh_inside_scope, Run) {
+  rejects(run, nothing, [](Training& t) {
+    const auto scope = zr::gather(t.net.parameters());
+    t.engine->refresh();
+  });
+}
+
+RANK_BODY(refresh_differs, Run) {
+  rejects(run, nothing, [](Training& t) {
+    t.net.add(t.engine->rank() == 0 ? "b" : "c");
+    t.engine->refresh();
+  });
+}
+
+RANK_BODY(refresh_deferred, Run) { adds_deferred(run, 0, add_linear); }
+
+RANK_BODY(refresh_deferred_on_one_rank, Run) { adds_deferred(run, 1, add_linear); }
+
+RANK_BODY(refresh_deferred_buffer, Run) {
+  adds_deferred(run, 0, [](Parts& net) {
+    net.register_module("b", torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3).affine(false)));
+  });
+}
+
+RANK_BODY(refresh_overlap, Run) {
+  rejects(run, nothing, [](Training& t) {
+    t.net.register_parameter("view", t.net.parts.at("a")->weight.detach()[0]);
+    t.engine->refresh();
+  });
+}
+
+// model_refresh.txt names the bodies above.
 TEST_F(EngineModelTest, ReportsParametersThatItDoesNotTrain) { check_outcomes("model_refresh.txt", 21); }
 
 }  // namespace

@@ -1,30 +1,12 @@
-// Small models with features that are hard to shard, and their data, a function of step and micro-batch only.
+// Small models with features that are hard to shard.
 #pragma once
 
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn.h>
-
-#include <cstdint>
 #include <memory>
 #include <string>
 
+#include "multirank/parity/model.hpp"
+
 namespace parity {
-
-inline constexpr int64_t kSamples = 3;  // per micro-batch
-inline constexpr int64_t kTokens = 5;   // per sample
-inline constexpr int64_t kWords = 61;   // indivisible by 2, 3, 4
-inline constexpr int64_t kWidth = 36;
-
-/// A model whose `loss(step, m)` is that of micro-batch m of a step.
-struct Model : torch::nn::Module {
-  virtual torch::Tensor loss(int64_t step, int64_t m) = 0;
-  virtual torch::jit::Module* script() { return nullptr; }  // if set, trained instead; it has the same parameters
-};
-
-inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000003 * step + 7919 * m + 17));
-  return torch::randint(0, high, shape, generator, torch::kLong);
-}
 
 /// All features in one model: tied, unused, frozen and twice used parameters, one larger than a bucket, sizes that no
 /// rank count divides, dropout, an embedding, the buffers of batch norm, and a layer that only even steps use (only

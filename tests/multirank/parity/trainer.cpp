@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "multirank/parity/models.hpp"
+#include "multirank/parity/one_feature.hpp"
 #include "multirank/parity/outcome.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
