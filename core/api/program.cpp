@@ -126,29 +126,35 @@ Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c
       meaning(std::move(m)),
       choices(std::move(c)) {}
 
-Program::State::State(const std::string& file, const std::vector<std::string>& overrides,
-                      const std::vector<Key>& keys) {
+Program::State::State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
+                      const std::vector<Key>& keys)
+    : folder_(std::move(folder)) {
   const auto own = host_keys_of(keys);
   check_keys(own);
   if (is_query("schema")) {
     std::puts(host::to_json(own).c_str());
     request_exit();
   }
-  folder_ = std::filesystem::absolute(file).parent_path();
   const bool without_memory = is_query("parameters");
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
-  const host::Setting<int> ranks = host::Document::load(file, overrides).ranks();
+  const host::Setting<int> ranks = load(overrides).ranks();
   setup_.control = host::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
-  setup_.revalidate = [file, overrides, own](const std::vector<std::string>& more, int of) {
+  setup_.revalidate = [load = std::move(load), overrides, own](const std::vector<std::string>& more, int of) {
     std::vector<std::string> all = overrides;
     all.insert(all.end(), more.begin(), more.end());
-    return host::resolve_job(host::Document::load(file, all), host::Registry(), own, of);
+    return host::resolve_job(load(all), host::Registry(), own, of);
   };
   static_cast<host::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
   if (!prints_parameters_) report_ranks(ranks, world);
+}
+
+std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,
+                                                  const std::vector<Key>& keys) {
+  const auto load = [file](const std::vector<std::string>& all) { return host::Document::load(file, all); };
+  return std::make_shared<State>(load, std::filesystem::absolute(file).parent_path(), overrides, keys);
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
@@ -161,13 +167,20 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
     for (const std::string& word : words)
       if (word.size() > 1 && word[0] == '-')
         host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");
-    state_ = std::make_shared<State>(words.empty() ? "" : words[0],
-                                     std::vector<std::string>(words.begin() + !words.empty(), words.end()), keys);
+    state_ = state_of(words.empty() ? "" : words[0], {words.begin() + !words.empty(), words.end()}, keys);
   });
 }
 
 Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
-    : state_(std::make_shared<State>(file, overrides, keys)) {}
+    : state_(host::guard_host_call("zr::Program", [&] { return state_of(file, overrides, keys); })) {}
+
+Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
+    : state_(host::guard_host_call("zr::Program", [&] {
+        const auto load = [config](const std::vector<std::string>& all) {
+          return host::Document::parse(config.toml(), "zr::Configuration", all, config.values());
+        };
+        return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys);
+      })) {}
 
 Program::~Program() = default;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 
 #include "engine/setup.hpp"
 #include "zr/program.hpp"
@@ -15,7 +16,10 @@ extern void (*build_without_memory)();
 struct Program::State {
   /// Loads the file, joins the job, validates the configuration. Throws Error. With ZR_ASK=schema it prints
   /// `keys` and throws ExitRequest.
-  State(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys);
+  /// `load` parses the configuration with these overrides; `folder`: of its file.
+  using Load = std::function<host::Document(const std::vector<std::string>& overrides)>;
+  State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
+        const std::vector<Key>& keys);
 
   const host::Setup& setup() const { return setup_; }
   /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and throws ExitRequest.

@@ -40,6 +40,7 @@ std::string Origin::text() const {
     case From::key_default: return "default";
     case From::file: return file + ":" + std::to_string(line) + ":" + std::to_string(column);
     case From::command_line: return "command line";
+    case From::program: return "zr::Configuration";
     case From::derived: return "derived";
     case From::launcher: return "launcher";
   }

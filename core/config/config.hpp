@@ -98,8 +98,10 @@ class Document {
   /// Overrides are "path=value"; the value is TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
   /// UserError with file:line:column if the file cannot be read or parsed.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
-  /// The same from text; `file` is the name used in messages.
-  static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides);
+  /// The same from text; `file` is the name used in messages. `values`: overrides that the program gives, which the
+  /// command line may override; their origin is "zr::Configuration".
+  static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
+                        const std::vector<std::string>& values = {});
 
   const std::string& file() const;
   /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or

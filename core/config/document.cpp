@@ -18,7 +18,7 @@ namespace zr::host {
 
 namespace {
 
-constexpr std::string_view kCommandLine = "command line";
+constexpr std::string_view kCommandLine = "command line", kProgram = "zr::Configuration";
 
 constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
 constexpr std::size_t kMaxJsonDepth = 32;    // nesting of tables and arrays: their readers are recursive
@@ -105,13 +105,13 @@ std::vector<std::string> parts_of(const std::string& path) {
 }
 
 // "20" -> an integer, "5min" -> a string: text that is not a TOML value is a bare word.
-toml::table parsed_override(const std::string& text) {
+toml::table parsed_override(const std::string& text, std::string_view from) {
   if (text.size() <= kMaxBytes && too_deep_at(text).empty()) try {
-      toml::table one = toml::parse("x = " + text, kCommandLine);
+      toml::table one = toml::parse("x = " + text, from);
       if (one.size() == 1) return one;
     } catch (const toml::parse_error&) {
     }
-  return toml::parse("x = " + toml_quoted(text), kCommandLine);
+  return toml::parse("x = " + toml_quoted(text), from);
 }
 
 void move_in(toml::table& table, const std::string& name, toml::node& node) {
@@ -143,19 +143,22 @@ std::string remedy(std::string_view said) {
   return "";
 }
 
-void apply_override(toml::table& root, const std::string& text, std::map<std::string, std::string>& raw) {
+// from: kCommandLine or kProgram.
+void apply_override(toml::table& root, const std::string& text, std::string_view from,
+                    std::map<std::string, std::string>& raw) {
+  const std::string who = std::string(from) + ": ";
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    fail_user("command line: '" + text + "' is not an override; write path=value, as in train.steps=20");
+    fail_user(who + "'" + text + "' is not an override; write path=value, as in train.steps=20");
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
   if (parts.size() > kMaxJsonDepth)
-    fail_user("command line: '" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
+    fail_user(who + "'" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
               " parts; a key has at most " + std::to_string(kMaxJsonDepth));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
-      fail_user("command line: '" + path + "' is not a dotted path of bare keys such as train.steps");
-  toml::table value = parsed_override(text.substr(equals + 1));
+      fail_user(who + "'" + path + "' is not a dotted path of bare keys such as train.steps");
+  toml::table value = parsed_override(text.substr(equals + 1), from);
   const bool names_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
   if (names_role) {
     parts.push_back("use");
@@ -169,7 +172,7 @@ void apply_override(toml::table& root, const std::string& text, std::map<std::st
     }
     if (!table->get(parts[i])) table->insert(parts[i], toml::table{});
     toml::node* next = table->get(parts[i]);
-    if (!next->is_table()) fail_user("command line: " + path + ": '" + parts[i] + "' is a value, not a table");
+    if (!next->is_table()) fail_user(who + path + ": '" + parts[i] + "' is a value, not a table");
     table = next->as_table();
   }
   move_in(*table, parts.back(), *value.get("x"));
@@ -190,7 +193,9 @@ Origin origin_of(const toml::source_region& region) {
   Origin origin;
   if (!region.path) return origin;
   origin.file = *region.path;
-  origin.from = origin.file == kCommandLine ? Origin::From::command_line : Origin::From::file;
+  origin.from = origin.file == kCommandLine ? Origin::From::command_line
+                : origin.file == kProgram   ? Origin::From::program
+                                            : Origin::From::file;
   origin.line = static_cast<int>(region.begin.line);
   origin.column = static_cast<int>(region.begin.column);
   return origin;
@@ -218,7 +223,8 @@ Document Document::load(const std::string& file, const std::vector<std::string>&
   return parse(read_toml(file), file, overrides);
 }
 
-Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides) {
+Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
+                         const std::vector<std::string>& values) {
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   if (const std::string at = too_deep_at(toml); !at.empty())
@@ -229,7 +235,8 @@ Document Document::parse(const std::string& toml, const std::string& file, const
   } catch (const toml::parse_error& error) {
     fail_user(origin_of(error.source()).text() + ": " + std::string(error.description()) + remedy(error.description()));
   }
-  for (const auto& one : overrides) apply_override(tree->root, one, tree->overrides);
+  for (const auto& one : values) apply_override(tree->root, one, kProgram, tree->overrides);
+  for (const auto& one : overrides) apply_override(tree->root, one, kCommandLine, tree->overrides);
   Document document;
   document.tree_ = std::move(tree);
   return document;

@@ -7,14 +7,14 @@
 namespace zr::host {
 
 struct Origin {
-  /// derived: computed from other keys; launcher: set by the launcher of the ranks.
-  enum class From { key_default, file, command_line, derived, launcher } from = From::key_default;
+  /// program: zr::Configuration::set(); derived: computed from other keys; launcher: set by the launcher of the ranks.
+  enum class From { key_default, file, command_line, program, derived, launcher } from = From::key_default;
   std::string file;  // as the user wrote the path
   int line = 0, column = 0;
-  /// "default", "gpt.toml:12:8", "command line", "derived", "launcher".
+  /// "default", "gpt.toml:12:8", "command line", "zr::Configuration", "derived", "launcher".
   std::string text() const;
-  /// True if the file or the command line has the value.
-  bool given() const { return from == From::file || from == From::command_line; }
+  /// True if the file, the command line or the program has the value.
+  bool given() const { return from == From::file || from == From::command_line || from == From::program; }
 };
 
 /// The value of one key of the host, and what a message needs to name it. Converts to its value.
@@ -27,7 +27,7 @@ struct Setting {
 
   operator const T&() const { return value; }
   const T* operator->() const { return &value; }
-  /// True if the file or the command line has the key.
+  /// True if the file, the command line or the program has the key.
   bool given() const { return origin.given(); }
 };
 

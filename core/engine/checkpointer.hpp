@@ -53,8 +53,10 @@ class Checkpointer {
   /// At the end of the job: waits for the background save, logs its failure, and releases folder locks and memory.
   void close();
 
- private:
+  /// See peers_of().
   CheckpointComm peers() const { return peers_of(context_.setup.control); }
+
+ private:
   CheckpointContents present();
   std::string metadata_json();
   void not_saved(const Error& failure);

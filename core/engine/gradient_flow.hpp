@@ -18,6 +18,8 @@ class GradientFlow {
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
 
+  /// Sets the number of micro-steps of the steps that follow. Call it between steps.
+  void set_accumulation(int accumulation) { last_ = static_cast<uint32_t>(accumulation) - 1; }
   /// Begins a micro-step; 0 is the first of a step. `counts` false: gradients are received, but zeros replace them.
   void begin(uint32_t micro, bool counts);
   /// An exception ended the micro-step's backward. Returns true, and undoes the micro-step, if the strategy had

@@ -1,7 +1,13 @@
 #include "engine/optimizer_update.hpp"
 
+#include <cmath>
+#include <cstring>
+
 #include "base/error.hpp"
+#include "base/text.hpp"
+#include "engine/all_gather.hpp"
 #include "engine/planning.hpp"
+#include "update/schedule.hpp"
 #include "update/update.hpp"
 
 namespace zr::host {
@@ -9,6 +15,23 @@ namespace zr::host {
 OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state)
     : context_(context), state_(state), granularity_(granularity_of(context.optimizer)), group_rates_(1, 1.0) {
   for (const GroupConfig& group : context.config().groups()) group_rates_.push_back(group.lr_scale);
+}
+
+double OptimizerUpdate::learning_rate(int64_t index) const {
+  if (!schedule_) return host::learning_rate(context_.config(), index);
+  const double rate = schedule_(index);
+  const std::vector<double> rates = all_gather(context_.comm, rate, "learning rate");
+  for (std::size_t rank = 0; rank < rates.size(); ++rank) {
+    const std::string said = "engine.step(): the learning rate of update " + std::to_string(index) +
+                             ", which the program set, is " + shortest(rates[rank]) + " on rank " +
+                             std::to_string(rank);
+    if (!(rates[rank] >= 0) || !std::isfinite(rates[rank]))
+      fail_user(said + ", but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
+    if (std::memcmp(&rates[rank], &rates[0], sizeof rate) != 0)
+      fail_user(said + " and " + shortest(rates[0]) +
+                " on rank 0; make the function passed to engine.set_schedule() depend only on the index of the update");
+  }
+  return rate;
 }
 
 void OptimizerUpdate::announce(int64_t update) {

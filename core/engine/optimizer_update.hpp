@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "engine/sharded_state.hpp"
@@ -14,6 +15,22 @@ class OptimizerUpdate {
  public:
   /// Keeps references to both arguments.
   OptimizerUpdate(const StepContext& context, ShardedState& state);
+
+  /// The learning rate of an update for a group with lr_scale 1; `index` 0 is the first.
+  using Schedule = std::function<double(int64_t index)>;
+  /// From the next step on, replaces optimizer.lr and [schedule]. Empty: they apply again.
+  void set_schedule(Schedule schedule) { schedule_ = std::move(schedule); }
+  /// The learning rate of update `index`. Collective if the program has set a schedule: throws UserError on all ranks
+  /// if its values differ between ranks or are invalid.
+  double learning_rate(int64_t index) const;
+
+  /// Changes `values`: elements [first, first + count) of a parameter's averaged gradient, before clipping.
+  using GradientEdit = std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>;
+  /// Applies to all later steps. Call it between steps. Empty: gradients are not edited.
+  void set_gradient_edit(GradientEdit edit) { edit_ = std::move(edit); }
+  bool edits_gradients() const { return edit_ != nullptr; }
+  /// Averages this rank's reduced gradients, which are `divisor` times too large, and edits them.
+  void edit_gradients(double divisor) { state_.edit_gradients(static_cast<float>(1 / divisor), edit_); }
 
   /// Announces the update with this number to the optimizer before the gradients are complete. The first number is 1.
   void announce(int64_t update);
@@ -36,6 +53,8 @@ class OptimizerUpdate {
   ShardedState& state_;
   const uint32_t granularity_;
   std::vector<double> group_rates_;
+  Schedule schedule_;
+  GradientEdit edit_;
 };
 
 }  // namespace zr::host

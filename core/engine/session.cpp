@@ -13,7 +13,6 @@
 #include "engine/all_gather.hpp"
 #include "engine/model_seed.hpp"
 #include "engine/saver.hpp"
-#include "update/schedule.hpp"
 
 namespace zr::host {
 
@@ -126,7 +125,7 @@ void Session::begin_backward(double loss, double weight) {
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD);
-  if (progress_.micro() + 1 == progress_.accumulation()) step_sync_.norm().expect();
+  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients()) step_sync_.norm().expect();
   gradients_.begin(micro, weight > 0);
 }
 
@@ -161,6 +160,7 @@ bool Session::step() {
   context.model.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (!progress_.at_boundary()) return false;
   check_tiers();
+  const double rate = update_.learning_rate(progress_.updates());  // before anything changes
   update_.read_ahead();
   update_.announce(progress_.updates() + 1);
   CallError error;
@@ -168,13 +168,14 @@ bool Session::step() {
                 context.strategy.who("grads_finish"));
   step_recorder_.lap(Phase::reduce);
 
+  const bool averaged = average_gradients();
   const GlobalStats global = agree_on_step();
-  const double divisor = global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
+  const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
   progress_.set_grad_mul(static_cast<float>(scale / divisor));
-  const double rate = learning_rate(config(), progress_.updates());
+  progress_.set_learning_rate(rate);
   step_recorder_.lap(Phase::step_sync);
 
   if (DiskBackedBuffers* pages = state_.pages()) pages->step_end();
@@ -192,6 +193,14 @@ bool Session::step() {
   job_.name.at_step(progress_.step());
   finish_step(global, rate);
   checkpointer_.save_if_due(global);
+  return true;
+}
+
+bool Session::average_gradients() {
+  if (!update_.edits_gradients()) return false;
+  const double divisor = step_sync_.total_weight(progress_.weights()) * progress_.loss_scale().value();
+  if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // agree_on_step() rejects the step
+  update_.edit_gradients(divisor);
   return true;
 }
 
@@ -214,6 +223,20 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
   monitor_.publish();
+}
+
+void Session::set_accumulation(int accumulation) {
+  const std::string call = "engine.set_accumulation(" + std::to_string(accumulation) + ")";
+  if (accumulation < 1) fail_user(call + ": a step has at least one micro-batch per rank; pass 1 or more");
+  if (progress_.within_step())
+    fail_user(call + " was called within a step; call it after the engine.step() that ends the step");
+  const PlanInput& planned = plan().input;
+  if (accumulation > 1 && planned.accumulation == 1 && !planned.hold_gradients)
+    fail_user(call +
+              ": the memory plan has no sums over micro-batches, because train.gradient_accumulation is 1; set "
+              "it to 2 or more in the configuration, and call engine.set_accumulation(1) before the first step");
+  progress_.set_accumulation(accumulation);
+  gradients_.set_accumulation(accumulation);
 }
 
 void Session::abandon_step(const GlobalStats& global) {
@@ -253,7 +276,7 @@ void Session::finish_step(const GlobalStats& global, double rate) {
   global.non_finite > 0 ? scale.skipped() : scale.made();
   if (global.non_finite > 0) skips_.report(global, progress_);
   gradients_.watch(scale.watches());
-  progress_.end_step(config().train().global_batch);
+  progress_.end_step(int64_t{progress_.accumulation()} * config().train().micro_batch * world());
   if (scale.gives_up()) skips_.give_up(global, progress_);
   seed_model(job_.context, progress_);
   const int64_t step = progress_.step(), steps = progress_.steps();

@@ -52,6 +52,9 @@ class Session {
   /// returns false. Collective.
   bool step();
 
+  /// Sets the number of micro-steps of the steps that follow. Throws UserError within a step, or if the plan has no
+  /// memory for sums over micro-batches.
+  void set_accumulation(int accumulation);
   /// Checks that all ranks are in the same `call` ("engine.get(\"w\")"), under every strategy. Collective.
   void meet(const std::string& call) { job_.comm.barrier(call.c_str()); }
   /// Prepares the model for the end of this session. After the session is destroyed, the model's parameters have their
@@ -82,12 +85,15 @@ class Session {
   TensorAccess& tensors() { return tensors_; }
   ModelRefresh& refresh() { return refresh_; }
   WeightFlow& weights() { return weights_; }
+  OptimizerUpdate& update() { return update_; }
   CommRuntime& communicator() { return job_.comm; }
   const Tiers& tiers() const { return state_.tiers(); }
 
  private:
   TrainingParts parts();
   void accept();
+  // If the program edits gradients: averages and edits them, and returns true.
+  bool average_gradients();
   GlobalStats agree_on_step();
   void update_weights(const GlobalStats& global, double rate, double norm);
   void finish_step(const GlobalStats& global, double rate);

@@ -9,6 +9,7 @@
 #include "checkpoint/manifest.hpp"
 #include "engine/initial_weights.hpp"
 #include "update/cast.hpp"
+#include "update/norm.hpp"
 
 namespace zr::host {
 
@@ -160,6 +161,24 @@ zr_view ShardedState::weights_at(const Piece& piece, int64_t first, int64_t coun
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   char* const memory = static_cast<char*>(buffers_.memory()[piece.buffer]);
   return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, {1, 0}};
+}
+
+void ShardedState::edit_gradients(
+    float factor, const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn) {
+  std::vector<float> values;
+  for (const UpdateSlice& slice : slices_)
+    reach(slice.grad, OptimizerStates::Access::modify, slice.param, [&](void* memory, int64_t first, int64_t count) {
+      const zr_dtype dtype = slice.grad.dtype;
+      const bool finite = count_non_finite({memory, count, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
+      float* edited = static_cast<float*>(memory);
+      if (dtype != ZR_F32) {
+        values.resize(static_cast<std::size_t>(count));
+        upcast(memory, dtype, count, edited = values.data());
+      }
+      for (int64_t i = 0; i < count; ++i) edited[i] *= factor;
+      if (finite) fn(slice.param, slice.first + first, count, edited);
+      if (dtype != ZR_F32) downcast(edited, count, dtype, memory);
+    });
 }
 
 void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,

@@ -31,6 +31,19 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
 }
 }  // namespace
 
+double StepSync::total_weight(const std::vector<double>& weights) const {
+  const std::string bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+  const std::vector<std::string> all = comm_.all_gather_bytes(bytes, "weights of micro-batches");
+  double sum = 0;
+  for (std::size_t a = 0; a < weights.size(); ++a)
+    for (const std::string& one : all) {  // m = a N + r, ascending
+      double weight;
+      std::memcpy(&weight, one.data() + a * sizeof weight, sizeof weight);
+      sum += weight;
+    }
+  return sum;
+}
+
 GlobalStats StepSync::exchange(const LocalStats& local) {
   const int64_t non_finite = norm_.sum();
   const auto encoded = comm_.all_gather_bytes(encode(local, non_finite), "step statistics");

@@ -52,6 +52,8 @@ class StepSync {
   };
   NormBlocks& norm() { return norm_; }
   const NormBlocks& norm() const { return norm_; }
+  /// The sum of the weights of all micro-batches of a step, in the order of exchange(). Collective.
+  double total_weight(const std::vector<double>& weights) const;
   /// Exchanges the statistics. The slices' reduced gradients must be final. Collective.
   GlobalStats exchange(const LocalStats& local);
 

@@ -69,6 +69,7 @@ void TrainingProgress::continue_run(const Run& run) {
   stopped_ = run.stopped;
   loss_ = run.loss;
   grad_norm_ = run.grad_norm;
+  learning_rate_ = run.learning_rate;
 }
 
 void TrainingProgress::begin_load() {

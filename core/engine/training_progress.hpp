@@ -30,9 +30,10 @@ class TrainingProgress {
   bool stopped() const { return stopped_; }                            // a signal made this step the last one
   void stop() { stopped_ = true; }
   bool done() const { return stopped_ || step_ >= steps_; }
-  double loss() const { return loss_; }            // of the last step
-  double grad_norm() const { return grad_norm_; }  // of the last step
-  float grad_mul() const { return grad_mul_; }     // factor of the reduced gradients in the last update
+  double loss() const { return loss_; }                    // of the last step
+  double grad_norm() const { return grad_norm_; }          // of the last step
+  double learning_rate() const { return learning_rate_; }  // of the last step, for a group with lr_scale 1
+  float grad_mul() const { return grad_mul_; }             // factor of the reduced gradients in the last update
   LossScale& loss_scale() { return loss_scale_; }
   const LossScale& loss_scale() const { return loss_scale_; }
   /// By parameter: number of its updates.
@@ -40,6 +41,8 @@ class TrainingProgress {
   void set_param_steps(uint32_t param, int64_t steps) { param_steps_[param] = steps; }
 
   int accumulation() const { return accumulation_; }
+  /// Sets the number of micro-steps of the steps that follow. Call it between steps.
+  void set_accumulation(int accumulation) { accumulation_ = accumulation; }
   int micro() const { return micro_; }  // number of micro-steps made in the current step
   /// True if the current step has all its micro-steps.
   bool at_boundary() const { return micro_ == accumulation_; }
@@ -59,6 +62,8 @@ class TrainingProgress {
 
   /// Sets the factor of the reduced gradients in the next update.
   void set_grad_mul(float factor) { grad_mul_ = factor; }
+  /// Sets the learning rate of the step that is being made.
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
@@ -73,9 +78,9 @@ class TrainingProgress {
   struct Run {
     int64_t begun = 0, updates_before = 0;  // numbers of steps and updates when the run began
     bool stopped = false;
-    double loss = 0, grad_norm = 0;
+    double loss = 0, grad_norm = 0, learning_rate = 0;
   };
-  Run run() const { return {begun_, updates_before_, stopped_, loss_, grad_norm_}; }
+  Run run() const { return {begun_, updates_before_, stopped_, loss_, grad_norm_, learning_rate_}; }
   /// Continues the run of the previous session.
   void continue_run(const Run& run);
 
@@ -90,14 +95,14 @@ class TrainingProgress {
   void check_gradients(const std::string& parameter) const;
 
  private:
-  const int accumulation_;
+  int accumulation_;
   const int64_t steps_;
   LossScale loss_scale_;
   int64_t step_ = 0, updates_ = 0, samples_ = 0;
   int64_t begun_ = 0, updates_before_ = 0;
   std::vector<int64_t> param_steps_;
   bool applied_ = true, stopped_ = false;
-  double loss_ = 0, grad_norm_ = 0;
+  double loss_ = 0, grad_norm_ = 0, learning_rate_ = 0;
   float grad_mul_ = 1;
   int micro_ = 0;
   bool in_backward_ = false;

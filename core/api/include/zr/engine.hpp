@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,31 @@ struct LoadReport {
   std::vector<std::string> fresh;        // optimizer states that the checkpoint does not have: they are reset
   std::vector<std::string> dropped;      // optimizer states that only the checkpoint has: they are ignored
 };
+
+/// A parameter of the model, as Engine::parameters() lists it.
+struct ParameterInfo {
+  std::string name;            // from model.named_parameters(); the first name of a parameter that has several
+  std::vector<int64_t> shape;  // in elements
+  bool trained = true;         // false: requires_grad was false when the engine was created or refreshed
+  int group = 0;               // 0: in no group; otherwise 1 + the index in Engine::groups()
+};
+/// A group of parameters, [[optimizer.groups]], as Engine::groups() lists it.
+struct GroupInfo {
+  std::vector<std::string> match;                           // patterns of parameter names
+  double lr_scale = 1;                                      // factor of the learning rate
+  std::vector<std::pair<std::string, std::string>> values;  // keys that the group sets, with their TOML values
+};
+/// The result of a step; the same on all ranks.
+struct StepResult {
+  int64_t step = 0;          // number of finished steps
+  bool skipped = false;      // gradients were not finite, so the weights were not updated
+  double loss = 0;           // mean over ranks and micro-batches
+  double gradient_norm = 0;  // global norm before clipping; infinite or NaN if gradients were not finite
+  double learning_rate = 0;  // for parameters outside groups
+  double loss_scale = 1;     // of the next step
+};
+/// Changes a part of a parameter's gradient in place; see Engine::edit_gradients().
+using GradientEdit = std::function<void(const std::string& parameter, torch::Tensor gradient, int64_t first)>;
 
 /// Trains one model. A process may create several engines; all ranks must create and use them in the same order, and
 /// engines that exist at the same time need different names.
@@ -92,6 +118,45 @@ class Engine {
   /// Without it, each micro-batch counts as train.micro_batch samples. Not collective. Throws if `tokens` is negative.
   void add_tokens(int64_t tokens);
 
+  /// The result of the last step of this engine. Not collective.
+  StepResult last_step() const;
+  /// Calls `callback` on this rank at the end of every step() that returns true, after the checkpoint is written. It
+  /// may call the engine's methods. Callbacks run in the order of registration. If one throws, step() throws the
+  /// exception; the step is finished. Not collective.
+  void on_step(std::function<void(const StepResult&)> callback);
+
+  /// Sets the learning rate of the following steps, instead of optimizer.lr and [schedule], until the next call of
+  /// set_lr() or set_schedule(). Groups multiply it by their lr_scale. Checkpoints do not contain it: set it again
+  /// after a resume. `rate` must be finite and at least 0. Collective.
+  void set_lr(double rate);
+  /// Sets a schedule: `rate(index)` is the learning rate of update `index`, 0 being the first one of the run and
+  /// skipped steps not counting. An empty function restores optimizer.lr and [schedule]. The function must return the
+  /// same value on all ranks; step() compares them, and throws before it changes anything if they differ or are not
+  /// finite and at least 0. Checkpoints do not contain the function. Collective.
+  void set_schedule(std::function<double(int64_t index)> rate);
+  /// Sets the number of micro-batches per rank of the following steps, instead of train.gradient_accumulation. Call it
+  /// between steps. A number above 1 needs train.gradient_accumulation above 1, or gradients.reduce =
+  /// "last_micro_step", because the memory plan then has sums over micro-batches. Checkpoints do not contain it: set it
+  /// again after a resume. Collective.
+  void set_accumulation(int accumulation);
+  /// Lets the program edit gradients in every following step, for example to clip them by value: between their
+  /// reduction and the computation of the global norm, each rank calls `edit` for every part of a gradient that it
+  /// updates. `gradient` is a one-dimensional fp32 tensor, valid during the call: elements [first, first + numel) of
+  /// the flattened gradient, averaged over ranks and micro-batches, without the loss scale. What `edit` leaves in it,
+  /// the norm, clipping and the optimizer use. Which elements a rank gets depends on the strategy, so results are the
+  /// same under every strategy only if `edit` treats each element by itself. It is not called for parts with an
+  /// infinite or NaN element, whose step is skipped. Averaging before the edit rounds once more than a step without
+  /// `edit`. An empty function ends this. Call it between steps. Collective.
+  void edit_gradients(GradientEdit edit);
+
+  /// The trained and frozen parameters in the model's order. Not collective.
+  std::vector<ParameterInfo> parameters() const;
+  /// The names of the optimizer's states, which get() and set() accept as `slot`. Not collective.
+  std::vector<std::string> slots() const;
+  /// The groups of [[optimizer.groups]] in the order of the configuration; the first that matches a parameter contains
+  /// it. Not collective.
+  std::vector<GroupInfo> groups() const;
+
   /// Ends this engine and gives the model full, ordinary parameters in engine.dtype(), for evaluation, export or
   /// another engine. Gradients become undefined, optimizer states are lost (call save() first), floating-point buffers
   /// have the same dtype. Call it between steps and outside Evaluation. Without release(), the parameters that a
@@ -107,7 +172,7 @@ class Engine {
   torch::ScalarType dtype() const;
   int rank() const;             // 0 to world() - 1
   int world() const;            // number of ranks that train this model
-  int accumulation() const;     // micro-batches per rank and step (train.gradient_accumulation)
+  int accumulation() const;     // micro-batches per rank and step (train.gradient_accumulation, set_accumulation())
   int64_t micro_batch() const;  // samples per micro-batch (train.micro_batch)
   int64_t steps() const;        // number of steps of the run (train.steps)
   int64_t step_index() const;   // number of finished steps
@@ -115,6 +180,7 @@ class Engine {
   /// the data from seed(), step_index() and this index: then a resumed run reads the same data.
   int64_t micro_index() const;
   int64_t seed() const;           // train.seed
+  int64_t samples() const;        // number of samples of all ranks in all finished steps, also of resumed ones
   bool done() const;              // all steps are finished, or a signal stopped the run (checkpoint.on_signal)
   bool validation_due() const;    // after every eval.every steps and after the last step
   double last_loss() const;       // loss of the last step: mean over ranks and micro-batches
@@ -152,10 +218,12 @@ class Engine {
   /// this rank's data is copied, before the returned folder exists; the next step(), save() or load() throws if writing
   /// failed. Collective.
   std::string save(const std::string& dir);
-  /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
-  /// weights of another program. Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions).
-  /// If loading fails, a model that was already trained is unchanged; a model that was not trained yet may have
-  /// undefined weights and then refuses to train until another load succeeds. Collective.
+  /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, safetensors weights
+  /// of another program, or a state dictionary of PyTorch (a file whose name ends in .pt, .pth or .bin; rank 0 converts
+  /// it to a temporary safetensors file, for which it needs memory and space in the folder for temporary files).
+  /// Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions). If loading fails, a model
+  /// that was already trained is unchanged; a model that was not trained yet may have undefined weights and then
+  /// refuses to train until another load succeeds. Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter
   /// or module, or changed requires_grad. backward() throws until refresh() is called if a parameter would not be
@@ -178,6 +246,16 @@ class Engine {
   void refresh();
   /// Returns the mean of `value` over ranks, summed in rank order. Collective.
   double mean(double value);
+  /// Returns the sum over ranks, element by element, with the tensor's dtype and shape: added in rank order, bf16 and
+  /// fp16 in fp32 with one rounding at the end. As for the next two, `tensor` must be a dense CPU tensor of the same
+  /// dtype and shape on all ranks; otherwise all ranks throw. Collective.
+  torch::Tensor sum(const torch::Tensor& tensor);
+  /// Returns the tensors of all ranks, stacked in rank order: shape [world(), ...]. Collective.
+  torch::Tensor all_gather(const torch::Tensor& tensor);
+  /// Returns a copy of rank `root`'s tensor. Collective.
+  torch::Tensor broadcast(const torch::Tensor& tensor, int root = 0);
+  /// Waits until all ranks have called it. Collective.
+  void barrier();
   /// Writes a validation row to metrics.jsonl. Pass the same loss on all ranks (see mean()). Not collective.
   void validation(double loss);
 
@@ -200,6 +278,8 @@ class Engine {
 
  private:
   struct State;
+  class StateDictFile;
+  bool make_step();
   /// Access to the state. Throws if a failed refresh() has destroyed it.
   class Handle {
    public:

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,40 @@ struct Key {
   std::vector<std::string> choices;
 };
 
+/// A configuration that the program composes, for programs without a TOML file. One thread at a time.
+class Configuration {
+ public:
+  Configuration() = default;
+  /// From TOML text, such as a file has.
+  explicit Configuration(const std::string& toml) : toml_(toml) {}
+  /// Sets one key: "train.steps", "strategy", "optimizer.adamw.beta2". Sizes and durations are texts, "32MiB". A later
+  /// call replaces an earlier one, and the TOML text.
+  Configuration& set(const std::string& path, bool value);
+  /// The same for an integer key.
+  Configuration& set(const std::string& path, int64_t value);
+  /// The same for an integer key.
+  Configuration& set(const std::string& path, int value) { return set(path, int64_t{value}); }
+  /// The same for a floating-point key.
+  Configuration& set(const std::string& path, double value);
+  /// The same for a string key.
+  Configuration& set(const std::string& path, const std::string& value);
+  /// The same for a string key.
+  Configuration& set(const std::string& path, const char* value) { return set(path, std::string(value)); }
+  /// Appends one [[optimizer.groups]]: parameters whose name matches one of the patterns `match` get these values of
+  /// optimizer keys, or of lr_scale. The TOML text, if any, must not name the optimizer as optimizer = "id" then; use
+  /// set("optimizer", "id").
+  Configuration& add_group(const std::vector<std::string>& match, const std::map<std::string, double>& values);
+
+  /// The TOML text with the groups, without the keys of set().
+  const std::string& toml() const { return toml_; }
+  /// The keys of set(), as "path=value", in the order of the calls.
+  const std::vector<std::string>& values() const { return values_; }
+
+ private:
+  std::string toml_;
+  std::vector<std::string> values_;
+};
+
 /// The configuration of a job. Construct it first in main(), inside zr::guarded. Immutable: any thread may read it.
 /// Copies share one state.
 class Program {
@@ -42,6 +77,11 @@ class Program {
   /// The same from a file name and overrides ("train.steps=20"), for a main() that parses its own command line.
   explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
+  /// The same from a configuration that the program has composed; errors name keys of Configuration::set() as
+  /// "zr::Configuration", and the TOML text as "zr::Configuration:line:column". Relative paths are relative to the
+  /// working directory.
+  explicit Program(const Configuration& config, const std::vector<std::string>& overrides = {},
+                   const std::vector<Key>& keys = {});
   ~Program();
 
   /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws UserError if the key
@@ -53,7 +93,8 @@ class Program {
   double number(const std::string& path) const;
   /// The same for a string key. "strategy" and "strategy.use" are the id of the strategy plug-in; other roles alike.
   std::string text(const std::string& path) const;
-  /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line" or "default".
+  /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line" "zr::Configuration" or
+  /// "default".
   std::string origin(const std::string& path) const;
   /// The absolute path of the folder of the TOML file, for paths that are relative to that file.
   std::string folder() const;
@@ -67,6 +108,8 @@ class Program {
   const std::shared_ptr<State>& state() const { return state_; }
 
  private:
+  static std::shared_ptr<State> state_of(const std::string& file, const std::vector<std::string>& overrides,
+                                         const std::vector<Key>& keys);
   std::shared_ptr<State> state_;
 };
 

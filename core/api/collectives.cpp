@@ -1,0 +1,104 @@
+// zr::Engine: collectives over the program's tensors.
+#include <algorithm>
+#include <cstring>
+
+#include "engine_state.hpp"
+
+namespace zr {
+
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{4} << 20;  // of a tensor per collective, which bounds the memory for copies
+
+// Ranks compare the text, so tensors of different dtypes or shapes are an error on all ranks.
+std::string signature(const torch::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined tensor";
+  return c10::str(
+      c10::toString(tensor.scalar_type()), " ", tensor.sizes(),
+      tensor.device().is_cpu() && tensor.layout() == torch::kStrided ? "" : ", not dense or not on the CPU");
+}
+
+torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
+  if (!tensor.defined()) host::fail_user(call + ": pass a tensor with values");
+  if (!tensor.device().is_cpu() || tensor.layout() != torch::kStrided || tensor.is_quantized())
+    host::fail_user(call + ": the tensor must be a dense tensor in CPU memory");
+  return tensor.detach().contiguous();
+}
+
+// Calls fn(offset, bytes, data of all ranks by rank) for each piece of the tensors.
+template <class Fn>
+void each_gathered_piece(host::Session& session, const torch::Tensor& mine, const char* label, Fn&& fn) {
+  const auto total = static_cast<int64_t>(mine.nbytes());
+  for (int64_t at = 0; at < total; at += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, total - at);
+    const char* data = static_cast<const char*>(mine.data_ptr()) + at;
+    fn(at, bytes, session.communicator().all_gather_bytes(std::string(data, static_cast<std::size_t>(bytes)), label));
+  }
+}
+
+}  // namespace
+
+torch::Tensor Engine::sum(const torch::Tensor& tensor) {
+  return state_->collective("sum", signature(tensor), [&](host::Session& session, const State::Call& call) {
+    const torch::Tensor mine = checked(call.text(), tensor);
+    if (mine.scalar_type() == torch::kBool)
+      host::fail_user(call.text() + ": booleans cannot be added; convert the tensor to an integer dtype");
+    const torch::NoGradGuard no_grad;
+    torch::Tensor result = torch::empty_like(mine, torch::MemoryFormat::Contiguous);
+    torch::Tensor flat = result.view({-1});
+    const bool narrow = mine.scalar_type() == torch::kBFloat16 || mine.scalar_type() == torch::kHalf;
+    const auto size = static_cast<int64_t>(mine.element_size());
+    each_gathered_piece(session, mine, "sum", [&](int64_t at, int64_t bytes, std::vector<std::string> all) {
+      torch::Tensor sum;
+      for (std::string& one : all) {
+        torch::Tensor values = torch::from_blob(one.data(), {bytes / size}, mine.options());
+        if (narrow) values = values.to(torch::kFloat);
+        sum = sum.defined() ? sum.add_(values) : values.clone();
+      }
+      flat.narrow(0, at / size, bytes / size).copy_(sum);
+    });
+    return result;
+  });
+}
+
+torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
+  return state_->collective("all_gather", signature(tensor), [&](host::Session& session, const State::Call& call) {
+    const torch::Tensor mine = checked(call.text(), tensor);
+    std::vector<int64_t> shape = mine.sizes().vec();
+    shape.insert(shape.begin(), session.world());
+    torch::Tensor result = torch::empty(shape, mine.options());
+    char* out = static_cast<char*>(result.data_ptr());
+    each_gathered_piece(session, mine, "all_gather",
+                        [&](int64_t at, int64_t bytes, const std::vector<std::string>& all) {
+                          for (std::size_t rank = 0; rank < all.size(); ++rank)
+                            std::memcpy(out + rank * mine.nbytes() + static_cast<std::size_t>(at), all[rank].data(),
+                                        static_cast<std::size_t>(bytes));
+                        });
+    return result;
+  });
+}
+
+torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
+  const std::string arguments = signature(tensor) + ", " + std::to_string(root);
+  return state_->collective("broadcast", arguments, [&](host::Session& session, const State::Call& call) {
+    const torch::Tensor mine = checked(call.text(), tensor);
+    if (root < 0 || root >= session.world())
+      host::fail_user(call.text() + ": the root must be a rank from 0 to " + std::to_string(session.world() - 1));
+    torch::Tensor result = torch::empty_like(mine, torch::MemoryFormat::Contiguous);
+    const auto total = static_cast<int64_t>(mine.nbytes());
+    for (int64_t at = 0; at < total; at += kPieceBytes) {
+      const auto bytes = static_cast<std::size_t>(std::min(kPieceBytes, total - at));
+      const bool sends = session.rank() == root;
+      const std::string piece = session.communicator().broadcast_bytes(
+          sends ? std::string(static_cast<const char*>(mine.data_ptr()) + at, bytes) : "", root, "broadcast");
+      std::memcpy(static_cast<char*>(result.data_ptr()) + at, piece.data(), bytes);
+    }
+    return result;
+  });
+}
+
+void Engine::barrier() {
+  state_->collective("barrier", "", [](host::Session&, const State::Call&) {});
+}
+
+}  // namespace zr

@@ -1,0 +1,96 @@
+#include "engine_state.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "base/dtype.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "model/param_types.hpp"
+#include "plan/parameter_list.hpp"
+
+namespace zr {
+
+torch::ScalarType torch_type(zr_dtype dtype) {
+  return dtype == ZR_BF16 ? torch::kBFloat16 : dtype == ZR_F16 ? torch::kHalf : torch::kFloat;
+}
+
+namespace {
+// The parameter dtype of the most recently created engine, for advice about errors that libtorch throws.
+std::atomic<const char*> last_dtype{nullptr};
+
+std::string advice(const std::string& type, const std::string& text) {
+  const char* dtype = last_dtype;
+  if (!dtype || !type.starts_with("c10::")) return "";
+  for (const char* words : {"same dtype", "scalar type", "should be the same", "Found dtype"})
+    if (text.find(words) != text.npos)
+      return std::string("the engine keeps parameters in ") + dtype +
+             " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
+  return "";
+}
+
+host::Setup setup_of(const Program& program, const std::string& name) {
+  host::Setup setup = program.state()->setup();
+  setup.engine = name;
+  return setup;
+}
+}  // namespace
+
+Engine::State::State(const Program& p, ProgramModule m, const std::string& engine_name,
+                     std::unique_ptr<host::RefreshState> before)
+    : program(p),
+      module(std::move(m)),
+      name(engine_name),
+      dtype(p.state()->setup().config.train().dtype),
+      torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
+      session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
+  at::set_num_threads(session->threads());
+  last_dtype = host::name_of(dtype).data();  // points to a string literal
+  host::set_advice(&advice);
+}
+
+std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModule& module,
+                                                   const std::string& name) {
+  if (program.state()->prints_parameters()) {
+    const host::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
+    std::puts(host::to_json(queried.parameters()).c_str());
+    throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
+  }
+  if (module.parameters().empty())
+    host::fail_user(
+        "zr::Engine: the model has no parameters; register its submodules and parameters in the "
+        "constructor (register_module, register_parameter)");
+  return host::guard_host_call("zr::Engine", [&] {
+    host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+    return std::make_unique<State>(program, module, name);
+  });
+}
+
+torch::Tensor Engine::State::buffer(const std::string& name) {
+  torch_model->check_buffers(module.buffers());
+  std::vector<std::string> names;
+  for (const auto& [own, tensor] : module.buffers()) {
+    if (own == name && tensor.defined()) return tensor;
+    names.push_back(own);
+  }
+  const std::string near = host::nearest(name, names);
+  host::fail_user("the model has no buffer '" + host::printable(name) + "'" +
+                  (near.empty() ? "" : "; did you mean '" + near + "'?"));
+}
+
+void Engine::State::customize() {
+  session->update().set_schedule(custom.schedule);
+  if (custom.edit)
+    session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
+      const torch::NoGradGuard no_grad;
+      custom.edit(session->plan().input.parameters[param].name, torch::from_blob(values, {count}, torch::kFloat),
+                  first);
+    });
+  else
+    session->update().set_gradient_edit({});
+  if (custom.accumulation > 0) session->set_accumulation(custom.accumulation);
+}
+
+}  // namespace zr

@@ -1,0 +1,108 @@
+// The state of a zr::Engine, for the files that implement it.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/session.hpp"
+#include "model/torch_model.hpp"
+#include "module.hpp"
+#include "program_state.hpp"
+#include "zr/engine.hpp"
+
+namespace zr {
+
+/// The dtype of libtorch for a dtype of weights.
+torch::ScalarType torch_type(zr_dtype dtype);
+
+/// Training thread only, except life.
+struct Engine::State {
+  /// What the program has set and refresh() keeps.
+  struct Customization {
+    std::function<double(int64_t)> schedule;
+    GradientEdit edit;
+    std::vector<std::function<void(const StepResult&)>> callbacks;
+    int accumulation = 0;  // 0: train.gradient_accumulation
+  };
+
+  /// `before`: the state that refresh() took over from the previous session.
+  State(const Program& p, ProgramModule m, const std::string& engine_name,
+        std::unique_ptr<host::RefreshState> before = nullptr);
+  /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
+  static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
+  /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
+  torch::Tensor buffer(const std::string& name);
+  /// Passes `custom` to the session.
+  void customize();
+  /// Makes the engine use the buffers that the model has now.
+  void adopt_buffers() {
+    if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
+  }
+  /// The session. Throws after release(); `name` is the engine method that needs it ("step").
+  host::Session& live(const char* name) {
+    if (!session)
+      host::fail_user(std::string("engine.") + name +
+                      "() was called after engine.release(); create a new engine for the model");
+    return *session;
+  }
+  /// The scope of one public call: checks that it is on the training thread and not inside another call, and names the
+  /// call in error reports.
+  class Call {
+   public:
+    Call(State& state, const char* name, const std::string& arguments = "")
+        : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
+      host::Session& session = state.live(name);
+      if (std::this_thread::get_id() != state.thread)
+        host::fail_user(text_ +
+                        " was called on another thread than the one that created the engine; use one thread for both");
+      if (!state.call.empty())
+        host::fail_user(text_ + " was called inside " + state.call +
+                        ", from a hook or an autograd function; call it after " + state.call + " returns");
+      state.call = text_;
+      scope_.emplace(session.communicator(), text_);
+    }
+    ~Call() {
+      scope_.reset();
+      state_.call.clear();
+    }
+    Call(const Call&) = delete;
+    const std::string& text() const { return text_; }
+    void not_in_evaluation() const {
+      if (state_.evaluations > 0)
+        host::fail_user(text_ + " was called inside a zr::Engine::Evaluation; end that scope first");
+    }
+
+   private:
+    State& state_;
+    std::string text_;
+    std::optional<host::CallScope> scope_;
+  };
+  /// Runs fn(session, call) in the scope of a Call, after it has checked that all ranks make the same call. Collective.
+  template <class Fn>
+  auto collective(const char* name, const std::string& arguments, Fn&& fn) {
+    const Call call(*this, name, arguments);
+    session->meet(call.text());
+    return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
+  }
+
+  Program program;
+  ProgramModule module;
+  std::string name;
+  const zr_dtype dtype;
+  std::optional<host::TorchModel> torch_model;  // empty after release(), like session
+  std::optional<host::Session> session;
+  const std::thread::id thread = std::this_thread::get_id();
+  std::string call;     // the call in progress, or ""
+  int evaluations = 0;  // number of open Evaluation scopes
+  Customization custom;
+  torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
+  const std::shared_ptr<const void> life = std::make_shared<char>();
+};
+
+}  // namespace zr

@@ -1,0 +1,103 @@
+// zr::Engine: unsharded tensors by name.
+#include <sstream>
+
+#include "base/text.hpp"
+#include "engine_state.hpp"
+
+namespace zr {
+
+using host::LogicalRole;
+
+namespace {
+LogicalRole role_of(TensorKind kind) {
+  return kind == TensorKind::value      ? LogicalRole::value
+         : kind == TensorKind::gradient ? LogicalRole::gradient
+                                        : LogicalRole::state;
+}
+}  // namespace
+
+namespace {
+// The arguments of engine.get() or engine.set() in error reports: "\"b.weight\", state, \"exp_avg\"".
+std::string arguments_of(const std::string& parameter, TensorKind kind, const std::string& slot) {
+  std::string text = "\"" + host::printable(parameter) + "\"";
+  if (kind == TensorKind::gradient) text += ", gradient";
+  if (kind == TensorKind::state) text += ", state, \"" + host::printable(slot) + "\"";
+  return text;
+}
+
+void check_slot(const std::string& call, TensorKind kind, const std::string& slot) {
+  if (kind != TensorKind::state && !slot.empty())
+    host::fail_user(call + ": '" + host::printable(slot) +
+                    "' names an optimizer state; pass it with zr::TensorKind::state, or leave it empty");
+}
+}  // namespace
+
+torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const std::string& slot) {
+  return state_->collective(
+      "get", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
+        check_slot(call.text(), kind, slot);
+        state_->torch_model->check_trained(state_->module.parameter(parameter));
+        const uint32_t index = session.tensors().find(parameter);
+        torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
+        session.tensors().read(index, role_of(kind), slot, tensor.data_ptr<float>());
+        return tensor;
+      });
+}
+
+void Engine::set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot) {
+  state_->collective("set", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
+    check_slot(call.text(), kind, slot);
+    state_->torch_model->check_trained(state_->module.parameter(parameter));
+    const uint32_t index = session.tensors().find(parameter);
+    const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
+    if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
+    if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() || tensor.is_quantized())
+      host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
+                      tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
+                      ", but must be a dense, real tensor in CPU memory");
+    if (tensor.sizes() != shape) {
+      std::ostringstream text;
+      text << call.text() << ": the tensor has shape " << tensor.sizes() << ", but the parameter has shape "
+           << c10::IntArrayRef(shape);
+      host::fail_user(text.str());
+    }
+    const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
+    session.tensors().write(index, role_of(kind), slot, values.data_ptr<float>());
+  });
+}
+
+torch::Tensor Engine::buffer(const std::string& name) {
+  return state_->collective("buffer", "\"" + host::printable(name) + "\"",
+                            [&](host::Session& session, const State::Call&) {
+                              const torch::Tensor own = state_->buffer(name);
+                              torch::Tensor value = torch::empty(own.sizes(), own.options());
+                              if (value.numel() == 0) return value;
+                              const std::string bytes = session.tensors().buffer(name);
+                              if (bytes.size() != value.nbytes())
+                                host::fail_internal("buffer '" + name + "' has " + std::to_string(bytes.size()) +
+                                                    " bytes, not " + std::to_string(value.nbytes()));
+                              std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
+                              return value;
+                            });
+}
+
+void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
+  state_->collective(
+      "set_buffer", "\"" + host::printable(name) + "\"", [&](host::Session& session, const State::Call& call) {
+        const torch::Tensor own = state_->buffer(name);
+        if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
+        if (tensor.sizes() != own.sizes())
+          host::fail_user("engine.set_buffer('" + name + "'): the tensor has shape " + c10::str(tensor.sizes()) +
+                          ", but the buffer has shape " + c10::str(own.sizes()));
+        const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
+        if (value.numel() > 0)
+          session.tensors().set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
+      });
+}
+
+std::string Engine::weights_hash() {
+  return state_->collective(
+      "weights_hash", "", [](host::Session& session, const State::Call&) { return session.tensors().weights_hash(); });
+}
+
+}  // namespace zr
