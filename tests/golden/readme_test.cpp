@@ -39,7 +39,7 @@ std::string trimmed(std::string text) {
 
 bool is_command(const std::string& text) {
   static const std::regex begins(
-      R"(^(make|cmake|ctest|git|apt-get|zeroth|torchrun|mpirun|srun|export|ZR_\w+=\S+|\./\w+|build/bin/\w+)( |$))");
+      R"(^(make|cmake|ctest|git|apt-get|zeroth|torchrun|mpirun|srun|export|ZR_\w+=\S+|\./\w+|build/(bin|tests)/\w+)( |$))");
   return std::regex_search(text, begins);
 }
 
@@ -93,6 +93,10 @@ const std::map<std::string, Try> kTries{
      {"ctest --test-dir {bin}/.. -N -L unit", "Total Tests: [1-9]"}},
     {"ctest --test-dir build -R NAME --output-on-failure",
      {"ctest --test-dir {bin}/.. -N -R Readme --output-on-failure", "Total Tests: [1-9]"}},
+    {"build/tests/engine_test --rank EngineTest.EvaluationPreservesRandomState tests/multirank/parity/parity.toml",
+     {"{bin}/../tests/engine_test --rank EngineTest.EvaluationPreservesRandomState "
+      "{root}/tests/multirank/parity/parity.toml && grep -c . runs/parity/metrics.jsonl",
+      "^1\n"}},
     {"cmake --install build --component sdk --prefix DIR", in_file(kPackage, "--component sdk --prefix")},
     {"make matrix", make("matrix", "cmake --build [^]*build/tests/parity_matrix")},
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},

@@ -1,5 +1,6 @@
 // Jobs that are killed, stopped, run out of disk space or share a folder: committed checkpoints survive, and training
 // can continue.
+#include <dlfcn.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/wait.h>

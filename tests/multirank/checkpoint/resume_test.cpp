@@ -36,7 +36,7 @@ TEST_F(CheckpointTest, RetentionKeepsTheNewestCheckpointOfAnAppliedStep) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 checkpoint.keep=1 train.steps=5\n",
       "parity.model=tiny parity.overflows=true strategy=zero1");
   EXPECT_EQ(names_in("c"), (std::vector<std::string>{"lock", "step-00000004", "step-00000005"}));
-  EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
+  EXPECT_EQ(shell(ZR_BUILD_DIR "/bin/zeroth verify c").code, 0);
 }
 
 }  // namespace
