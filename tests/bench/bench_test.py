@@ -1,4 +1,4 @@
-"""Tests what `make bench` prints while it runs (.ci/bench), with programs that only write a row. Standard library only."""
+"""Tests what `make bench` prints while it runs (.ci/bench), with programs that only write a row."""
 import json
 import os
 import shutil
