@@ -77,7 +77,7 @@ class Control {
   virtual void on_broken(const void* owner, std::function<void()> callback) = 0;
   /// This rank leaves the job after `step` steps: normally, or because of an exception (`failed`). From then on its
   /// silence is not a failure, but a peer that waits for this rank gets an error. A later set_activity() (by the next
-  /// Engine of the process) makes the rank a participant again. exit() and returning from main() also leave the job.
+  /// Engine of the process) makes the rank a participant again. A process that ends normally leaves too.
   virtual void leave(int64_t step, bool failed) = 0;
 
  private:

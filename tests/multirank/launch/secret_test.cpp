@@ -53,7 +53,8 @@ class JobSecretTest : public testing::Test {
   }
   std::vector<std::string> program(const std::string& options = "steps=3") const { return {rank_program(), options}; }
   fs::path secret() const {
-    for (const auto& file : fs::directory_iterator(runtime_ / "zeroth")) return file.path();
+    for (const auto& file : fs::directory_iterator(runtime_ / "zeroth"))
+      if (!file.path().has_extension()) return file.path();  // "job-<hash>.<pid>" is a secret that is being written
     return {};
   }
   bool has_secret() const { return fs::exists(runtime_ / "zeroth") && !secret().empty(); }
