@@ -39,7 +39,8 @@ std::string trimmed(std::string text) {
 
 bool is_command(const std::string& text) {
   static const std::regex begins(
-      R"(^(make|cmake|ctest|git|apt-get|zeroth|torchrun|mpirun|srun|export|ZR_\w+=\S+|\./\w+|build/(bin|tests)/\w+)( |$))");
+      R"(^(make|cmake|ctest|git|apt-get|zeroth|torchrun|mpirun|srun|export|ZR_\w+=\S+)"
+      R"(|\./\w+|build/(bin|tests)/\w+)( |$))");
   return std::regex_search(text, begins);
 }
 
