@@ -15,7 +15,7 @@ std::string signature(const torch::Tensor& tensor) {
   if (!tensor.defined()) return "undefined tensor";
   return c10::str(
       c10::toString(tensor.scalar_type()), " ", tensor.sizes(),
-      tensor.device().is_cpu() && tensor.layout() == torch::kStrided ? "" : ", not dense or not on the CPU");
+      tensor.device().is_cpu() && tensor.layout() == torch::kStrided ? "" : ", not dense or on another device");
 }
 
 torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {

@@ -11,7 +11,6 @@
 #include "base/log.hpp"
 #include "engine_state.hpp"
 #include "model/param_types.hpp"
-#include "state_dict.hpp"
 
 namespace zr {
 
@@ -157,10 +156,8 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
     if (dir.empty())
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
-    const StateDictFile converted(session, dir);
     host::LoadReport report =
-        session.checkpointer().load(converted.path(), {how.weights_only, how.strict, how.convert, how.fallback});
-    if (converted.path() != dir) report.folder = dir;
+        session.checkpointer().load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),

@@ -55,6 +55,7 @@ struct Engine::State {
   /// call in error reports.
   class Call {
    public:
+    /// `name`: the method; `arguments`: as reports show them. Throws UserError for a wrong thread or a nested call.
     Call(State& state, const char* name, const std::string& arguments = "")
         : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
       host::Session& session = state.live(name);
@@ -73,6 +74,7 @@ struct Engine::State {
     }
     Call(const Call&) = delete;
     const std::string& text() const { return text_; }
+    /// Throws UserError inside an Evaluation scope.
     void not_in_evaluation() const {
       if (state_.evaluations > 0)
         host::fail_user(text_ + " was called inside a zr::Engine::Evaluation; end that scope first");

@@ -154,7 +154,8 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,
                                                   const std::vector<Key>& keys) {
   const auto load = [file](const std::vector<std::string>& all) { return host::Document::load(file, all); };
-  return std::make_shared<State>(load, std::filesystem::absolute(file).parent_path(), overrides, keys);
+  return std::make_shared<State>(
+      load, file.empty() ? std::filesystem::path() : std::filesystem::absolute(file).parent_path(), overrides, keys);
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {

@@ -18,7 +18,7 @@ namespace zr::host {
 
 namespace {
 
-constexpr std::string_view kCommandLine = "command line", kProgram = "zr::Configuration";
+constexpr std::string_view kCommandLine = "command line", kProgram = "zr::Configuration::set";
 
 constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
 constexpr std::size_t kMaxJsonDepth = 32;    // nesting of tables and arrays: their readers are recursive

@@ -85,7 +85,7 @@ MULTIRANK_TEST(EngineCollectivesTest, RejectsTensorsThatItCannotSend, {2}) {
   EXPECT_EQ(error_of([&] { run.engine->sum(torch::ones({2}, torch::kBool)); }),
             "engine.sum(Bool [2]): booleans cannot be added; convert the tensor to an integer dtype");
   EXPECT_EQ(error_of([&] { run.engine->sum(torch::ones({2}).to_sparse()); }),
-            "engine.sum(Float [2], not dense or not on the CPU): the tensor must be a dense tensor in CPU memory");
+            "engine.sum(Float [2], not dense or on another device): the tensor must be a dense tensor in CPU memory");
 }
 
 RANK_BODY(sums_different_shapes, Run) {

@@ -31,16 +31,18 @@ std::string hash_of(const zr::Program& program) {
 }
 
 MULTIRANK_TEST(EngineConfigurationTest, TrainsLikeTheSameFile, {1, 2}) {
-  const fs::path file = fs::path("same-" + std::to_string(run.program.rank()) + ".toml");
-  std::ofstream(file) << "strategy = \"zero2\"\n[optimizer]\nuse = \"adamw\"\nlr = 0.25\n"
+  const fs::path file = fs::temp_directory_path() / ("same-" + std::to_string(::getpid()) + ".toml");
+  std::ofstream(file) << "[optimizer]\nuse = \"adamw\"\nlr = 0.25\n"
                          "[[optimizer.groups]]\nmatch = [\"*.bias\"]\nlr_scale = 0.5\nweight_decay = 0.0\n"
-                         "[strategy.zero2]\nbucket_bytes = \"64KiB\"\n[train]\nsteps = 3\ngradient_clipping = 0.5\n"
+                         "[strategy]\nuse = \"zero2\"\nzero2 = { bucket_bytes = \"64KiB\" }\n[train]\nsteps = "
+                         "3\ngradient_clipping = 0.5\n"
                          "[job]\nname = \"file\"\n";
   zr::Configuration config("[strategy.zero2]\nbucket_bytes = \"64KiB\"\n[train]\nsteps = 99\n");
   config.set("strategy", "zero2").set("optimizer", "adamw").set("optimizer.lr", 0.25).set("train.steps", 3);
   config.set("train.gradient_clipping", 0.5).set("job.name", "composed").set("job.trace", false);
   config.add_group({"*.bias"}, {{"lr_scale", 0.5}, {"weight_decay", 0}});
   const std::string expected = hash_of(zr::Program(file.string()));
+  fs::remove(file);
   EXPECT_EQ(hash_of(zr::Program(config)), expected);
   EXPECT_NE(hash_of(zr::Program(config, {"optimizer.lr=0.125", "job.name=other"})), expected);
 }
@@ -61,9 +63,9 @@ MULTIRANK_TEST(EngineConfigurationTest, ReportsUnknownKeysAndWrongValues, {1}) {
   EXPECT_EQ(error_of([] { zr::Program(zr::Configuration().set("train.step", 20)); }),
             "zr::Configuration: unknown key 'train.step'; did you mean 'train.steps'?");
   EXPECT_EQ(error_of([] { zr::Program(zr::Configuration().set("train steps", 20)); }),
-            "zr::Configuration: 'train steps' is not a dotted path of bare keys such as train.steps");
-  EXPECT_EQ(error_of([] { zr::Program(zr::Configuration("[train]\nsteps = \"a\"\n")); }).substr(0, 45),
-            "zr::Configuration:2:9: train.steps: \"a\" is no");
+            "zr::Configuration::set: 'train steps' is not a dotted path of bare keys such as train.steps");
+  EXPECT_EQ(error_of([] { zr::Program(zr::Configuration("[train]\nsteps = \"a\"\n")); }),
+            "zr::Configuration:2:9: train.steps: expected an integer, found \"a\"");
 }
 
 }  // namespace

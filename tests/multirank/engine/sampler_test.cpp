@@ -20,31 +20,33 @@ class MicroBatchSamplerTest : public EngineTest {
     std::vector<std::string> steps;
     std::istringstream lines(done.output);
     for (std::string line; std::getline(lines, line);)
-      if (const auto at = line.find("step "); at != line.npos) steps.push_back(line.substr(at));
+      if (const auto at = line.find("samples of step "); at != line.npos) steps.push_back(line.substr(at));
     return steps;
   }
 };
 
-struct Numbers : torch::data::datasets::Dataset<Numbers, torch::Tensor> {
-  torch::Tensor get(std::size_t index) override { return torch::tensor(static_cast<int64_t>(index)); }
+struct Numbers : torch::data::datasets::Dataset<Numbers> {
+  torch::data::Example<> get(std::size_t index) override {
+    return {torch::tensor(static_cast<int64_t>(index)), torch::Tensor(torch::zeros({}))};
+  }
   std::optional<std::size_t> size() const override { return kSize; }
 };
 
 // Trains with the data loader, up to `steps`; rank 0 prints the samples of each step.
 void train_and_print(Run& run, int64_t steps) {
   auto loader = torch::data::make_data_loader(
-      Numbers().map(torch::data::transforms::Stack<torch::Tensor>()), zr::MicroBatchSampler(*run.engine, kSize),
+      Numbers().map(torch::data::transforms::Stack<>()), zr::MicroBatchSampler(*run.engine, kSize),
       torch::data::DataLoaderOptions(static_cast<std::size_t>(run.engine->micro_batch())).workers(1));
   std::vector<torch::Tensor> step;
-  for (const torch::Tensor& batch : *loader) {
-    const torch::Tensor all = run.engine->all_gather(batch).flatten();
+  for (const torch::data::Example<>& batch : *loader) {
+    const torch::Tensor all = run.engine->all_gather(batch.data).flatten();
     step.push_back(all);
     run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
     if (!run.engine->step()) continue;
     if (run.engine->rank() == 0) {
       const torch::Tensor sorted = std::get<0>(torch::cat(step).sort());
       std::ostringstream line;
-      line << "step " << run.engine->step_index();
+      line << "samples of step " << run.engine->step_index();
       for (int64_t i = 0; i < sorted.numel(); ++i) line << " " << sorted[i].item<int64_t>();
       std::cout << line.str() + "\n" << std::flush;
     }
@@ -61,10 +63,10 @@ RANK_BODY(trains_on_samples, Run) {
 RANK_BODY(resumes_on_samples, Run) {
   run.build();
   train_and_print(run, 2);
-  run.engine->save("saved");
+  run.engine->save(run.program.text("job.runs") + "-saved");
   run.engine.reset();
   run.build();
-  run.engine->load("saved");
+  run.engine->load(run.program.text("job.runs") + "-saved");
   train_and_print(run, run.engine->steps());
 }
 

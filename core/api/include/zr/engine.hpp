@@ -218,9 +218,8 @@ class Engine {
   /// this rank's data is copied, before the returned folder exists; the next step(), save() or load() throws if writing
   /// failed. Collective.
   std::string save(const std::string& dir);
-  /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, safetensors weights
-  /// of another program, or a state dictionary of PyTorch (a file whose name ends in .pt, .pth or .bin; rank 0 converts
-  /// it to a temporary safetensors file, for which it needs memory and space in the folder for temporary files).
+  /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
+  /// weights of another program.
   /// Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions). If loading fails, a model
   /// that was already trained is unchanged; a model that was not trained yet may have undefined weights and then
   /// refuses to train until another load succeeds. Collective.
@@ -278,7 +277,6 @@ class Engine {
 
  private:
   struct State;
-  class StateDictFile;
   bool make_step();
   /// Access to the state. Throws if a failed refresh() has destroyed it.
   class Handle {

@@ -37,7 +37,7 @@ class Configuration {
   Configuration() = default;
   /// From TOML text, such as a file has.
   explicit Configuration(const std::string& toml) : toml_(toml) {}
-  /// Sets one key: "train.steps", "strategy", "optimizer.adamw.beta2". Sizes and durations are texts, "32MiB". A later
+  /// Sets one key: "train.steps", "strategy", "optimizer.lr". Sizes and durations are texts, "32MiB". A later
   /// call replaces an earlier one, and the TOML text.
   Configuration& set(const std::string& path, bool value);
   /// The same for an integer key.

@@ -29,7 +29,7 @@ class MicroBatchSampler : public torch::data::samplers::Sampler<> {
   /// Begins at the engine's next micro-batch. Throws UserError if `size`, the number of samples of the dataset, is 0.
   MicroBatchSampler(const Engine& engine, std::size_t size);
   /// Begins again at the engine's next micro-batch, with another size of the dataset if one is given.
-  void reset(std::optional<std::size_t> size) override;
+  void reset(std::optional<std::size_t> size = std::nullopt) override;
   /// The samples of this rank's next micro-batch. Throws UserError if `count` is not engine.micro_batch().
   std::optional<std::vector<std::size_t>> next(std::size_t count) override;
   /// Does nothing: the position follows from the engine's checkpoint.
