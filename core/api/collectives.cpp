@@ -22,7 +22,7 @@ torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
   if (!tensor.defined()) host::fail_user(call + ": pass a tensor with values");
   if (!tensor.device().is_cpu() || tensor.layout() != torch::kStrided || tensor.is_quantized())
     host::fail_user(call + ": the tensor must be a dense tensor in CPU memory");
-  return tensor.detach().contiguous();
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
 // Calls fn(offset, bytes, data of all ranks by rank) for each piece of the tensors.

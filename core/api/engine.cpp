@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "engine_state.hpp"
 #include "model/param_types.hpp"
+#include "state_dict.hpp"
 
 namespace zr {
 
@@ -79,7 +80,9 @@ void Engine::refresh() {
     const torch::NoGradGuard no_grad;
     for (auto& [buffer, values] : kept) buffer.copy_(values);
     next->custom = std::move(custom);
-    next->customize();
+    next->apply_schedule();
+    next->apply_edit();
+    if (next->custom.accumulation > 0) next->session->set_accumulation(next->custom.accumulation);
     state_ = std::move(next);
   } catch (const std::exception&) {
     if (program.rank() == 0)
@@ -138,7 +141,11 @@ bool Engine::make_step() {
     else
       state_->torch_model->check_buffers(state_->module.buffers());
   }
-  return host::guard_host_call(call.text(), [&] { return state_->session->step(); });
+  try {
+    return host::guard_host_call(call.text(), [&] { return state_->session->step(); });
+  } catch (const host::ProgramException& exception) {
+    std::rethrow_exception(exception.cause);
+  }
 }
 bool Engine::done() const { return state_->live("done").progress().done(); }
 
@@ -156,8 +163,10 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
     if (dir.empty())
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
+    const StateDictFile converted(session, dir);
     host::LoadReport report =
-        session.checkpointer().load(dir, {how.weights_only, how.strict, how.convert, how.fallback});
+        session.checkpointer().load(converted.path(), {how.weights_only, how.strict, how.convert, how.fallback});
+    if (converted.path() != dir) report.folder = dir;
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),

@@ -23,14 +23,14 @@ void Engine::set_lr(double rate) {
     if (!(rate >= 0) || !std::isfinite(rate))
       host::fail_user(call.text() + ": a learning rate must be finite and at least 0");
     state_->custom.schedule = [rate](int64_t) { return rate; };
-    state_->customize();
+    state_->apply_schedule();
   });
 }
 
 void Engine::set_schedule(std::function<double(int64_t)> rate) {
   state_->collective("set_schedule", rate ? "function" : "", [&](host::Session&, const State::Call&) {
     state_->custom.schedule = std::move(rate);
-    state_->customize();
+    state_->apply_schedule();
   });
 }
 
@@ -46,7 +46,7 @@ void Engine::edit_gradients(GradientEdit edit) {
     if (session.progress().within_step())
       host::fail_user(call.text() + " was called within a step; call it after the engine.step() that ends the step");
     state_->custom.edit = std::move(edit);
-    state_->customize();
+    state_->apply_edit();
   });
 }
 
@@ -59,7 +59,8 @@ std::vector<ParameterInfo> Engine::parameters() const {
 
 std::vector<std::string> Engine::slots() const {
   std::vector<std::string> names;
-  for (const zr_slot& slot : state_->live("slots").plan().input.slots) names.emplace_back(slot.name);
+  for (const zr_slot& slot : state_->live("slots").plan().input.slots)
+    if (slot.shape == ZR_SLOT_LIKE_PARAM && slot.dtype == ZR_F32) names.emplace_back(slot.name);
   return names;
 }
 

@@ -80,17 +80,31 @@ torch::Tensor Engine::State::buffer(const std::string& name) {
                   (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-void Engine::State::customize() {
-  session->update().set_schedule(custom.schedule);
-  if (custom.edit)
-    session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
-      const torch::NoGradGuard no_grad;
-      custom.edit(session->plan().input.parameters[param].name, torch::from_blob(values, {count}, torch::kFloat),
-                  first);
-    });
-  else
-    session->update().set_gradient_edit({});
-  if (custom.accumulation > 0) session->set_accumulation(custom.accumulation);
+namespace {
+// Calls a function of the program. Its exceptions pass through host code unchanged.
+template <class Fn>
+auto call_program(Fn&& fn) {
+  try {
+    return fn();
+  } catch (...) {
+    throw host::ProgramException{std::current_exception()};
+  }
+}
+}  // namespace
+
+void Engine::State::apply_schedule() {
+  if (!custom.schedule) return session->update().set_schedule({});
+  session->update().set_schedule(
+      [this](int64_t index) { return call_program([&] { return custom.schedule(index); }); });
+}
+
+void Engine::State::apply_edit() {
+  if (!custom.edit) return session->update().set_gradient_edit({});
+  session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
+    const torch::NoGradGuard no_grad;
+    const std::string& name = session->plan().input.parameters[param].name;
+    call_program([&] { custom.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
+  });
 }
 
 }  // namespace zr

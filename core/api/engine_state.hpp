@@ -38,8 +38,10 @@ struct Engine::State {
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name);
-  /// Passes `custom` to the session.
-  void customize();
+  /// Passes custom.schedule to the session.
+  void apply_schedule();
+  /// Passes custom.edit to the session.
+  void apply_edit();
   /// Makes the engine use the buffers that the model has now.
   void adopt_buffers() {
     if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());

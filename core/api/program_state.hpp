@@ -14,10 +14,10 @@ namespace zr {
 extern void (*build_without_memory)();
 
 struct Program::State {
-  /// Loads the file, joins the job, validates the configuration. Throws Error. With ZR_ASK=schema it prints
-  /// `keys` and throws ExitRequest.
-  /// `load` parses the configuration with these overrides; `folder`: of its file.
+  /// Parses the configuration with these overrides.
   using Load = std::function<host::Document(const std::vector<std::string>& overrides)>;
+  /// Joins the job and validates the configuration. Throws Error. With ZR_ASK=schema it prints `keys` and throws
+  /// ExitRequest. `folder`: of the configuration's file.
   State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
         const std::vector<Key>& keys);
 

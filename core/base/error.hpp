@@ -1,6 +1,7 @@
 // Throws zr::Error: a message tells the user what failed, where, and what to do; its subclass decides the exit code.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,11 @@ namespace zr::host {
 /// The error that fail_with() throws, for another thread to rethrow.
 std::exception_ptr error_with(int exit_code, const std::string& text);
 
+/// An exception of the program's code that host code has called. Not a std::exception, so guard_host_call() does not
+/// convert it; the public method rethrows `cause`.
+struct ProgramException {
+  std::exception_ptr cause;
+};
 /// Inside a catch block: rethrows the exception as guard_host_call() describes.
 [[noreturn]] void rethrow_from_host(const std::string& call);
 /// Runs host code that a program calls: a std::exception that is neither an Error nor libtorch's becomes an

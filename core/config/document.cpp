@@ -204,7 +204,7 @@ Origin origin_of(const toml::source_region& region) {
 Origin key_origin(const toml::key& key, const toml::node& node) {
   const Origin origin = origin_of(key.source());
   const Origin value = node_origin(node);
-  return origin.from == Origin::From::file && value.from != Origin::From::command_line ? origin : value;
+  return origin.from == Origin::From::file && value.from == Origin::From::file ? origin : value;
 }
 
 const toml::node* node_at(const toml::table& root, std::string_view path) {

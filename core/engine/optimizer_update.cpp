@@ -19,8 +19,27 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
   if (!schedule_) return host::learning_rate(context_.config(), index);
-  const double rate = schedule_(index);
-  const std::vector<double> rates = all_gather(context_.comm, rate, "learning rate");
+  struct Own {
+    double rate = 0;
+    int64_t failed = 0;
+  } own;
+  std::exception_ptr failure;
+  try {
+    own.rate = schedule_(index);
+  } catch (...) {
+    failure = std::current_exception();
+    own.failed = 1;
+  }
+  std::vector<double> rates;
+  for (const Own& one : all_gather(context_.comm, own, "learning rate")) {
+    if (one.failed && !failure)
+      fail_user("engine.step(): the function passed to engine.set_schedule() failed on rank " +
+                std::to_string(rates.size()) + " for update " + std::to_string(index) +
+                "; nothing was changed; see that rank's error");
+    rates.push_back(one.rate);
+  }
+  if (failure) std::rethrow_exception(failure);
+  const double rate = own.rate;
   for (std::size_t rank = 0; rank < rates.size(); ++rank) {
     const std::string said = "engine.step(): the learning rate of update " + std::to_string(index) +
                              ", which the program set, is " + shortest(rates[rank]) + " on rank " +

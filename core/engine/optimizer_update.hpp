@@ -29,8 +29,11 @@ class OptimizerUpdate {
   /// Applies to all later steps. Call it between steps. Empty: gradients are not edited.
   void set_gradient_edit(GradientEdit edit) { edit_ = std::move(edit); }
   bool edits_gradients() const { return edit_ != nullptr; }
-  /// Averages this rank's reduced gradients, which are `divisor` times too large, and edits them.
-  void edit_gradients(double divisor) { state_.edit_gradients(static_cast<float>(1 / divisor), edit_); }
+  /// Averages this rank's reduced gradients, which are `divisor` times too large, and edits those of touched
+  /// parameters.
+  void edit_gradients(double divisor, const std::vector<char>& touched) {
+    state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
+  }
 
   /// Announces the update with this number to the optimizer before the gradients are complete. The first number is 1.
   void announce(int64_t update);

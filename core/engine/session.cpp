@@ -196,12 +196,26 @@ bool Session::step() {
   return true;
 }
 
+// An exception of the program's function drops the step on all ranks, because other ranks may have edited their parts.
 bool Session::average_gradients() {
   if (!update_.edits_gradients()) return false;
-  const double divisor = step_sync_.total_weight(progress_.weights()) * progress_.loss_scale().value();
+  const StepSync::Totals totals = step_sync_.totals(progress_.weights(), gradients_.touched());
+  const double divisor = totals.weight * progress_.loss_scale().value();
   if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // agree_on_step() rejects the step
-  update_.edit_gradients(divisor);
-  return true;
+  std::exception_ptr failure;
+  try {
+    update_.edit_gradients(divisor, totals.touched);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::vector<char> failed = all_gather(job_.comm, static_cast<char>(failure ? 1 : 0), "edited gradients");
+  const auto first = std::find(failed.begin(), failed.end(), 1);
+  if (first == failed.end()) return true;
+  drop_step();
+  if (failure) std::rethrow_exception(failure);
+  fail_user("engine.step(): the function passed to engine.edit_gradients() failed on rank " +
+            std::to_string(first - failed.begin()) + " in step " + std::to_string(progress_.step() + 1) +
+            "; the model is unchanged; see that rank's error");
 }
 
 GlobalStats Session::agree_on_step() {
@@ -212,8 +226,12 @@ GlobalStats Session::agree_on_step() {
        &gradients_.touched(), gradients_.first_non_finite(), stop_signal_ ? StopSignal::received() : 0,
        checkpointer_.failed(), monitor_.digest().next()});
   monitor_.digest().compare(global.digests, job_.comm, progress_.step() + 1);
-  if (!(global.weight > 0) || !std::isfinite(global.weight)) abandon_step(global);
-  return global;
+  if (global.weight > 0 && std::isfinite(global.weight)) return global;
+  drop_step();
+  fail_user("engine.step(): the weights passed to engine.backward(loss, weight) for step " +
+            std::to_string(progress_.step() + 1) + " add up to " + shortest(global.weight) +
+            " over all ranks and micro-batches, but the sum must be finite and above 0; the model is unchanged; pass a "
+            "weight above 0 for at least one micro-batch, or skip the step on all ranks");
 }
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm) {
@@ -239,16 +257,12 @@ void Session::set_accumulation(int accumulation) {
   gradients_.set_accumulation(accumulation);
 }
 
-void Session::abandon_step(const GlobalStats& global) {
+void Session::drop_step() {
   job_.context.report_event(ZR_STEP_END);
   if (DiskBackedBuffers* pages = state_.pages()) pages->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
-  fail_user("engine.step(): the weights passed to engine.backward(loss, weight) for step " +
-            std::to_string(progress_.step() + 1) + " add up to " + shortest(global.weight) +
-            " over all ranks and micro-batches, but the sum must be finite and above 0; the model is unchanged; pass a "
-            "weight above 0 for at least one micro-batch, or skip the step on all ranks");
 }
 
 // No micro-batch on any rank gave a gradient. Nothing was updated; the next backward begins the same step again.

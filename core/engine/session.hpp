@@ -100,9 +100,8 @@ class Session {
   void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }
   void write_summary();
   void check_tiers() const;
-  // Drops the micro-steps of the current step and throws on all ranks, because the weights of its micro-batches have no
-  // valid sum.
-  [[noreturn]] void abandon_step(const GlobalStats& global);
+  // Drops the micro-steps of the current step: the next backward begins it again.
+  void drop_step();
   // Drops the micro-steps of the current step and throws on all ranks, because no parameter got a gradient.
   [[noreturn]] void reject_step();
 

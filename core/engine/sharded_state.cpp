@@ -164,21 +164,30 @@ zr_view ShardedState::weights_at(const Piece& piece, int64_t first, int64_t coun
 }
 
 void ShardedState::edit_gradients(
-    float factor, const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn) {
-  std::vector<float> values;
-  for (const UpdateSlice& slice : slices_)
+    float factor, const std::vector<char>& touched,
+    const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn) {
+  constexpr int64_t kPart = int64_t{64} << 10;  // elements per call, which bounds the memory for fp32 copies
+  std::vector<float> copy;
+  for (const UpdateSlice& slice : slices_) {
+    if (!touched[slice.param]) continue;
+    const zr_dtype dtype = slice.grad.dtype;
     reach(slice.grad, OptimizerStates::Access::modify, slice.param, [&](void* memory, int64_t first, int64_t count) {
-      const zr_dtype dtype = slice.grad.dtype;
-      const bool finite = count_non_finite({memory, count, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
-      float* edited = static_cast<float*>(memory);
-      if (dtype != ZR_F32) {
-        values.resize(static_cast<std::size_t>(count));
-        upcast(memory, dtype, count, edited = values.data());
+      for (int64_t at = 0; at < count; at += kPart) {
+        const int64_t n = std::min(kPart, count - at);
+        void* const part = static_cast<char*>(memory) + at * size_of(dtype);
+        const bool finite = count_non_finite({part, n, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
+        float* values = static_cast<float*>(part);
+        if (dtype != ZR_F32) {
+          copy.resize(static_cast<std::size_t>(n));
+          values = copy.data();
+          upcast(part, dtype, n, values);
+        }
+        for (int64_t i = 0; i < n; ++i) values[i] *= factor;
+        if (finite) fn(slice.param, slice.first + first + at, n, values);
+        if (dtype != ZR_F32) downcast(values, n, dtype, part);
       }
-      for (int64_t i = 0; i < count; ++i) edited[i] *= factor;
-      if (finite) fn(slice.param, slice.first + first, count, edited);
-      if (dtype != ZR_F32) downcast(edited, count, dtype, memory);
     });
+  }
 }
 
 void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,

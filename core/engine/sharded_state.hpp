@@ -83,9 +83,9 @@ class ShardedState {
   uint64_t hash_of_weights(const UpdateSlice& slice);
   /// Sets this rank's optimizer states of a parameter to zero.
   void clear_states(uint32_t param);
-  /// Multiplies this rank's reduced gradients by `factor`, calls fn over them as fp32, and stores what fn leaves in
-  /// `values` in their place. Does not call fn for a piece with an infinite or NaN element.
-  void edit_gradients(float factor,
+  /// Multiplies this rank's reduced gradients of touched parameters by `factor`, calls fn over parts of them as fp32,
+  /// and stores what fn leaves in `values` in their place. Does not call fn for a part with an infinite or NaN element.
+  void edit_gradients(float factor, const std::vector<char>& touched,
                       const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn);
   /// Passes all slices to `work`, with their states in memory: first those with states on the device, then on a tier in
   /// memory (`staged`), then on disk (also `staged`), which are read and written meanwhile.

@@ -31,17 +31,20 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
 }
 }  // namespace
 
-double StepSync::total_weight(const std::vector<double>& weights) const {
-  const std::string bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std::vector<char>& touched) const {
+  std::string bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
+  bytes.append(touched.data(), touched.size());
   const std::vector<std::string> all = comm_.all_gather_bytes(bytes, "weights of micro-batches");
-  double sum = 0;
+  Totals totals{0, std::vector<char>(touched.size(), 0)};
   for (std::size_t a = 0; a < weights.size(); ++a)
     for (const std::string& one : all) {  // m = a N + r, ascending
       double weight;
       std::memcpy(&weight, one.data() + a * sizeof weight, sizeof weight);
-      sum += weight;
+      totals.weight += weight;
     }
-  return sum;
+  for (const std::string& one : all)
+    for (std::size_t i = 0; i < touched.size(); ++i) totals.touched[i] |= one[weights.size() * sizeof(double) + i];
+  return totals;
 }
 
 GlobalStats StepSync::exchange(const LocalStats& local) {

@@ -52,8 +52,13 @@ class StepSync {
   };
   NormBlocks& norm() { return norm_; }
   const NormBlocks& norm() const { return norm_; }
-  /// The sum of the weights of all micro-batches of a step, in the order of exchange(). Collective.
-  double total_weight(const std::vector<double>& weights) const;
+  /// A part of the statistics that is needed before the others.
+  struct Totals {
+    double weight;              // sum over all micro-batches, in the order of exchange()
+    std::vector<char> touched;  // by parameter: not 0 if it had a gradient on any rank
+  };
+  /// From this rank's weights by micro-step, and touched parameters. Collective.
+  Totals totals(const std::vector<double>& weights, const std::vector<char>& touched) const;
   /// Exchanges the statistics. The slices' reduced gradients must be final. Collective.
   GlobalStats exchange(const LocalStats& local);
 

@@ -14,8 +14,6 @@
 
 namespace zr::host {
 
-namespace {}  // namespace
-
 OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
   const auto kind = [&](std::size_t array) {

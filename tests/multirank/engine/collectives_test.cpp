@@ -53,6 +53,9 @@ MULTIRANK_TEST(EngineCollectivesTest, AllGatherStacksTheTensorsOfAllRanks, {1, 3
     for (int rank = 0; rank < run.engine->world(); ++rank)
       EXPECT_TRUE(torch::equal(all[rank], addend(rank, type, {2, 3}))) << c10::toString(type);
   }
+  const torch::Tensor complex = torch::complex(torch::ones({2}), torch::full({2}, float(run.engine->rank() + 1)));
+  const torch::Tensor conjugated = run.engine->all_gather(complex.conj());  // a lazy view of the same memory
+  EXPECT_EQ(conjugated[0][0].item<c10::complex<float>>().imag(), -1.0f);
   EXPECT_EQ(run.engine->all_gather(torch::tensor(5)).sizes(), (c10::IntArrayRef{run.engine->world()}));
 }
 

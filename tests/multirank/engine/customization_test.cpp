@@ -90,6 +90,7 @@ std::string error_of(const std::function<void()>& call) {
 // The rejected step can be repeated with a correct schedule, with the same result as without the rejection.
 RANK_BODY(schedule_differs_between_ranks, Run) {
   run.build();
+  run.engine->set_accumulation(1);
   const double own = run.engine->rank() == 0 ? 0.5 : 0.25;
   run.engine->set_schedule([own](int64_t index) { return index == 1 ? own : 0.05; });
   run.micro_step();
@@ -205,6 +206,7 @@ MULTIRANK_TEST(EngineCustomizationTest, ClipsGradientsByValueLikePlainLibtorch, 
 RANK_BODY(clips_by_value, Run) {
   run.build();
   run.engine->edit_gradients([](const std::string& parameter, torch::Tensor gradient, int64_t first) {
+    EXPECT_NE(parameter, "unused") << "it has no gradient";
     gradient.clamp_(-0.002, 0.002);
     if (parameter == "twice.weight" && first <= 5 && 5 < first + gradient.numel()) gradient[5 - first] = 0.5;
   });
@@ -230,6 +232,59 @@ TEST_F(EngineCustomizationTest, EditsGradientsEquallyUnderEveryStrategyAndSplit)
                           "offload.gradients=nvme offload.nvme.path=" +
                           (folder_ / "swap").string()),
             expected);
+}
+
+struct OwnException : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Every rank learns of the failure; the step, made again without it, has the same result.
+RANK_BODY(functions_throw, Run) {
+  run.build();
+  const int rank = run.engine->rank();
+  const auto fails_on_rank_1 = [&](const std::string& function) {
+    run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
+    try {
+      run.engine->step();
+      ADD_FAILURE() << "no exception on rank " << rank;
+    } catch (const OwnException& error) {
+      EXPECT_EQ(rank, 1);
+      EXPECT_STREQ(error.what(), "mine");
+    } catch (const zr::UserError& error) {
+      EXPECT_EQ(rank, 0);
+      EXPECT_EQ(std::string(error.what())
+                    .find("engine.step(): the function passed to engine." + function + "() failed on rank 1 "),
+                0u)
+          << error.what();
+    }
+  };
+  run.micro_step();
+  run.engine->edit_gradients([&](const std::string& parameter, torch::Tensor gradient, int64_t) {
+    gradient.zero_();
+    if (rank == 1 && parameter == "scalar") throw OwnException("mine");
+    if (rank == 1 && parameter != "unused") gradient.fill_(7);
+  });
+  const bool updates_scalar = run.program.text("strategy") == "zero0";  // every rank edits every parameter
+  if (updates_scalar) {
+    fails_on_rank_1("edit_gradients");
+    EXPECT_EQ(run.engine->step_index(), 1);
+  }
+  run.engine->edit_gradients({});
+  run.engine->set_schedule([&](int64_t) -> double {
+    if (rank == 1) throw OwnException("mine");
+    return 0.05;
+  });
+  fails_on_rank_1("set_schedule");
+  run.engine->set_lr(0.05);
+  EXPECT_TRUE(run.engine->step());
+  run.train();
+  print_hash(run);
+}
+
+TEST_F(EngineCustomizationTest, ExceptionOfAFunctionOnOneRankDropsTheStepOnAll) {
+  const std::string expected = result_of(2, trains_and_prints_hash, "");
+  for (const std::string& strategy : kStrategies)
+    EXPECT_EQ(result_of(2, functions_throw, strategy), expected) << strategy;
 }
 
 RANK_BODY(edits_nothing, Run) {

@@ -74,7 +74,8 @@ using GradientEdit = std::function<void(const std::string& parameter, torch::Ten
 /// that names the calls of both ranks.
 ///
 /// Errors: methods throw the subclasses of zr::Error (zr/error.hpp), whose message says what failed, where, why, and
-/// what to do. A call that is rejected because of wrong use has no effect. After release(), every method throws.
+/// what to do. A call that is rejected because of wrong use has no effect, unless its comment says otherwise. After
+/// release(), every method throws.
 class Engine {
  public:
   /// Loads the plug-ins, plans memory, broadcasts the parameters and buffers of rank 0, and shards the model. `toml` is
@@ -145,13 +146,16 @@ class Engine {
   /// the flattened gradient, averaged over ranks and micro-batches, without the loss scale. What `edit` leaves in it,
   /// the norm, clipping and the optimizer use. Which elements a rank gets depends on the strategy, so results are the
   /// same under every strategy only if `edit` treats each element by itself. It is not called for parts with an
-  /// infinite or NaN element, whose step is skipped. Averaging before the edit rounds once more than a step without
-  /// `edit`. An empty function ends this. Call it between steps. Collective.
+  /// infinite or NaN element, whose step is skipped, and not for parameters without a gradient in the step. Averaging
+  /// before the edit rounds once more than a step without `edit`. If it throws, so does step() on all ranks; the
+  /// weights are unchanged, and the next backward() begins the step again. An empty function ends this. Call it between
+  /// steps. Collective.
   void edit_gradients(GradientEdit edit);
 
   /// The trained and frozen parameters in the model's order. Not collective.
   std::vector<ParameterInfo> parameters() const;
-  /// The names of the optimizer's states, which get() and set() accept as `slot`. Not collective.
+  /// The names of the optimizer's states that get() and set() accept as `slot`: fp32 states of the parameter's shape.
+  /// Not collective.
   std::vector<std::string> slots() const;
   /// The groups of [[optimizer.groups]] in the order of the configuration; the first that matches a parameter contains
   /// it. Not collective.
@@ -219,7 +223,8 @@ class Engine {
   /// failed. Collective.
   std::string save(const std::string& dir);
   /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
-  /// weights of another program.
+  /// weights of another program, or a state dictionary of PyTorch: a file whose name ends in .pt, .pth or .bin, which
+  /// rank 0 converts to a temporary safetensors file of the same size.
   /// Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions). If loading fails, a model
   /// that was already trained is unchanged; a model that was not trained yet may have undefined weights and then
   /// refuses to train until another load succeeds. Collective.
@@ -277,6 +282,7 @@ class Engine {
 
  private:
   struct State;
+  class StateDictFile;
   bool make_step();
   /// Access to the state. Throws if a failed refresh() has destroyed it.
   class Handle {

@@ -93,7 +93,7 @@ class Program {
   double number(const std::string& path) const;
   /// The same for a string key. "strategy" and "strategy.use" are the id of the strategy plug-in; other roles alike.
   std::string text(const std::string& path) const;
-  /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line" "zr::Configuration" or
+  /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line", "zr::Configuration" or
   /// "default".
   std::string origin(const std::string& path) const;
   /// The absolute path of the folder of the TOML file, for paths that are relative to that file.

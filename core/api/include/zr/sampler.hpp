@@ -22,8 +22,8 @@ namespace zr {
 ///     for (auto& batch : *loader) { ...; engine.backward(loss); if (engine.step() && engine.done()) break; }
 ///
 /// The DataLoader may ask for micro-batches ahead of training. It calls reset() where its iteration begins; begin a new
-/// iteration after engine.load() or engine.set_accumulation(). One thread at a time. The engine must outlive the
-/// sampler.
+/// iteration after engine.load() or engine.set_accumulation(), and after a backward() or step() that threw. One thread
+/// at a time. The engine must outlive the sampler.
 class MicroBatchSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Begins at the engine's next micro-batch. Throws UserError if `size`, the number of samples of the dataset, is 0.

@@ -34,7 +34,8 @@ class Error : public std::runtime_error {
   int exit_code_;
 };
 
-/// Wrong input: a file, key, argument, or a call that the documentation forbids. A rejected call has no effect.
+/// Wrong input: a file, key, argument, or a call that the documentation forbids. A rejected call has no effect,
+/// unless its comment says otherwise.
 class UserError : public Error {
  public:
   explicit UserError(const std::string& text) : Error(exit_code::user, text) {}

@@ -27,7 +27,7 @@ typedef struct zr_plan_in { /* lives as long as the instance */
   zr_dtype weight_dtype;
   zr_dtype grad_dtype;         /* of the gradient of one backward, also while it is communicated */
   zr_dtype reduced_grad_dtype; /* of the sum over micro-batches and ranks */
-  int32_t accumulation;        /* micro-steps per step; 1 with ZR_PLAN_HOLD_GRADS */
+  int32_t accumulation;        /* planned micro-steps of a step, which may have others; 1 with ZR_PLAN_HOLD_GRADS */
   uint32_t n_params;
 
   /* Cut a parameter only at multiples of this many elements, counted from its start. */

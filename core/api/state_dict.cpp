@@ -1,0 +1,120 @@
+#include "state_dict.hpp"
+
+#include <caffe2/serialize/inline_container.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "checkpoint/safetensors.hpp"
+#include "checkpoint/state_dict_pickle.hpp"
+#include "engine/saver.hpp"
+
+namespace zr {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Reader = caffe2::serialize::PyTorchStreamReader;
+
+constexpr std::size_t kMaxPickleBytes = 100'000'000;  // the list of tensors, without their data
+
+bool is_state_dict(const std::string& file) {
+  const std::string extension = fs::path(file).extension().string();
+  return (extension == ".pt" || extension == ".pth" || extension == ".bin") && fs::is_regular_file(file);
+}
+
+torch::ScalarType type_named(const std::string& name) {
+  static const std::map<std::string, torch::ScalarType> types{
+      {"F32", torch::kFloat}, {"F64", torch::kDouble}, {"F16", torch::kHalf},  {"BF16", torch::kBFloat16},
+      {"I64", torch::kLong},  {"I32", torch::kInt},    {"I16", torch::kShort}, {"I8", torch::kChar},
+      {"U8", torch::kByte},   {"BOOL", torch::kBool}};
+  return types.at(name);
+}
+
+// The values of a tensor, contiguous.
+torch::Tensor values_of(Reader& reader, const std::string& file, const host::PickledTensor& one) {
+  const torch::ScalarType type = type_named(one.dtype);
+  const auto [data, bytes] = reader.getRecord("data/" + one.storage);
+  if (bytes != static_cast<std::size_t>(one.storage_count) * torch::elementSize(type))
+    host::fail_user(file + ": is damaged: the storage of '" + one.name + "' has " + std::to_string(bytes) +
+                    " bytes instead of " + std::to_string(one.storage_count) + " elements of " + one.dtype);
+  return torch::from_blob(data.get(), {one.storage_count}, type)
+      .as_strided(one.shape, one.strides, one.offset)
+      .clone(torch::MemoryFormat::Contiguous);
+}
+
+void convert(const std::string& from, const std::string& to) {
+  Reader reader(from);
+  if (!reader.hasRecord("data.pkl"))
+    host::fail_user(from + ": has no list of tensors; save it with torch.save(model.state_dict(), file)");
+  const auto [pickle, size] = reader.getRecord("data.pkl");
+  if (size > kMaxPickleBytes)
+    host::fail_user(from + ": its list of tensors has " + std::to_string(size) +
+                    " bytes, more than any state dictionary; convert the file to safetensors");
+  const auto tensors = host::tensors_of_pickle(from, {static_cast<const char*>(pickle.get()), size});
+  host::TensorHeader header;
+  int64_t end = 0;
+  for (const host::PickledTensor& one : tensors) {
+    int64_t bytes = host::stored_size(one.dtype);
+    for (const int64_t n : one.shape) bytes *= n;
+    header.tensors.push_back({one.name, one.dtype, one.shape, end, end + bytes});
+    end += bytes;
+  }
+  std::ofstream out(to, std::ios::binary);
+  out << host::write_header(header);
+  for (const host::PickledTensor& one : tensors) {
+    const torch::Tensor values = values_of(reader, from, one);
+    out.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
+  }
+  out.close();
+  if (!out)
+    host::fail_environment("cannot write " + to + ", the converted " + from +
+                           "; free space there, or set TMPDIR to another folder");
+}
+
+// Errors of libtorch's reader, such as a damaged archive or a file from before PyTorch 1.6, are errors of the user.
+void convert_or_explain(const std::string& from, const std::string& to) {
+  try {
+    convert(from, to);
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    host::fail_user(from + ": cannot be read as a state dictionary of PyTorch: " + text.substr(0, text.find('\n')) +
+                    "; save it with torch.save(model.state_dict(), file) of PyTorch 1.6 or later");
+  }
+}
+
+}  // namespace
+
+Engine::StateDictFile::StateDictFile(host::Session& session, const std::string& file) : path_(file) {
+  const host::CheckpointComm peers = session.checkpointer().peers();
+  std::string converted;  // rank 0 alone decides, because it alone may see the file
+  host::run_on_all_ranks(peers, [&] {
+    if (session.rank() != 0 || !is_state_dict(file)) return;
+    std::string folder = (fs::temp_directory_path() / "zeroth-XXXXXX").string();
+    if (!::mkdtemp(folder.data()))
+      host::fail_environment("cannot create a folder in " + fs::temp_directory_path().string() +
+                             " for the converted state dictionary; set TMPDIR to a folder that can be written");
+    folder_ = folder;
+    converted = folder + "/model.safetensors";
+    try {
+      convert_or_explain(file, converted);
+    } catch (...) {
+      remove();
+      throw;
+    }
+  });
+  converted = peers.broadcast(converted);
+  if (!converted.empty()) path_ = converted;
+}
+
+Engine::StateDictFile::~StateDictFile() { remove(); }
+
+void Engine::StateDictFile::remove() {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  folder_.clear();
+}
+
+}  // namespace zr

@@ -1,0 +1,27 @@
+// The pickled part of a file that torch.save() wrote: which tensors a state dictionary has, and where their data is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zr::host {
+
+/// A tensor of a state dictionary: a strided view of a storage, which is a record of the file.
+struct PickledTensor {
+  std::string name;
+  std::string dtype;                    // as in safetensors files: "F32"
+  std::string storage;                  // the key of the record: "0" for data/0
+  int64_t storage_count = 0;            // elements of the storage
+  int64_t offset = 0;                   // first element in the storage
+  std::vector<int64_t> shape, strides;  // in elements; all positions are inside the storage
+};
+
+/// The tensors of the dictionary of names and tensors in `pickle`, in its order. The dictionary may be the value of
+/// "state_dict" or "model" in an outer one. No code of the file runs: the only objects are dictionaries, lists, tuples,
+/// numbers, texts, storages and tensors. Throws UserError naming `file` if the pickle is damaged, or contains anything
+/// else.
+std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle);
+
+}  // namespace zr::host

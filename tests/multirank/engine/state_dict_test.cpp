@@ -1,0 +1,65 @@
+// engine.load() of state dictionaries that PyTorch 2.11 has written with torch.save(); state_dicts/README.md has the
+// program.
+#include "support/engine_test.hpp"
+
+namespace {
+
+using namespace engine_tests;
+
+class StateDictTest : public EngineTest {};
+
+const std::string kFolder = ZR_SOURCE_DIR "/tests/multirank/engine/state_dicts/";
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const zr::UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+torch::nn::Sequential model_of_the_files() {
+  torch::manual_seed(2);
+  return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
+}
+
+const std::vector<std::string> kStrategies{"strategy=zero0", "strategy=zero2", "strategy=zero3",
+                                           "strategy=zero2 train.dtype=bf16"};
+
+MULTIRANK_TEST(StateDictTest, LoadsParametersAndBuffers, {1, 2}, kStrategies) {
+  for (const std::string file : {"state_dict.pt", "nested.pt"}) {
+    torch::nn::Sequential model = model_of_the_files();
+    zr::Engine engine(run.program, *model);
+    zr::LoadOptions how;
+    how.weights_only = true;
+    how.convert = true;
+    const zr::LoadReport report = engine.load(kFolder + file, how);
+    EXPECT_EQ(report.folder, kFolder + file);
+    EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8)) << file;
+    EXPECT_TRUE(torch::equal(engine.get("1.bias"), torch::arange(3) / 8.0 + 6)) << file;
+    EXPECT_TRUE(torch::equal(engine.buffer("1.running_var").to(torch::kFloat), torch::arange(3) / 8.0 + 13)) << file;
+    EXPECT_EQ(engine.buffer("1.num_batches_tracked").item<int64_t>(), 7) << file;
+  }
+}
+
+MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
+  torch::nn::Sequential model = model_of_the_files();
+  zr::Engine engine(run.program, *model);
+  const torch::Tensor before = engine.get("0.weight");
+  EXPECT_NE(error_of([&] { engine.load(kFolder + "list.pt"); })
+                .find("list.pt: contains no dictionary of tensors; save it with torch.save(model.state_dict(), file), "
+                      "or convert"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              engine.load(kFolder + "mixed.pt");
+            }).find("mixed.pt: the entry 'epoch' of its dictionary is no tensor; save it with torch.save("),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              engine.load(kFolder + "legacy.pt");
+            }).find("legacy.pt: cannot be read as a state dictionary of PyTorch: "),
+            std::string::npos);
+  EXPECT_TRUE(torch::equal(engine.get("0.weight"), before));
+}
+
+}  // namespace

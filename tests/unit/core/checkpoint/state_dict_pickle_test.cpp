@@ -1,0 +1,126 @@
+// The list of tensors in a file of torch.save(). state_dict.pkl is the data.pkl of
+// tests/multirank/engine/state_dicts/state_dict.pt.
+#include "checkpoint/state_dict_pickle.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "support/said_by.hpp"
+
+namespace zr::host {
+namespace {
+
+using namespace std::string_literals;
+using test::said_by;
+
+std::string file() {
+  std::ifstream in(ZR_SOURCE_DIR "/tests/unit/core/checkpoint/state_dict.pkl", std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string error_of(const std::string& pickle) {
+  return said_by([&] { tensors_of_pickle("a.pt", pickle); });
+}
+
+const std::string kRemedy = "; save it with torch.save(model.state_dict(), file), or convert it to safetensors";
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string all;
+  for (const std::string& part : parts) all += part;
+  return all;
+}
+
+// A pickle of {"w": tensor} with this offset, shape and stride in a storage of 12 fp32 elements.
+std::string one_tensor(const std::string& offset, const std::string& shape, const std::string& strides) {
+  return joined({"\x80\x02}X\x01\0\0\0w"s, "ctorch._utils\n_rebuild_tensor_v2\n((",
+                 "X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0"s, "0", "X\x03\0\0\0cpuK\x0ctQ"s, offset, shape,
+                 strides, "\x89}tRs."});
+}
+
+TEST(StateDictPickleTest, ListsTheTensorsOfAFileOfPyTorch) {
+  const std::vector<PickledTensor> tensors = tensors_of_pickle("a.pt", file());
+  ASSERT_EQ(tensors.size(), 7u);
+  EXPECT_EQ(tensors[0].name, "0.weight");
+  EXPECT_EQ(tensors[0].dtype, "F32");
+  EXPECT_EQ(tensors[0].storage, "0");
+  EXPECT_EQ(tensors[0].storage_count, 12);
+  EXPECT_EQ(tensors[0].shape, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{4, 1}));
+  EXPECT_EQ(tensors[4].name, "1.running_mean");
+  EXPECT_EQ(tensors[6].name, "1.num_batches_tracked");
+  EXPECT_EQ(tensors[6].dtype, "I64");
+  EXPECT_TRUE(tensors[6].shape.empty());
+}
+
+TEST(StateDictPickleTest, AcceptsViewsInsideTheirStorage) {
+  const std::vector<PickledTensor> tensors =
+      tensors_of_pickle("a.pt", one_tensor("K\x03", "K\x03K\x02\x86", "K\x01K\x04\x86"));
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].offset, 3);
+  EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{1, 4}));
+}
+
+TEST(StateDictPickleTest, RejectsViewsThatExceedTheirStorage) {
+  const std::string outside = "a.pt: is damaged: a tensor exceeds its storage" + kRemedy;
+  EXPECT_EQ(error_of(one_tensor("K\0"s, "K\x0d\x85", "K\x01\x85")), outside);
+  EXPECT_EQ(error_of(one_tensor("K\x01", "K\x03K\x04\x86", "K\x04K\x01\x86")), outside);
+  EXPECT_EQ(error_of(one_tensor("K\0"s, "K\x02\x85", "\x8a\x06\0\0\0\0\0\x01\x85"s)), outside);
+  EXPECT_EQ(error_of(one_tensor("J\xff\xff\xff\xff", "K\x01\x85", "K\x01\x85")),
+            "a.pt: is damaged: a tensor has an invalid shape" + kRemedy);
+  EXPECT_EQ(error_of(one_tensor("K\0"s, "J\xff\xff\xff\xff\x85", "K\x01\x85")),
+            "a.pt: is damaged: a tensor has an invalid shape" + kRemedy);
+}
+
+TEST(StateDictPickleTest, RejectsObjectsThatAreNoTensors) {
+  EXPECT_EQ(error_of("\x80\x02"
+                     "cos\nsystem\nX\x02" +
+                     "\0\0\0ls\x85R."s),
+            "a.pt: contains an object of os system, not only tensors" + kRemedy);
+  EXPECT_EQ(error_of("}X\x05\0\0\0epochK\x03s."s), "a.pt: the entry 'epoch' of its dictionary is no tensor" + kRemedy);
+  EXPECT_EQ(error_of("]."), "a.pt: contains no dictionary of tensors" + kRemedy);
+  EXPECT_EQ(error_of("}K\x01K\x02s."), "a.pt: the keys of its dictionary are not names" + kRemedy);
+  EXPECT_EQ(error_of("\x80\x02i"), "a.pt: contains an object that is not a tensor, a number or a text" + kRemedy);
+}
+
+TEST(StateDictPickleTest, RejectsDamagedPickles) {
+  EXPECT_EQ(error_of(""), "a.pt: is damaged: its list of tensors ends too early" + kRemedy);
+  EXPECT_EQ(error_of("R"), "a.pt: is damaged: an operation of its list of tensors has no operand" + kRemedy);
+  EXPECT_EQ(error_of("h\x05"), "a.pt: is damaged: its list of tensors refers to a value that does not exist" + kRemedy);
+  EXPECT_EQ(error_of("}(K\x01u."), "a.pt: is damaged: a key of its dictionary has no value" + kRemedy);
+  EXPECT_EQ(error_of("X\xff\xff\xff\xff"s), "a.pt: is damaged: its list of tensors ends too early" + kRemedy);
+}
+
+// A dictionary that contains itself, and tuples nested 65,536 deep.
+TEST(StateDictPickleTest, SurvivesCyclesAndDeepNesting) {
+  EXPECT_EQ(error_of("}q\0X\x05\0\0\0modelh\0s."s).substr(0, 5), "a.pt:");
+  EXPECT_EQ(error_of(joined({"N", std::string(1 << 16, '\x85'), "."})),
+            "a.pt: contains no dictionary of tensors" + kRemedy);
+}
+
+// Whatever one byte or the end of the file is changed to, the result is an error or a list of valid tensors.
+TEST(StateDictPickleTest, EveryChangedByteIsAnErrorOrAValidList) {
+  const std::string intact = file();
+  const auto check = [](const std::string& pickle) {
+    try {
+      for (const PickledTensor& one : tensors_of_pickle("a.pt", pickle)) {
+        EXPECT_EQ(one.shape.size(), one.strides.size());
+        EXPECT_LE(one.offset, one.storage_count);
+      }
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("a.pt: ", 0), 0u);
+    }
+  };
+  for (std::size_t i = 0; i < intact.size(); ++i) {
+    check(intact.substr(0, i));
+    for (const int value : std::vector<int>{0, 0xff, '.', '(', 'R', intact[i] ^ 1, intact[i] ^ 0x80, intact[i] + 1}) {
+      std::string changed = intact;
+      changed[i] = static_cast<char>(value);
+      check(changed);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zr::host
