@@ -15,7 +15,7 @@ inline constexpr std::array<std::string_view, 12> kOperationNames{
     "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
 static_assert(kOperationNames.size() == ZR_BARRIER + 1);
 
-/// "all_reduce"; "unknown operation" if the number is none.
+/// "all_reduce"; "unknown operation" for a number that no operation has.
 constexpr std::string_view name_of_op(uint32_t op) {
   return op < kOperationNames.size() ? kOperationNames[op] : "unknown operation";
 }

@@ -17,7 +17,7 @@ struct Told : Strategy<Told> {
   static constexpr zr_key keys[] = {key_bytes("bucket", "\"1MiB\"", 0, kNoBound, "size of a bucket"),
                                     key_bool("fail", "false", "throw")};
   explicit Told(const Config& config) : bucket(config.integer("bucket")) {
-    if (config.boolean("fail")) throw PluginError(ZR_IO, "told to fail", 42);
+    if (config.boolean("fail")) throw PluginError(ZR_IO, "fail = true", 42);
   }
   void plan(const zr_plan_in& in, PlanBuilder& plan) const {
     EXPECT_EQ(plan.buffer(ZR_ROLE_WEIGHT, "weights", 10, in.weight_dtype), 0u);
@@ -106,7 +106,7 @@ TEST_F(StrategyLayerTest, TurnsAConstructorErrorIntoCodeTextAndNumber) {
   EXPECT_EQ(code_, ZR_IO);
   EXPECT_EQ(error_.code, ZR_IO);
   EXPECT_EQ(error_.native, 42);
-  EXPECT_STREQ(error_.msg, "told to fail");
+  EXPECT_STREQ(error_.msg, "fail = true");
   EXPECT_EQ(self_, nullptr);
 }
 

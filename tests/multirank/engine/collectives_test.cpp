@@ -1,20 +1,13 @@
 // zr::Engine's collectives over tensors of the program.
 #include "support/engine_test.hpp"
+#include "support/user_error.hpp"
 
 namespace {
 
 using namespace engine_tests;
+using zr::test::user_error_of;
 
 class EngineCollectivesTest : public EngineTest {};
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const zr::UserError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // The addends of the ranks, so that every rank can compute the expected result.
 torch::Tensor addend(int rank, torch::ScalarType type, at::IntArrayRef shape) {
@@ -66,7 +59,7 @@ MULTIRANK_TEST(EngineCollectivesTest, BroadcastCopiesTheTensorOfTheRoot, {1, 3})
     EXPECT_TRUE(torch::equal(run.engine->broadcast(mine, root), addend(root, torch::kDouble, {1000, 1000})));
   }
   EXPECT_EQ(
-      error_of([&] { run.engine->broadcast(torch::ones({2}), 9); }),
+      user_error_of([&] { run.engine->broadcast(torch::ones({2}), 9); }),
       "engine.broadcast(Float [2], 9): the root must be a rank from 0 to " + std::to_string(run.engine->world() - 1));
 }
 
@@ -83,11 +76,11 @@ MULTIRANK_TEST(EngineCollectivesTest, MayBeCalledBetweenMicroSteps, {2}, {"train
 
 MULTIRANK_TEST(EngineCollectivesTest, RejectsTensorsThatItCannotSend, {2}) {
   run.build();
-  EXPECT_EQ(error_of([&] { run.engine->sum(torch::Tensor()); }),
+  EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::Tensor()); }),
             "engine.sum(undefined tensor): pass a tensor with values");
-  EXPECT_EQ(error_of([&] { run.engine->sum(torch::ones({2}, torch::kBool)); }),
+  EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::ones({2}, torch::kBool)); }),
             "engine.sum(Bool [2]): booleans cannot be added; convert the tensor to an integer dtype");
-  EXPECT_EQ(error_of([&] { run.engine->sum(torch::ones({2}).to_sparse()); }),
+  EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::ones({2}).to_sparse()); }),
             "engine.sum(Float [2], not dense or on another device): the tensor must be a dense tensor in CPU memory");
 }
 

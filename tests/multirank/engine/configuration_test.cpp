@@ -1,20 +1,13 @@
 // zr::Configuration: jobs without a TOML file.
 #include "support/engine_test.hpp"
+#include "support/user_error.hpp"
 
 namespace {
 
 using namespace engine_tests;
+using zr::test::user_error_of;
 
 class EngineConfigurationTest : public EngineTest {};
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const zr::UserError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // Trains a small model and returns its hash.
 std::string hash_of(const zr::Program& program) {
@@ -60,11 +53,11 @@ MULTIRANK_TEST(EngineConfigurationTest, NamesTheOriginOfValues, {1}) {
 }
 
 MULTIRANK_TEST(EngineConfigurationTest, ReportsUnknownKeysAndWrongValues, {1}) {
-  EXPECT_EQ(error_of([] { zr::Program(zr::Configuration().set("train.step", 20)); }),
+  EXPECT_EQ(user_error_of([] { zr::Program(zr::Configuration().set("train.step", 20)); }),
             "zr::Configuration: unknown key 'train.step'; did you mean 'train.steps'?");
-  EXPECT_EQ(error_of([] { zr::Program(zr::Configuration().set("train steps", 20)); }),
+  EXPECT_EQ(user_error_of([] { zr::Program(zr::Configuration().set("train steps", 20)); }),
             "zr::Configuration::set: 'train steps' is not a dotted path of bare keys such as train.steps");
-  EXPECT_EQ(error_of([] { zr::Program(zr::Configuration("[train]\nsteps = \"a\"\n")); }),
+  EXPECT_EQ(user_error_of([] { zr::Program(zr::Configuration("[train]\nsteps = \"a\"\n")); }),
             "zr::Configuration:2:9: train.steps: expected an integer, found \"a\"");
 }
 

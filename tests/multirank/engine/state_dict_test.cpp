@@ -1,23 +1,16 @@
 // engine.load() of state dictionaries that PyTorch 2.11 has written with torch.save(); state_dicts/README.md has the
 // program.
 #include "support/engine_test.hpp"
+#include "support/user_error.hpp"
 
 namespace {
 
 using namespace engine_tests;
+using zr::test::user_error_of;
 
 class StateDictTest : public EngineTest {};
 
 const std::string kFolder = ZR_SOURCE_DIR "/tests/multirank/engine/state_dicts/";
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const zr::UserError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 torch::nn::Sequential model_of_the_files() {
   torch::manual_seed(2);
@@ -47,15 +40,15 @@ MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
   torch::nn::Sequential model = model_of_the_files();
   zr::Engine engine(run.program, *model);
   const torch::Tensor before = engine.get("0.weight");
-  EXPECT_NE(error_of([&] { engine.load(kFolder + "list.pt"); })
+  EXPECT_NE(user_error_of([&] { engine.load(kFolder + "list.pt"); })
                 .find("list.pt: contains no dictionary of tensors; save it with torch.save(model.state_dict(), file), "
                       "or convert"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(user_error_of([&] {
               engine.load(kFolder + "mixed.pt");
             }).find("mixed.pt: the entry 'epoch' of its dictionary is no tensor; save it with torch.save("),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(user_error_of([&] {
               engine.load(kFolder + "legacy.pt");
             }).find("legacy.pt: cannot be read as a state dictionary of PyTorch: "),
             std::string::npos);

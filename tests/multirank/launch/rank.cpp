@@ -35,7 +35,7 @@ struct Plan {
       {"fork_rank", -1},     {"fork_step", 0},  // forks in fork_step; the child exits after fork_ms
       {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits get_ms for a key that no rank puts
       {"save_on_signal", 0},  // catches SIGTERM and SIGINT; announces it in the store 1: at once, 2: after a signal
-      {"reacts", 0},          // 1: goes on after a failure of the job, like a program without zr::guarded
+      {"reacts", 0},          // 1: continues after a failure of the job, like a program without zr::guarded
       {"engines", 1}};        // number of Engines that train one after another
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
