@@ -27,7 +27,7 @@ torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
 
 // Calls fn(offset, bytes, data of all ranks by rank) for each piece of the tensors.
 template <class Fn>
-void each_gathered_piece(host::Session& session, const torch::Tensor& mine, const char* label, Fn&& fn) {
+void each_gathered_piece(host::engine::Session& session, const torch::Tensor& mine, const char* label, Fn&& fn) {
   const auto total = static_cast<int64_t>(mine.nbytes());
   for (int64_t at = 0; at < total; at += kPieceBytes) {
     const int64_t bytes = std::min(kPieceBytes, total - at);
@@ -39,7 +39,7 @@ void each_gathered_piece(host::Session& session, const torch::Tensor& mine, cons
 }  // namespace
 
 torch::Tensor Engine::sum(const torch::Tensor& tensor) {
-  return state_->collective("sum", signature(tensor), [&](host::Session& session, const State::Call& call) {
+  return state_->collective("sum", signature(tensor), [&](host::engine::Session& session, const State::Call& call) {
     const torch::Tensor mine = checked(call.text(), tensor);
     if (mine.scalar_type() == torch::kBool)
       host::fail_user(call.text() + ": booleans cannot be added; convert the tensor to an integer dtype");
@@ -62,25 +62,26 @@ torch::Tensor Engine::sum(const torch::Tensor& tensor) {
 }
 
 torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
-  return state_->collective("all_gather", signature(tensor), [&](host::Session& session, const State::Call& call) {
-    const torch::Tensor mine = checked(call.text(), tensor);
-    std::vector<int64_t> shape = mine.sizes().vec();
-    shape.insert(shape.begin(), session.world());
-    torch::Tensor result = torch::empty(shape, mine.options());
-    char* out = static_cast<char*>(result.data_ptr());
-    each_gathered_piece(session, mine, "all_gather",
-                        [&](int64_t at, int64_t bytes, const std::vector<std::string>& all) {
-                          for (std::size_t rank = 0; rank < all.size(); ++rank)
-                            std::memcpy(out + rank * mine.nbytes() + static_cast<std::size_t>(at), all[rank].data(),
-                                        static_cast<std::size_t>(bytes));
-                        });
-    return result;
-  });
+  return state_->collective(
+      "all_gather", signature(tensor), [&](host::engine::Session& session, const State::Call& call) {
+        const torch::Tensor mine = checked(call.text(), tensor);
+        std::vector<int64_t> shape = mine.sizes().vec();
+        shape.insert(shape.begin(), session.world());
+        torch::Tensor result = torch::empty(shape, mine.options());
+        char* out = static_cast<char*>(result.data_ptr());
+        each_gathered_piece(session, mine, "all_gather",
+                            [&](int64_t at, int64_t bytes, const std::vector<std::string>& all) {
+                              for (std::size_t rank = 0; rank < all.size(); ++rank)
+                                std::memcpy(out + rank * mine.nbytes() + static_cast<std::size_t>(at), all[rank].data(),
+                                            static_cast<std::size_t>(bytes));
+                            });
+        return result;
+      });
 }
 
 torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
   const std::string arguments = signature(tensor) + ", " + std::to_string(root);
-  return state_->collective("broadcast", arguments, [&](host::Session& session, const State::Call& call) {
+  return state_->collective("broadcast", arguments, [&](host::engine::Session& session, const State::Call& call) {
     const torch::Tensor mine = checked(call.text(), tensor);
     if (root < 0 || root >= session.world())
       host::fail_user(call.text() + ": the root must be a rank from 0 to " + std::to_string(session.world() - 1));
@@ -98,7 +99,7 @@ torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
 }
 
 void Engine::barrier() {
-  state_->collective("barrier", "", [](host::Session&, const State::Call&) {});
+  state_->collective("barrier", "", [](host::engine::Session&, const State::Call&) {});
 }
 
 }  // namespace zr

@@ -50,7 +50,7 @@ void Engine::refresh() {
   const ProgramModule module = state_->module;
   const std::string name = state_->name;
   State::Customization custom = state_->custom;
-  auto handed = std::make_unique<host::RefreshState>();
+  auto handed = std::make_unique<host::engine::RefreshState>();
   std::string folder;
   // A new session broadcasts rank 0's buffers, so this rank's own values of existing buffers are saved and restored.
   std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
@@ -58,12 +58,12 @@ void Engine::refresh() {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
-    host::ParameterChange change;
-    const auto look = [&](host::ParameterChange& found) {
+    host::engine::ParameterChange change;
+    const auto look = [&](host::engine::ParameterChange& found) {
       before.adopt_buffers();
       found = parameter_change(*before.torch_model, parameters, buffers);
-      host::check_param_types(parameters, before.session->config(), before.session->rank());
-      std::vector<host::Parameter> list = before.torch_model->list_parameters(parameters, buffers);
+      host::model::check_param_types(parameters, before.session->config(), before.session->rank());
+      std::vector<host::plan::Parameter> list = before.torch_model->list_parameters(parameters, buffers);
       if (!found.any) return list;
       for (const auto& [own, tensor] : buffers)
         if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
@@ -93,7 +93,7 @@ void Engine::refresh() {
 
 void Engine::backward(const torch::Tensor& loss, double weight) {
   const State::Call call(*state_, "backward");
-  host::Session& session = *state_->session;
+  host::engine::Session& session = *state_->session;
   call.not_in_evaluation();
   if (!loss.defined())
     host::fail_user("engine.backward(loss): the loss is an undefined tensor; pass the result of the forward pass");
@@ -150,7 +150,7 @@ bool Engine::make_step() {
 bool Engine::done() const { return state_->live("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
-  return state_->collective("save", "", [&](host::Session& session, const State::Call&) {
+  return state_->collective("save", "", [&](host::engine::Session& session, const State::Call&) {
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
@@ -159,12 +159,12 @@ std::string Engine::save(const std::string& dir) {
 }
 
 LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
-  return state_->collective("load", "", [&](host::Session& session, const State::Call&) -> LoadReport {
+  return state_->collective("load", "", [&](host::engine::Session& session, const State::Call&) -> LoadReport {
     if (dir.empty())
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
     const StateDictFile converted(session, dir);
-    host::LoadReport report =
+    host::engine::LoadReport report =
         session.checkpointer().load(converted.path(), {how.weights_only, how.strict, how.convert, how.fallback});
     if (converted.path() != dir) report.folder = dir;
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
@@ -179,7 +179,7 @@ void Engine::release() {
   release(dtype());
 }
 void Engine::release(torch::ScalarType dtype) {
-  state_->collective("release", "", [&](host::Session& session, const State::Call& call) {
+  state_->collective("release", "", [&](host::engine::Session& session, const State::Call& call) {
     call.not_in_evaluation();
     if (dtype != torch::kFloat && dtype != torch_type(state_->dtype))
       host::fail_user("engine.release(dtype): dtype is " + std::string(c10::toString(dtype)) + ", but must be " +
@@ -193,7 +193,7 @@ void Engine::release(torch::ScalarType dtype) {
 }
 
 void Engine::add_tokens(int64_t tokens) {
-  host::Session& session = state_->live("add_tokens");
+  host::engine::Session& session = state_->live("add_tokens");
   if (tokens < 0)
     host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): the number of tokens must not be negative");
   session.progress().add_tokens(tokens);
@@ -215,11 +215,11 @@ torch::ScalarType Engine::dtype() const {
   return torch_type(state_->dtype);
 }
 void Engine::finish() {
-  state_->collective("finish", "", [](host::Session& session, const State::Call&) { session.finish(); });
+  state_->collective("finish", "", [](host::engine::Session& session, const State::Call&) { session.finish(); });
 }
 double Engine::mean(double value) {
   return state_->collective("mean", "",
-                            [&](host::Session& session, const State::Call&) { return session.mean(value); });
+                            [&](host::engine::Session& session, const State::Call&) { return session.mean(value); });
 }
 void Engine::validation(double loss) {
   const State::Call call(*state_, "validation");
@@ -234,7 +234,7 @@ bool Engine::validation_due() const {
 struct Engine::Evaluation::State {
   explicit State(Engine::State& owner)
       : engine(&owner), life(owner.life), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
-    owner.collective("Evaluation", "begin", [&](host::Session& session, const Engine::State::Call&) {
+    owner.collective("Evaluation", "begin", [&](host::engine::Session& session, const Engine::State::Call&) {
       owner.torch_model->check_buffers(owner.module.buffers());
       if (owner.evaluations == 0) session.evaluation(true);
       ++owner.evaluations;
@@ -258,7 +258,7 @@ struct Engine::Evaluation::State {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
       return;
     }
-    engine->collective("Evaluation", "end", [&](host::Session& session, const Engine::State::Call&) {
+    engine->collective("Evaluation", "end", [&](host::engine::Session& session, const Engine::State::Call&) {
       if (engine->evaluations == 0) session.evaluation(false);
     });
   }

@@ -7,7 +7,7 @@
 namespace zr {
 
 StepResult Engine::last_step() const {
-  const host::TrainingProgress& progress = state_->live("last_step").progress();
+  const host::engine::TrainingProgress& progress = state_->live("last_step").progress();
   return {progress.step(),      !progress.last_step_applied(), progress.loss(),
           progress.grad_norm(), progress.learning_rate(),      progress.loss_scale().value()};
 }
@@ -19,7 +19,7 @@ void Engine::on_step(std::function<void(const StepResult&)> callback) {
 }
 
 void Engine::set_lr(double rate) {
-  state_->collective("set_lr", host::shortest(rate), [&](host::Session&, const State::Call& call) {
+  state_->collective("set_lr", host::shortest(rate), [&](host::engine::Session&, const State::Call& call) {
     if (!(rate >= 0) || !std::isfinite(rate))
       host::fail_user(call.text() + ": a learning rate must be finite and at least 0");
     state_->custom.schedule = [rate](int64_t) { return rate; };
@@ -28,31 +28,34 @@ void Engine::set_lr(double rate) {
 }
 
 void Engine::set_schedule(std::function<double(int64_t)> rate) {
-  state_->collective("set_schedule", rate ? "function" : "", [&](host::Session&, const State::Call&) {
+  state_->collective("set_schedule", rate ? "function" : "", [&](host::engine::Session&, const State::Call&) {
     state_->custom.schedule = std::move(rate);
     state_->apply_schedule();
   });
 }
 
 void Engine::set_accumulation(int accumulation) {
-  state_->collective("set_accumulation", std::to_string(accumulation), [&](host::Session& session, const State::Call&) {
-    session.set_accumulation(accumulation);
-    state_->custom.accumulation = accumulation;
-  });
+  state_->collective("set_accumulation", std::to_string(accumulation),
+                     [&](host::engine::Session& session, const State::Call&) {
+                       session.set_accumulation(accumulation);
+                       state_->custom.accumulation = accumulation;
+                     });
 }
 
 void Engine::edit_gradients(GradientEdit edit) {
-  state_->collective("edit_gradients", edit ? "function" : "", [&](host::Session& session, const State::Call& call) {
-    if (session.progress().within_step())
-      host::fail_user(call.text() + " was called within a step; call it after the engine.step() that ends the step");
-    state_->custom.edit = std::move(edit);
-    state_->apply_edit();
-  });
+  state_->collective(
+      "edit_gradients", edit ? "function" : "", [&](host::engine::Session& session, const State::Call& call) {
+        if (session.progress().within_step())
+          host::fail_user(call.text() +
+                          " was called within a step; call it after the engine.step() that ends the step");
+        state_->custom.edit = std::move(edit);
+        state_->apply_edit();
+      });
 }
 
 std::vector<ParameterInfo> Engine::parameters() const {
   std::vector<ParameterInfo> list;
-  for (const host::Parameter& one : state_->live("parameters").plan().input.parameters)
+  for (const host::plan::Parameter& one : state_->live("parameters").plan().input.parameters)
     list.push_back({one.name, one.shape, !one.frozen, static_cast<int>(one.group)});
   return list;
 }
@@ -66,9 +69,9 @@ std::vector<std::string> Engine::slots() const {
 
 std::vector<GroupInfo> Engine::groups() const {
   std::vector<GroupInfo> list;
-  for (const host::GroupConfig& group : state_->live("groups").config().groups()) {
+  for (const host::config::GroupConfig& group : state_->live("groups").config().groups()) {
     GroupInfo info{group.match, group.lr_scale, {}};
-    for (const host::Entry& entry : group.own) info.values.emplace_back(entry.key.name, entry.written);
+    for (const host::config::Entry& entry : group.own) info.values.emplace_back(entry.key.name, entry.written);
     list.push_back(std::move(info));
   }
   return list;

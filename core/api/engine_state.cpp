@@ -31,15 +31,15 @@ std::string advice(const std::string& type, const std::string& text) {
   return "";
 }
 
-host::Setup setup_of(const Program& program, const std::string& name) {
-  host::Setup setup = program.state()->setup();
+host::engine::Setup setup_of(const Program& program, const std::string& name) {
+  host::engine::Setup setup = program.state()->setup();
   setup.engine = name;
   return setup;
 }
 }  // namespace
 
 Engine::State::State(const Program& p, ProgramModule m, const std::string& engine_name,
-                     std::unique_ptr<host::RefreshState> before)
+                     std::unique_ptr<host::engine::RefreshState> before)
     : program(p),
       module(std::move(m)),
       name(engine_name),
@@ -54,8 +54,8 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
 std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModule& module,
                                                    const std::string& name) {
   if (program.state()->prints_parameters()) {
-    const host::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
-    std::puts(host::to_json(queried.parameters()).c_str());
+    const host::model::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
+    std::puts(host::plan::to_json(queried.parameters()).c_str());
     throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
   }
   if (module.parameters().empty())
@@ -63,7 +63,7 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
         "zr::Engine: the model has no parameters; register its submodules and parameters in the "
         "constructor (register_module, register_parameter)");
   return host::guard_host_call("zr::Engine", [&] {
-    host::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+    host::model::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
     return std::make_unique<State>(program, module, name);
   });
 }

@@ -33,7 +33,7 @@ struct Engine::State {
 
   /// `before`: the state that refresh() took over from the previous session.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
-        std::unique_ptr<host::RefreshState> before = nullptr);
+        std::unique_ptr<host::engine::RefreshState> before = nullptr);
   /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
@@ -47,7 +47,7 @@ struct Engine::State {
     if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
   }
   /// The session. Throws after release(); `name` is the engine method that needs it ("step").
-  host::Session& live(const char* name) {
+  host::engine::Session& live(const char* name) {
     if (!session)
       host::fail_user(std::string("engine.") + name +
                       "() was called after engine.release(); create a new engine for the model");
@@ -60,7 +60,7 @@ struct Engine::State {
     /// `name`: the method; `arguments`: as reports show them. Throws UserError for a wrong thread or a nested call.
     Call(State& state, const char* name, const std::string& arguments = "")
         : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
-      host::Session& session = state.live(name);
+      host::engine::Session& session = state.live(name);
       if (std::this_thread::get_id() != state.thread)
         host::fail_user(text_ +
                         " was called on another thread than the one that created the engine; use one thread for both");
@@ -85,7 +85,7 @@ struct Engine::State {
    private:
     State& state_;
     std::string text_;
-    std::optional<host::CallScope> scope_;
+    std::optional<host::comm::CallScope> scope_;
   };
   /// Runs fn(session, call) in the scope of a Call, after it has checked that all ranks make the same call. Collective.
   template <class Fn>
@@ -99,8 +99,8 @@ struct Engine::State {
   ProgramModule module;
   std::string name;
   const zr_dtype dtype;
-  std::optional<host::TorchModel> torch_model;  // empty after release(), like session
-  std::optional<host::Session> session;
+  std::optional<host::model::TorchModel> torch_model;  // empty after release(), like session
+  std::optional<host::engine::Session> session;
   const std::thread::id thread = std::this_thread::get_id();
   std::string call;     // the call in progress, or ""
   int evaluations = 0;  // number of open Evaluation scopes

@@ -6,7 +6,7 @@
 
 namespace zr {
 
-using host::LogicalRole;
+using host::engine::LogicalRole;
 
 namespace {
 LogicalRole role_of(TensorKind kind) {
@@ -34,7 +34,7 @@ void check_slot(const std::string& call, TensorKind kind, const std::string& slo
 
 torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const std::string& slot) {
   return state_->collective(
-      "get", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
+      "get", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
         check_slot(call.text(), kind, slot);
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
@@ -45,30 +45,32 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
 }
 
 void Engine::set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot) {
-  state_->collective("set", arguments_of(parameter, kind, slot), [&](host::Session& session, const State::Call& call) {
-    check_slot(call.text(), kind, slot);
-    state_->torch_model->check_trained(state_->module.parameter(parameter));
-    const uint32_t index = session.tensors().find(parameter);
-    const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
-    if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
-    if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() || tensor.is_quantized())
-      host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
-                      tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
-                      ", but must be a dense, real tensor in CPU memory");
-    if (tensor.sizes() != shape) {
-      std::ostringstream text;
-      text << call.text() << ": the tensor has shape " << tensor.sizes() << ", but the parameter has shape "
-           << c10::IntArrayRef(shape);
-      host::fail_user(text.str());
-    }
-    const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
-    session.tensors().write(index, role_of(kind), slot, values.data_ptr<float>());
-  });
+  state_->collective(
+      "set", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
+        check_slot(call.text(), kind, slot);
+        state_->torch_model->check_trained(state_->module.parameter(parameter));
+        const uint32_t index = session.tensors().find(parameter);
+        const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
+        if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
+        if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() ||
+            tensor.is_quantized())
+          host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
+                          tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
+                          ", but must be a dense, real tensor in CPU memory");
+        if (tensor.sizes() != shape) {
+          std::ostringstream text;
+          text << call.text() << ": the tensor has shape " << tensor.sizes() << ", but the parameter has shape "
+               << c10::IntArrayRef(shape);
+          host::fail_user(text.str());
+        }
+        const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
+        session.tensors().write(index, role_of(kind), slot, values.data_ptr<float>());
+      });
 }
 
 torch::Tensor Engine::buffer(const std::string& name) {
   return state_->collective("buffer", "\"" + host::printable(name) + "\"",
-                            [&](host::Session& session, const State::Call&) {
+                            [&](host::engine::Session& session, const State::Call&) {
                               const torch::Tensor own = state_->buffer(name);
                               torch::Tensor value = torch::empty(own.sizes(), own.options());
                               if (value.numel() == 0) return value;
@@ -83,7 +85,7 @@ torch::Tensor Engine::buffer(const std::string& name) {
 
 void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
   state_->collective(
-      "set_buffer", "\"" + host::printable(name) + "\"", [&](host::Session& session, const State::Call& call) {
+      "set_buffer", "\"" + host::printable(name) + "\"", [&](host::engine::Session& session, const State::Call& call) {
         const torch::Tensor own = state_->buffer(name);
         if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
         if (tensor.sizes() != own.sizes())
@@ -96,8 +98,9 @@ void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
 }
 
 std::string Engine::weights_hash() {
-  return state_->collective(
-      "weights_hash", "", [](host::Session& session, const State::Call&) { return session.tensors().weights_hash(); });
+  return state_->collective("weights_hash", "", [](host::engine::Session& session, const State::Call&) {
+    return session.tensors().weights_hash();
+  });
 }
 
 }  // namespace zr

@@ -37,6 +37,7 @@ class ProgramModule {
 };
 
 /// The differences between `now` and the parameters that `model` trains, and between `buffers` and its buffers.
-host::ParameterChange parameter_change(const host::TorchModel& model, const Tensors& now, const Tensors& buffers);
+host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& now,
+                                               const Tensors& buffers);
 
 }  // namespace zr

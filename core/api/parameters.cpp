@@ -12,7 +12,7 @@ namespace zr {
 
 struct Gathered::State {
   struct Held {
-    host::TorchModel* model;
+    host::model::TorchModel* model;
     std::vector<uint32_t> params;  // in the model's order, without duplicates
     std::weak_ptr<const void> life;
   };
@@ -22,7 +22,7 @@ struct Gathered::State {
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
   for (const torch::Tensor& tensor : parameters)
-    if (const auto ref = host::ParameterRegistry::find(tensor.unsafeGetTensorImpl())) {
+    if (const auto ref = host::model::ParameterRegistry::find(tensor.unsafeGetTensorImpl())) {
       auto& all = state_->held;
       auto held = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.model == ref->model; });
       if (held == all.end()) held = all.insert(all.end(), {ref->model, {}, ref->model->life()});
@@ -45,7 +45,7 @@ Gathered::~Gathered() noexcept(false) {
 
 namespace detail {
 struct DeferredScope::State {
-  host::Construction::Scope scope;
+  host::model::Construction::Scope scope;
 };
 namespace {
 [[maybe_unused]] const bool registered = [] {

@@ -24,9 +24,9 @@ bool is_query(std::string_view what) {
   return ask && what == ask;
 }
 
-std::vector<host::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
+std::vector<host::config::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
   const auto bound = [](double value) { return std::fabs(value) >= 1e18 ? std::copysign(INFINITY, value) : value; };
-  std::vector<host::ConfigKey> all;
+  std::vector<host::config::ConfigKey> all;
   for (const Key& key : keys) {
     const auto dot = key.path.rfind('.');
     const std::string table = dot == key.path.npos ? "" : key.path.substr(0, dot);
@@ -37,8 +37,8 @@ std::vector<host::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
 }
 
 // A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
-void report_ranks(const host::Setting<int>& ranks, int world) {
-  if (ranks.origin.from == host::Origin::From::key_default || ranks == world) return;
+void report_ranks(const host::config::Setting<int>& ranks, int world) {
+  if (ranks.origin.from == host::config::Origin::From::key_default || ranks == world) return;
   host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
                              (world == 1 ? " rank was" : " ranks were") +
                              " started; `zeroth train` starts job.ranks ranks");
@@ -48,15 +48,15 @@ void report_ranks(const host::Setting<int>& ranks, int world) {
 
 namespace {
 // Errors in the declarations are for the author of the program.
-void check_keys(const std::vector<host::ConfigKey>& keys) {
+void check_keys(const std::vector<host::config::ConfigKey>& keys) {
   std::set<std::string> seen;
-  for (const host::ConfigKey& key : keys) {
+  for (const host::config::ConfigKey& key : keys) {
     const std::string path = key.path(), who = "zr::Key(\"" + path + "\"): ";
     if (key.table.empty()) host::fail_user(who + "the key has no table; give it a name like \"model.layers\"");
-    if (const std::string problem = host::declaration_problem(key); !problem.empty())
+    if (const std::string problem = host::config::declaration_problem(key); !problem.empty())
       host::fail_user(who + problem + "; correct the declaration in the program");
     if (!seen.insert(path).second) host::fail_user(who + "the key is declared twice; remove one of the declarations");
-    for (const host::ConfigKey& own : host::host_keys())
+    for (const host::config::ConfigKey& own : host::config::host_keys())
       if (own.path() == path)
         host::fail_user(who +
                         "Zeroth has a key of this name; choose another name, or read the value without declaring it");
@@ -69,13 +69,13 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
 [[noreturn]] void request_exit() { throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment}; }
 
 // Prints the usage and the program's keys, with default, range and meaning.
-[[noreturn]] void help(const std::string& program, const std::vector<host::ConfigKey>& keys) {
+[[noreturn]] void help(const std::string& program, const std::vector<host::config::ConfigKey>& keys) {
   std::string text = usage_of(program) + "\n       " + program + " --help\n";
   if (!keys.empty()) text += "\nkeys of this program:\n";
-  for (const host::ConfigKey& key : keys) {
+  for (const host::config::ConfigKey& key : keys) {
     std::string line = "  " + key.path() + " = " + (key.def.empty() ? "..." : key.def);
     if (line.size() < 34) line.resize(34, ' ');
-    const std::string range = host::range_text(key);
+    const std::string range = host::config::range_text(key);
     text += line + "  # " + key.meaning + (range.empty() ? "" : " (" + range + ")") + "\n";
   }
   text += "\nTo list all keys and their values, with those of Zeroth and of the plug-ins: zeroth explain FILE.toml\n";
@@ -85,19 +85,19 @@ std::string usage_of(const std::string& program) { return "usage: " + program + 
 
 // A reader of the configuration, after a check that it has the key with one of these types; `call` names the method in
 // the error.
-host::KeyReader with_key(const Program::State& state, const char* call, const std::string& path,
-                         std::initializer_list<uint32_t> types) {
-  const host::JobConfig& config = state.setup().config;
-  const host::KeyReader reader(config);
+host::config::KeyReader with_key(const Program::State& state, const char* call, const std::string& path,
+                                 std::initializer_list<uint32_t> types) {
+  const host::config::JobConfig& config = state.setup().config;
+  const host::config::KeyReader reader(config);
   const std::string who = std::string("program.") + call + "(\"" + path + "\"): ";
   if (!reader.has(path)) {
     std::vector<std::string> paths;
-    for (const host::Entry& entry : config.entries()) paths.push_back(entry.key.path());
+    for (const host::config::Entry& entry : config.entries()) paths.push_back(entry.key.path());
     const std::string near = host::nearest(path, paths);
     host::fail_user(who + "unknown key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
                     "; `zeroth explain FILE` prints all keys; declare keys of the program with zr::Key");
   }
-  const host::Entry& entry = reader.entry(path);
+  const host::config::Entry& entry = reader.entry(path);
   const auto holds = [&](uint32_t type) {
     switch (type) {
       case ZR_KEY_BOOL: return std::holds_alternative<bool>(entry.value);
@@ -107,7 +107,7 @@ host::KeyReader with_key(const Program::State& state, const char* call, const st
     }
   };
   if (types.size() > 0 && std::none_of(types.begin(), types.end(), holds))
-    host::fail_user(who + "the key has type " + std::string(host::type_text(entry.key.type)) +
+    host::fail_user(who + "the key has type " + std::string(host::config::type_text(entry.key.type)) +
                     "; read it with the method for that type");
   return reader;
 }
@@ -118,10 +118,15 @@ Key::Key(std::string p, bool d, std::string m)
 Key::Key(std::string p, int d, std::string m, double low, double high)
     : path(std::move(p)), def(std::to_string(d)), type(ZR_KEY_INT), meaning(std::move(m)), min(low), max(high) {}
 Key::Key(std::string p, double d, std::string m, double low, double high)
-    : path(std::move(p)), def(host::toml_text(d)), type(ZR_KEY_FLOAT), meaning(std::move(m)), min(low), max(high) {}
+    : path(std::move(p)),
+      def(host::config::toml_text(d)),
+      type(ZR_KEY_FLOAT),
+      meaning(std::move(m)),
+      min(low),
+      max(high) {}
 Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c)
     : path(std::move(p)),
-      def(host::toml_text(std::string(d))),
+      def(host::config::toml_text(std::string(d))),
       type(ZR_KEY_STRING),
       meaning(std::move(m)),
       choices(std::move(c)) {}
@@ -132,28 +137,28 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   const auto own = host_keys_of(keys);
   check_keys(own);
   if (is_query("schema")) {
-    std::puts(host::to_json(own).c_str());
+    std::puts(host::config::to_json(own).c_str());
     request_exit();
   }
   const bool without_memory = is_query("parameters");
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
-  const host::Setting<int> ranks = load(overrides).ranks();
-  setup_.control = host::Control::join();
+  const host::config::Setting<int> ranks = load(overrides).ranks();
+  setup_.control = host::control::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
   setup_.revalidate = [load = std::move(load), overrides, own](const std::vector<std::string>& more, int of) {
     std::vector<std::string> all = overrides;
     all.insert(all.end(), more.begin(), more.end());
-    return host::resolve_job(load(all), host::Registry(), own, of);
+    return host::plugin::resolve_job(load(all), host::plugin::Registry(), own, of);
   };
-  static_cast<host::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
+  static_cast<host::plugin::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
   if (!prints_parameters_) report_ranks(ranks, world);
 }
 
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,
                                                   const std::vector<Key>& keys) {
-  const auto load = [file](const std::vector<std::string>& all) { return host::Document::load(file, all); };
+  const auto load = [file](const std::vector<std::string>& all) { return host::config::Document::load(file, all); };
   return std::make_shared<State>(
       load, file.empty() ? std::filesystem::path() : std::filesystem::absolute(file).parent_path(), overrides, keys);
 }
@@ -178,7 +183,7 @@ Program::Program(const std::string& file, const std::vector<std::string>& overri
 Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
     : state_(host::guard_host_call("zr::Program", [&] {
         const auto load = [config](const std::vector<std::string>& all) {
-          return host::Document::parse(config.toml(), "zr::Configuration", all, config.values());
+          return host::config::Document::parse(config.toml(), "zr::Configuration", all, config.values());
         };
         return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys);
       })) {}
@@ -205,7 +210,7 @@ int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return state_->setup().config.job().ranks; }
 
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
-  const host::EndProcess before = host::end_absent_process_with(end);
+  const host::control::EndProcess before = host::control::end_absent_process_with(end);
   int code = 0;
   try {
     call(ctx);
@@ -214,7 +219,7 @@ int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   } catch (...) {
     code = host::report_program_exception();
   }
-  host::end_absent_process_with(before);
+  host::control::end_absent_process_with(before);
   return code;
 }
 

@@ -15,19 +15,19 @@ extern void (*build_without_memory)();
 
 struct Program::State {
   /// Parses the configuration with these overrides.
-  using Load = std::function<host::Document(const std::vector<std::string>& overrides)>;
+  using Load = std::function<host::config::Document(const std::vector<std::string>& overrides)>;
   /// Joins the job and validates the configuration. Throws Error. With ZR_ASK=schema it prints `keys` and throws
   /// ExitRequest. `folder`: of the configuration's file.
   State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
         const std::vector<Key>& keys);
 
-  const host::Setup& setup() const { return setup_; }
+  const host::engine::Setup& setup() const { return setup_; }
   /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and throws ExitRequest.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  host::Setup setup_;
+  host::engine::Setup setup_;
   std::filesystem::path folder_;
   bool prints_parameters_ = false;
 };

@@ -7,14 +7,14 @@
 namespace zr::detail {
 
 struct RecomputeScope::State {
-  explicit State(const std::shared_ptr<host::RecomputeFrame>& frame) : scope(frame->hooks()) {}
-  host::SavedTensorScope scope;
+  explicit State(const std::shared_ptr<host::model::RecomputeFrame>& frame) : scope(frame->hooks()) {}
+  host::model::SavedTensorScope scope;
 };
 
 RecomputeScope::RecomputeScope(std::function<void(const std::vector<torch::Tensor>&)> again,
                                const std::vector<torch::Tensor>& inputs) {
   if (at::GradMode::is_enabled())
-    state_ = std::make_unique<State>(std::make_shared<host::RecomputeFrame>(std::move(again), inputs));
+    state_ = std::make_unique<State>(std::make_shared<host::model::RecomputeFrame>(std::move(again), inputs));
 }
 
 RecomputeScope::~RecomputeScope() = default;

@@ -34,7 +34,7 @@ torch::ScalarType type_named(const std::string& name) {
 }
 
 // The values of a tensor, contiguous.
-torch::Tensor values_of(Reader& reader, const std::string& file, const host::PickledTensor& one) {
+torch::Tensor values_of(Reader& reader, const std::string& file, const host::checkpoint::PickledTensor& one) {
   const torch::ScalarType type = type_named(one.dtype);
   const auto [data, bytes] = reader.getRecord("data/" + one.storage);
   if (bytes != static_cast<std::size_t>(one.storage_count) * torch::elementSize(type))
@@ -53,18 +53,18 @@ void convert(const std::string& from, const std::string& to) {
   if (size > kMaxPickleBytes)
     host::fail_user(from + ": its list of tensors has " + std::to_string(size) +
                     " bytes, more than any state dictionary; convert the file to safetensors");
-  const auto tensors = host::tensors_of_pickle(from, {static_cast<const char*>(pickle.get()), size});
-  host::TensorHeader header;
+  const auto tensors = host::checkpoint::tensors_of_pickle(from, {static_cast<const char*>(pickle.get()), size});
+  host::checkpoint::TensorHeader header;
   int64_t end = 0;
-  for (const host::PickledTensor& one : tensors) {
-    int64_t bytes = host::stored_size(one.dtype);
+  for (const host::checkpoint::PickledTensor& one : tensors) {
+    int64_t bytes = host::checkpoint::stored_size(one.dtype);
     for (const int64_t n : one.shape) bytes *= n;
     header.tensors.push_back({one.name, one.dtype, one.shape, end, end + bytes});
     end += bytes;
   }
   std::ofstream out(to, std::ios::binary);
-  out << host::write_header(header);
-  for (const host::PickledTensor& one : tensors) {
+  out << host::checkpoint::write_header(header);
+  for (const host::checkpoint::PickledTensor& one : tensors) {
     const torch::Tensor values = values_of(reader, from, one);
     out.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
   }
@@ -87,10 +87,10 @@ void convert_or_explain(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-Engine::StateDictFile::StateDictFile(host::Session& session, const std::string& file) : path_(file) {
-  const host::CheckpointComm peers = session.checkpointer().peers();
+Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::string& file) : path_(file) {
+  const host::checkpoint::CheckpointComm peers = session.checkpointer().peers();
   std::string converted;  // rank 0 alone decides, because it alone may see the file
-  host::run_on_all_ranks(peers, [&] {
+  host::checkpoint::run_on_all_ranks(peers, [&] {
     if (session.rank() != 0 || !is_state_dict(file)) return;
     std::string folder = (fs::temp_directory_path() / "zeroth-XXXXXX").string();
     if (!::mkdtemp(folder.data()))

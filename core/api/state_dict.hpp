@@ -12,7 +12,7 @@ class Engine::StateDictFile {
  public:
   /// If `file` is a state dictionary (.pt, .pth, .bin), rank 0 converts it to a temporary safetensors file. A failure
   /// is thrown on all ranks. Collective.
-  StateDictFile(host::Session& session, const std::string& file);
+  StateDictFile(host::engine::Session& session, const std::string& file);
   /// Removes the temporary file.
   ~StateDictFile();
   StateDictFile(const StateDictFile&) = delete;

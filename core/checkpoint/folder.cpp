@@ -14,7 +14,7 @@
 #include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 namespace fs = std::filesystem;
 
@@ -150,4 +150,4 @@ void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_app
     if (i != applied) discard(root, names[i]);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -9,7 +9,7 @@
 
 #include "base/directory.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// The file that FolderLock locks.
 inline constexpr const char* kLockName = "lock";
@@ -60,4 +60,4 @@ void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_app
 /// Whether the last step of a checkpoint was applied; false if it was skipped, or the manifest cannot be read.
 bool last_step_applied(const std::string& folder);
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 namespace {
 // Records the keys of all open objects.
@@ -130,4 +130,4 @@ std::optional<std::string> repeated_key(const std::string& text) {
   return keys.found;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// Maximal nesting depth. It is bounded because the functions that visit a value are recursive.
 inline constexpr int kMaxJsonDepth = 64;
@@ -69,4 +69,4 @@ inline std::optional<std::vector<int64_t>> shape_of(const nlohmann::json& value)
   return shape;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

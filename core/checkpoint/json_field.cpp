@@ -4,7 +4,7 @@
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 void JsonField::fail(const std::string& expected) const {
   constexpr std::size_t kLongest = 60;
@@ -82,4 +82,4 @@ std::string JsonField::bytes_of_hex() const {
   return bytes;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

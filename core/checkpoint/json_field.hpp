@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// Refers to the file name, remedy and value, which must outlive it. Every accessor throws UserError if the value
 /// has a wrong type or is out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any
@@ -39,4 +39,4 @@ class JsonField {
   std::string key_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -13,7 +13,7 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 namespace fs = std::filesystem;
 
@@ -247,4 +247,4 @@ int64_t Checkpoint::largest_chunk() const {
   return largest;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

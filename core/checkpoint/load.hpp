@@ -11,7 +11,7 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// Whether `path` holds weights of another program: a file NAME.safetensors, or a folder without a manifest that has
 /// model.safetensors or an index of several files.
@@ -54,4 +54,4 @@ class Checkpoint {
   mutable std::vector<char> chunk_buffer_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

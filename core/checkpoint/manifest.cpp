@@ -15,7 +15,7 @@
 #include "checkpoint/json_field.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 using Json = nlohmann::json;
 
@@ -231,4 +231,4 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   return manifest;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -8,7 +8,7 @@
 
 #include "checkpoint/metadata.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// An unsharded tensor; it does not depend on how the tensor is sharded.
 struct TensorInfo {
@@ -87,4 +87,4 @@ class Hash {
 
 uint64_t hash_of(const void* data, int64_t bytes);  // XXH3 of data[bytes]
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

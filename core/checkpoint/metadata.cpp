@@ -6,7 +6,7 @@
 
 #include "base/hex.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 using Json = nlohmann::json;
 
@@ -78,4 +78,4 @@ CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t ve
   return metadata;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

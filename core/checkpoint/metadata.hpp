@@ -8,7 +8,7 @@
 
 #include "checkpoint/json_field.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// The maximal value of train.steps.
 inline constexpr int64_t kMaxSteps = 2147483647;
@@ -42,4 +42,4 @@ std::string to_text(const CheckpointMetadata& metadata);
 /// value is missing, has a wrong type, or is out of bounds.
 CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t version);
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

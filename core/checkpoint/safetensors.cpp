@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 using Json = nlohmann::json;
 
@@ -161,4 +161,4 @@ std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, 
   return text + (files.empty() ? "}\n}\n" : "\n }\n}\n");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

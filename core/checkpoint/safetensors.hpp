@@ -11,7 +11,7 @@
 #include "base/file.hpp"
 #include "zr/abi/base.h"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// A tensor of a file: bytes [begin, end) of the file's data, which begins after the header.
 struct StoredTensor {
@@ -48,4 +48,4 @@ std::string write_header(TensorHeader& header);
 /// Returns a model.safetensors.index.json. `bytes`: the size of all tensors; `files`: tensor names and their files.
 std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, std::string>>& files);
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

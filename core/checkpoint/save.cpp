@@ -15,7 +15,7 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 namespace {
 struct Written {
@@ -312,4 +312,4 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
   return saved;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

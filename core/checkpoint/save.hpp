@@ -8,7 +8,7 @@
 
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// Bytes [first, first + bytes) of a tensor. The data must stay in this rank's memory until the save ends. The slabs of
 /// all ranks cover every tensor exactly once.
@@ -63,4 +63,4 @@ struct SaveResult {
 SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
                 const SaveOptions& options);
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

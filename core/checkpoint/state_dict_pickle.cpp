@@ -10,7 +10,7 @@
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 namespace {
 
@@ -296,4 +296,4 @@ std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::strin
   return tensors;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

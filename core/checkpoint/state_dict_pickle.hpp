@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::checkpoint {
 
 /// A tensor of a state dictionary: a strided view of a storage, which is a record of the file.
 struct PickledTensor {
@@ -24,4 +24,4 @@ struct PickledTensor {
 /// else.
 std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle);
 
-}  // namespace zr::host
+}  // namespace zr::host::checkpoint

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -65,4 +65,4 @@ bool BoundedRun::read_some(int milliseconds) {
   return any;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -8,7 +8,7 @@
 
 #include "cli/launch_process.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// A program and its output: all of stdout, and at least the last 64 KiB of stderr. The destructor kills the program
 /// and its process group. Not thread-safe.
@@ -25,7 +25,7 @@ class BoundedRun {
   End wait(double seconds);
   const std::string& out() const { return text_[0]; }
   const std::string& err() const { return text_[1]; }
-  const ExitStatus& exit_status() const { return *exit_status_; }  // only after wait() returned End::completed
+  const control::ExitStatus& exit_status() const { return *exit_status_; }  // only after wait() returned End::completed
 
  private:
   bool read_some(int milliseconds);
@@ -34,7 +34,7 @@ class BoundedRun {
   Process process_;
   std::array<int, 2> pipes_;
   std::array<std::string, 2> text_;
-  std::optional<ExitStatus> exit_status_;
+  std::optional<control::ExitStatus> exit_status_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

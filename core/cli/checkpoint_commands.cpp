@@ -17,14 +17,14 @@
 #include "checkpoint/load.hpp"
 #include "cli/progress.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace fs = std::filesystem;
 
 namespace {
-Checkpoint opened(const std::string& folder) {
+checkpoint::Checkpoint opened(const std::string& folder) {
   Progress progress("opening " + printable(folder));
-  return Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });
+  return checkpoint::Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });
 }
 
 // Device and inode of a folder, or nothing if it does not exist. They change when the folder is replaced.
@@ -41,7 +41,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 void verify_one(const std::string& folder, const std::function<void(const std::string&)>& begins) {
   if (begins) begins(folder);
-  const Checkpoint checkpoint = opened(folder);
+  const checkpoint::Checkpoint checkpoint = opened(folder);
   {
     Progress progress(printable(folder), checkpoint.bytes());
     checkpoint.verify([&](int64_t done) { progress.at(done); });
@@ -66,7 +66,7 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
       return true;
     }
   };
-  if (path_exists((fs::path(folder) / kManifest).string())) {
+  if (path_exists((fs::path(folder) / checkpoint::kManifest).string())) {
     // A job may remove (checkpoint.keep) or replace the checkpoint meanwhile: verify the replacement.
     while (!verify(folder))
       if (!path_exists(folder))
@@ -80,8 +80,8 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
   // not an error; replacements are verified.
   for (bool again = true; again;) {
     again = false;
-    const std::vector<std::string> names = checkpoints_in(folder);
-    if (names.empty() && done.empty() && removed.empty()) find_checkpoint(folder);  // throws
+    const std::vector<std::string> names = checkpoint::checkpoints_in(folder);
+    if (names.empty() && done.empty() && removed.empty()) checkpoint::find_checkpoint(folder);  // throws
     for (const std::string& name : names) {
       if (done.count(name)) continue;
       if (verify((fs::path(folder) / name).string())) {
@@ -104,10 +104,10 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
 
 // A job that saves in the folder may remove the newest checkpoint (checkpoint.keep) before all of its files are open;
 // then the search starts again. A later removal does not matter, because open files stay readable.
-Checkpoint open_newest(const std::string& path) {
+checkpoint::Checkpoint open_newest(const std::string& path) {
   constexpr int kTries = 10;
   for (int i = 0;; ++i) {
-    const std::string folder = find_checkpoint(path);
+    const std::string folder = checkpoint::find_checkpoint(path);
     const auto before = identity_of(folder);
     try {
       return opened(folder);
@@ -118,11 +118,11 @@ Checkpoint open_newest(const std::string& path) {
 }
 
 void show_checkpoint(const std::string& folder) {
-  const Checkpoint checkpoint = open_newest(folder);
-  const Manifest& manifest = checkpoint.manifest();
+  const checkpoint::Checkpoint checkpoint = open_newest(folder);
+  const checkpoint::Manifest& manifest = checkpoint.manifest();
   std::cout << printable(checkpoint.folder()) << ": step " << manifest.step << " of run " << printable(manifest.run)
             << ", " << bytes_text(checkpoint.bytes()) << "\n";
-  const CheckpointMetadata& facts = manifest.metadata;
+  const checkpoint::CheckpointMetadata& facts = manifest.metadata;
   if (!checkpoint.foreign()) {
     std::cout << "written by " << facts.world << " ranks under " << printable(facts.strategy) << " with "
               << printable(facts.optimizer) << "\n";
@@ -134,16 +134,16 @@ void show_checkpoint(const std::string& folder) {
     std::cout << "\n";
   }
   std::size_t name = 0, shape = 0, role = 0;
-  for (const SavedTensor& tensor : manifest.tensors) {
+  for (const checkpoint::SavedTensor& tensor : manifest.tensors) {
     name = std::max(name, printable(tensor.name).size());
     role = std::max(role, printable(tensor.role).size());
     shape = std::max(shape, shape_text(tensor.shape).size());
   }
-  for (const SavedTensor& tensor : manifest.tensors)
+  for (const checkpoint::SavedTensor& tensor : manifest.tensors)
     std::cout << std::left << std::setw(static_cast<int>(role)) << printable(tensor.role) << "  "
               << std::setw(static_cast<int>(name)) << printable(tensor.name) << "  " << std::setw(5) << tensor.dtype
               << " " << std::right << std::setw(static_cast<int>(shape)) << shape_text(tensor.shape) << "  "
               << std::setw(10) << bytes_text(tensor.bytes()) << "\n";
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

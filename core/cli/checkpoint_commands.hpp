@@ -7,14 +7,14 @@
 
 #include "checkpoint/load.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// Verifies every byte of a checkpoint, or of all checkpoints in a folder, and prints the result for each. Returns the
 /// exit code. A checkpoint that another process removes or replaces meanwhile is not reported as damaged. `begins`, if
 /// set, is called before each checkpoint is opened.
 int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins = nullptr);
 /// Opens the checkpoint `path`, or the newest checkpoint in the folder `path`. A job may save there at the same time.
-Checkpoint open_newest(const std::string& path);
+checkpoint::Checkpoint open_newest(const std::string& path);
 /// Prints the step, the configuration and the tensors of a checkpoint.
 void show_checkpoint(const std::string& folder);
 
@@ -27,4 +27,4 @@ struct ExportOptions {
 /// Writes weights and buffers as safetensors, a few MiB at a time. A failure leaves no new files.
 void export_weights(const ExportOptions& options);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

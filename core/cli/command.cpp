@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace po = boost::program_options;
 
@@ -59,4 +59,4 @@ std::string help_text(std::span<const Command> commands) {
   return text;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

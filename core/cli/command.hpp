@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 using Arguments = std::vector<std::string>;
 
@@ -45,4 +45,4 @@ int run(const Command& command, const Arguments& arguments);
 /// The text of `zeroth --help`: all commands by group, each with an example.
 std::string help_text(std::span<const Command> commands);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

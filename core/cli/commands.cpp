@@ -23,7 +23,7 @@
 #include "cli/trainer.hpp"
 #include "cli/tune_command.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace po = boost::program_options;
 
@@ -40,7 +40,7 @@ std::filesystem::path bin_folder() {
 
 JobFile validated_job(const Command& command, const Arguments& words, bool run = true) {
   if (words.empty()) fail_usage(command, "no TOML file is given");
-  return validate_file(words[0], {words.begin() + 1, words.end()}, Registry(), bin_folder(), run);
+  return validate_file(words[0], {words.begin() + 1, words.end()}, plugin::Registry(), bin_folder(), run);
 }
 
 // The argv of the training program. Throws UserError if the file names no program.
@@ -197,17 +197,17 @@ std::string in_brackets(const std::string& text) { return text.empty() ? "" : " 
 int plugins(const Command& command, const Parsed& parsed) {
   if (parsed.words.size() > 1) fail_usage(command, "only one file is allowed");
   if (parsed.words.empty()) {
-    const Registry registry;
+    const plugin::Registry registry;
     const std::string text = list_text(registry.list());
     std::cout << "looked in";
     for (const auto& folder : registry.directories())
-      std::cout << " " << folder.string() << in_brackets(folder_problem(folder));
+      std::cout << " " << folder.string() << in_brackets(plugin::folder_problem(folder));
     std::cout << "\n" << (text.empty() ? "no plug-ins found\n" : text);
     return 0;
   }
   if (parsed.words[0].empty())
     fail_user("zeroth plugins: the file name is empty; name a plug-in file, or give no argument to list all plug-ins");
-  const PluginValidation validation = Registry::validate(std::filesystem::absolute(parsed.words[0]));
+  const plugin::PluginValidation validation = plugin::Registry::validate(std::filesystem::absolute(parsed.words[0]));
   std::cout << list_text({validation});
   return validation.accepted ? 0 : exit_code::user;
 }
@@ -328,7 +328,7 @@ int run_command(const std::vector<std::string>& arguments) {
     std::cout << "zeroth " ZR_VERSION " (plug-in ABI " << ZR_ABI_MAJOR << "." << ZR_ABI_MINOR << ")\n";
     return 0;
   }
-  probe_before_loading();
+  plugin::probe_before_loading();
   std::vector<std::string> names;
   for (const Command& one : kCommands) {
     if (name == one.name) return run(one, {arguments.begin() + 1, arguments.end()});
@@ -339,4 +339,4 @@ int run_command(const std::vector<std::string>& arguments) {
             " (zeroth --help lists all commands)");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -7,7 +7,7 @@
 #include "config/config.hpp"
 #include "plugin/plugin.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace po = boost::program_options;
 
@@ -22,35 +22,35 @@ bool is_toml(const std::string& word) {
 }
 
 // The keys of all plug-ins. Several files can have the same component.
-std::vector<ConfigKey> plugin_keys(const Registry& registry) {
-  std::vector<ConfigKey> keys;
+std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
+  std::vector<config::ConfigKey> keys;
   std::set<std::string> paths;
-  for (const PluginValidation& file : registry.list())
-    for (const Component& component : file.components) {
+  for (const plugin::PluginValidation& file : registry.list())
+    for (const plugin::Component& component : file.components) {
       const std::string table = std::string(role_of(component)) + "." + component.table->id;
-      for (ConfigKey& key : keys_of(component.table->keys, component.table->n_keys, table))
+      for (config::ConfigKey& key : config::keys_of(component.table->keys, component.table->n_keys, table))
         if (paths.insert(key.path()).second) keys.push_back(std::move(key));
     }
   return keys;
 }
 
 // The paths of keys that the file sets and that belong neither to the host nor to a plug-in, but to the job's program.
-std::vector<std::string> program_keys(const std::string& file, const std::vector<ConfigKey>& of_plugins) {
-  std::vector<UncheckedValue> unchecked;
+std::vector<std::string> program_keys(const std::string& file, const std::vector<config::ConfigKey>& of_plugins) {
+  std::vector<config::UncheckedValue> unchecked;
   try {
-    Document::load(file, {}).check(of_plugins, 0, {}, &unchecked);
+    config::Document::load(file, {}).check(of_plugins, 0, {}, &unchecked);
   } catch (const Error&) {  // completion does not report what is wrong with the file
   }
   std::vector<std::string> paths;
-  for (const UncheckedValue& one : unchecked) paths.push_back(one.path);
+  for (const config::UncheckedValue& one : unchecked) paths.push_back(one.path);
   return paths;
 }
 
-std::vector<std::string> values_of(const std::string& path, const std::vector<ConfigKey>& keys,
-                                   const Registry& registry) {
-  for (const Role role : {Role::strategy, Role::communicator, Role::optimizer})
+std::vector<std::string> values_of(const std::string& path, const std::vector<config::ConfigKey>& keys,
+                                   const plugin::Registry& registry) {
+  for (const plugin::Role role : {plugin::Role::strategy, plugin::Role::communicator, plugin::Role::optimizer})
     if (path == name_of(role)) return registry.ids(role);
-  for (const ConfigKey& key : keys) {
+  for (const config::ConfigKey& key : keys) {
     if (key.path() != path) continue;
     if (key.type == ZR_KEY_BOOL) return {"true", "false"};
     return key.choices;
@@ -61,17 +61,17 @@ std::vector<std::string> values_of(const std::string& path, const std::vector<Co
 // table.key=value, in three steps: "train.", "train.dtype=", "train.dtype=bf16". `assigns` is false for the names of
 // keys without "=".
 std::vector<std::string> overrides(const std::string& word, const std::string& file, bool assigns) {
-  const Registry registry;
-  std::vector<ConfigKey> keys = plugin_keys(registry);
+  const plugin::Registry registry;
+  std::vector<config::ConfigKey> keys = plugin_keys(registry);
   std::vector<std::string> paths, words;
   if (!file.empty()) paths = program_keys(file, keys);
-  keys.insert(keys.end(), host_keys().begin(), host_keys().end());
+  keys.insert(keys.end(), config::host_keys().begin(), config::host_keys().end());
   if (const auto equals = word.find('='); equals != word.npos) {
     const std::string path = word.substr(0, equals);
     for (const std::string& value : values_of(path, keys, registry)) words.push_back(path + "=" + value);
     return words;
   }
-  for (const ConfigKey& key : keys) paths.push_back(key.path());
+  for (const config::ConfigKey& key : keys) paths.push_back(key.path());
   for (const std::string& path : paths) {
     const auto dot = path.find('.');
     const bool in_table = dot != path.npos && word.find('.') == word.npos;
@@ -141,4 +141,4 @@ std::vector<std::string> completions(std::span<const Command> commands, const Ar
   return {fitting.begin(), fitting.end()};
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -7,7 +7,7 @@
 
 #include "cli/command.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The words that the last of `words` can become; `words` follow the program's name on the command line. A word that
 /// ends with "=" or "." is not complete. ":files PATTERN" means the names of files that match, and of all folders;
@@ -18,4 +18,4 @@ std::vector<std::string> completions(std::span<const Command> commands, const Ar
 /// The script that bash sources (completion.bash).
 std::string_view bash_completion();
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

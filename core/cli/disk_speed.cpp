@@ -12,12 +12,12 @@
 #include "comm/comm_runtime.hpp"
 #include "offload/tier.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kBlocks[] = {256 << 10, 1 << 20, 4 << 20, 8 << 20}, kLargest = 8 << 20;
-constexpr int64_t kDepths[] = {1, 4, 8, 16}, kMaxJsonDepth = 16;
+constexpr int64_t kDepths[] = {1, 4, 8, 16}, kMaxDepth = 16;
 enum class Way { read, write, mixed };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -47,15 +47,17 @@ class Bench {
         slot_bytes_(handed(depth) * kLargest),
         bytes_(test.bytes / std::ssize(kDepths)),
         memory_(memory.data.get()) {
-    offer_async(host_);
+    comm::offer_async(host_);
     const std::string table = "offload." + std::string(test.tier.table->id);
     std::vector<std::string> all = test.overrides;
-    for (const std::string& key :
-         {"path=" + toml_text(test.path), "block_bytes=" + std::to_string(kLargest), "depth=" + std::to_string(depth)})
+    for (const std::string& key : {"path=" + config::toml_text(test.path), "block_bytes=" + std::to_string(kLargest),
+                                   "depth=" + std::to_string(depth)})
       all.push_back(table + "." + key);
-    const JobConfig config = Document::parse("", "zeroth tune", all)
-                                 .check(keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
-    store_ = std::make_unique<TierStore>(host_, std::make_unique<Instance>(host_, test.tier, config, table), 1);
+    const config::JobConfig config =
+        config::Document::parse("", "zeroth tune", all)
+            .check(config::keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
+    store_ = std::make_unique<offload::TierStore>(
+        host_, std::make_unique<plugin::Instance>(host_, test.tier, config, table), 1);
     check_free_space(test);
     slot_ = store_->reserve(bytes_, {{MemoryKind::other, "measured", bytes_}});
     store_->prepare(memory_, slot_bytes_);
@@ -66,33 +68,33 @@ class Bench {
   // Writes the file for the first time, for at most `seconds`, but always enough of it for a measurement.
   void fill(double seconds) {
     const Clock::time_point begin = Clock::now();
-    std::vector<Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
+    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
     const int64_t least = std::min(bytes_, 2 * slot_bytes_);
     for (int64_t i = 0; (i + 1) * kLargest <= bytes_; ++i) {
-      Transfer& one = under_way[static_cast<std::size_t>(i) % under_way.size()];
+      offload::Transfer& one = under_way[static_cast<std::size_t>(i) % under_way.size()];
       one.wait();
       if (used_ >= least && seconds_since(begin) > seconds) break;
       one = move(true, i * kLargest, i % std::ssize(under_way), kLargest);
       used_ += kLargest;
     }
-    for (Transfer& one : under_way) one.wait();
+    for (offload::Transfer& one : under_way) one.wait();
   }
 
   // Returns bytes per second. With Way::mixed, reads and writes alternate in different halves of the file.
   double speed(Way way, int64_t block, double seconds) {
     const int64_t blocks = used_ / block, most = std::min(handed(depth_), blocks / 2);
     if (most < depth_) return 0;
-    std::vector<Transfer> under_way(static_cast<std::size_t>(most));
+    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(most));
     const Clock::time_point begin = Clock::now();
     int64_t i = 0;
     for (; i < most || seconds_since(begin) < seconds; ++i) {
-      Transfer& one = under_way[static_cast<std::size_t>(i % most)];
+      offload::Transfer& one = under_way[static_cast<std::size_t>(i % most)];
       one.wait();
       const bool writes = way == Way::write || (way == Way::mixed && i % 2 == 1);
       const int64_t at = way == Way::mixed ? i / 2 + (writes ? blocks / 2 : 0) : i;
       one = move(writes, at % blocks * block, i % most, block);
     }
-    for (Transfer& one : under_way) one.wait();
+    for (offload::Transfer& one : under_way) one.wait();
     return static_cast<double>(i * block) / seconds_since(begin);
   }
 
@@ -106,14 +108,14 @@ class Bench {
     zr_offload_caps caps{};
     caps.size = sizeof caps;
     CallError error;
-    const Instance& tier = store_->instance();
+    const plugin::Instance& tier = store_->instance();
     check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
     if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
       fail_environment("zeroth tune: --bytes " + bytes_text(test.bytes) + ": " + test.path + " has " +
                        bytes_text(static_cast<int64_t>(caps.capacity)) +
                        " free; give fewer bytes, or a --path on another disk");
   }
-  Transfer move(bool writes, int64_t offset, int64_t index, int64_t bytes) {
+  offload::Transfer move(bool writes, int64_t offset, int64_t index, int64_t bytes) {
     char* memory = memory_ + index * bytes;
     return writes ? store_->write(slot_, offset, memory, bytes, "a block")
                   : store_->read(slot_, offset, memory, bytes, "a block");
@@ -123,8 +125,8 @@ class Bench {
   char* const memory_;
   Ledger ledger_;
   ThreadPool pool_{1};
-  PluginHost host_{ledger_, pool_};
-  std::unique_ptr<TierStore> store_;
+  plugin::PluginHost host_{ledger_, pool_};
+  std::unique_ptr<offload::TierStore> store_;
   uint64_t slot_ = 0;
   int64_t used_ = 0;
 };
@@ -147,7 +149,7 @@ DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, 
   // Every round measures all points, because the load of other processes on the disk changes with time.
   const int rounds = std::clamp(static_cast<int>(test.seconds / 10), 1, 6);
   const int all = rounds * static_cast<int>(kPoints * std::size(kWays));
-  const Memory memory(handed(kMaxJsonDepth) * kLargest);
+  const Memory memory(handed(kMaxDepth) * kLargest);
   std::vector<std::unique_ptr<Bench>> benches;
   DiskSpeed speed;
   for (const int64_t depth : kDepths) {
@@ -176,4 +178,4 @@ DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, 
   return speed;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

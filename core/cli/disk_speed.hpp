@@ -8,10 +8,10 @@
 
 #include "plugin/plugin.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 struct DiskTest {
-  Component tier;                      // must have the keys path, block_bytes and depth
+  plugin::Component tier;              // must have the keys path, block_bytes and depth
   std::string path;                    // a folder on the disk
   std::vector<std::string> overrides;  // values of the tier's other keys, as "table.key=value"
   int64_t bytes = 0;                   // size of the test file, a multiple of 32 MiB
@@ -37,4 +37,4 @@ struct DiskSpeed {
 /// the tier fails or the disk or memory is too small.
 DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "config/key_suggestion.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 
@@ -16,30 +16,30 @@ using Rows = std::vector<std::pair<std::string, std::string>>;
 
 // A role's plug-in is the key "strategy", which a file can also set as [strategy] use.
 std::string path_in_schema(const std::string& path) {
-  for (const std::string& role : roles())
+  for (const std::string& role : config::roles())
     if (path == role + ".use") return role;
   return path;
 }
 
-std::string default_text(const ConfigKey& key) {
+std::string default_text(const config::ConfigKey& key) {
   if (key.def.empty()) return "none; the key is required";
   return key.def[0] == '@' ? "the value of " + key.def.substr(1) : key.def;
 }
 
-std::string choices_text(const ConfigKey& key) {
+std::string choices_text(const config::ConfigKey& key) {
   std::string all;
-  for (const std::string& choice : key.choices) all += (all.empty() ? "" : ", ") + toml_text(choice);
+  for (const std::string& choice : key.choices) all += (all.empty() ? "" : ", ") + config::toml_text(choice);
   return all;
 }
 
-void add_groups(Rows& rows, const JobFile& job, const Entry& entry) {
+void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
   if (!entry.key.per_group) return;
   rows.emplace_back("groups", "a group in [[optimizer.groups]] can have its own value");
-  for (const GroupConfig& group : job.config.groups())
-    for (const Entry& own : group.own) {
+  for (const config::GroupConfig& group : job.config.groups())
+    for (const config::Entry& own : group.own) {
       if (own.key.path() != entry.key.path()) continue;
       std::string match;
-      for (const std::string& pattern : group.match) match += (match.empty() ? "" : ", ") + toml_text(pattern);
+      for (const std::string& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
       rows.emplace_back("", own.written + " for " + match + " (" + own.origin.text() + ")");
     }
 }
@@ -51,16 +51,16 @@ std::string text_of(const std::string& path, const Rows& rows) {
 }
 
 [[noreturn]] void fail_unknown(const JobFile& job, const std::string& path) {
-  if (const std::string_view now = renamed(path); !now.empty())
+  if (const std::string_view now = config::renamed(path); !now.empty())
     fail_user("zeroth explain: the key '" + path + "' was renamed; write '" + std::string(now) + "'");
   std::vector<std::string> paths;
   std::string in_table;
-  for (const Entry& entry : job.config.entries()) {
+  for (const config::Entry& entry : job.config.entries()) {
     paths.push_back(entry.key.path());
     if (entry.key.table == path) in_table += (in_table.empty() ? "" : ", ") + entry.key.name;
   }
   if (!in_table.empty()) fail_user("zeroth explain: '" + path + "' is a table; name one of its keys: " + in_table);
-  const std::string suggestion = key_suggestion(path, paths);
+  const std::string suggestion = config::key_suggestion(path, paths);
   fail_user("zeroth explain: unknown key '" + printable(path) + "'" +
             (suggestion.empty() ? "; `zeroth explain FILE` lists all keys" : suggestion) +
             (job.keys_known ? "" : " (--no-run: the keys of the program are not known)"));
@@ -70,19 +70,19 @@ std::string text_of(const std::string& path, const Rows& rows) {
 
 std::string explain_key(const JobFile& job, const std::string& path) {
   const std::string wanted = path_in_schema(path);
-  for (const UncheckedValue& one : job.unchecked)
+  for (const config::UncheckedValue& one : job.unchecked)
     if (one.path == wanted)
       return text_of(path, {{"value", one.written},
                             {"origin", one.origin.text()},
                             {"type", "not checked: possible key of the program, which was not started (--no-run)"}});
   const auto& entries = job.config.entries();
   const auto entry =
-      std::find_if(entries.begin(), entries.end(), [&](const Entry& one) { return one.key.path() == wanted; });
+      std::find_if(entries.begin(), entries.end(), [&](const config::Entry& one) { return one.key.path() == wanted; });
   if (entry == entries.end()) fail_unknown(job, path);
   const std::string range = entry->key.choices.empty() ? range_text(entry->key) : choices_text(entry->key);
   Rows rows{{"value", entry->written},
             {"origin", entry->origin.text()},
-            {"type", std::string(type_text(entry->key.type))},
+            {"type", std::string(config::type_text(entry->key.type))},
             {"range", range.empty() ? "any" : range},
             {"default", default_text(entry->key)},
             {"meaning", entry->key.meaning}};
@@ -90,4 +90,4 @@ std::string explain_key(const JobFile& job, const std::string& path) {
   return text_of(path, rows);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -5,10 +5,10 @@
 
 #include "cli/job_file.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// Value, origin, type, range, default and meaning of the key `path`, and its values in [[optimizer.groups]]. Throws
 /// UserError with the nearest name if neither Zeroth, a chosen plug-in nor the program has this key.
 std::string explain_key(const JobFile& job, const std::string& path);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -22,30 +22,32 @@
 #include "cli/progress.hpp"
 #include "update/cast.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace fs = std::filesystem;
 
 namespace {
 struct ExportItem {
-  const SavedTensor *tensor, *source;  // source: the fp32 master weights if the dtype is converted
+  const checkpoint::SavedTensor *tensor, *source;  // source: the fp32 master weights if the dtype is converted
   std::string dtype;
-  int64_t bytes() const { return tensor->bytes() / stored_size(tensor->dtype) * stored_size(dtype); }
+  int64_t bytes() const {
+    return tensor->bytes() / checkpoint::stored_size(tensor->dtype) * checkpoint::stored_size(dtype);
+  }
 };
 
 // Throws if the file is in a checkpoint (also through links and "..") or is a hard link to a file of the exported one.
-void check_target(const ExportOptions& options, const Checkpoint& from, const std::string& file) {
+void check_target(const ExportOptions& options, const checkpoint::Checkpoint& from, const std::string& file) {
   std::error_code error;
   const fs::path parent = fs::weakly_canonical(fs::absolute(file), error).parent_path();
   const fs::path beside = fs::weakly_canonical(fs::absolute(file).parent_path(), error);
   for (const fs::path& folder : {parent, beside})
-    if (path_exists(folder / kManifest))
+    if (path_exists(folder / checkpoint::kManifest))
       fail_user("zeroth export: " + printable(file) + " is in the checkpoint " + printable(folder.string()) +
                 ", which must not change; name another destination");
   struct stat target {
   }, own{};
   if (::stat(file.c_str(), &target) == 0)
-    for (const SavedFile& one : from.manifest().files) {
+    for (const checkpoint::SavedFile& one : from.manifest().files) {
       const std::string path = one.name.empty() ? from.folder() : (fs::path(from.folder()) / one.name).string();
       if (::stat(path.c_str(), &own) == 0 && own.st_dev == target.st_dev && own.st_ino == target.st_ino)
         fail_user("zeroth export: " + printable(file) + " is the same file as " + printable(path) +
@@ -109,10 +111,10 @@ class StagedFiles {
 };
 
 // Converts the elements of the item and writes them to the file from byte `at` on, some MiB at a time.
-void write_item(const Checkpoint& from, const ExportItem& item, File& file, int64_t at,
+void write_item(const checkpoint::Checkpoint& from, const ExportItem& item, File& file, int64_t at,
                 const std::function<void(int64_t)>& wrote) {
   constexpr int64_t kRun = int64_t{1} << 20;  // elements
-  const int64_t size = stored_size(item.source->dtype), count = item.source->bytes() / size;
+  const int64_t size = checkpoint::stored_size(item.source->dtype), count = item.source->bytes() / size;
   const bool converts = item.source->dtype != item.dtype;
   const auto most = static_cast<std::size_t>(std::min(kRun, count));
   std::vector<char> bytes(most * static_cast<std::size_t>(size)), downcasted(converts ? most * 4 : 0);
@@ -122,11 +124,11 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
     from.read(*item.source, first * size, n * size, bytes.data());
     const char* out = bytes.data();
     if (converts) {
-      upcast(bytes.data(), safetensors_float(item.source->dtype), n, upcasted.data());
-      downcast(upcasted.data(), n, safetensors_float(item.dtype), downcasted.data());
+      update::upcast(bytes.data(), checkpoint::safetensors_float(item.source->dtype), n, upcasted.data());
+      update::downcast(upcasted.data(), n, checkpoint::safetensors_float(item.dtype), downcasted.data());
       out = downcasted.data();
     }
-    const int64_t length = n * stored_size(item.dtype);
+    const int64_t length = n * checkpoint::stored_size(item.dtype);
     file.write(at, out, length);
     at += length;
     wrote(length);
@@ -137,26 +139,29 @@ void write_item(const Checkpoint& from, const ExportItem& item, File& file, int6
 void export_weights(const ExportOptions& options) {
   if (options.to.empty())
     fail_user("zeroth export: the output name is empty; name a folder, or a file that ends in .safetensors");
-  const Checkpoint from = open_newest(options.from);
-  if (path_exists((fs::path(options.to) / kManifest).string()) || !checkpoints_in(options.to).empty())
+  const checkpoint::Checkpoint from = open_newest(options.from);
+  if (path_exists((fs::path(options.to) / checkpoint::kManifest).string()) ||
+      !checkpoint::checkpoints_in(options.to).empty())
     fail_user("zeroth export: " + printable(options.to) +
               " contains checkpoints, which must not change; name another folder");
   const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
   std::vector<ExportItem> items;
   int64_t all = 0;
-  for (const SavedTensor& tensor : from.manifest().tensors) {
+  for (const checkpoint::SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.role != "weight" && tensor.role != "buffer") continue;
-    const bool converts = tensor.role == "weight" && wanted != ZR_NONE && safetensors_float(tensor.dtype) != ZR_NONE &&
-                          safetensors_float(tensor.dtype) != wanted;
-    const SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
-    items.push_back({&tensor, master ? master : &tensor, converts ? safetensors_name(wanted) : tensor.dtype});
+    const bool converts = tensor.role == "weight" && wanted != ZR_NONE &&
+                          checkpoint::safetensors_float(tensor.dtype) != ZR_NONE &&
+                          checkpoint::safetensors_float(tensor.dtype) != wanted;
+    const checkpoint::SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
+    items.push_back(
+        {&tensor, master ? master : &tensor, converts ? checkpoint::safetensors_name(wanted) : tensor.dtype});
     all += items.back().bytes();
   }
   const bool one = options.to.ends_with(".safetensors");
-  std::vector<TensorHeader> headers(1);
+  std::vector<checkpoint::TensorHeader> headers(1);
   std::vector<std::size_t> file_of;
   std::stable_sort(items.begin(), items.end(), [](const ExportItem& a, const ExportItem& b) {
-    return stored_size(a.dtype) > stored_size(b.dtype);
+    return checkpoint::stored_size(a.dtype) > checkpoint::stored_size(b.dtype);
   });
   for (const ExportItem& item : items) {
     int64_t at = headers.back().tensors.empty() ? 0 : headers.back().tensors.back().end;
@@ -173,7 +178,7 @@ void export_weights(const ExportOptions& options) {
     std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", k + 1, headers.size());
     return one ? options.to : (fs::path(options.to) / text).string();
   };
-  const std::string index = (fs::path(options.to) / kIndex).string();
+  const std::string index = (fs::path(options.to) / checkpoint::kIndex).string();
   for (std::size_t k = 0; k < headers.size(); ++k) check_target(options, from, name(k));
   if (!one) check_target(options, from, index);
   StagedFiles files(options.force);
@@ -196,7 +201,7 @@ void export_weights(const ExportOptions& options) {
   }
   if (!one) {
     File file = files.create(index);
-    const std::string text = write_index(all, weight_map);
+    const std::string text = checkpoint::write_index(all, weight_map);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
@@ -215,4 +220,4 @@ void export_weights(const ExportOptions& options) {
                          ", which the new index does not list; remove the files of earlier exports");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -7,18 +7,19 @@
 #include "cli/trainer.hpp"
 #include "plugin/plugin_selection.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
-JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
-                      const std::filesystem::path& bin, bool run) {
-  const Document document = Document::load(file, overrides);
+JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides,
+                      const plugin::Registry& registry, const std::filesystem::path& bin, bool run) {
+  const config::Document document = config::Document::load(file, overrides);
   JobFile job{file, overrides, {}, true, {}, {}};
-  PluginSelection selection = select_plugins(document, registry, document.ranks());
-  const Setting<std::string> program = document.program();
+  plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
+  const config::Setting<std::string> program = document.program();
   if (!program->empty()) {
     job.program = find_trainer(program, file, bin);
     job.keys_known = run;
-    const auto keys = run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<ConfigKey>{};
+    const auto keys =
+        run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<config::ConfigKey>{};
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   }
   try {
@@ -54,12 +55,12 @@ std::string aligned(const std::vector<Cells>& rows, const std::string& indent) {
   return text;
 }
 
-std::string bare_default(const ConfigKey& key) {
+std::string bare_default(const config::ConfigKey& key) {
   if (key.def.empty()) return "required";
   return key.def[0] == '@' ? "as " + key.def.substr(1) : key.def;
 }
 
-std::string one_plugin(const Component& one) {
+std::string one_plugin(const plugin::Component& one) {
   const std::string major = std::to_string(ZR_ABI_MAJOR) + ".";
   std::string text = std::string(role_of(one)) + " '" + one.table->id + "' " + one.table->version + "  (" +
                      one.table->kind + ", ABI built " + major + std::to_string(one.module->built_minor) + ", needs " +
@@ -67,8 +68,8 @@ std::string one_plugin(const Component& one) {
                      one.module->build + ")\n  " + one.file.string() + "\n";
   std::vector<Cells> rows;
   const std::string table = std::string(role_of(one)) + "." + one.table->id;
-  for (const ConfigKey& key : keys_of(one.table->keys, one.table->n_keys, table))
-    rows.push_back({key.name, std::string(type_text(key.type)), bare_default(key), range_text(key),
+  for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))
+    rows.push_back({key.name, std::string(config::type_text(key.type)), bare_default(key), range_text(key),
                     key.meaning + (key.per_group ? " (also per group)" : "")});
   return text + aligned(rows, "    ");
 }
@@ -85,34 +86,34 @@ std::string explain(const JobFile& job) {
     for (const auto& [name, entry] : lines)
       rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
     if (table != "optimizer") continue;
-    for (const GroupConfig& group : job.config.groups()) {
+    for (const config::GroupConfig& group : job.config.groups()) {
       std::string match;
-      for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + toml_text(pattern);
+      for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
       rows.push_back({"[[optimizer.groups]]"});
       rows.push_back({"match", "[" + match + "]", group.origin.text(),
                       "patterns for parameter names; a parameter belongs to the first group that matches"});
-      rows.push_back({"lr_scale", toml_text(group.lr_scale), group.origin.text(),
+      rows.push_back({"lr_scale", config::toml_text(group.lr_scale), group.origin.text(),
                       "learning rate of the group, as a multiple of optimizer.lr"});
-      for (const Entry& own : group.own)
+      for (const config::Entry& own : group.own)
         rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
     }
   }
   if (!job.unchecked.empty()) {
     rows.push_back({""});
     rows.push_back({"not checked: possible keys of the program, which was not started (--no-run)"});
-    for (const UncheckedValue& one : job.unchecked)
+    for (const config::UncheckedValue& one : job.unchecked)
       rows.push_back({printable(one.path), one.written, one.origin.text()});
   }
   return aligned(rows, "  ");
 }
 
-std::string list_text(const std::vector<PluginValidation>& validations) {
+std::string list_text(const std::vector<plugin::PluginValidation>& validations) {
   std::string accepted, rejected;
-  for (const PluginValidation& one : validations) {
-    for (const Component& component : one.components) accepted += one_plugin(component);
+  for (const plugin::PluginValidation& one : validations) {
+    for (const plugin::Component& component : one.components) accepted += one_plugin(component);
     if (!one.accepted) rejected += "rejected: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
   }
   return accepted + rejected;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

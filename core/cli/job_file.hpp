@@ -8,27 +8,27 @@
 #include "config/config.hpp"
 #include "plugin/plugin.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 struct JobFile {
   std::string file;
   std::vector<std::string> overrides;
-  std::filesystem::path program;          // "" if the file names no program
-  bool keys_known = true;                 // false: the program was not started, so its keys are not known
-  JobConfig config;                       // for job.ranks ranks
-  std::vector<UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
+  std::filesystem::path program;                  // "" if the file names no program
+  bool keys_known = true;                         // false: the program was not started, so its keys are not known
+  config::JobConfig config;                       // for job.ranks ranks
+  std::vector<config::UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
 };
 
 /// Validates the file. Throws Error with all errors that it finds. `bin` is the folder of the programs of the build
 /// or installation. If `run` is false, the program that the file names is not started, and its own keys are not
 /// checked.
-JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides, const Registry& registry,
-                      const std::filesystem::path& bin, bool run = true);
+JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides,
+                      const plugin::Registry& registry, const std::filesystem::path& bin, bool run = true);
 
 /// The text of `zeroth explain`: every effective value, its origin and its meaning, in aligned columns, by table.
 std::string explain(const JobFile& job);
 
 /// The text of `zeroth plugins`: accepted components with their keys, then rejected files with the reason.
-std::string list_text(const std::vector<PluginValidation>& validations);
+std::string list_text(const std::vector<plugin::PluginValidation>& validations);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

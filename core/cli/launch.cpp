@@ -30,7 +30,7 @@
 
 extern char** environ;
 
-namespace zr::host {
+namespace zr::host::cli {
 
 using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
@@ -67,7 +67,7 @@ class Launch {
   void listen_to_signals();
   void read(int rank, Output::Stream stream);
   void reap_all();
-  void ended(int rank, const ExitStatus& exit_status);
+  void ended(int rank, const control::ExitStatus& exit_status);
   void drain(int rank);
   void stop(int signal, int sent);
   bool saves_on_signal() const;
@@ -85,7 +85,7 @@ class Launch {
   boost::asio::steady_timer tick_, deadline_;
   OutputWriter writer_;
   Output output_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<control::Store> store_;
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
@@ -105,8 +105,8 @@ Launch::Launch(const LaunchOptions& options)
       tick_(io_),
       deadline_(io_),
       output_(writer_, STDOUT_FILENO, STDERR_FILENO, options.ranks, options.raw_rank0),
-      job_("zr-" + random_hex(6)),
-      token_(random_hex(16)) {
+      job_("zr-" + control::random_hex(6)),
+      token_(control::random_hex(16)) {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &pipe_before_);
@@ -186,14 +186,14 @@ void Launch::listen_to_signals() {
 int Launch::run() {
   const std::string file = find_program(options_.program.empty() ? "" : options_.program[0]);
   provide_libraries(file);
-  Store::Options store;
+  control::Store::Options store;
   store.world = options_.ranks;
   store.job = store.job_id = job_;
   store.token = token_;
   store.launched = true;
   store.on_failure_report = [this](const std::string& table) { rank_failed(table); };
-  store_ =
-      std::make_unique<Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(), std::vector<uint16_t>{0});
+  store_ = std::make_unique<control::Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(),
+                                            std::vector<uint16_t>{0});
   listen_to_signals();
   for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank, file);
   writer_.start();
@@ -255,9 +255,9 @@ void Launch::drain(int rank) {
   output_.ended(rank);
 }
 
-void Launch::ended(int rank, const ExitStatus& seen) {
+void Launch::ended(int rank, const control::ExitStatus& seen) {
   save_after_all();
-  ExitStatus exit_status = seen;
+  control::ExitStatus exit_status = seen;
   at(rank).running = false;
   --running_;
   drain(rank);
@@ -311,7 +311,7 @@ void Launch::stop(int signal, int sent) {
 
 bool Launch::saves_on_signal() const {
   for (int rank = 0; rank < options_.ranks; ++rank)
-    if (store_->value(saves_on_signal_key(rank)) != "yes") return false;
+    if (store_->value(control::saves_on_signal_key(rank)) != "yes") return false;
   return true;
 }
 
@@ -371,4 +371,4 @@ int launch(const LaunchOptions& options) {
   return Launch(options).run();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 struct LaunchOptions {
   int ranks = 1;
@@ -25,4 +25,4 @@ struct LaunchOptions {
 /// ZR_THREADS, and OMP_NUM_THREADS unless the user has set it. Its stdout and stderr are pipes.
 int launch(const LaunchOptions& options);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

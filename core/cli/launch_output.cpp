@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <set>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 constexpr std::size_t kCongested = 4u << 20;
@@ -217,4 +217,4 @@ void Output::tick() {
   }
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// Writes text in order on its own thread, so that a blocked terminal does not block the job. Thread-safe.
 class OutputWriter {
@@ -92,4 +92,4 @@ class Output {
   std::map<std::string, int, std::less<>> errors_;  // error lines, and the rank that printed each first
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

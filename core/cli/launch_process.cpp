@@ -16,7 +16,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 constexpr std::array kHandled{SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};
@@ -155,13 +155,13 @@ Process start_process(const ProcessOptions& options) {
   return {pid, out.take_read(), err ? err->take_read() : -1};
 }
 
-std::optional<ExitStatus> reap(pid_t pid) {
+std::optional<control::ExitStatus> reap(pid_t pid) {
   siginfo_t info{};
   if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return {};
   kill(-pid, SIGKILL);  // before waitpid(): until then the zombie keeps the group id from being reused
   int status = 0;
   waitpid(pid, &status, 0);
-  ExitStatus exit_status;
+  control::ExitStatus exit_status;
   if (WIFSIGNALED(status)) {
     exit_status.signal = WTERMSIG(status);
   } else {
@@ -179,4 +179,4 @@ long kernel_oom_kills() {
   return -1;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -9,7 +9,7 @@
 
 #include "control/failure_report.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 struct Process {
   pid_t pid = -1;          // also its process group
@@ -33,9 +33,9 @@ std::string find_program(const std::string& name);
 Process start_process(const ProcessOptions& options);
 
 /// Returns how `pid` ended, or nothing if it still runs. If it ended, kills the rest of its process group.
-std::optional<ExitStatus> reap(pid_t pid);
+std::optional<control::ExitStatus> reap(pid_t pid);
 
 /// The number of processes that the kernel has killed for lack of memory since boot, or -1 if it is not known.
 long kernel_oom_kills();
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -12,7 +12,7 @@
 namespace {
 int run(int argc, char** argv) {
   try {
-    return zr::host::run_command({argv + 1, argv + argc});
+    return zr::host::cli::run_command({argv + 1, argv + argc});
   } catch (...) {
     return zr::host::report_exception();
   }

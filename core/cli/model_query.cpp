@@ -10,21 +10,22 @@
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
-Document ModelQuery::document(const std::vector<std::string>& more) const {
+config::Document ModelQuery::document(const std::vector<std::string>& more) const {
   std::vector<std::string> all = options_.overrides;
   all.insert(all.end(), more.begin(), more.end());
-  return options_.file.empty() ? Document::parse("", command_, all) : Document::load(options_.file, all);
+  return options_.file.empty() ? config::Document::parse("", command_, all)
+                               : config::Document::load(options_.file, all);
 }
 
-ResolvedJob ModelQuery::resolved_job(const std::vector<std::string>& more, int world) const {
+plugin::ResolvedJob ModelQuery::resolved_job(const std::vector<std::string>& more, int world) const {
   return resolve_job(document(more), registry_, own_, world, options_.run);
 }
 
 // Queries the program's keys, and with `for_parameters` also its parameters. Returns 0 or the program's exit code.
 int ModelQuery::ask_program(const std::filesystem::path& bin, bool for_parameters) {
-  const Setting<std::string> program = document({}).program();
+  const config::Setting<std::string> program = document({}).program();
   if (program->empty() && !for_parameters) return 0;
   if (!options_.run) {
     if (for_parameters)
@@ -60,7 +61,7 @@ int ModelQuery::resolve(const std::filesystem::path& bin) {
     if (file.dtype != ZR_NONE && !resolved_job({}, ranks()).config.train().dtype.given())
       options_.overrides.push_back("train.dtype=" + std::string(name_of(file.dtype)));
   } else if (options_.sized()) {
-    const Sizes sizes = complete(options_.sizes);
+    const plan::Sizes sizes = complete(options_.sizes);
     parameters_ = parameters_of(sizes);
     model_ = "GPT: " + std::to_string(sizes.layers) + (sizes.layers == 1 ? " layer" : " layers") + ", hidden size " +
              std::to_string(sizes.width) + "\n";
@@ -68,4 +69,4 @@ int ModelQuery::resolve(const std::filesystem::path& bin) {
   return 0;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

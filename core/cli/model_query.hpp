@@ -8,14 +8,14 @@
 #include "plan/parameter_list.hpp"
 #include "plugin/plugin_selection.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The options of the command line that name the job and the model.
 struct ModelQueryOptions {
   std::string file;                    // a job's TOML file; empty: default values
   std::vector<std::string> overrides;  // table.key=value
   std::vector<std::string> tensors;    // safetensors files that have the model's parameters
-  Sizes sizes;                         // the sizes of a GPT, if there are no files
+  plan::Sizes sizes;                   // the sizes of a GPT, if there are no files
   int ranks = 0;                       // number of ranks; 0: job.ranks
   bool run = true;                     // whether the program that the file names may be started
 
@@ -32,21 +32,21 @@ class ModelQuery {
   int resolve(const std::filesystem::path& bin);
 
   /// The job's document with more overrides.
-  Document document(const std::vector<std::string>& more) const;
+  config::Document document(const std::vector<std::string>& more) const;
   /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Error.
-  ResolvedJob resolved_job(const std::vector<std::string>& more, int world) const;
+  plugin::ResolvedJob resolved_job(const std::vector<std::string>& more, int world) const;
   int ranks() const { return options_.ranks; }  // 0: job.ranks
-  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<plan::Parameter>& parameters() const { return parameters_; }
   const std::string& model() const { return model_; }  // for a GPT by size: a line that describes it; otherwise ""
 
  private:
   int ask_program(const std::filesystem::path& bin, bool for_parameters);
   std::string command_;
   ModelQueryOptions options_;
-  std::vector<ConfigKey> own_;  // the program's keys
-  Registry registry_;
-  std::vector<Parameter> parameters_;
+  std::vector<config::ConfigKey> own_;  // the program's keys
+  plugin::Registry registry_;
+  std::vector<plan::Parameter> parameters_;
   std::string model_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -9,26 +9,26 @@
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 
-void check_budget(const ModelQuery& query, const ResolvedJob& job, const Planner& planner, int ranks) {
-  const PlanContext context = planner.context();
-  const MemoryPlan plan = planner.plan(0);
-  check_host_budget(job.config, plan, ranks, context);
+void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const engine::Planner& planner, int ranks) {
+  const plan::PlanContext context = planner.context();
+  const plan::MemoryPlan plan = planner.plan(0);
+  engine::check_host_budget(job.config, plan, ranks, context);
   const int64_t budget = job.config.memory().device_budget_bytes, most = planner.max_bytes();
   if (budget == 0 || most <= budget) return;
-  const RequiredBytes need = [&](const Suggestion& suggestion) -> std::optional<int64_t> {
+  const engine::RequiredBytes need = [&](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
     try {
-      return Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(), suggestion.ranks,
-                     query.ranks() == 0)
+      return engine::Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(),
+                             suggestion.ranks, query.ranks() == 0)
           .max_bytes();
     } catch (const Error&) {
       return {};
     }
   };
-  const BudgetShortfall over{budget, most, 0};
+  const engine::BudgetShortfall over{budget, most, 0};
   fail_user(
       plan_over_budget_text(job.config, planner, most, text_of(fitting_suggestions(job, ranks, over, need), over)));
 }
@@ -37,7 +37,7 @@ void check_budget(const ModelQuery& query, const ResolvedJob& job, const Planner
 
 struct Column {
   const char* name;
-  int64_t (*bytes)(const MemoryPlan&, const std::map<MemoryKind, int64_t>&);
+  int64_t (*bytes)(const plan::MemoryPlan&, const std::map<MemoryKind, int64_t>&);
 };
 int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<MemoryKind> wanted) {
   int64_t bytes = 0;
@@ -47,19 +47,19 @@ int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<Mem
 }
 using Kinds = std::map<MemoryKind, int64_t>;
 constexpr Column kColumns[] = {
-    {"weights", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
-    {"gradients", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
-    {"master", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
-    {"optimizer", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
+    {"weights", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
+    {"gradients", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
+    {"master", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
+    {"optimizer", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
     {"= model states",
-     [](const MemoryPlan&, const Kinds& k) {
+     [](const plan::MemoryPlan&, const Kinds& k) {
        return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::slots});
      }},
-    {"buckets", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
-    {"all-gather", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
-    {"other", [](const MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
-    {"= total", [](const MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
-    {"communication", [](const MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
+    {"buckets", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
+    {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
+    {"other", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
+    {"= total", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
+    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
 };
 
 std::string right(const std::string& text, std::size_t width) {
@@ -69,17 +69,17 @@ std::string left(const std::string& text, std::size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
 }
 
-void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::string, MemoryPlan>>& plans,
-                      const ResolvedJob& job, const PlanContext& context) {
+void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::string, plan::MemoryPlan>>& plans,
+                      const plugin::ResolvedJob& job, const plan::PlanContext& context) {
   int64_t most = 0, elements = 0;
   std::size_t widest = 0;
   for (const auto& [id, plan] : plans) {
     most = std::max(most, plan.bytes());
     widest = std::max(widest, id.size());
   }
-  for (const Parameter& p : query.parameters()) elements += p.count;
+  for (const plan::Parameter& p : query.parameters()) elements += p.count;
   const bool large = most >= 1'000'000'000;
-  const PlanInput& input = plans.front().second.input;
+  const plan::PlanInput& input = plans.front().second.input;
   std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients reduced in "
             << name_of(input.reduced_grad_dtype) << ", " << job.optimizer.table->id << ", " << input.world
             << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
@@ -110,18 +110,18 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
 int print_plan(const ModelQueryOptions& options, bool compare, const std::filesystem::path& bin) {
   ModelQuery query("zeroth plan", options);
   if (const int code = query.resolve(bin)) return code;
-  const ResolvedJob job = query.resolved_job({}, query.ranks());
+  const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
-  const Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
+  const engine::Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
   if (!compare) {
     check_budget(query, job, chosen, ranks);
     std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
     return 0;
   }
-  std::vector<std::pair<std::string, MemoryPlan>> plans;
+  std::vector<std::pair<std::string, plan::MemoryPlan>> plans;
   for (const std::string& id : job.strategies)
-    plans.emplace_back(id, Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(), ranks,
-                                   query.ranks() == 0)
+    plans.emplace_back(id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(),
+                                           ranks, query.ranks() == 0)
                                .plan(0));
   print_comparison(query, plans, job, chosen.context());
   check_budget(query, job, chosen, ranks);
@@ -130,9 +130,9 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
 
 int explain_placement(const ModelQueryOptions& options, const std::filesystem::path& bin) {
   ModelQuery query("zeroth explain", options);
-  const Document document = query.document({});
+  const config::Document document = query.document({});
   bool placed = false;
-  for (const Setting<TierChoice>& choice : document.tier_choices()) placed |= !choice->on_device();
+  for (const config::Setting<config::TierChoice>& choice : document.tier_choices()) placed |= !choice->on_device();
   if (!placed) return 0;
   std::cout << "\n[offload] tiers of the state of rank 0\n";
   if (document.program()->empty()) {
@@ -145,10 +145,10 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
     return 0;
   }
   if (const int code = query.resolve(bin)) return code;
-  const ResolvedJob job = query.resolved_job({}, 0);
-  const Planner planner(job, query.parameters(), job.config.job().ranks, true);
+  const plugin::ResolvedJob job = query.resolved_job({}, 0);
+  const engine::Planner planner(job, query.parameters(), job.config.job().ranks, true);
   std::cout << planner.plan(0).placement_text();
   return 0;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -5,7 +5,7 @@
 
 #include "cli/model_query.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// Prints the plan, or with `compare` a table of all available strategies; returns the exit code. Throws Error, also
 /// if the plan exceeds memory.device_budget.
@@ -15,4 +15,4 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
 /// all state is on the device. Returns the exit code.
 int explain_placement(const ModelQueryOptions& options, const std::filesystem::path& bin);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

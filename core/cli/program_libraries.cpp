@@ -16,7 +16,7 @@
 
 extern char** environ;
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace fs = std::filesystem;
 
@@ -115,4 +115,4 @@ void provide_libraries(const std::string& program) {
              : ""));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The names of the shared libraries that the dynamic loader does not find for `program` in the environment of this
 /// process. Empty for a script, a static program, a program whose loader is not one of the system's, and a file that
@@ -18,4 +18,4 @@ std::vector<std::string> missing_libraries(const std::string& program);
 /// changes the environment.
 void provide_libraries(const std::string& program);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

@@ -11,7 +11,7 @@
 
 #include "base/terminal.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The destructor clears the line. The line is narrower than the terminal. Not thread-safe.
 class Progress {
@@ -45,4 +45,4 @@ class Progress {
   bool terminal_ = is_terminal(STDERR_FILENO);
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

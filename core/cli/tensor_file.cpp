@@ -7,14 +7,14 @@
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 TensorFile read_safetensors(const std::vector<std::string>& files) {
   TensorFile result;
   std::vector<zr_dtype> types;
   std::map<std::string, std::string> file_of;
   for (const std::string& file : files)
-    for (StoredTensor& tensor : read_header(file).tensors) {
+    for (checkpoint::StoredTensor& tensor : checkpoint::read_header(file).tensors) {
       const auto [before, is_new] = file_of.emplace(tensor.name, file);
       if (!is_new)
         fail_user(printable(file + ": tensor '" + tensor.name + "' is also in " + before->second) +
@@ -22,7 +22,7 @@ TensorFile read_safetensors(const std::vector<std::string>& files) {
       if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // skips integer buffers, such as positions
       int64_t count = 1;
       for (const int64_t size : tensor.shape) count *= size;
-      types.push_back(safetensors_float(tensor.dtype));
+      types.push_back(checkpoint::safetensors_float(tensor.dtype));
       result.parameters.push_back({std::move(tensor.name), {}, std::move(tensor.shape), count, false, 0});
     }
   if (result.parameters.empty())
@@ -32,4 +32,4 @@ TensorFile read_safetensors(const std::vector<std::string>& files) {
   return result;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

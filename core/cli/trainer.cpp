@@ -13,7 +13,7 @@
 #include "config/key_json.hpp"
 #include "plan/parameter_list.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace fs = std::filesystem;
 
@@ -64,7 +64,7 @@ void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, st
 
 }  // namespace
 
-fs::path find_trainer(const Setting<std::string>& program, const fs::path& toml, const fs::path& bin) {
+fs::path find_trainer(const config::Setting<std::string>& program, const fs::path& toml, const fs::path& bin) {
   const std::string& name = program;
   if (name.empty())
     fail_user(toml.string() + ": job.program is missing: set it in [job] to an executable that constructs zr::Engine");
@@ -83,7 +83,9 @@ fs::path find_trainer(const Setting<std::string>& program, const fs::path& toml,
             "; build it, or give its absolute path");
 }
 
-std::string location_of_program(const Setting<std::string>& program) { return program.origin.text() + ": job.program"; }
+std::string location_of_program(const config::Setting<std::string>& program) {
+  return program.origin.text() + ": job.program";
+}
 
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra) {
   std::vector<std::string> all = extra;
@@ -113,7 +115,7 @@ ProcessOptions query_process(const std::vector<std::string>& argv, const char* w
 }
 
 // Whether the program has reported the failure itself, as every program with zr::guarded does.
-bool is_reported(const ExitStatus& exit_status, const std::string& said) {
+bool is_reported(const control::ExitStatus& exit_status, const std::string& said) {
   for (const int code : {exit_code::user, exit_code::environment, exit_code::peer_lost, exit_code::internal})
     if (!exit_status.signal && exit_status.code == code && !said.empty()) return true;
   // Other programs also end with code 1.
@@ -122,14 +124,14 @@ bool is_reported(const ExitStatus& exit_status, const std::string& said) {
 
 }  // namespace
 
-std::vector<ConfigKey> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
+std::vector<config::ConfigKey> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
   const double seconds = limit_seconds(kSecondsForKeys);
   const std::string who = who_text(where, program.string());
   provide_libraries(program.string());
   BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
   const BoundedRun::End end = run.wait(seconds);
   check_answer(run, end, seconds, kMaxKeysText, who, "its keys");
-  return keys_from_json(run.out(), who);
+  return config::keys_from_json(run.out(), who);
 }
 
 Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where) {
@@ -145,9 +147,9 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
       if (is_reported(run.exit_status(), run.err())) return {run.exit_status().code, {}, run.err()};
     }
     check_answer(run, end, seconds, kMaxParametersText, who, query);
-    return {0, parameters_from_json(run.out(), who), run.err()};
+    return {0, plan::parameters_from_json(run.out(), who), run.err()};
   }
   fail_internal("the last query of the parameters always returns or throws");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

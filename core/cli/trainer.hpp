@@ -8,27 +8,27 @@
 #include "config/config.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The executable that job.program names: an absolute path, or a name that is searched in the folder of the TOML file
 /// and then in `bin`. Throws UserError with the searched paths if it does not exist.
-std::filesystem::path find_trainer(const Setting<std::string>& program, const std::filesystem::path& toml,
+std::filesystem::path find_trainer(const config::Setting<std::string>& program, const std::filesystem::path& toml,
                                    const std::filesystem::path& bin);
 
 /// Where job.program is set, as a prefix of messages: "gpt.toml:3:11: job.program".
-std::string location_of_program(const Setting<std::string>& program);
+std::string location_of_program(const config::Setting<std::string>& program);
 
 /// Starts the program with ZR_ASK=schema and returns the keys that it prints. Limits: 16 MiB of output and one minute
 /// (ZR_ASK_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Error with the program,
 /// its exit status and the last lines of its stderr if it does not answer.
-std::vector<ConfigKey> ask_keys(const std::filesystem::path& program, const std::string& toml,
-                                const std::string& where = "");
+std::vector<config::ConfigKey> ask_keys(const std::filesystem::path& program, const std::string& toml,
+                                        const std::string& where = "");
 
 /// The parameters of a program (code 0), or the exit code with which the program reported an error; and the last 64 KiB
 /// of its stderr.
 struct Answer {
   int code;
-  std::vector<Parameter> parameters;
+  std::vector<plan::Parameter> parameters;
   std::string stderr_text;
 };
 /// Starts the program (argv[0] is an absolute path) with ZR_ASK=parameters: it builds its model without memory, prints
@@ -40,4 +40,4 @@ Answer ask_parameters(const std::vector<std::string>& argv, const std::string& w
 /// The environment of this process, without the variables that a launcher sets for a rank, plus `extra` ("NAME=value").
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

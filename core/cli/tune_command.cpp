@@ -15,7 +15,7 @@
 #include "engine/machine_profile.hpp"
 #include "engine/planning.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 namespace {
 
@@ -32,12 +32,12 @@ std::string gigabytes(double bytes) { return format(bytes < 1e8 ? "%.4f GB" : "%
 
 // The last of offload.tiers is the farthest from the device.
 std::string farthest_tier() {
-  const std::vector<std::string> tiers = Document::parse("", "zeroth tune", {}).tiers();
+  const std::vector<std::string> tiers = config::Document::parse("", "zeroth tune", {}).tiers();
   return tiers.empty() ? "" : tiers.back();
 }
 
-Component tier_of_disk(const std::string& id) {
-  const Component tier = Registry().load(Role::offload, id, "zeroth tune: --tier");
+plugin::Component tier_of_disk(const std::string& id) {
+  const plugin::Component tier = plugin::Registry().load(plugin::Role::offload, id, "zeroth tune: --tier");
   for (const char* needed : {"path", "block_bytes", "depth"}) {
     const auto* end = tier.table->keys + tier.table->n_keys;
     if (std::find_if(tier.table->keys, end, [&](const zr_key* key) { return std::string(key->name) == needed; }) == end)
@@ -56,20 +56,21 @@ struct Moved {
 
 Moved moved_by(const ModelQuery& query, const std::string& tier) {
   std::vector<std::string> more;
-  if (!query.document({}).tier_choices().front().given()) more.push_back("offload.optimizer=" + toml_text(tier));
-  const ResolvedJob job = query.resolved_job(more, query.ranks());
+  if (!query.document({}).tier_choices().front().given())
+    more.push_back("offload.optimizer=" + config::toml_text(tier));
+  const plugin::ResolvedJob job = query.resolved_job(more, query.ranks());
   Moved moved{query.model(), job.config.offload().optimizer->text, query.ranks(), 0};
   if (moved.ranks == 0) moved.ranks = job.config.job().ranks;
-  const Planner planner(job, query.parameters(), moved.ranks, query.ranks() == 0);
+  const engine::Planner planner(job, query.parameters(), moved.ranks, query.ranks() == 0);
   constexpr int kFew = 16;  // the shards of more ranks differ by less than one norm block per bucket
   const int planned = moved.ranks <= kFew ? moved.ranks : 1;
   for (int rank = 0; rank < planned; ++rank)
-    for (const StateTile& tile : planner.plan(rank).placement.tiles)
+    for (const plan::StateTile& tile : planner.plan(rank).placement.tiles)
       moved.bytes += static_cast<double>(tile.bytes) * moved.ranks / planned;
   return moved;
 }
 
-void print_table(const DiskTest& test, const DiskSpeed& speed, const FileSystem& at, double seconds) {
+void print_table(const DiskTest& test, const DiskSpeed& speed, const engine::FileSystem& at, double seconds) {
   std::cout << "tier " << test.tier.table->id << " in " << test.path << " (file system " << at.mount
             << "): " << bytes_text(test.bytes) << ", " << duration_text(seconds) << ", "
             << gigabytes(static_cast<double>(speed.written)) << " written\n"
@@ -126,7 +127,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
     if (one.rfind(table, 0) == 0) test.overrides.push_back(one);
 
   // Reports errors of the model before the measurement begins.
-  options.model.overrides.push_back(table + "path=" + toml_text(path));
+  options.model.overrides.push_back(table + "path=" + config::toml_text(path));
   const bool planned = options.model.any();
   Moved moved;
   if (planned) {
@@ -135,7 +136,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
     moved = moved_by(query, options.tier);
   }
 
-  const FileSystem at = file_system_of(path);
+  const engine::FileSystem at = engine::file_system_of(path);
   const auto begin = std::chrono::steady_clock::now();
   DiskSpeed speed;
   {
@@ -148,7 +149,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&now, &utc));
-  MachineProfile profile;
+  engine::MachineProfile profile;
   profile.put({at, best.block_bytes, best.depth, best.read, best.write, best.mixed, date});
   profile.save();
   std::cout << "stored in " << profile.file() << "; jobs that do not set " << table << "block_bytes and depth use it\n";
@@ -156,4 +157,4 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   return 0;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

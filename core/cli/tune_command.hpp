@@ -7,7 +7,7 @@
 
 #include "cli/model_query.hpp"
 
-namespace zr::host {
+namespace zr::host::cli {
 
 /// The options of the command line.
 struct TuneOptions {
@@ -21,4 +21,4 @@ struct TuneOptions {
 /// Measures the disk, prints and stores the result; returns the exit code. Throws Error.
 int tune(TuneOptions options, const std::filesystem::path& bin);
 
-}  // namespace zr::host
+}  // namespace zr::host::cli

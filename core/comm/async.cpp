@@ -5,7 +5,7 @@
 #include "comm/comm_runtime.hpp"
 #include "comm/done.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 zr_done* done_new(const zr_host* host) {
   auto* done = new (std::nothrow) zr_done_s;
@@ -42,8 +42,9 @@ namespace {
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  auto* communicator =
-      done->host->ctx ? static_cast<CommRuntime*>(PluginHost::from_abi(done->host).context("communicator")) : nullptr;
+  auto* communicator = done->host->ctx
+                           ? static_cast<CommRuntime*>(plugin::PluginHost::from_abi(done->host).context("communicator"))
+                           : nullptr;
   // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
   if (communicator) return communicator->wait(done, timeout_ns, error);
   const zr_code code = done_poll(done, error);
@@ -58,6 +59,6 @@ const zr_async_service kService{
 
 }  // namespace
 
-void offer_async(PluginHost& host) { host.offer("zr.host.async/1", &kService); }
+void offer_async(plugin::PluginHost& host) { host.offer("zr.host.async/1", &kService); }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -8,7 +8,7 @@
 #include "base/dtype.hpp"
 #include "control/call_mismatch.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 bool is_message(const zr_coll& coll) { return coll.op == ZR_SEND || coll.op == ZR_RECV; }
 bool is_reduction(const zr_coll& coll) {
@@ -92,7 +92,7 @@ void describe(const zr_coll& coll, int world, std::string& text, std::string_vie
     text += ")";
   }
   if (call.empty()) return;
-  text += kInCall;
+  text += control::kInCall;
   text += call;
 }
 
@@ -161,4 +161,4 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   return lengths_problem(coll, reads, writes, rank, world);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -8,7 +8,7 @@
 #include "base/operation.hpp"
 #include "zr/abi/communicator.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// Sends and receives: two ranks take part, and they have no fingerprint.
 bool is_message(const zr_coll& coll);
@@ -36,4 +36,4 @@ void describe(const zr_coll& coll, int world, std::string& text, std::string_vie
 /// Validates the arguments. Returns "", or why they are invalid: "dst has 5 elements, this rank's part has 6".
 std::string problem_of(const zr_coll& coll, int rank, int world);
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

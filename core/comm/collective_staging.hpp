@@ -6,7 +6,7 @@
 
 #include "zr/abi/communicator.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// Maps placeholder addresses to memory. [use]
 class CollectiveStaging {
@@ -22,4 +22,4 @@ class CollectiveStaging {
   virtual void unstage(uint64_t number, bool succeeded) noexcept = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

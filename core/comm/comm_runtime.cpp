@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "comm/submission.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 namespace {
 constexpr int64_t kMessageRun = 64;  // minimal number of bytes per rank and transfer
@@ -26,7 +26,8 @@ struct CommRuntime::State {
     HugePageMemory own;  // set if the host allocated the memory
   };
 
-  State(PluginHost& h, std::shared_ptr<Control> control, const Instance* instance, Options options)
+  State(plugin::PluginHost& h, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
+        Options options)
       : host(h), submission(h, std::move(control), instance, options.timeout) {
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
@@ -38,15 +39,15 @@ struct CommRuntime::State {
     for (int64_t first = 0; first < total; first += run) fn(first, std::min(run, total - first));
   }
 
-  PluginHost& host;
+  plugin::PluginHost& host;
   Submission submission;
   std::map<void*, Memory> memory;
   char* staging = nullptr;  // buffer for the host's control messages
   int64_t staging_bytes;
 };
 
-CommRuntime::CommRuntime(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
-                         Options options) {
+CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
+                         const plugin::Instance* instance, Options options) {
   Ledger& ledger = host.ledger();
   const int64_t before = ledger.held(Tier::host, MemoryKind::communicator);
   state_ = std::make_unique<State>(host, std::move(control), instance, options);
@@ -190,4 +191,4 @@ zr_code CommRuntime::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   return state_->submission.wait(done, timeout_ns, error);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -18,7 +18,7 @@
 #include "zr/abi/communicator.h"
 #include "zr/abi/communicator_extensions.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// One per Engine. Calls are [use]: any thread, one at a time (the caller serialises). A world of one needs no plug-in:
 /// its collectives are local copies and reductions. Operations that the plug-in lacks are composed of its all_gather
@@ -29,7 +29,8 @@ class CommRuntime {
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
   };
   /// Opens the plug-in (collective over the job). `instance` may be null if world is 1.
-  CommRuntime(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance, Options options);
+  CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
+              Options options);
   ~CommRuntime();
   CommRuntime(const CommRuntime&) = delete;
 
@@ -109,9 +110,9 @@ class CallScope {
 };
 
 /// The shared-weights extension of a communicator; null if the communicator does not have it.
-const zr_shared_weights_api* shared_weights_of(const Component& communicator);
+const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator);
 
 /// Offers "zr.host.async/1". A wait drives the progress of the host's context "communicator", if the host has one.
-void offer_async(PluginHost& host);
+void offer_async(plugin::PluginHost& host);
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

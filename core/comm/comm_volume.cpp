@@ -6,7 +6,7 @@
 #include "base/dtype.hpp"
 #include "comm/coll.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 CommVolume& CommVolume::operator+=(const CommVolume& other) {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -105,4 +105,4 @@ void CommVolumeCounter::add(uint32_t op, int64_t bytes, bool control) {
   }
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

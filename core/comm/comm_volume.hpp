@@ -8,7 +8,7 @@
 
 #include "zr/abi/communicator.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// Bytes received by this rank per operation, without padding. Control traffic is that of the host itself (StepSync,
 /// export).
@@ -57,4 +57,4 @@ class CommVolumeCounter {
   CommVolume count_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -8,7 +8,7 @@
 #include "comm/coll.hpp"
 #include "comm/ordered_reduce.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 namespace {
 
@@ -218,4 +218,4 @@ std::string compose(const zr_coll& coll, const Primitives& with) {
   return "";
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

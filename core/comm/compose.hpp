@@ -7,7 +7,7 @@
 #include "base/thread_pool.hpp"
 #include "zr/abi/communicator.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// The operations and buffers from which a collective is composed.
 struct Primitives {
@@ -24,4 +24,4 @@ struct Primitives {
 /// Returns "", or why `coll` cannot be composed: sends and receives cannot be composed of collectives.
 std::string compose(const zr_coll& coll, const Primitives& with);
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

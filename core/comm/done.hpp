@@ -20,7 +20,7 @@ struct zr_done_s {
   std::string what;
 };
 
-namespace zr::host {
+namespace zr::host::comm {
 
 zr_done* done_new(const zr_host* host);  // returns one reference; null: out of memory
 void done_release(zr_done* done);        // accepts null
@@ -30,4 +30,4 @@ void done_resolve(zr_done* done, zr_code code, int64_t native, const char* messa
 /// null.
 zr_code done_poll(zr_done* done, zr_error* error);
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -4,7 +4,7 @@
 
 #include "zr/ordered_reduce.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 void ordered_reduce(ThreadPool& pool, const zr_coll& coll, const zr_view& dst,
                     const std::vector<const void*>& sources) {
@@ -18,4 +18,4 @@ void ordered_reduce(ThreadPool& pool, const zr_coll& coll, const zr_view& dst,
   });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

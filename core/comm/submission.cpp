@@ -15,7 +15,7 @@
 #include "comm/done.hpp"
 #include "comm/ordered_reduce.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -341,4 +341,4 @@ zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept 
   return ZR_OK;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -21,14 +21,14 @@
 #include "zr/abi/communicator.h"
 #include "zr/abi/communicator_extensions.h"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 /// Calls are [use] unless marked otherwise.
 class Submission {
  public:
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // for composed collectives
   /// Opens the plug-in if the world size is greater than 1.
-  Submission(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
+  Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
              std::chrono::milliseconds timeout);
   ~Submission() { close(); }
   Submission(const Submission&) = delete;
@@ -96,9 +96,9 @@ class Submission {
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
   static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
 
-  PluginHost& host_;
-  std::shared_ptr<Control> control_;
-  const Instance* instance_;
+  plugin::PluginHost& host_;
+  std::shared_ptr<control::Control> control_;
+  const plugin::Instance* instance_;
   const std::chrono::milliseconds timeout_;
   const int rank_, world_;
   const zr_communicator_api* api_ = nullptr;
@@ -107,7 +107,7 @@ class Submission {
   std::function<char*()> allocate_staging_;
   char* staging_ = nullptr;
 
-  Activity activity_;
+  control::Activity activity_;
   CommVolumeCounter counter_;
   Ended ended_;
   CollectiveStaging* collective_staging_ = nullptr;
@@ -126,4 +126,4 @@ class Submission {
   std::jthread watch_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

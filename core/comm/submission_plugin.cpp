@@ -6,21 +6,21 @@
 #include "comm/done.hpp"
 #include "comm/submission.hpp"
 
-namespace zr::host {
+namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 }  // namespace
 
-const zr_shared_weights_api* shared_weights_of(const Component& communicator) {
+const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator) {
   if (!communicator.table->extension) return nullptr;
   return static_cast<const zr_shared_weights_api*>(
       communicator.table->extension(nullptr, "zr.communicator.shared_weights/1"));
 }
 
-Submission::Submission(PluginHost& host, std::shared_ptr<Control> control, const Instance* instance,
-                       std::chrono::milliseconds timeout)
+Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
+                       const plugin::Instance* instance, std::chrono::milliseconds timeout)
     : host_(host),
       control_(std::move(control)),
       instance_(instance),
@@ -103,4 +103,4 @@ void Submission::shared_free(void* writer) {
   if (comm_) alias()->free(comm_, writer);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::comm

@@ -2,7 +2,7 @@
 
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -59,4 +59,4 @@ std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumul
          std::to_string(product) + "; remove one of the three, and it is derived from the other two";
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -5,10 +5,10 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// Derives the numbers that are not given (0) so that global = micro * accumulation * world. Returns the problem, with
 /// the arithmetic and the origins of the numbers, or "".
 std::string derive_batch(Entry& global, Entry& micro, Entry& accumulation, int64_t world);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -12,7 +12,7 @@
 #include "config/problems.hpp"
 #include "config/read_host_config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -177,4 +177,4 @@ JobConfig Document::check(const std::vector<ConfigKey>& more, int world, const P
   return Check(*tree_, *this, more, unread, unchecked).run(world);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "config/value.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -97,4 +97,4 @@ std::string JobConfig::to_toml() const {
   return text;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -14,7 +14,7 @@
 #include "config/key.hpp"
 #include "config/setting.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 /// A value as TOML text; doubles in shortest round-trip form.
@@ -135,4 +135,4 @@ class Document {
   std::shared_ptr<const Tree> tree_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

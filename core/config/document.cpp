@@ -14,14 +14,14 @@
 #include "config/document_tree.hpp"
 #include "config/read_host_config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
 constexpr std::string_view kCommandLine = "command line", kProgram = "zr::Configuration::set";
 
 constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
-constexpr std::size_t kMaxJsonDepth = 32;    // nesting of tables and arrays: their readers are recursive
+constexpr std::size_t kMaxDepth = 32;        // nesting of tables and arrays: their readers are recursive
 
 const char* kind_text(mode_t mode) {
   return S_ISDIR(mode)    ? "a folder"
@@ -91,7 +91,7 @@ std::string too_deep_at(std::string_view text) {
     } else if (c == ',' || c == '=') {
       dots = 0;
     }
-    if (brackets > kMaxJsonDepth || dots >= kMaxJsonDepth)
+    if (brackets > kMaxDepth || dots >= kMaxDepth)
       return std::to_string(line) + ":" + std::to_string(i - std::min(i, line_begin) + 1);
   }
   return "";
@@ -152,9 +152,9 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     fail_user(who + "'" + text + "' is not an override; write path=value, as in train.steps=20");
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
-  if (parts.size() > kMaxJsonDepth)
+  if (parts.size() > kMaxDepth)
     fail_user(who + "'" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
-              " parts; a key has at most " + std::to_string(kMaxJsonDepth));
+              " parts; a key has at most " + std::to_string(kMaxDepth));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
       fail_user(who + "'" + path + "' is not a dotted path of bare keys such as train.steps");
@@ -228,8 +228,7 @@ Document Document::parse(const std::string& toml, const std::string& file, const
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   if (const std::string at = too_deep_at(toml); !at.empty())
-    fail_user(file + ":" + at + ": tables and arrays are nested deeper than " + std::to_string(kMaxJsonDepth) +
-              " levels");
+    fail_user(file + ":" + at + ": tables and arrays are nested deeper than " + std::to_string(kMaxDepth) + " levels");
   try {
     tree->root = toml::parse(toml, file);
   } catch (const toml::parse_error& error) {
@@ -302,4 +301,4 @@ Setting<std::vector<std::string>> Document::tiers() const {
   return setting_of<std::vector<std::string>>(early("offload.tiers"));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

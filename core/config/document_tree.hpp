@@ -10,7 +10,7 @@
 #include "config/config.hpp"
 #include "config/value.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 struct Document::Tree {
   toml::table root;
@@ -29,4 +29,4 @@ std::string source_text(const toml::node& node);
 /// The node at "a.b.c", or null.
 const toml::node* node_at(const toml::table& root, std::string_view path);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "config/key_suggestion.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -142,4 +142,4 @@ std::vector<Rename> read_renames(const toml::table& root, Problems& problems) {
   return renames;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

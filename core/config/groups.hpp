@@ -8,7 +8,7 @@
 #include "config/document_tree.hpp"
 #include "config/problems.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// The groups in the order of the file. `keys`: all declared keys; `entries`: the values of the file outside groups.
 std::vector<GroupConfig> read_groups(const toml::table& root, const std::vector<ConfigKey>& keys,
@@ -16,4 +16,4 @@ std::vector<GroupConfig> read_groups(const toml::table& root, const std::vector<
 /// The renames: exact names before patterns, longer patterns before shorter ones.
 std::vector<Rename> read_renames(const toml::table& root, Problems& problems);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -11,7 +11,7 @@
 #include "config/setting.hpp"
 #include "zr/abi/base.h"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// [job]
 struct RunConfig {
@@ -177,4 +177,4 @@ struct HostConfig {
   OffloadConfig offload;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -8,7 +8,7 @@
 
 #include "zr/abi/base.h"
 
-namespace zr::host {
+namespace zr::host::config {
 
 struct ConfigKey {
   std::string table;    // "train", "optimizer.<id>"; "" is the top level
@@ -44,4 +44,4 @@ std::string range_text(const ConfigKey& key);
 /// The problem with the declaration of a key (for example a default outside its range), or "".
 std::string declaration_problem(const ConfigKey& key);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

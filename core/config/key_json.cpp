@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 constexpr std::string_view kMark = "{\"zeroth_schema\":1,";
@@ -51,4 +51,4 @@ std::vector<ConfigKey> keys_from_json(const std::string& output, const std::stri
   }
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -6,7 +6,7 @@
 
 #include "config/key.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// One line: {"zeroth_schema":1,"keys":[...]}.
 std::string to_json(const std::vector<ConfigKey>& keys);
@@ -14,4 +14,4 @@ std::string to_json(const std::vector<ConfigKey>& keys);
 /// line.
 std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& who);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

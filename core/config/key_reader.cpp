@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -47,4 +47,4 @@ const std::vector<double>& KeyReader::numbers(std::string_view path) const {
 const Origin& KeyReader::origin(std::string_view path) const { return entry(path).origin; }
 bool KeyReader::given(std::string_view path) const { return origin(path).given(); }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -7,7 +7,7 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// Refers to the configuration, which must outlive it. Reading an undeclared path, or with the method of another type,
 /// is a bug: InternalError.
@@ -32,4 +32,4 @@ class KeyReader {
   const JobConfig& config_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 std::string parent(const std::string& path) {
@@ -45,4 +45,4 @@ std::string key_suggestion(const std::string& path, const std::vector<std::strin
   return table.empty() ? "; known names: " + there : "; [" + table + "] has " + there;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// The last part of a dotted path: "steps" of "train.steps".
 std::string last_part(const std::string& path);
@@ -18,4 +18,4 @@ std::string did_you_mean(const std::vector<std::string>& near);
 /// table of `path` has; "" if that table does not exist and no candidate is near.
 std::string key_suggestion(const std::string& path, const std::vector<std::string>& candidates);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

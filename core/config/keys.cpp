@@ -5,7 +5,7 @@
 #include "config/key.hpp"
 #include "config/value.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -283,4 +283,4 @@ std::string declaration_problem(const ConfigKey& key) {
   return problem.empty() ? "" : "the default of key '" + key.path() + "': " + problem;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

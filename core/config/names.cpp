@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "config/key_suggestion.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 Names::Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
              std::vector<UncheckedValue>* unchecked, Problems& problems)
@@ -78,4 +78,4 @@ void Names::unknown(const Origin& origin, const std::string& path, bool is_table
                             key_suggestion(path, candidates));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

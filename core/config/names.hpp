@@ -11,7 +11,7 @@
 #include "config/document_tree.hpp"
 #include "config/problems.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 class Names {
  public:
@@ -38,4 +38,4 @@ class Names {
   std::set<std::string> paths_, tables_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -5,7 +5,7 @@
 #include "base/dtype.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 Precision precision_of(const TrainConfig& train, const GradientsConfig& gradients) {
   // A reduction to fp32 upcasts; a narrower reduction needs gradients of its own dtype, as held gradients do.
@@ -63,4 +63,4 @@ std::vector<PrecisionProblem> precision_problems(const HostConfig& config) {
   return problems;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -6,7 +6,7 @@
 
 #include "config/host_config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// The dtypes that follow from these tables.
 Precision precision_of(const TrainConfig& train, const GradientsConfig& gradients);
@@ -22,4 +22,4 @@ struct PrecisionProblem {
 /// All of them.
 std::vector<PrecisionProblem> precision_problems(const HostConfig& config);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

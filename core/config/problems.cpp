@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 constexpr std::size_t kMax = 20;
@@ -32,4 +32,4 @@ void Problems::throw_if_any() {
   fail_user(all);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -7,7 +7,7 @@
 
 #include "config/setting.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 class Problems {
  public:
@@ -32,4 +32,4 @@ class Problems {
   std::size_t more_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -7,7 +7,7 @@
 #include "config/key_reader.hpp"
 #include "config/precision.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -249,4 +249,4 @@ HostConfig read_host_config(const JobConfig& config) {
   return all;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace zr::host {
+namespace zr::host::config {
 
 struct Origin {
   /// program: zr::Configuration::set(); derived: computed from other keys; launcher: set by the launcher of the ranks.
@@ -45,4 +45,4 @@ struct TierChoice {
   bool operator==(const TierChoice&) const = default;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::config

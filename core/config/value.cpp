@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "config/document_tree.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 namespace {
 
@@ -161,4 +161,4 @@ std::string toml_quoted(const std::string& text) {
   return out + "\"";
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::config

@@ -6,7 +6,7 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::config {
 
 /// A value of the key's type and range, or the problem ("expected an integer, found \"many\"").
 struct ParsedValue {
@@ -20,4 +20,4 @@ ParsedValue default_value(const ConfigKey& key);
 /// A TOML string in quotes, escaped.
 std::string toml_quoted(const std::string& text);
 
-}  // namespace zr::host
+}  // namespace zr::host::config

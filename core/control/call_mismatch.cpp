@@ -2,7 +2,7 @@
 
 #include "base/operation.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 // The call at the end of a description; "" if the description names none.
@@ -43,4 +43,4 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
   return "";
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// Separates a collective from the call that issued it: "broadcast 'w' (fp32, 64) in engine.get(\"w\")".
 inline constexpr std::string_view kInCall = " in ";
@@ -18,4 +18,4 @@ std::string collective_call(std::string_view what);
 /// How descriptions name an operator on a sharded parameter: "an operator on 'w'".
 inline constexpr std::string_view kOperatorOn = "an operator on ";
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -15,7 +15,7 @@
 #include "base/text.hpp"
 #include "control/failure_report.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace ip = boost::asio::ip;
 using boost::system::error_code;
@@ -280,4 +280,4 @@ void ControlClient::close() {
   if (secret_) secret_->remove();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -21,7 +21,7 @@
 #include "control/job_secret.hpp"
 #include "control/store.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 class ControlClient final : public Control {
  public:
@@ -115,4 +115,4 @@ class ControlClient final : public Control {
   std::map<uint64_t, std::optional<std::string>> gets_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

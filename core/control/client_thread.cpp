@@ -7,7 +7,7 @@
 #include "control/client.hpp"
 #include "control/failure_report.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 using boost::system::error_code;
 using protocol::Type;
@@ -239,4 +239,4 @@ void ControlClient::stop_if_done() {
   if (!connection_ && store_finished_) io_.stop();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -7,7 +7,7 @@
 #include <boost/asio/write.hpp>
 #include <utility>
 
-namespace zr::host {
+namespace zr::host::control {
 
 using boost::asio::ip::tcp;
 using boost::system::error_code;
@@ -109,4 +109,4 @@ void Connection::close() {
   socket_.close(ignored);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

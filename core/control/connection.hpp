@@ -11,7 +11,7 @@
 
 #include "control/protocol.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -52,4 +52,4 @@ class Connection : public std::enable_shared_from_this<Connection> {
 /// Sets FD_CLOEXEC, so that programs that this process starts do not inherit the socket.
 void close_on_exec(int fd);
 
-}  // namespace zr::host
+}  // namespace zr::host::control

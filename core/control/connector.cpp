@@ -3,7 +3,7 @@
 #include <thread>
 #include <utility>
 
-namespace zr::host {
+namespace zr::host::control {
 
 using boost::asio::ip::tcp;
 using boost::system::error_code;
@@ -144,4 +144,4 @@ void Connector::next(std::size_t index, const std::string& why) {
   });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -14,7 +14,7 @@
 #include "base/error.hpp"
 #include "control/connection.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// Runs on the thread of its io_context. Calls exactly one of the callbacks `welcomed` and `failed`, once.
 class Connector : public std::enable_shared_from_this<Connector> {
@@ -63,4 +63,4 @@ class Connector : public std::enable_shared_from_this<Connector> {
 std::vector<boost::asio::ip::tcp::endpoint> resolve(const std::string& host, const std::vector<uint16_t>& ports,
                                                     Connector::Time deadline);
 
-}  // namespace zr::host
+}  // namespace zr::host::control

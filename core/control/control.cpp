@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "control/client.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 // A job with one rank and without zeroth's launcher: no sockets, no thread.
@@ -88,4 +88,4 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   return membership.control;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

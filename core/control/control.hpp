@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// The current activity of a rank's training thread, for reports. Cheap to set; heartbeats send it.
 /// `sequence` counts the collectives in which all ranks take part, from 1, over all Engines of a process. Sends and
@@ -84,4 +84,4 @@ class Control {
   std::atomic<uint64_t> sequence_{0};
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

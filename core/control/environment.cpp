@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 constexpr int kMaxRanks = 4096;
@@ -204,4 +204,4 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   return rank_info;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

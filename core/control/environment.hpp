@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::control {
 
 struct RankInfo {
   std::string launcher;  // for messages: "zeroth launch", "torchrun", "mpirun", "srun"
@@ -33,4 +33,4 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".
 std::string first_host(const std::string& nodes);
 
-}  // namespace zr::host
+}  // namespace zr::host::control

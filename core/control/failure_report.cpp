@@ -5,7 +5,7 @@
 
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 constexpr std::size_t kMaxLines = 64;
@@ -84,4 +84,4 @@ std::string rank_text(int rank, int64_t pid) {
   return "rank " + std::to_string(rank) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -7,7 +7,7 @@
 
 #include "control/protocol.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// How a rank's process ended, as its parent saw it.
 struct ExitStatus {
@@ -41,4 +41,4 @@ std::string process_state_text(char state);
 /// "rank 1 (pid 4242)", "rank 1" if the pid is unknown.
 std::string rank_text(int rank, int64_t pid);
 
-}  // namespace zr::host
+}  // namespace zr::host::control

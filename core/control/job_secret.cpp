@@ -16,7 +16,7 @@
 #include "base/error.hpp"
 #include "base/hex.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 constexpr std::size_t kSecretBytes = 16;
@@ -122,4 +122,4 @@ void JobSecret::remove() {
   created_.reset();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// `bytes` random bytes as hexadecimal digits. Throws EnvironmentError if the system provides none. Any thread.
 std::string random_hex(std::size_t bytes);
@@ -46,4 +46,4 @@ class JobSecret {
   int fd_ = -1;  // descriptor of the folder
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 struct JobServices::State {
   std::string run_folder;
@@ -25,10 +25,10 @@ zr_code fill(zr_error* error, zr_code code, const char* message) {
 }
 
 JobServices::State& state_of(const zr_host* host) {
-  return *static_cast<JobServices::State*>(PluginHost::from_abi(host).context("job"));
+  return *static_cast<JobServices::State*>(plugin::PluginHost::from_abi(host).context("job"));
 }
 Control& control_of(const zr_host* host) {
-  return *static_cast<Control*>(PluginHost::from_abi(host).context("control"));
+  return *static_cast<Control*>(plugin::PluginHost::from_abi(host).context("control"));
 }
 
 zr_code put(const zr_host* host, const char* key, const void* value, uint64_t bytes, zr_error* error) try {
@@ -55,7 +55,8 @@ zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out,
 
 }  // namespace
 
-JobServices::JobServices(PluginHost& host, Control& control, std::string run_folder, std::chrono::milliseconds timeout)
+JobServices::JobServices(plugin::PluginHost& host, Control& control, std::string run_folder,
+                         std::chrono::milliseconds timeout)
     : state_(std::make_unique<State>()) {
   state_->timeout = timeout;
   state_->run_folder = std::move(run_folder);
@@ -72,4 +73,4 @@ JobServices::JobServices(PluginHost& host, Control& control, std::string run_fol
 
 JobServices::~JobServices() = default;
 
-}  // namespace zr::host
+}  // namespace zr::host::control

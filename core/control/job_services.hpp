@@ -8,13 +8,13 @@
 #include "control/control.hpp"
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// Owns the service tables; must live as long as the PluginHost. Not movable.
 class JobServices {
  public:
   /// `timeout`: the limit of a get() that does not specify one.
-  JobServices(PluginHost& host, Control& control, std::string run_folder,
+  JobServices(plugin::PluginHost& host, Control& control, std::string run_folder,
               std::chrono::milliseconds timeout = std::chrono::minutes(5));
   ~JobServices();
   JobServices(const JobServices&) = delete;
@@ -25,4 +25,4 @@ class JobServices {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

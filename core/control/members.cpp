@@ -5,7 +5,7 @@
 #include "base/text.hpp"
 #include "control/call_mismatch.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 namespace {
 constexpr std::size_t kMaxIssued = 4096;
@@ -241,4 +241,4 @@ std::string Members::failure_report(Time now) const {
   return any_joined ? failure_report_text(headline(now), lines) : headline(now);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -11,7 +11,7 @@
 #include "control/failure_report.hpp"
 #include "control/protocol.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// Single-threaded. Every event may make the job fail: check broken() after each call. `now` must never decrease.
 class Members {
@@ -84,4 +84,4 @@ class Members {
   std::string text_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

@@ -8,7 +8,7 @@
 
 #include "base/text.hpp"
 
-namespace zr::host::protocol {
+namespace zr::host::control::protocol {
 
 Writer& Writer::u8(uint8_t value) {
   bytes_.push_back(static_cast<char>(value));
@@ -174,4 +174,4 @@ bool is_dead(int64_t pid) {
   return state == 0 || state == 'Z' || state == 'X';
 }
 
-}  // namespace zr::host::protocol
+}  // namespace zr::host::control::protocol

@@ -10,7 +10,7 @@
 
 #include "control/control.hpp"
 
-namespace zr::host::protocol {
+namespace zr::host::control::protocol {
 
 enum class Type : uint8_t {
   // To the store:
@@ -132,4 +132,4 @@ char state_of(int64_t pid);
 /// The process does not exist on this machine, or is a zombie.
 bool is_dead(int64_t pid);
 
-}  // namespace zr::host::protocol
+}  // namespace zr::host::control::protocol

@@ -11,7 +11,7 @@
 #include "control/connection.hpp"
 #include "control/members.hpp"
 
-namespace zr::host {
+namespace zr::host::control {
 
 using boost::asio::ip::tcp;
 using boost::system::error_code;
@@ -342,4 +342,4 @@ void Store::finish(const protocol::Heartbeat& store_host, std::function<void()> 
 
 void Store::close() { state_->close(); }
 
-}  // namespace zr::host
+}  // namespace zr::host::control

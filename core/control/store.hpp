@@ -16,7 +16,7 @@ namespace boost::asio {
 class io_context;
 }
 
-namespace zr::host {
+namespace zr::host::control {
 
 /// Serves the ranks of a job on an io_context. Call it only on the thread of that io_context. The io_context has work
 /// until close().
@@ -59,4 +59,4 @@ class Store {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::control

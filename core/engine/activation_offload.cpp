@@ -1,8 +1,8 @@
 #include "engine/activation_offload.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
-ActivationOffload::ActivationOffload(const StepContext& context, TierStore& tier)
+ActivationOffload::ActivationOffload(const StepContext& context, offload::TierStore& tier)
     : model_(context.model), activations_(tier, context.ledger, context.plan.activation_staging_bytes()) {
   model_.offload_saved_tensors({context.config().offload().activation_bytes,
                                 [this](const void* data, int64_t bytes) { return activations_.put(data, bytes); },
@@ -13,4 +13,4 @@ ActivationOffload::ActivationOffload(const StepContext& context, TierStore& tier
 
 ActivationOffload::~ActivationOffload() { model_.offload_saved_tensors({}); }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

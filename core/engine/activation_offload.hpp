@@ -5,22 +5,22 @@
 #include "offload/activation_store.hpp"
 #include "offload/tier.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// While the object exists, the model's saved tensors are stored on the tier. Constructed and destroyed on the training
 /// thread.
 class ActivationOffload {
  public:
   /// Keeps references to both arguments.
-  ActivationOffload(const StepContext& context, TierStore& tier);
+  ActivationOffload(const StepContext& context, offload::TierStore& tier);
   ~ActivationOffload();
   ActivationOffload(const ActivationOffload&) = delete;
 
-  const ActivationStore& activations() const { return activations_; }
+  const offload::ActivationStore& activations() const { return activations_; }
 
  private:
-  Model& model_;
-  ActivationStore activations_;
+  model::Model& model_;
+  offload::ActivationStore activations_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

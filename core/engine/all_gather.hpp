@@ -8,11 +8,11 @@
 
 #include "comm/comm_runtime.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Returns every rank's value, in rank order. Collective; control traffic.
 template <class T>
-std::vector<T> all_gather(CommRuntime& comm, const T& mine, const char* label) {
+std::vector<T> all_gather(comm::CommRuntime& comm, const T& mine, const char* label) {
   static_assert(std::is_trivially_copyable_v<T>);
   std::vector<T> values;
   for (const std::string& bytes :
@@ -24,4 +24,4 @@ std::vector<T> all_gather(CommRuntime& comm, const T& mine, const char* label) {
   return values;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

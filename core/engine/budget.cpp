@@ -5,7 +5,7 @@
 
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 constexpr std::size_t kShown = 3;
@@ -45,7 +45,7 @@ bool compatible(const Suggestion& one, const Suggestion& two) {
 // Suggestions grouped by kind; two of different kinds can be combined.
 using Kinds = std::vector<std::vector<Suggestion>>;
 
-std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
+std::vector<Suggestion> other_strategies(const plugin::ResolvedJob& job) {
   std::vector<Suggestion> suggestions;
   for (const std::string& id : job.strategies)
     if (id != job.strategy.table->id) suggestions.push_back(set("strategy", id));
@@ -53,7 +53,7 @@ std::vector<Suggestion> other_strategies(const ResolvedJob& job) {
 }
 
 // Moves the state that this key of [offload] keeps on the device to a tier.
-std::vector<Suggestion> on_tiers(const ResolvedJob& job, const Setting<TierChoice>& choice) {
+std::vector<Suggestion> on_tiers(const plugin::ResolvedJob& job, const config::Setting<config::TierChoice>& choice) {
   std::vector<Suggestion> suggestions;
   if (choice->on_device())
     for (const std::string& id : job.tier_ids) suggestions.push_back(set(choice.key, id));
@@ -61,7 +61,7 @@ std::vector<Suggestion> on_tiers(const ResolvedJob& job, const Setting<TierChoic
 }
 
 // More ranks with the same number of samples per step.
-std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
+std::vector<Suggestion> more_ranks(const config::JobConfig& config, int ranks) {
   std::vector<Suggestion> suggestions;
   const int64_t times = config.train().gradient_accumulation, micro = config.train().micro_batch;
   for (const int factor : {2, 4, 8}) {
@@ -82,7 +82,7 @@ std::vector<Suggestion> more_ranks(const JobConfig& config, int ranks) {
 }
 
 // Smaller micro-batches, with more gradient accumulation.
-std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
+std::vector<Suggestion> smaller_micro_batches(const config::JobConfig& config) {
   std::vector<Suggestion> suggestions;
   const int64_t times = config.train().gradient_accumulation, micro = config.train().micro_batch;
   for (int64_t factor = 2; micro % factor == 0; factor *= 2) {
@@ -95,9 +95,9 @@ std::vector<Suggestion> smaller_micro_batches(const JobConfig& config) {
 }
 
 // Each byte-size key of the strategy, reduced to an eighth.
-std::vector<Suggestion> smaller_sizes(const ResolvedJob& job) {
+std::vector<Suggestion> smaller_sizes(const plugin::ResolvedJob& job) {
   std::vector<Suggestion> suggestions;
-  for (const Entry* entry : job.config.table(std::string("strategy.") + job.strategy.table->id)) {
+  for (const config::Entry* entry : job.config.table(std::string("strategy.") + job.strategy.table->id)) {
     if (entry->key.type != ZR_KEY_BYTES) continue;
     const int64_t now = std::get<int64_t>(entry->value),
                   least = std::isfinite(entry->key.min) ? static_cast<int64_t>(entry->key.min) : 0;
@@ -107,7 +107,7 @@ std::vector<Suggestion> smaller_sizes(const ResolvedJob& job) {
   return suggestions;
 }
 
-Kinds all_suggestions(const ResolvedJob& job, int ranks, bool activations) {
+Kinds all_suggestions(const plugin::ResolvedJob& job, int ranks, bool activations) {
   Kinds kinds{other_strategies(job), more_ranks(job.config, ranks)};
   if (activations) kinds.push_back(smaller_micro_batches(job.config));
   if (job.config.gradients().dtype == ZR_F32) kinds.push_back({set("gradients.dtype", "bf16")});
@@ -118,7 +118,7 @@ Kinds all_suggestions(const ResolvedJob& job, int ranks, bool activations) {
 }
 }  // namespace
 
-std::vector<Suggestion> fitting_suggestions(const ResolvedJob& job, int ranks, const BudgetShortfall& over,
+std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& over,
                                             const RequiredBytes& need) {
   const Kinds kinds = all_suggestions(job, ranks, over.activations > 0);
   std::vector<Suggestion> fitting;
@@ -170,4 +170,4 @@ std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShor
   return text;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Maps a parameter to the indices of the list elements whose `param` it is, in the list's order. The list must not
 /// change afterwards.
@@ -28,4 +28,4 @@ class ByParam {
   std::vector<uint32_t> begin_, index_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,14 +9,15 @@
 #include "checkpoint/folder.hpp"
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // True if training should resume from `folder`: its last step was applied, or was skipped under fp16's dynamic loss
 // scale, which is routine. Also true for a checkpoint that cannot be read, so that opening it reports why.
 bool is_resumable(const std::string& folder) try {
-  const std::string path = folder + "/" + kManifest;
-  const CheckpointMetadata metadata = parse_manifest(path, read_json(path)).metadata;
+  const std::string path = folder + "/" + checkpoint::kManifest;
+  const checkpoint::CheckpointMetadata metadata =
+      checkpoint::parse_manifest(path, checkpoint::read_json(path)).metadata;
   return metadata.last_step_applied || metadata.loss_scale.dynamic;
 } catch (const Error&) {
   return true;
@@ -34,18 +35,19 @@ void pass_over_skipped(std::vector<std::string>& folders) {
 }
 }  // namespace
 
-std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallback, const CheckpointComm& comm) {
+std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallback,
+                                            const checkpoint::CheckpointComm& comm) {
   std::string text;
   run_on_all_ranks(comm, [&] {
     if (comm.rank != 0) return;
-    if (is_foreign(path)) {
+    if (checkpoint::is_foreign(path)) {
       text = path + "\n";
       return;
     }
-    const std::string newest = find_checkpoint(path);
+    const std::string newest = checkpoint::find_checkpoint(path);
     std::vector<std::string> all{newest};
     if (newest != path) {
-      const std::vector<std::string> names = checkpoints_in(path);
+      const std::vector<std::string> names = checkpoint::checkpoints_in(path);
       for (auto name = names.rbegin(); name != names.rend(); ++name)
         if (path + "/" + *name != newest) all.push_back(path + "/" + *name);
       pass_over_skipped(all);
@@ -67,7 +69,7 @@ void report_no_checkpoint(const std::string& dir) {
   if (!path_exists(dir)) {
     where += " (the folder does not exist yet)";
   } else if (const auto names = list_folder(dir); std::any_of(names.begin(), names.end(), [](const std::string& name) {
-               return name != kLockName && !name.starts_with("step-");
+               return name != checkpoint::kLockName && !name.starts_with("step-");
              })) {
     where += " (the folder contains other files; check that checkpoint.dir is correct)";
     level = ZR_LOG_WARN;
@@ -75,4 +77,4 @@ void report_no_checkpoint(const std::string& dir) {
   log(level, "no checkpoint in " + where + "; training starts at step 1");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -6,12 +6,13 @@
 #include "base/error.hpp"
 #include "checkpoint/safetensors.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
-void each_tensor(const MemoryPlan& plan, const std::function<void(uint32_t param, TensorInfo tensor)>& fn) {
-  const auto of = [&](const Parameter& p, const std::string& role, zr_dtype dtype) {
-    return TensorInfo{role, p.name, safetensors_name(dtype), p.shape,
-                      role == "weight" ? p.aliases : std::vector<std::string>{}};
+void each_tensor(const plan::MemoryPlan& plan,
+                 const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn) {
+  const auto of = [&](const plan::Parameter& p, const std::string& role, zr_dtype dtype) {
+    return checkpoint::TensorInfo{role, p.name, checkpoint::safetensors_name(dtype), p.shape,
+                                  role == "weight" ? p.aliases : std::vector<std::string>{}};
   };
   const auto& parameters = plan.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
@@ -24,13 +25,13 @@ void each_tensor(const MemoryPlan& plan, const std::function<void(uint32_t param
 }
 
 namespace {
-Slab slab_of(ShardedState& state, uint32_t param, const TensorInfo& tensor, uint32_t index, int64_t first,
-             int64_t count) {
-  const int64_t size = stored_size(tensor.dtype);
-  Slab slab{index, first * size, count * size, state.memory_of(param, tensor.role, first, count), {}};
+checkpoint::Slab slab_of(ShardedState& state, uint32_t param, const checkpoint::TensorInfo& tensor, uint32_t index,
+                         int64_t first, int64_t count) {
+  const int64_t size = checkpoint::stored_size(tensor.dtype);
+  checkpoint::Slab slab{index, first * size, count * size, state.memory_of(param, tensor.role, first, count), {}};
   if (!slab.data)
     slab.read = [&state, param, role = tensor.role, size, start = first](int64_t from, int64_t bytes, void* to) {
-      state.each_memory(param, role, start + from / size, bytes / size, OptimizerStates::Access::read,
+      state.each_memory(param, role, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
                         [&](const void* memory, int64_t at, int64_t n) {
                           std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
                                       static_cast<std::size_t>(n * size));
@@ -40,17 +41,17 @@ Slab slab_of(ShardedState& state, uint32_t param, const TensorInfo& tensor, uint
 }
 
 // Adds each buffer once, with the values selected by train.buffers; if ranks differ, also each rank's own values.
-void add_buffers(const StepContext& context, CheckpointContents& image, ModelBuffers& buffers,
+void add_buffers(const StepContext& context, checkpoint::CheckpointContents& image, ModelBuffers& buffers,
                  const BufferValues& values) {
   const auto aligned = [](int64_t bytes) {
-    return (bytes + CheckpointContents::kAlignment - 1) / CheckpointContents::kAlignment *
-           CheckpointContents::kAlignment;
+    return (bytes + checkpoint::CheckpointContents::kAlignment - 1) / checkpoint::CheckpointContents::kAlignment *
+           checkpoint::CheckpointContents::kAlignment;
   };
   const int rank = context.rank(), world = context.world();
-  const std::vector<ModelBuffer> own = buffers.own();
+  const std::vector<model::ModelBuffer> own = buffers.own();
   for (std::size_t i = 0; i < own.size(); ++i) {
-    const ModelBuffer& buffer = own[i];
-    if (stored_size(buffer.dtype) == 0)
+    const model::ModelBuffer& buffer = own[i];
+    if (checkpoint::stored_size(buffer.dtype) == 0)
       fail_user("cannot save buffer '" + buffer.name + "': safetensors does not support its dtype " + buffer.dtype +
                 "; convert it to another dtype, or do not register it as a buffer");
     const bool declared = i < values.declared.size() && !values.declared[i].empty();
@@ -69,15 +70,15 @@ void add_buffers(const StepContext& context, CheckpointContents& image, ModelBuf
     shape.insert(shape.end(), buffer.shape.begin(), buffer.shape.end());
     image.slabs.push_back(
         {static_cast<uint32_t>(image.tensors.size()), rank * buffer.bytes, buffer.bytes, buffer.data, {}});
-    image.tensors.push_back({kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
+    image.tensors.push_back({checkpoint::kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
   }
 }
 }  // namespace
 
-CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                            const BufferValues& values) {
-  CheckpointContents image;
-  each_tensor(context.plan, [&](uint32_t param, TensorInfo tensor) {
+checkpoint::CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
+                                        const BufferValues& values) {
+  checkpoint::CheckpointContents image;
+  each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
     const auto index = static_cast<uint32_t>(image.tensors.size());
     for (const auto& [first, count] : context.plan.saved_runs(param))
       image.slabs.push_back(slab_of(state, param, tensor, index, first, count));
@@ -87,4 +88,4 @@ CheckpointContents image_of(const StepContext& context, ShardedState& state, Mod
   return image;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

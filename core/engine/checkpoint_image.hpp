@@ -11,10 +11,11 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Calls fn for every weight, master and optimizer state of every parameter, in the same order on all ranks.
-void each_tensor(const MemoryPlan& plan, const std::function<void(uint32_t param, TensorInfo tensor)>& fn);
+void each_tensor(const plan::MemoryPlan& plan,
+                 const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn);
 
 /// Checkpoint values of the model's buffers; both vectors are indexed by buffer.
 struct BufferValues {
@@ -24,7 +25,7 @@ struct BufferValues {
 /// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
 /// save; slabs on a disk tier are read during the save. Throws UserError for a buffer whose dtype safetensors does
 /// not support.
-CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                            const BufferValues& values);
+checkpoint::CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
+                                        const BufferValues& values);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -11,16 +11,16 @@
 #include "engine/checkpoint_image.hpp"
 #include "update/cast.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
-std::string who(const TensorInfo& tensor) { return tensor.role + " '" + tensor.name + "'"; }
+std::string who(const checkpoint::TensorInfo& tensor) { return tensor.role + " '" + tensor.name + "'"; }
 
-bool is_weight(const TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
+bool is_weight(const checkpoint::TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
 
 // The name in the file for a weight of this model.
-std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
-  for (const Rename& rename : renames)
+std::string renamed(const std::string& name, const std::vector<config::Rename>& renames) {
+  for (const config::Rename& rename : renames)
     if (const auto theirs = rewrite_glob(name, rename.ours, rename.theirs)) return *theirs;
   return name;
 }
@@ -33,15 +33,15 @@ std::string list_of(const std::string& what, const std::vector<std::string>& nam
   return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
 }
 
-void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
-                   const std::vector<ModelBuffer>& buffers) {
+void check_renames(const std::vector<config::Rename>& renames, const std::vector<plan::Parameter>& parameters,
+                   const std::vector<model::ModelBuffer>& buffers) {
   std::vector<std::string> names;
-  for (const Parameter& parameter : parameters) {
+  for (const plan::Parameter& parameter : parameters) {
     names.push_back(parameter.name);
     names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
   }
-  for (const ModelBuffer& buffer : buffers) names.push_back(buffer.name);
-  for (const Rename& rename : renames) {
+  for (const model::ModelBuffer& buffer : buffers) names.push_back(buffer.name);
+  for (const config::Rename& rename : renames) {
     if (std::any_of(names.begin(), names.end(),
                     [&](const std::string& name) { return matches_glob(name, rename.ours); }))
       continue;
@@ -51,7 +51,7 @@ void check_renames(const std::vector<Rename>& renames, const std::vector<Paramet
   }
 }
 
-CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const Checkpoint& from,
+CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
                                    const LoadOptions& how, const ParameterChange* change)
     : context_(context),
       parts_of_(parts),
@@ -65,7 +65,7 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
 
 // The checkpoint's tensor for one of the model's tensors, by any of its names; null if the checkpoint has no such
 // tensor.
-const SavedTensor* CheckpointLoader::saved_for(uint32_t param, const TensorInfo& tensor) const {
+const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const {
   std::vector<std::string> names{tensor.name};
   if (param != kNoParam) {
     const auto& aliases = context_.plan.input.parameters[param].aliases;
@@ -75,16 +75,16 @@ const SavedTensor* CheckpointLoader::saved_for(uint32_t param, const TensorInfo&
   if (tensor.role == "master" || (tensor.role == "buffer" && from_.foreign())) roles.emplace_back("weight");
   for (const std::string& role : roles)  // fp32 is its own master
     for (const std::string& name : names)
-      if (const SavedTensor* saved = from_.find(role, renamed(name, how_.renames))) return saved;
+      if (const checkpoint::SavedTensor* saved = from_.find(role, renamed(name, how_.renames))) return saved;
   return nullptr;
 }
 
 void CheckpointLoader::match() {
-  std::set<const SavedTensor*> known;
-  const auto take = [&](uint32_t param, const TensorInfo& tensor) {
+  std::set<const checkpoint::SavedTensor*> known;
+  const auto take = [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
     const bool state = tensor.role.starts_with("state.");
     const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
-    const SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
+    const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
     known.insert(saved);
     if (!saved && state) fresh_params_.insert(param);
     if (!saved)
@@ -94,14 +94,14 @@ void CheckpointLoader::match() {
     else
       parts_.push_back({param, tensor, saved});
   };
-  each_tensor(context_.plan, [&](uint32_t param, const TensorInfo& tensor) {
+  each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
     if (!how_.weights_only || is_weight(tensor)) take(param, tensor);
   });
   if (!change_)  // a refresh keeps the buffers in memory
-    for (const ModelBuffer& buffer : context_.model.buffers())
+    for (const model::ModelBuffer& buffer : context_.model.buffers())
       take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
-  for (const SavedTensor& saved : from_.manifest().tensors) {
-    if (known.count(&saved) || saved.role == "master" || saved.role == kRankBuffer) continue;
+  for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
+    if (known.count(&saved) || saved.role == "master" || saved.role == checkpoint::kRankBuffer) continue;
     if (saved.role.starts_with("state."))
       report_.dropped.push_back(who(saved));
     else
@@ -120,7 +120,8 @@ void CheckpointLoader::check() const {
               list_of("unexpected", report_.dropped) + "; load with strict = false, or load the weights only");
   for (const Part& part : parts_) {
     if (part.saved->dtype == part.tensor.dtype) continue;
-    if (safetensors_float(part.saved->dtype) == ZR_NONE || safetensors_float(part.tensor.dtype) == ZR_NONE)
+    if (checkpoint::safetensors_float(part.saved->dtype) == ZR_NONE ||
+        checkpoint::safetensors_float(part.tensor.dtype) == ZR_NONE)
       fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
                 ", but the model has it as " + part.tensor.dtype +
                 ", and Zeroth cannot convert between them; load another checkpoint");
@@ -135,38 +136,39 @@ void CheckpointLoader::check() const {
 
 // Reads elements [first, first + count) of the tensor, converted to the model's dtype.
 void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count, void* to) const {
-  const SavedTensor* saved = part.saved;
-  const int64_t size = stored_size(part.tensor.dtype);
+  const checkpoint::SavedTensor* saved = part.saved;
+  const int64_t size = checkpoint::stored_size(part.tensor.dtype);
   if (saved->dtype == part.tensor.dtype) return from_.read(*saved, first * size, count * size, to);
-  const SavedTensor* master = from_.find("master", saved->name);
-  const SavedTensor& source = master ? *master : *saved;
-  constexpr int64_t kRun = 256 * kNormBlock;
+  const checkpoint::SavedTensor* master = from_.find("master", saved->name);
+  const checkpoint::SavedTensor& source = master ? *master : *saved;
+  constexpr int64_t kRun = 256 * plan::kNormBlock;
   std::vector<char> staging(static_cast<std::size_t>(std::min(count, kRun)) * 4);
   std::vector<float> wide(static_cast<std::size_t>(std::min(count, kRun)));
-  const zr_dtype has = safetensors_float(source.dtype), wants = safetensors_float(part.tensor.dtype);
+  const zr_dtype has = checkpoint::safetensors_float(source.dtype),
+                 wants = checkpoint::safetensors_float(part.tensor.dtype);
   for (int64_t at = 0; at < count; at += kRun) {
     const int64_t n = std::min(kRun, count - at);
     from_.read(source, (first + at) * size_of(has), n * size_of(has), staging.data());
-    upcast(staging.data(), has, n, wide.data());
-    downcast(wide.data(), n, wants, static_cast<char*>(to) + at * size);
+    update::upcast(staging.data(), has, n, wide.data());
+    update::downcast(wide.data(), n, wants, static_cast<char*>(to) + at * size);
   }
 }
 
 // Reads this rank's own values if training resumes on the same number of ranks; otherwise the values that train.buffers
 // selects among those of the ranks that saved the checkpoint.
-void CheckpointLoader::read_buffer(const Part& part, const ModelBuffer& buffer) {
-  const int64_t count = buffer.bytes / stored_size(buffer.dtype);
-  const SavedTensor* ranks = from_.find(kRankBuffer, part.saved->name);
+void CheckpointLoader::read_buffer(const Part& part, const model::ModelBuffer& buffer) {
+  const int64_t count = buffer.bytes / checkpoint::stored_size(buffer.dtype);
+  const checkpoint::SavedTensor* ranks = from_.find(checkpoint::kRankBuffer, part.saved->name);
   read_part(part, 0, count, buffer.data);
   if (!ranks) return;  // otherwise the first read only verified the tensor
   Part of_rank = part;
   of_rank.saved = ranks;
   const auto read = [&](int r, void* to) { read_part(of_rank, r * count, count, to); };
   const int saved = static_cast<int>(ranks->shape[0]);
-  const BufferRule rule = parts_of_.buffers.rule();
-  if ((saved == context_.world() && !how_.weights_only) || rule == BufferRule::per_rank)
+  const config::BufferRule rule = parts_of_.buffers.rule();
+  if ((saved == context_.world() && !how_.weights_only) || rule == config::BufferRule::per_rank)
     read(context_.rank() % saved, buffer.data);
-  else if (rule == BufferRule::rank0)
+  else if (rule == config::BufferRule::rank0)
     read(0, buffer.data);
   else
     std::memcpy(buffer.data, mean_of_ranks(buffer.dtype, buffer.bytes, saved, read).data(),
@@ -175,9 +177,9 @@ void CheckpointLoader::read_buffer(const Part& part, const ModelBuffer& buffer) 
 
 void CheckpointLoader::read() {
   ShardedState& state = parts_of_.state;
-  const std::vector<ModelBuffer> own = parts_of_.buffers.own();
-  std::unordered_map<std::string, const ModelBuffer*> buffers;
-  for (const ModelBuffer& buffer : own) buffers.emplace(buffer.name, &buffer);
+  const std::vector<model::ModelBuffer> own = parts_of_.buffers.own();
+  std::unordered_map<std::string, const model::ModelBuffer*> buffers;
+  for (const model::ModelBuffer& buffer : own) buffers.emplace(buffer.name, &buffer);
   for (const Part& part : parts_) {
     if (part.param == kNoParam) {
       read_buffer(part, *buffers.at(part.tensor.name));
@@ -187,7 +189,7 @@ void CheckpointLoader::read() {
     } else {
       for (const uint32_t u : state.slices_of(part.param))
         state.each_memory(part.param, part.tensor.role, state.slices()[u].first, state.slices()[u].count,
-                          OptimizerStates::Access::write,
+                          offload::OptimizerStates::Access::write,
                           [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
     }
   }
@@ -207,4 +209,4 @@ LoadReport CheckpointLoader::report() const {
   return report;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -14,14 +14,14 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 struct LoadOptions {
-  bool weights_only = false;      // loads no optimizer states and no step: training starts from these weights
-  bool strict = true;             // false: missing, unexpected or differently shaped tensors are reported, not loaded
-  bool convert = false;           // weights of another dtype are converted from the fp32 master
-  bool fallback = false;          // a damaged checkpoint is replaced by the one before it, with a warning
-  std::vector<Rename> renames{};  // names of weights in files of other programs
+  bool weights_only = false;  // loads no optimizer states and no step: training starts from these weights
+  bool strict = true;         // false: missing, unexpected or differently shaped tensors are reported, not loaded
+  bool convert = false;       // weights of another dtype are converted from the fp32 master
+  bool fallback = false;      // a damaged checkpoint is replaced by the one before it, with a warning
+  std::vector<config::Rename> renames{};  // names of weights in files of other programs
 };
 /// The result of a load. Each list contains tensors as text: "weight 'a'".
 struct LoadReport {
@@ -31,8 +31,8 @@ struct LoadReport {
 };
 
 /// Throws UserError for a rename that matches no weight or buffer of the model.
-void check_renames(const std::vector<Rename>& renames, const std::vector<Parameter>& parameters,
-                   const std::vector<ModelBuffer>& buffers);
+void check_renames(const std::vector<config::Rename>& renames, const std::vector<plan::Parameter>& parameters,
+                   const std::vector<model::ModelBuffer>& buffers);
 /// "; missing: weight 'a', state.exp_avg 'b' and 3 more"; "" for no names.
 std::string list_of(const std::string& what, const std::vector<std::string>& names);
 
@@ -45,8 +45,8 @@ class CheckpointLoader {
   };
   /// Keeps references to all arguments. change: how engine.refresh() changed the model since `from` was saved; null:
   /// not a refresh.
-  CheckpointLoader(const StepContext& context, const Parts& parts, const Checkpoint& from, const LoadOptions& how,
-                   const ParameterChange* change);
+  CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
+                   const LoadOptions& how, const ParameterChange* change);
 
   /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
   bool has_same_optimizer() const { return same_optimizer_; }
@@ -64,18 +64,18 @@ class CheckpointLoader {
  private:
   static constexpr uint32_t kNoParam = ~0u;
   struct Part {
-    uint32_t param;     // kNoParam: a buffer
-    TensorInfo tensor;  // the model's tensor
-    const SavedTensor* saved;
+    uint32_t param;                 // kNoParam: a buffer
+    checkpoint::TensorInfo tensor;  // the model's tensor
+    const checkpoint::SavedTensor* saved;
   };
   void match();
-  const SavedTensor* saved_for(uint32_t param, const TensorInfo& tensor) const;
+  const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
   void read_part(const Part& part, int64_t first, int64_t count, void* to) const;
-  void read_buffer(const Part& part, const ModelBuffer& buffer);
+  void read_buffer(const Part& part, const model::ModelBuffer& buffer);
 
   const StepContext& context_;
   const Parts parts_of_;
-  const Checkpoint& from_;
+  const checkpoint::Checkpoint& from_;
   const LoadOptions how_;
   const ParameterChange* const change_;
   const bool same_optimizer_;
@@ -84,4 +84,4 @@ class CheckpointLoader {
   std::set<uint32_t> fresh_params_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -12,7 +12,7 @@
 #include "engine/planning.hpp"
 #include "engine/run_folder.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& parts)
     : context_(context), parts_(parts), saver_(context.setup.control, context.ledger) {}
@@ -25,9 +25,9 @@ std::string Checkpointer::dir() const {
 void Checkpointer::prepare(bool first, bool on_signal) {
   const std::string dir = this->dir();
   if (dir.empty()) return;
-  const JobConfig& config = context_.config();
+  const config::JobConfig& config = context_.config();
   const int rank = context_.rank();
-  const CheckpointConfig& checkpoint = config.checkpoint();
+  const config::CheckpointConfig& checkpoint = config.checkpoint();
   const bool periodic = checkpoint.every > 0;
   if (first && periodic && checkpoint.keep == 1 && !parts_.name.others().empty() && rank == 0)
     log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + checkpoint.keep.origin.text() +
@@ -36,22 +36,22 @@ void Checkpointer::prepare(bool first, bool on_signal) {
   if (periodic || on_signal) saver_.lock_folder(dir);
   if (!snapshots(config)) return;
   int64_t bytes = context_.plan.snapshot_bytes();
-  const std::vector<ModelBuffer> buffers = context_.model.buffers();
-  for (const ModelBuffer& buffer : buffers)
+  const std::vector<model::ModelBuffer> buffers = context_.model.buffers();
+  for (const model::ModelBuffer& buffer : buffers)
     bytes += buffer.bytes * ((rank == 0 ? 1 : 0) + (context_.world() > 1 ? 1 : 0));
   context_.ledger.plan(Tier::host, MemoryKind::snapshot, bytes);
-  CheckpointContents image =
+  checkpoint::CheckpointContents image =
       image_of(context_, parts_.state, parts_.buffers, {std::vector<char>(buffers.size(), 0), {}});
   saver_.reserve_for(image);
 }
 
 std::string Checkpointer::metadata_json() {
-  CheckpointMetadata metadata;
+  checkpoint::CheckpointMetadata metadata;
   const auto& optimizer = context_.optimizer_api();
   if (optimizer.save_globals) {
     CallError error;
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
-      static_cast<CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
+      static_cast<checkpoint::CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
     context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
                    context_.optimizer.who("save_globals"));
@@ -75,12 +75,12 @@ std::string Checkpointer::metadata_json() {
 }
 
 // The current state and its metadata. The image refers to buffers_, which stays unchanged until the save ends.
-CheckpointContents Checkpointer::present() {
+checkpoint::CheckpointContents Checkpointer::present() {
   parts_.step_recorder.exclude([&] {
     buffers_.differing = parts_.buffers.differing(context_.comm);
     buffers_.declared = parts_.buffers.declared(context_.comm, buffers_.differing);
   });
-  CheckpointContents now = image_of(context_, parts_.state, parts_.buffers, buffers_);
+  checkpoint::CheckpointContents now = image_of(context_, parts_.state, parts_.buffers, buffers_);
   now.step = parts_.progress.step();
   now.run = context_.setup.control->job_id();
   now.metadata_json = metadata_json();
@@ -101,8 +101,8 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   by_config_ = false;
   parts_.weights.forget_saved();
   parts_.weights.compare();
-  CheckpointContents now = present();
-  std::string folder = root + "/" + checkpoint_name(progress.step());
+  checkpoint::CheckpointContents now = present();
+  std::string folder = root + "/" + checkpoint::checkpoint_name(progress.step());
   saving_ = progress.step();
   if (async && !progress.done()) {
     saver_.save_async(root, std::move(now), keep);
@@ -118,7 +118,7 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
 std::string Checkpointer::save_for_refresh() {
   settle();
   parts_.weights.take_written();
-  const CheckpointContents now = present();
+  const checkpoint::CheckpointContents now = present();
   std::string folder = peers().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
   return saver_.save(folder + "/refresh", now, 0);
@@ -147,7 +147,7 @@ void Checkpointer::close() {
 // after a peer is lost, or after a tier failed on any rank, because the data on that tier is incomplete.
 void Checkpointer::not_saved(const Error& failure) {
   if (failure.exit_code() == exit_code::peer_lost) throw;
-  const Tiers& tiers = parts_.state.tiers();
+  const offload::Tiers& tiers = parts_.state.tiers();
   char failed = 0;
   for (const auto& tier : tiers) failed |= tier && tier->failed();
   // The exchange is collective, so a rank that an exception is ending does not start it.
@@ -161,7 +161,7 @@ void Checkpointer::not_saved(const Error& failure) {
 
 void Checkpointer::save_if_due(const GlobalStats& global) {
   TrainingProgress& progress = parts_.progress;
-  const JobConfig& config = context_.config();
+  const config::JobConfig& config = context_.config();
   const std::string dir = this->dir();
   const int64_t every = config.checkpoint().every, keep = config.checkpoint().keep;
   const bool ends = progress.step() == progress.steps() || global.stop;
@@ -195,10 +195,10 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
 
 // Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
 // checkpoint can replace it.
-Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
+checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
   const std::vector<std::string> all = checkpoints_to_try(path, how.fallback, peers());
   for (std::size_t i = 0;; ++i) try {
-      std::optional<Checkpoint> from;
+      std::optional<checkpoint::Checkpoint> from;
       run_on_all_ranks(peers(), [&] {
         from.emplace(all[i]);
         if (parts_.progress.step() > 0 || how.fallback) from->verify([](int64_t) {}, context_.rank(), context_.world());
@@ -217,9 +217,9 @@ void Checkpointer::clear_states(uint32_t param) {
 }
 
 // Restores step, schedule, loss scale, and what the optimizer saves in addition to its states.
-void Checkpointer::restore_metadata(const Checkpoint& from, const CheckpointLoader& found,
+void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
                                     const ParameterChange* change) {
-  const CheckpointMetadata& metadata = from.manifest().metadata;
+  const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   TrainingProgress& progress = parts_.progress;
   progress.restore(from.manifest().step, metadata.updates, metadata.samples, metadata.last_step_applied);
   change ? parts_.name.at_step(progress.step()) : parts_.name.loaded(progress.step(), metadata.engines);
@@ -247,9 +247,9 @@ void Checkpointer::restore_metadata(const Checkpoint& from, const CheckpointLoad
   seed_model(context_, progress);
 }
 
-void Checkpointer::warn_of_differences(const Checkpoint& from) const {
+void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const {
   if (context_.rank() != 0) return;
-  const CheckpointMetadata& metadata = from.manifest().metadata;
+  const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
   if (const int64_t own = context_.config().train().seed; metadata.seed != own)
     log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(metadata.seed) +
@@ -274,7 +274,7 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
   parts_.weights.forget_saved();
   parts_.weights.take_written();
   check_renames(asked.renames, context_.plan.input.parameters, context_.model.buffers());
-  const Checkpoint from = open(path, asked);
+  const checkpoint::Checkpoint from = open(path, asked);
   LoadOptions how = asked;
   how.weights_only |= from.foreign();
   CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, how, change);
@@ -317,21 +317,21 @@ void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
 }
 
 void Checkpointer::begin() {
-  const JobConfig& config = context_.config();
+  const config::JobConfig& config = context_.config();
   LoadOptions how;
   how.strict = config.checkpoint().strict;
   how.convert = config.checkpoint().convert;
   how.fallback = config.checkpoint().fallback;
   const std::string dir = this->dir();
   if (config.checkpoint().resume && !dir.empty()) {
-    const CheckpointComm comm = peers();
+    const checkpoint::CheckpointComm comm = peers();
     std::string there;
     run_on_all_ranks(comm, [&] {
       if (comm.rank != 0) return;
-      if (path_exists(dir + "/" + kManifest))
+      if (path_exists(dir + "/" + checkpoint::kManifest))
         fail_user(dir +
                   ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to its parent folder");
-      if (!checkpoints_in(dir).empty()) there = "yes";
+      if (!checkpoint::checkpoints_in(dir).empty()) there = "yes";
     });
     const bool found = comm.broadcast(there) == "yes";
     if (found)
@@ -346,7 +346,7 @@ void Checkpointer::begin() {
     how.weights_only = true;
     how.renames = config.renames();
     // A folder to which named engines saved has one folder per engine.
-    const CheckpointComm comm = peers();
+    const checkpoint::CheckpointComm comm = peers();
     std::string own;
     if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))
       own = "/" + context_.setup.engine;
@@ -354,4 +354,4 @@ void Checkpointer::begin() {
   }
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -14,7 +14,7 @@
 #include "engine/step_sync.hpp"
 #include "engine/training_parts.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only. All ranks call collective methods in the same order, between steps.
 class Checkpointer {
@@ -54,16 +54,17 @@ class Checkpointer {
   void close();
 
   /// See peers_of().
-  CheckpointComm peers() const { return peers_of(context_.setup.control); }
+  checkpoint::CheckpointComm peers() const { return peers_of(context_.setup.control); }
 
  private:
-  CheckpointContents present();
+  checkpoint::CheckpointContents present();
   std::string metadata_json();
   void not_saved(const Error& failure);
-  Checkpoint open(const std::string& path, const LoadOptions& how);
+  checkpoint::Checkpoint open(const std::string& path, const LoadOptions& how);
   void clear_states(uint32_t param);
-  void restore_metadata(const Checkpoint& from, const CheckpointLoader& found, const ParameterChange* change);
-  void warn_of_differences(const Checkpoint& from) const;
+  void restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
+                        const ParameterChange* change);
+  void warn_of_differences(const checkpoint::Checkpoint& from) const;
   void report_load(const LoadReport& report, int64_t step) const;
 
   const StepContext& context_;
@@ -75,4 +76,4 @@ class Checkpointer {
   Saver saver_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -7,7 +7,7 @@
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 struct Alive {
@@ -40,7 +40,7 @@ std::string difference(const Alive& one, const Alive& other) {
   return "engine '" + one.name + "' resumes from step " + text(one.begun) + ", saved when engine '" + other.name +
          "' was at step " + text(then) + ", but engine '" + other.name + "' starts from step " + text(other.begun) +
          ": the job ended between their saves, or a checkpoint was removed; " +
-         (!path_exists(folder + "/" + checkpoint_name(then))
+         (!path_exists(folder + "/" + checkpoint::checkpoint_name(then))
               ? folder + " has no checkpoint of step " + text(then) +
                     ", so they cannot resume from the same point; keep more checkpoints (checkpoint.keep)"
           : other.begun > then ? "to resume both from the same point, remove the checkpoints of '" + other.name +
@@ -114,4 +114,4 @@ std::vector<std::string> EngineName::different_moments() const {
   return lines;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

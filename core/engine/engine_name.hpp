@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Reserves a run folder for one engine of this process, for the life of the object. Thread-safe.
 class EngineName {
@@ -31,4 +31,4 @@ class EngineName {
   std::string run_folder_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -7,9 +7,9 @@
 #include "base/error.hpp"
 #include "update/norm.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
-GradientFlow::GradientFlow(const StepContext& context, const DiskBackedBuffers* disk_buffers)
+GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers)
     : context_(context),
       model_(context.model),
       strategy_(context.strategy),
@@ -79,7 +79,7 @@ void GradientFlow::arrived(uint32_t param) {
 }
 
 bool GradientFlow::deliver(uint32_t param) {
-  const Parameter& parameter = plan_.input.parameters[param];
+  const plan::Parameter& parameter = plan_.input.parameters[param];
   int64_t& taken = taken_[param];
   while (taken < parameter.count) {
     zr_view dst{};
@@ -121,7 +121,7 @@ void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
   }
   adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
   const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
-  if (watches_ && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
+  if (watches_ && earlier && update::count_non_finite(dst) > 0) first_non_finite_ = param;
 }
 
 void GradientFlow::deliver_waiting() {
@@ -148,7 +148,7 @@ void GradientFlow::end() {
   // Last parameters first, as backward visits them: strategies fill buckets from the end.
   waiting_.clear();
   for (auto param = static_cast<uint32_t>(taken_.size()); param-- > 0;) {
-    const Parameter& parameter = plan_.input.parameters[param];
+    const plan::Parameter& parameter = plan_.input.parameters[param];
     if (!parameter.frozen && (taken_[param] < parameter.count || parameter.count == 0)) waiting_.push_back(param);
   }
   deliver_waiting();
@@ -160,4 +160,4 @@ void GradientFlow::end() {
   collectives_early_ += submitted_at_last_ - submitted_before_;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

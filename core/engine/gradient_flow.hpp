@@ -7,14 +7,14 @@
 #include "engine/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread, except arrived(). Receives the model's gradients while the object exists.
 class GradientFlow {
  public:
   /// Both arguments outlive the flow. With gradients.overlap = false no gradient reaches the strategy before backward
   /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none.
-  GradientFlow(const StepContext& context, const DiskBackedBuffers* disk_buffers);
+  GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers);
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
 
@@ -50,12 +50,12 @@ class GradientFlow {
   uint32_t seen_micro() const { return hold_ ? 0 : micro_; }  // the micro-step that the strategy sees
 
   const StepContext& context_;
-  Model& model_;
-  const Instance& strategy_;
+  model::Model& model_;
+  const plugin::Instance& strategy_;
   const zr_strategy_api* api_;
-  const MemoryPlan& plan_;
-  const CommRuntime& comm_;
-  const DiskBackedBuffers* disk_buffers_;
+  const plan::MemoryPlan& plan_;
+  const comm::CommRuntime& comm_;
+  const offload::DiskBackedBuffers* disk_buffers_;
   bool overlap_;
   bool hold_;      // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_;  // index of the last micro-step of a step
@@ -72,4 +72,4 @@ class GradientFlow {
   int64_t collectives_ = 0, collectives_early_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

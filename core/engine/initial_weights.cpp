@@ -5,14 +5,14 @@
 
 #include "base/dtype.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 constexpr const char* kTag = "start of training";
 
 void take_parameters(const StepContext& context, ShardedState& state, float* values) {
-  Model& model = context.model;
-  const std::vector<Parameter>& parameters = context.plan.input.parameters;
+  model::Model& model = context.model;
+  const std::vector<plan::Parameter>& parameters = context.plan.input.parameters;
   // Broadcasts rank 0's `own` through `values`, which is memory of the communicator, and stores it on every rank.
   const auto take = [&](uint32_t param, const float* own) {
     const int64_t count = parameters[param].count;
@@ -41,7 +41,7 @@ void take_parameters(const StepContext& context, ShardedState& state, float* val
 
 void bind(const StepContext& context, const PlannedBuffers& buffers) {
   const zr_dtype dtype = context.plan.input.weight_dtype;
-  for (const Piece& piece : context.plan.mine.weights) {
+  for (const plan::Piece& piece : context.plan.mine.weights) {
     if (piece.shard || piece.count != context.plan.input.parameters[piece.param].count) continue;
     const int64_t offset = piece.offset * size_of(dtype);
     if (const void* reader = buffers.readers()[piece.buffer])
@@ -53,13 +53,13 @@ void bind(const StepContext& context, const PlannedBuffers& buffers) {
 }  // namespace
 
 void take_rank_zero(const StepContext& context, ShardedState& state) {
-  CommRuntime& comm = context.comm;
+  comm::CommRuntime& comm = context.comm;
   int64_t largest = 0;
-  for (const Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);
+  for (const plan::Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);
   auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kTag));
   take_parameters(context, state, values);
   comm.free(values);
-  for (const ModelBuffer& buffer : context.model.buffers()) {
+  for (const model::ModelBuffer& buffer : context.model.buffers()) {
     const std::string bytes =
         comm.broadcast_bytes(std::string(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)),
                              0, "rank 0's buffers");
@@ -69,4 +69,4 @@ void take_rank_zero(const StepContext& context, ShardedState& state) {
   bind(context, state.buffers());
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

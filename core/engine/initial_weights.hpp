@@ -4,10 +4,10 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Constructs a deferred model, broadcasts rank 0's parameters and buffers, and binds parameters that are unsharded on
 /// this rank to the state's memory. Collective; once per state, before any other use of it.
 void take_rank_zero(const StepContext& context, ShardedState& state);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -11,23 +11,23 @@
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 std::string hash_of_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
   std::string bytes(in ? static_cast<std::size_t>(in.tellg()) : 0, '\0');
   in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return hex(hash_of(bytes.data(), std::ssize(bytes)));
+  return hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes)));
 }
 }  // namespace
 
 void check_strategy(const PlannedJob& job) {
   const auto* api = job.strategy.api<zr_strategy_api>();
   if (api->acquire && api->release) return;
-  const std::vector<Parameter>& parameters = job.plan.input.parameters;
+  const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const Piece& piece : job.plan.mine.weights)
+  for (const plan::Piece& piece : job.plan.mine.weights)
     unsharded[piece.param] |= piece.count == parameters[piece.param].count;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0)
@@ -54,8 +54,8 @@ void check_optimizer(const PlannedJob& job) {
                 "' is not a sharded state with one element per parameter element, the only kind that Zeroth supports; "
                 "choose another optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
-  for (const Piece& piece : job.plan.mine.reduced_gradients) {
-    const Parameter& parameter = job.plan.input.parameters[piece.param];
+  for (const plan::Piece& piece : job.plan.mine.reduced_gradients) {
+    const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
     const bool complete = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
     if (!(complete || (desc.granularity == ZR_ROWWISE && rows)))
@@ -65,31 +65,33 @@ void check_optimizer(const PlannedJob& job) {
   }
 }
 
-void compare_ranks(PlannedJob& job, Model& model) {
+void compare_ranks(PlannedJob& job, model::Model& model) {
   std::string mine = job.setup.engine.empty() ? "" : "engine '" + job.setup.engine + "'\n";
-  std::vector<std::optional<Component>> components{job.setup.strategy, job.setup.optimizer, job.setup.communicator};
+  std::vector<std::optional<plugin::Component>> components{job.setup.strategy, job.setup.optimizer,
+                                                           job.setup.communicator};
   components.insert(components.end(), job.setup.tiers.begin(), job.setup.tiers.end());
   for (const auto& component : components)
     if (component)
       mine += "plug-in " + std::string(component->table->id) + " " + component->table->version + " (file " +
               hash_of_file(component->file) + ")\n";
-  for (const Parameter& p : job.plan.input.parameters) {
+  for (const plan::Parameter& p : job.plan.input.parameters) {
     mine += "parameter " + p.name + (p.frozen ? " (frozen)" : "") + " [";
     for (const int64_t size : p.shape) mine += std::to_string(size) + " ";
     mine += "]\n";
   }
-  for (const Entry& entry : job.config().entries())
+  for (const config::Entry& entry : job.config().entries())
     if (entry.key.path() != job.config().job().ranks.key)
-      mine += entry.key.path() + " = " + toml_text(entry.value) + "\n";
-  for (const GroupConfig& group : job.config().groups()) {
+      mine += entry.key.path() + " = " + config::toml_text(entry.value) + "\n";
+  for (const config::GroupConfig& group : job.config().groups()) {
     mine += "optimizer group";
     for (const std::string& pattern : group.match) mine += " " + pattern;
     mine += ", lr_scale = " + shortest(group.lr_scale);
-    for (const Entry& entry : group.values) mine += ", " + entry.key.path() + " = " + toml_text(entry.value);
+    for (const config::Entry& entry : group.values)
+      mine += ", " + entry.key.path() + " = " + config::toml_text(entry.value);
     mine += "\n";
   }
   if (model.deferred() > 0) mine += "construction of " + std::to_string(model.deferred()) + " operators\n";
-  for (const ModelBuffer& buffer : model.buffers())
+  for (const model::ModelBuffer& buffer : model.buffers())
     mine += "buffer " + buffer.name + ", " + std::to_string(buffer.bytes) + " bytes\n";
   const std::string theirs = job.comm.broadcast_bytes(mine, 0, "set-up of rank 0");
   std::string difference;
@@ -109,4 +111,4 @@ void compare_ranks(PlannedJob& job, Model& model) {
                 "; start all ranks with the same TOML file and the same model");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

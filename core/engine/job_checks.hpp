@@ -4,7 +4,7 @@
 #include "engine/planned_job.hpp"
 #include "model/model.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Throws UserError if the plan shards a parameter and the strategy cannot gather it before its use.
 void check_strategy(const PlannedJob& job);
@@ -12,6 +12,6 @@ void check_strategy(const PlannedJob& job);
 void check_optimizer(const PlannedJob& job);
 /// Collective. Throws UserError on all ranks if a rank differs from rank 0 in plug-ins, parameters, configuration
 /// or buffers; the message contains the first difference.
-void compare_ranks(PlannedJob& job, Model& model);
+void compare_ranks(PlannedJob& job, model::Model& model);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

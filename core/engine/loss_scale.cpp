@@ -5,10 +5,10 @@
 
 #include "config/precision.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
-LossScaleKeys LossScaleKeys::of(const JobConfig& config) {
-  const Fp16Config& fp16 = config.fp16();
+LossScaleKeys LossScaleKeys::of(const config::JobConfig& config) {
+  const config::Fp16Config& fp16 = config.fp16();
   LossScaleKeys keys;
   keys.scales = config.precision().weights == ZR_F16;
   keys.fixed = fp16.loss_scale;
@@ -40,7 +40,7 @@ void LossScale::made() {
   skips_ = 0;
   if (!keys_.scales || keys_.fixed != 0) return;
   const bool doubles = good_ > 0 && good_ % keys_.window == 0;
-  if (doubles) value_ = std::min(2 * value_, kMaxLossScale);
+  if (doubles) value_ = std::min(2 * value_, config::kMaxLossScale);
   if (doubles || keys_.consecutive_hysteresis) hysteresis_left_ = keys_.hysteresis;
   ++good_;
 }
@@ -56,4 +56,4 @@ void LossScale::skipped() {
   }
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -6,7 +6,7 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Values of the keys in [fp16], and of train.max_skipped_steps.
 struct LossScaleKeys {
@@ -17,7 +17,7 @@ struct LossScaleKeys {
   double least = 1;
   int64_t max_skips = 50;
   /// Reads them from the configuration.
-  static LossScaleKeys of(const JobConfig& config);
+  static LossScaleKeys of(const config::JobConfig& config);
 };
 
 /// The scale is always a power of two, so that scaling does not round. It is the same on all ranks, because all ranks
@@ -60,4 +60,4 @@ class LossScale {
   int64_t skips_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -15,7 +15,7 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace fs = std::filesystem;
 
@@ -126,6 +126,6 @@ void MachineProfile::save() const {
   write_file(file_, json.dump(1) + "\n");
 }
 
-void offer_machine_profile(PluginHost& host) { host.offer("zr.host.machine/1", &kService); }
+void offer_machine_profile(plugin::PluginHost& host) { host.offer("zr.host.machine/1", &kService); }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -7,7 +7,7 @@
 
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// A file system: its device, and the highest folder above a path that is still on that device.
 struct FileSystem {
@@ -49,6 +49,6 @@ class MachineProfile {
 };
 
 /// Offers the service "zr.host.machine/1" to plug-ins. Each request of a plug-in reads the file.
-void offer_machine_profile(PluginHost& host);
+void offer_machine_profile(plugin::PluginHost& host);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,7 +9,7 @@
 #include "engine/planning.hpp"
 #include "engine/run_recorder.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype and
@@ -32,7 +32,7 @@ std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
 }
 
 // The measurement of one run; nullopt if the run is not comparable.
-std::optional<PlanContext> measured_by_run(const std::string& run, const JobConfig& config) {
+std::optional<plan::PlanContext> measured_by_run(const std::string& run, const config::JobConfig& config) {
   std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
   std::istringstream now(config.to_toml());
   const bool anywhere = config.offload().activations->automatic();
@@ -44,7 +44,7 @@ std::optional<PlanContext> measured_by_run(const std::string& run, const JobConf
   if (!json.contains(peak("device"))) return {};
   for (const char* tier : {"device", "host", "disk"})
     if (json.contains(peak(tier)) && !json[peak(tier)].is_number_integer()) return {};
-  PlanContext context;
+  plan::PlanContext context;
   for (const char* tier : {"host", "disk"}) context.offloaded_activations += json.value(peak(tier), int64_t{0});
   context.activations = json[peak("device")].get<int64_t>();
   return context;
@@ -53,7 +53,7 @@ std::optional<PlanContext> measured_by_run(const std::string& run, const JobConf
 constexpr std::size_t kRuns = 8;  // number of runs to read, newest first
 }  // namespace
 
-PlanContext measured_activations(const JobConfig& config, const std::string& engine) {
+plan::PlanContext measured_activations(const config::JobConfig& config, const std::string& engine) {
   const std::string folder = run_folder(config, engine);
   const std::vector<std::string> runs = runs_in(folder);
   for (std::size_t i = 0; i < std::min(runs.size(), kRuns); ++i)
@@ -64,4 +64,4 @@ PlanContext measured_activations(const JobConfig& config, const std::string& eng
   return {};
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

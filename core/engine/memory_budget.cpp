@@ -7,10 +7,10 @@
 #include "base/text.hpp"
 #include "engine/planning.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
-std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<Parameter>& parameters,
+std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<plan::Parameter>& parameters,
                                     const BudgetShortfall& over) {
   const RequiredBytes need = [&](const Suggestion& suggestion) -> std::optional<int64_t> {
     try {
@@ -24,8 +24,8 @@ std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<Parame
 }
 }  // namespace
 
-void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<Parameter>& parameters,
-                  const Instance* communicator) {
+void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::vector<plan::Parameter>& parameters,
+                  const plugin::Instance* communicator) {
   const int world = setup.control->world();
   check_host_budget(setup.config, plan, setup.control->local_world(), plan_context_of(setup, communicator, world));
   const int64_t budget = setup.config.memory().device_budget_bytes;
@@ -36,7 +36,8 @@ void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<
                                   text_of(suggestions(setup, parameters, over), over)));
 }
 
-MemoryBudget::MemoryBudget(const StepContext& context, const Instance* communicator, const TrainingProgress& progress)
+MemoryBudget::MemoryBudget(const StepContext& context, const plugin::Instance* communicator,
+                           const TrainingProgress& progress)
     : context_(context), progress_(progress), watch_{context.ledger, context.model} {
   if (const int64_t budget = context.config().memory().host_budget_bytes; budget > 0) watch_host(budget, communicator);
   if (const int64_t budget = context.config().memory().device_budget_bytes; budget > 0) watch_device(budget);
@@ -48,9 +49,9 @@ MemoryBudget::Watch::~Watch() {
   model.limit_temporaries(0, {});
 }
 
-void MemoryBudget::watch_host(int64_t budget, const Instance* communicator) {
+void MemoryBudget::watch_host(int64_t budget, const plugin::Instance* communicator) {
   // This rank's share: its own planned bytes, and an equal part of the budget that no rank has planned.
-  const MemoryPlan& plan = context_.plan;
+  const plan::MemoryPlan& plan = context_.plan;
   const bool snapshot = snapshots(context_.config());
   const int local = context_.setup.control->local_world();
   const auto of_communicator = communicator_bytes(communicator, context_.world());
@@ -78,8 +79,8 @@ void MemoryBudget::watch_device(int64_t budget) {
 }
 
 void MemoryBudget::over_budget(int64_t requested) const {
-  const Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
-  const Model::Temporaries temporaries = context_.model.temporaries();
+  const config::Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
+  const model::Model::Temporaries temporaries = context_.model.temporaries();
   const int64_t ledger = context_.ledger.held(Tier::device);
   const int64_t step = progress_.step();
   std::string text = "memory.device_budget is " + bytes_text(budget) + " (" + budget.origin.text() + "): rank " +
@@ -112,4 +113,4 @@ void MemoryBudget::over_budget(int64_t requested) const {
   fail_user(text);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

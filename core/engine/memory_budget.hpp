@@ -10,19 +10,19 @@
 #include "engine/step_context.hpp"
 #include "engine/training_progress.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Throws UserError with the plan and suggested changes if the plan exceeds a budget. `communicator`: null for one
 /// rank.
-void check_budget(const Setup& setup, const MemoryPlan& plan, const std::vector<Parameter>& parameters,
-                  const Instance* communicator);
+void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::vector<plan::Parameter>& parameters,
+                  const plugin::Instance* communicator);
 
 /// While the object exists, limits device memory (the ledger plus libtorch's allocations) and host memory (the ledger).
 /// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails.
 class MemoryBudget {
  public:
   /// Keeps references to all arguments. Throws UserError if a budget is already exceeded.
-  MemoryBudget(const StepContext& context, const Instance* communicator, const TrainingProgress& progress);
+  MemoryBudget(const StepContext& context, const plugin::Instance* communicator, const TrainingProgress& progress);
   MemoryBudget(const MemoryBudget&) = delete;
 
   /// Throws UserError with the held bytes and suggested changes, because an allocation of `requested` bytes would
@@ -32,10 +32,10 @@ class MemoryBudget {
  private:
   struct Watch {  // removes the limits in its destructor
     Ledger& ledger;
-    Model& model;
+    model::Model& model;
     ~Watch();
   };
-  void watch_host(int64_t budget, const Instance* communicator);
+  void watch_host(int64_t budget, const plugin::Instance* communicator);
   void watch_device(int64_t budget);
 
   const StepContext& context_;
@@ -44,4 +44,4 @@ class MemoryBudget {
   const Watch watch_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -8,15 +8,15 @@
 #include "checkpoint/safetensors.hpp"
 #include "update/cast.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int ranks,
                           const std::function<void(int rank, void* to)>& read) {
   std::string first(static_cast<std::size_t>(bytes_each), '\0');
   read(0, first.data());
-  const zr_dtype narrow_type = safetensors_float(dtype);
+  const zr_dtype narrow_type = checkpoint::safetensors_float(dtype);
   if (narrow_type == ZR_NONE && dtype != "F64") return first;
-  const int64_t count = bytes_each / stored_size(dtype);
+  const int64_t count = bytes_each / checkpoint::stored_size(dtype);
   const auto n = static_cast<std::size_t>(count);
   bool equal = true;
   std::vector<double> sum(n, 0.0);
@@ -32,7 +32,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
         sum[i] += value;
       }
     } else {
-      upcast(bytes.data(), narrow_type, count, wide.data());
+      update::upcast(bytes.data(), narrow_type, count, wide.data());
       for (std::size_t i = 0; i < n; ++i) sum[i] += static_cast<double>(wide[i]);
     }
   }
@@ -42,25 +42,25 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
     std::memcpy(bytes.data(), sum.data(), bytes.size());
   } else {
     std::transform(sum.begin(), sum.end(), wide.begin(), [](double value) { return static_cast<float>(value); });
-    downcast(wide.data(), count, narrow_type, bytes.data());
+    update::downcast(wide.data(), count, narrow_type, bytes.data());
   }
   return bytes;
 }
 
-std::vector<ModelBuffer> ModelBuffers::own() {
-  std::vector<ModelBuffer> all = model_.buffers();
+std::vector<model::ModelBuffer> ModelBuffers::own() {
+  std::vector<model::ModelBuffer> all = model_.buffers();
   if (depth_ > 0)
     for (std::size_t i = 0; i < all.size(); ++i) all[i].data = kept_[i].data();
   return all;
 }
 
-std::vector<char> ModelBuffers::differing(CommRuntime& comm) {
-  const std::vector<ModelBuffer> buffers = own();
+std::vector<char> ModelBuffers::differing(comm::CommRuntime& comm) {
+  const std::vector<model::ModelBuffer> buffers = own();
   std::vector<char> differ(buffers.size(), 0);
   if (buffers.empty() || comm.world() == 1) return differ;
   std::string mine;
-  for (const ModelBuffer& buffer : buffers) {
-    const uint64_t hash = hash_of(buffer.data, buffer.bytes);
+  for (const model::ModelBuffer& buffer : buffers) {
+    const uint64_t hash = checkpoint::hash_of(buffer.data, buffer.bytes);
     mine.append(reinterpret_cast<const char*>(&hash), sizeof hash);
   }
   const std::vector<std::string> all = comm.all_gather_bytes(mine, "hashes of buffers");
@@ -71,16 +71,16 @@ std::vector<char> ModelBuffers::differing(CommRuntime& comm) {
   return differ;
 }
 
-std::vector<std::string> ModelBuffers::declared(CommRuntime& comm, const std::vector<char>& differing) {
-  const std::vector<ModelBuffer> buffers = own();
+std::vector<std::string> ModelBuffers::declared(comm::CommRuntime& comm, const std::vector<char>& differing) {
+  const std::vector<model::ModelBuffer> buffers = own();
   std::vector<std::string> values(buffers.size());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     if (!differing[i]) continue;
-    const ModelBuffer& buffer = buffers[i];
+    const model::ModelBuffer& buffer = buffers[i];
     const std::string mine(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
-    if (rule_ == BufferRule::per_rank) {
+    if (rule_ == config::BufferRule::per_rank) {
       values[i] = mine;
-    } else if (rule_ == BufferRule::rank0) {
+    } else if (rule_ == config::BufferRule::rank0) {
       values[i] = comm.broadcast_bytes(mine, 0, "rank 0's buffers");
     } else {
       const std::vector<std::string> all = comm.all_gather_bytes(mine, "buffers of all ranks");
@@ -93,19 +93,19 @@ std::vector<std::string> ModelBuffers::declared(CommRuntime& comm, const std::ve
   return values;
 }
 
-void ModelBuffers::apply(CommRuntime& comm) {
+void ModelBuffers::apply(comm::CommRuntime& comm) {
   const std::vector<std::string> values = declared(comm, differing(comm));
-  const std::vector<ModelBuffer> buffers = model_.buffers();
+  const std::vector<model::ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const std::string& value = values[i].empty() ? kept_[i] : values[i];
     std::memcpy(buffers[i].data, value.data(), value.size());
   }
 }
 
-void ModelBuffers::begin_evaluation(CommRuntime& comm) {
+void ModelBuffers::begin_evaluation(comm::CommRuntime& comm) {
   if (++depth_ > 1) return;
   kept_.clear();
-  for (const ModelBuffer& buffer : model_.buffers())
+  for (const model::ModelBuffer& buffer : model_.buffers())
     kept_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
   try {
     apply(comm);
@@ -115,17 +115,17 @@ void ModelBuffers::begin_evaluation(CommRuntime& comm) {
   }
 }
 
-void ModelBuffers::refresh(CommRuntime& comm) {
+void ModelBuffers::refresh(comm::CommRuntime& comm) {
   if (depth_ > 0) apply(comm);
 }
 
 void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0 || --depth_ > 0) return;
-  const std::vector<ModelBuffer> buffers = model_.buffers();
+  const std::vector<model::ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
     std::memcpy(buffers[i].data, kept_[i].data(),
                 std::min(kept_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
   kept_.clear();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -11,7 +11,7 @@
 #include "config/config.hpp"
 #include "model/model.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Returns the bytes of the mean, in rank order, of a buffer of `bytes` bytes on each of `ranks` ranks; read(r, to)
 /// copies rank r's bytes. F16, BF16, F32 and F64 are added in fp64 and rounded once. A buffer of another dtype, or
@@ -23,32 +23,32 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes, int ranks,
 /// buffers and there are several ranks.
 class ModelBuffers {
  public:
-  ModelBuffers(Model& model, BufferRule rule) : model_(model), rule_(rule) {}
+  ModelBuffers(model::Model& model, config::BufferRule rule) : model_(model), rule_(rule) {}
 
-  BufferRule rule() const { return rule_; }
+  config::BufferRule rule() const { return rule_; }
   /// This rank's own buffers in the model's order: in the model's memory, or during an evaluation in the saved copies.
-  std::vector<ModelBuffer> own();
+  std::vector<model::ModelBuffer> own();
   /// For each buffer, not 0 if its bytes differ between ranks. The same on all ranks. Collective.
-  std::vector<char> differing(CommRuntime& comm);
+  std::vector<char> differing(comm::CommRuntime& comm);
   /// The bytes that the rule selects for the buffers marked in `differing`; the other strings are empty. Collective.
-  std::vector<std::string> declared(CommRuntime& comm, const std::vector<char>& differing);
+  std::vector<std::string> declared(comm::CommRuntime& comm, const std::vector<char>& differing);
 
   /// Saves this rank's own values and sets the model's buffers to the selected ones, until end_evaluation().
   /// Evaluations may be nested. Collective.
-  void begin_evaluation(CommRuntime& comm);
+  void begin_evaluation(comm::CommRuntime& comm);
   /// Restores this rank's own values, bit for bit, at the end of the outermost evaluation. Not collective.
   void end_evaluation() noexcept;
   /// Call after writing to own(): during an evaluation, sets the model's buffers to the values now selected.
   /// Collective.
-  void refresh(CommRuntime& comm);
+  void refresh(comm::CommRuntime& comm);
   bool in_evaluation() const { return depth_ > 0; }
 
  private:
-  void apply(CommRuntime& comm);
-  Model& model_;
-  BufferRule rule_;
+  void apply(comm::CommRuntime& comm);
+  model::Model& model_;
+  config::BufferRule rule_;
   int depth_ = 0;                  // nesting depth of evaluations
   std::vector<std::string> kept_;  // this rank's own bytes during an evaluation
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -8,20 +8,20 @@
 #include "checkpoint/manifest.hpp"
 #include "engine/planning.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // Equal on ranks whose models changed in the same way.
-std::string digest_of(const std::vector<Parameter>& parameters, const ParameterChange& change) {
+std::string digest_of(const std::vector<plan::Parameter>& parameters, const ParameterChange& change) {
   std::string text;
-  for (const Parameter& p : parameters) {
+  for (const plan::Parameter& p : parameters) {
     text += p.name + (p.frozen ? " frozen" : "") + (change.fresh.count(p.name) ? " fresh" : "");
     for (const int64_t size : p.shape) text += " " + std::to_string(size);
     text += "\n";
   }
   for (const std::string& line : change.log) text += line + "\n";
-  for (const Rename& rename : change.renames) text += rename.theirs + " > " + rename.ours + "\n";
-  return hex(hash_of(text.data(), static_cast<int64_t>(text.size())));
+  for (const config::Rename& rename : change.renames) text += rename.theirs + " > " + rename.ours + "\n";
+  return hex(checkpoint::hash_of(text.data(), static_cast<int64_t>(text.size())));
 }
 }  // namespace
 
@@ -34,7 +34,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
     error = std::current_exception();
     text = std::string("engine.refresh() failed on rank ") + std::to_string(context_.rank()) + ": " + thrown.what();
   }
-  const CheckpointComm comm = peers_of(context_.setup.control);
+  const checkpoint::CheckpointComm comm = peers_of(context_.setup.control);
   std::string first;
   for (const std::string& other : comm.gather(text))
     if (first.empty()) first = other;
@@ -43,7 +43,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
   if (!first.empty()) fail_user(first);
 }
 
-bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(ParameterChange&)>& look,
+bool ModelRefresh::agree_on_change(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
                                    ParameterChange& change) {
   if (parts_.progress.within_step())
     fail_user(
@@ -52,7 +52,7 @@ bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(Pa
   if (parts_.buffers.in_evaluation())
     fail_user("engine.refresh() was called within an Engine::Evaluation; end the evaluation first");
   parts_.progress.check_complete();
-  std::vector<Parameter> parameters;
+  std::vector<plan::Parameter> parameters;
   prepare_change([&] {
     context_.model.verify();
     context_.model.check_scopes("engine.refresh()");
@@ -74,7 +74,7 @@ bool ModelRefresh::agree_on_change(const std::function<std::vector<Parameter>(Pa
   prepare_change([&] {
     const int world = context_.world();
     const Planner planner(context_.setup, parameters, world, context_.setup.control->local_world() == world);
-    const MemoryPlan plan = planner.plan(context_.rank());
+    const plan::MemoryPlan plan = planner.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget_bytes;
     if (budget > 0 && plan.bytes() > budget)
       fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.bytes(), ""));
@@ -107,4 +107,4 @@ void ModelRefresh::continue_from(const RefreshState& before) {
   if (context_.rank() == 0) std::filesystem::remove_all(std::filesystem::path(before.folder).parent_path(), ignored);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -11,7 +11,7 @@
 #include "engine/step_sync.hpp"
 #include "engine/training_parts.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only; all methods are collective.
 class ModelRefresh {
@@ -24,7 +24,8 @@ class ModelRefresh {
   /// Checks that training can continue with the parameters that `look` returns, and that all ranks made the same
   /// change. Returns false if nothing changed on any rank. A failure on any rank, also of `look`, is thrown on all
   /// ranks, before anything changes.
-  bool agree_on_change(const std::function<std::vector<Parameter>(ParameterChange&)>& look, ParameterChange& change);
+  bool agree_on_change(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
+                       ParameterChange& change);
   /// Saves the state for the next session, and fills in the members of RefreshState that this object can provide; the
   /// caller sets the others. A failure changes nothing.
   RefreshState hand_over(ParameterChange change, const NormBlocks& norm);
@@ -40,4 +41,4 @@ class ModelRefresh {
   Checkpointer& checkpointer_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -1,6 +1,6 @@
 #include "engine/model_seed.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // Mixes three numbers into a generator state with the finaliser of SplitMix64.
@@ -26,4 +26,4 @@ void seed_model(const StepContext& context, const TrainingProgress& progress) {
                          static_cast<uint64_t>(micro_index(context, progress))));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

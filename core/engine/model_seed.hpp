@@ -4,11 +4,11 @@
 #include "engine/step_context.hpp"
 #include "engine/training_progress.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Index of this rank's next micro-batch, counted over all ranks from the first of the step.
 int64_t micro_index(const StepContext& context, const TrainingProgress& progress);
 /// Seeds the model for that micro-batch (the formula is in README.md). Training thread.
 void seed_model(const StepContext& context, const TrainingProgress& progress);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -6,15 +6,15 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 constexpr const char* kTag = "norm blocks";
 constexpr const char* kWhat = "reduced gradients";
 }  // namespace
 
-NormBlocks::NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices,
-                       DiskBackedBuffers* disk_buffers, int64_t window)
+NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+                       offload::DiskBackedBuffers* disk_buffers, int64_t window)
     : comm_(context.comm),
       pool_(context.pool),
       plan_(context.plan),
@@ -27,24 +27,24 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<UpdateSlice
   std::size_t slice = 0;
   for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
     first_block_.push_back(first);
-    const Parameter& parameter = plan_.input.parameters[i];
+    const plan::Parameter& parameter = plan_.input.parameters[i];
     if (parameter.frozen) continue;
-    for (const Segment& segment : plan_.segments[i]) {
+    for (const plan::Segment& segment : plan_.segments[i]) {
       const int provider = blocks_.everywhere ? plan_.rank : segment.owners.front();
       provides_[static_cast<std::size_t>(provider)].push_back(
-          {first + segment.first / kNormBlock, norm_blocks_of(segment.count)});
+          {first + segment.first / plan::kNormBlock, plan::norm_blocks_of(segment.count)});
       if (provider == plan_.rank) provide(i, segment, slices, slice);
     }
-    first += norm_blocks_of(parameter.count);
+    first += plan::norm_blocks_of(parameter.count);
   }
   int64_t mine = 0;
-  for (const NormBlockRun& run : own_) mine += norm_blocks_of(run.values.count);
+  for (const update::NormBlockRun& run : own_) mine += plan::norm_blocks_of(run.values.count);
   own_sums_ =
       static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
   double* out = own_sums_;
-  for (NormBlockRun& run : own_) {
+  for (update::NormBlockRun& run : own_) {
     run.out = out;
-    out += norm_blocks_of(run.values.count);
+    out += plan::norm_blocks_of(run.values.count);
   }
   for (std::size_t i = 0; i < own_.size(); ++i) run_at_.emplace_back(bytes_of(own_[i].values), i);
   std::sort(run_at_.begin(), run_at_.end());
@@ -65,10 +65,10 @@ NormBlocks::~NormBlocks() {
 
 // Slices of the owner cover the segment. Slices and segments are in ascending order, and are cut only between norm
 // blocks.
-void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vector<UpdateSlice>& slices,
+void NormBlocks::provide(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
                          std::size_t& slice) {
   const auto holds = [&](int64_t element) {
-    const UpdateSlice& one = slices[slice];
+    const update::UpdateSlice& one = slices[slice];
     return one.param == param && one.first <= element && element < one.first + one.count;
   };
   for (int64_t at = segment.first, end = at + segment.count; at < end;) {
@@ -77,7 +77,7 @@ void NormBlocks::provide(uint32_t param, const Segment& segment, const std::vect
       fail_internal("rank " + std::to_string(plan_.rank) + " has no reduced gradient for element " +
                     std::to_string(at) + " of '" + plan_.input.parameters[param].name +
                     "', although its plan assigns that element to it");
-    const UpdateSlice& one = slices[slice];
+    const update::UpdateSlice& one = slices[slice];
     const int64_t count = std::min(end, one.first + one.count) - at;
     own_.push_back({part_of(one.grad, at - one.first, count), nullptr});
     at += count;
@@ -97,41 +97,42 @@ void NormBlocks::arrived(const zr_view& gradients, const void* values) {
                              [](const char* address, const auto& entry) { return address < entry.first; });
   if (at != run_at_.begin()) --at;
   for (; at != run_at_.end() && at->first < end; ++at) {
-    const NormBlockRun& run = own_[at->second];
+    const update::NormBlockRun& run = own_[at->second];
     const char* from = at->first;
     // Only blocks whose elements have all arrived.
-    const int64_t first = begin <= from ? 0 : ((begin - from) / size + kNormBlock - 1) / kNormBlock;
+    const int64_t first = begin <= from ? 0 : ((begin - from) / size + plan::kNormBlock - 1) / plan::kNormBlock;
     const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
-    const int64_t last = reach == run.values.count ? norm_blocks_of(reach) : reach / kNormBlock;
+    const int64_t last = reach == run.values.count ? plan::norm_blocks_of(reach) : reach / plan::kNormBlock;
     if (first >= last) continue;
-    zr_view blocks =
-        part_of(run.values, first * kNormBlock, std::min(last * kNormBlock, run.values.count) - first * kNormBlock);
+    zr_view blocks = part_of(run.values, first * plan::kNormBlock,
+                             std::min(last * plan::kNormBlock, run.values.count) - first * plan::kNormBlock);
     blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
-    norm_block_sums(blocks, run.out + first);
+    update::norm_block_sums(blocks, run.out + first);
     std::fill(ready_.begin() + (run.out - own_sums_) + first, ready_.begin() + (run.out - own_sums_) + last, 1);
   }
 }
 
 int64_t NormBlocks::sum() {
   early_ = std::count(ready_.begin(), ready_.end(), 1);
-  std::vector<NormBlockRun> missing;
-  for (const NormBlockRun& run : own_) {
+  std::vector<update::NormBlockRun> missing;
+  for (const update::NormBlockRun& run : own_) {
     const char* ready = ready_.data() + (run.out - own_sums_);
-    for (int64_t block = 0, all = norm_blocks_of(run.values.count); block < all;) {
+    for (int64_t block = 0, all = plan::norm_blocks_of(run.values.count); block < all;) {
       int64_t next = block;
       while (next < all && !ready[next]) ++next;
       if (next > block)
-        missing.push_back({part_of(run.values, block * kNormBlock,
-                                   std::min(next * kNormBlock, run.values.count) - block * kNormBlock),
+        missing.push_back({part_of(run.values, block * plan::kNormBlock,
+                                   std::min(next * plan::kNormBlock, run.values.count) - block * plan::kNormBlock),
                            run.out + block});
       block = next + 1;
     }
   }
-  std::erase_if(missing, [&](const NormBlockRun& run) {
+  std::erase_if(missing, [&](const update::NormBlockRun& run) {
     if (!disk_buffers_ || !disk_buffers_->holds(run.values.data)) return false;
     disk_buffers_->visit(
-        run.values, OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
-          norm_block_sums(pool_, {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / kNormBlock}});
+        run.values, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
+          update::norm_block_sums(pool_,
+                                  {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / plan::kNormBlock}});
         });
     return true;
   });
@@ -139,19 +140,19 @@ int64_t NormBlocks::sum() {
   expects_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
-  for (const NormBlockRun& run : own_)
-    for (int64_t block = 0; block < norm_blocks_of(run.values.count); ++block)
+  for (const update::NormBlockRun& run : own_)
+    for (int64_t block = 0; block < plan::norm_blocks_of(run.values.count); ++block)
       if (!std::isfinite(run.out[block]))
-        non_finite += non_finite_of(
-            part_of(run.values, block * kNormBlock, std::min(kNormBlock, run.values.count - block * kNormBlock)));
+        non_finite += non_finite_of(part_of(run.values, block * plan::kNormBlock,
+                                            std::min(plan::kNormBlock, run.values.count - block * plan::kNormBlock)));
   return non_finite;
 }
 
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
-  if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return count_non_finite(block);
+  if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return update::count_non_finite(block);
   int64_t n = 0;
-  disk_buffers_->visit(block, OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t, int64_t count) {
-    n += count_non_finite({memory, count, block.dtype, 0, {1, 0}});
+  disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t, int64_t count) {
+    n += update::count_non_finite({memory, count, block.dtype, 0, {1, 0}});
   });
   return n;
 }
@@ -210,4 +211,4 @@ NormBlocks::Norm NormBlocks::ordered_sum() {
   return norm;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

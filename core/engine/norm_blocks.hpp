@@ -10,15 +10,15 @@
 #include "update/norm.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only, except arrived().
 class NormBlocks {
  public:
   /// All arguments outlive the object. `slices`: what this rank updates. pages: the buffers that contain reduced
   /// gradients on a disk tier; null: all are in memory. window: number of blocks per exchange.
-  NormBlocks(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages = nullptr,
-             int64_t window = kNormBlockWindow);
+  NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+             offload::DiskBackedBuffers* pages = nullptr, int64_t window = plan::kNormBlockWindow);
   ~NormBlocks();
   NormBlocks(const NormBlocks&) = delete;
 
@@ -48,21 +48,22 @@ class NormBlocks {
   struct Run {
     int64_t block, count;  // in blocks, in the model's order
   };
-  void provide(uint32_t param, const Segment& segment, const std::vector<UpdateSlice>& slices, std::size_t& slice);
+  void provide(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
+               std::size_t& slice);
   void take(const double* blocks, int64_t first, int64_t count, Norm& norm) const;
   void gather(int64_t begin, int64_t end);
   int64_t non_finite_of(const zr_view& block) const;
 
-  CommRuntime& comm_;
+  comm::CommRuntime& comm_;
   ThreadPool& pool_;
-  const MemoryPlan& plan_;
+  const plan::MemoryPlan& plan_;
   Ledger& ledger_;
-  DiskBackedBuffers* disk_buffers_;
-  const MemoryPlan::NormBlocks blocks_;
+  offload::DiskBackedBuffers* disk_buffers_;
+  const plan::MemoryPlan::NormBlocks blocks_;
   const int64_t window_;
   std::vector<int64_t> first_block_;                         // by parameter
   std::vector<std::vector<Run>> provides_;                   // by rank, ascending: blocks that it provides
-  std::vector<NormBlockRun> own_;                            // reduced gradients of this rank's blocks, in that order
+  std::vector<update::NormBlockRun> own_;                    // reduced gradients of this rank's blocks, in that order
   std::vector<std::size_t> at_;                              // by rank: its first run that is not fully gathered
   std::vector<std::pair<const char*, std::size_t>> run_at_;  // address of reduced gradients -> index in own_, sorted
   std::vector<char> ready_;                                  // by own block: not 0 if it has been added up
@@ -74,4 +75,4 @@ class NormBlocks {
   std::vector<double> ordered_;  // the same window, in the model's order
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

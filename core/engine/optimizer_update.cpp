@@ -10,15 +10,15 @@
 #include "update/schedule.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state)
     : context_(context), state_(state), granularity_(granularity_of(context.optimizer)), group_rates_(1, 1.0) {
-  for (const GroupConfig& group : context.config().groups()) group_rates_.push_back(group.lr_scale);
+  for (const config::GroupConfig& group : context.config().groups()) group_rates_.push_back(group.lr_scale);
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  if (!schedule_) return host::learning_rate(context_.config(), index);
+  if (!schedule_) return host::update::learning_rate(context_.config(), index);
   struct Own {
     double rate = 0;
     int64_t failed = 0;
@@ -54,7 +54,7 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
 }
 
 void OptimizerUpdate::announce(int64_t update) {
-  const Instance& optimizer = context_.optimizer;
+  const plugin::Instance& optimizer = context_.optimizer;
   if (!context_.optimizer_api().phase) return;
   uint32_t grads = ZR_GRADS_REDUCED;
   CallError error;
@@ -66,14 +66,14 @@ void OptimizerUpdate::announce(int64_t update) {
 }
 
 void OptimizerUpdate::run(const Input& input) {
-  const std::vector<Parameter>& parameters = context_.plan.input.parameters;
+  const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   std::vector<double> rates(parameters.size());
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = input.rate * group_rates_[parameters[i].group];
-  UpdateInput all{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
-  state_.update(input.touched, [&](const std::vector<UpdateSlice>& slices, bool staged) {
+  update::UpdateInput all{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
+  state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
     all.staged = staged;
-    update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, all);
+    update::update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, all);
   });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -8,7 +8,7 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only.
 class OptimizerUpdate {
@@ -60,4 +60,4 @@ class OptimizerUpdate {
   GradientEdit edit_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

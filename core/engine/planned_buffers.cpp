@@ -5,7 +5,7 @@
 #include "base/dtype.hpp"
 #include "plan/disk_staging.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 MemoryKind kind_of(uint32_t role) {
@@ -19,13 +19,13 @@ bool holds_weights(uint32_t role) {
   return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD || role == ZR_ROLE_ALL_GATHER;
 }
 
-std::vector<LiveRuns> live_runs(const MemoryPlan& plan, const std::vector<void*>& buffers) {
-  std::vector<LiveRuns> live;
+std::vector<comm::LiveRuns> live_runs(const plan::MemoryPlan& plan, const std::vector<void*>& buffers) {
+  std::vector<comm::LiveRuns> live;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const Buffer& buffer = plan.mine.buffers[i];
-    LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
+    const plan::Buffer& buffer = plan.mine.buffers[i];
+    comm::LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
     for (const auto* pieces : {&plan.mine.weights, &plan.mine.reduced_gradients})
-      for (const Piece& piece : *pieces)
+      for (const plan::Piece& piece : *pieces)
         if (piece.buffer == i) runs.runs.emplace_back(piece.offset, piece.offset + piece.count);
     std::sort(runs.runs.begin(), runs.runs.end());
     if (!runs.runs.empty()) live.push_back(std::move(runs));
@@ -34,22 +34,22 @@ std::vector<LiveRuns> live_runs(const MemoryPlan& plan, const std::vector<void*>
 }
 }  // namespace
 
-PlannedBuffers::PlannedBuffers(const RankContext& context, Tiers& tiers)
+PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers)
     : context_(context), disk_buffers_(nullptr, HugePageDeleter{&context.comm}) {
-  const MemoryPlan& plan = context.plan;
+  const plan::MemoryPlan& plan = context.plan;
   if (plan_disk_staging(plan).any) {
-    disk_buffers_.reset(new DiskBackedBuffers(plan, tiers, context.comm, context.ledger));
+    disk_buffers_.reset(new offload::DiskBackedBuffers(plan, tiers, context.comm, context.ledger));
     context.comm.set_collective_staging(disk_buffers_.get());
   }
-  for (const Buffer& buffer : plan.mine.buffers) {
+  for (const plan::Buffer& buffer : plan.mine.buffers) {
     allocate(buffer, plan.input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].tier);
     views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, {1, 0}});
   }
-  for (LiveRuns& live : live_runs(plan, memory_)) context.comm.set_live(std::move(live));
+  for (comm::LiveRuns& live : live_runs(plan, memory_)) context.comm.set_live(std::move(live));
 }
 
-void PlannedBuffers::allocate(const Buffer& b, Tier tier) {
-  CommRuntime& comm = context_.comm;
+void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
+  comm::CommRuntime& comm = context_.comm;
   const int64_t bytes = b.elements * size_of(b.dtype);
   if (void* paged = disk_buffers_ ? disk_buffers_->base(memory_.size()) : nullptr) {
     owned_.emplace_back(nullptr, Free{&comm});
@@ -75,4 +75,4 @@ void PlannedBuffers::free_all_but_weights() {
     if (!holds_weights(context_.plan.mine.buffers[i].role)) owned_[i].reset();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -8,13 +8,13 @@
 #include "offload/disk_backed_buffers.hpp"
 #include "offload/tier.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only; this rule does not apply to the contents of the memory.
 class PlannedBuffers {
  public:
   /// Allocates zeroed memory in the plan's order. Collective if ranks share memory. Keeps references to both arguments.
-  PlannedBuffers(const RankContext& context, Tiers& tiers);
+  PlannedBuffers(const RankContext& context, offload::Tiers& tiers);
   PlannedBuffers(const PlannedBuffers&) = delete;
 
   /// By buffer of the plan: the address at which this rank reads and writes it. An address in pages() is a placeholder
@@ -25,30 +25,30 @@ class PlannedBuffers {
   /// By buffer of the plan: memory() as views, which the strategy is bound to.
   const std::vector<zr_view>& views() const { return views_; }
   /// The buffers on disk; null: all are in memory.
-  DiskBackedBuffers* pages() const { return disk_buffers_.get(); }
+  offload::DiskBackedBuffers* pages() const { return disk_buffers_.get(); }
   /// Frees the buffers that no parameter of the model can be bound to. The destructor frees the others.
   void free_all_but_weights();
 
  private:
   struct HugePageDeleter {
-    CommRuntime* comm;
-    void operator()(DiskBackedBuffers* pages) const {
+    comm::CommRuntime* comm;
+    void operator()(offload::DiskBackedBuffers* pages) const {
       comm->set_collective_staging(nullptr);
       delete pages;
     }
   };
   struct Free {
-    CommRuntime* comm;
+    comm::CommRuntime* comm;
     void operator()(void* memory) const { comm->free(memory); }
   };
-  void allocate(const Buffer& buffer, Tier tier);
+  void allocate(const plan::Buffer& buffer, Tier tier);
 
   const RankContext context_;
   std::vector<std::unique_ptr<void, Free>> owned_;  // by buffer of the plan; null: on disk
-  std::unique_ptr<DiskBackedBuffers, HugePageDeleter> disk_buffers_;
+  std::unique_ptr<offload::DiskBackedBuffers, HugePageDeleter> disk_buffers_;
   std::vector<void*> memory_;
   std::vector<const void*> readers_;
   std::vector<zr_view> views_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -13,11 +13,11 @@
 #include "engine/planning.hpp"
 #include "engine/run_folder.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // job.threads; else the number from `zeroth launch`; else this process's cores divided by the ranks of its host.
-int threads_of(const JobConfig& config, const Control& control) {
+int threads_of(const config::JobConfig& config, const control::Control& control) {
   if (const int set = config.job().threads; set > 0) return set;
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
   cpu_set_t set;
@@ -25,25 +25,25 @@ int threads_of(const JobConfig& config, const Control& control) {
   return std::max(1, cores / control.local_world());
 }
 
-std::unique_ptr<const Instance> make_communicator(PluginHost& host, const Setup& setup) {
+std::unique_ptr<const plugin::Instance> make_communicator(plugin::PluginHost& host, const Setup& setup) {
   if (!setup.communicator) return nullptr;
-  return std::make_unique<Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
+  return std::make_unique<plugin::Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
 }
 
 // Also offers the async service and the machine profile to the tiers.
-std::vector<std::unique_ptr<Instance>> make_tiers(PluginHost& host, const Setup& setup) {
-  offer_async(host);
+std::vector<std::unique_ptr<plugin::Instance>> make_tiers(plugin::PluginHost& host, const Setup& setup) {
+  comm::offer_async(host);
   offer_machine_profile(host);
-  std::vector<std::unique_ptr<Instance>> tiers;
-  for (const Component& tier : setup.tiers)
-    tiers.push_back(std::make_unique<Instance>(host, tier, setup.config, table_of(tier)));
+  std::vector<std::unique_ptr<plugin::Instance>> tiers;
+  for (const plugin::Component& tier : setup.tiers)
+    tiers.push_back(std::make_unique<plugin::Instance>(host, tier, setup.config, table_of(tier)));
   return tiers;
 }
 
-MemoryPlan plan_of(const PlannedJob& job, const Model& model) {
+plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   const Setup& setup = job.setup;
-  const Control& control = *setup.control;
-  PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
+  const control::Control& control = *setup.control;
+  plan::PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
   add_tiers(input, setup, job.tiers, control.local_world(),
             communicator_bytes(job.communicator.get(), control.world()).value_or(0),
             granularity_of(job.optimizer) == ZR_ELEMENTWISE);
@@ -53,26 +53,26 @@ MemoryPlan plan_of(const PlannedJob& job, const Model& model) {
 }
 
 // Runs the checks that precede the opening of the communicator, and returns its options.
-CommRuntime::Options checked(PlannedJob& job, const Model& model) {
+comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
   check_optimizer(job);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
-    const PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
+    const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
     const std::string title =
         "plan: " + std::string(job.setup.strategy.table->id) + " + " + job.setup.optimizer.table->id;
     std::fputs(job.plan.text(title, context).c_str(), stdout);
     std::fflush(stdout);
   }
-  CommRuntime::Options options;
+  comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
   return options;
 }
 
 // If the host failed inside a plug-in's call, throws the host's failure, otherwise the plug-in's error.
-CallCheck check_of(CommRuntime& comm, PluginHost& host) {
+CallCheck check_of(comm::CommRuntime& comm, plugin::PluginHost& host) {
   return [&comm, &host](zr_code code, const zr_error& error, const std::string& who) {
     if (code == ZR_OK) return;
     if (const auto failure = comm.take_failure()) std::rethrow_exception(failure);
@@ -82,7 +82,7 @@ CallCheck check_of(CommRuntime& comm, PluginHost& host) {
 }
 }  // namespace
 
-PlannedJob::PlannedJob(Setup of, Model& model, std::shared_ptr<Trace> spans)
+PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spans)
     : setup(std::move(of)),
       name(setup.engine, run_folder(config(), setup.engine), config().checkpoint().dir),
       pool(threads_of(config(), *setup.control)),
@@ -102,4 +102,4 @@ PlannedJob::PlannedJob(Setup of, Model& model, std::shared_ptr<Trace> spans)
   comm.set_trace(trace.get());
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -18,7 +18,7 @@
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only; the members have their own thread rules. Immutable, except `tiers`, which ShardedState takes
 /// over.
@@ -26,10 +26,10 @@ struct PlannedJob {
   /// Creates the plug-ins, plans, checks the plan, opens the communicator, and compares the set-ups of the ranks. Does
   /// not allocate the training state. Keeps a reference to the model. trace: that of the previous session, which this
   /// one continues; null: a new trace if job.trace is true. Collective.
-  PlannedJob(Setup setup, Model& model, std::shared_ptr<Trace> trace);
+  PlannedJob(Setup setup, model::Model& model, std::shared_ptr<Trace> trace);
   PlannedJob(const PlannedJob&) = delete;
 
-  const JobConfig& config() const { return setup.config; }
+  const config::JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
   int world() const { return setup.control->world(); }
 
@@ -37,16 +37,16 @@ struct PlannedJob {
   EngineName name;
   Ledger ledger;
   ThreadPool pool;
-  PluginHost host;
+  plugin::PluginHost host;
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
-  JobServices services;
-  const Instance strategy, optimizer;
-  const std::unique_ptr<const Instance> communicator;  // null for one rank
-  std::vector<std::unique_ptr<Instance>> tiers;        // not open; empty once ShardedState has them
-  const MemoryPlan plan;
-  CommRuntime comm;
+  control::JobServices services;
+  const plugin::Instance strategy, optimizer;
+  const std::unique_ptr<const plugin::Instance> communicator;  // null for one rank
+  std::vector<std::unique_ptr<plugin::Instance>> tiers;        // not open; empty once ShardedState has them
+  const plan::MemoryPlan plan;
+  comm::CommRuntime comm;
   std::recursive_mutex use;  // see StepContext
   const StepContext context;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

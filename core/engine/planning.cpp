@@ -9,16 +9,18 @@
 #include "engine/run_recorder.hpp"
 #include "offload/tier.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
-std::string table_of(const Component& component) { return std::string(role_of(component)) + "." + component.table->id; }
+std::string table_of(const plugin::Component& component) {
+  return std::string(role_of(component)) + "." + component.table->id;
+}
 
 namespace {
 // Assigns each parameter to the first group with a matching pattern. A pattern that matches no parameter is an error.
-void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>& parameters) {
+void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<plan::Parameter>& parameters) {
   std::vector<std::vector<char>> used;
-  for (const GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
-  for (Parameter& parameter : parameters)
+  for (const config::GroupConfig& group : groups) used.emplace_back(group.match.size(), 0);
+  for (plan::Parameter& parameter : parameters)
     for (std::size_t g = 0; g < groups.size(); ++g)
       for (std::size_t i = 0; i < groups[g].match.size(); ++i)
         if (matches_glob(parameter.name, groups[g].match[i])) {
@@ -26,7 +28,7 @@ void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>
           if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
         }
   std::vector<std::string> names;
-  for (const Parameter& parameter : parameters) names.push_back(parameter.name);
+  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (std::size_t i = 0; i < groups[g].match.size(); ++i) {
       if (used[g][i]) continue;
@@ -37,12 +39,12 @@ void match_groups(const std::vector<GroupConfig>& groups, std::vector<Parameter>
     }
 }
 
-void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimizer) {
+void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::Instance& optimizer) {
   const auto* api = optimizer.api<zr_optimizer_api>();
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::vector<const Entry*> values;
-    for (const Entry& entry : groups[g].values) values.push_back(&entry);
-    const ConfigView view(values);
+    std::vector<const config::Entry*> values;
+    for (const config::Entry& entry : groups[g].values) values.push_back(&entry);
+    const plugin::ConfigView view(values);
     CallError error;
     check(api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
           optimizer.who("add_group"));
@@ -50,14 +52,16 @@ void add_groups(const std::vector<GroupConfig>& groups, const Instance& optimize
 }
 }  // namespace
 
-bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world) {
+bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world) {
   return world > 1 && config.communicator().share_weights && config.memory().device_budget_bytes == 0 &&
-         config.offload().parameters->on_device() && communicator && shared_weights_of(*communicator);
+         config.offload().parameters->on_device() && communicator && comm::shared_weights_of(*communicator);
 }
 
-bool snapshots(const JobConfig& config) { return config.checkpoint().async && !config.checkpoint().dir->empty(); }
+bool snapshots(const config::JobConfig& config) {
+  return config.checkpoint().async && !config.checkpoint().dir->empty();
+}
 
-uint32_t granularity_of(const Instance& optimizer) {
+uint32_t granularity_of(const plugin::Instance& optimizer) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
@@ -65,47 +69,49 @@ uint32_t granularity_of(const Instance& optimizer) {
   return desc.granularity;
 }
 
-PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world) {
+plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
+                           std::vector<plan::Parameter> parameters, int world) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
   check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
   match_groups(config.groups(), parameters);
   add_groups(config.groups(), optimizer);
-  const Precision& types = config.precision();
-  PlanInput input;
+  const config::Precision& types = config.precision();
+  plan::PlanInput input;
   input.parameters = std::move(parameters);
   input.world = world;
   input.weight_dtype = types.weights;
   input.grad_dtype = types.gradients;
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
-  input.hold_gradients = config.gradients().reduce == GradientReduction::last_micro_step;
+  input.hold_gradients = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
 }
 
-void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-               int64_t other_bytes, bool elementwise) {
-  const JobConfig& config = job.config;
-  for (const auto& tier : tiers) input.tiers.push_back(tier_info_of(*tier));
-  const auto index = [&](const TierChoice& choice) {
+void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int local, int64_t other_bytes,
+               bool elementwise) {
+  const config::JobConfig& config = job.config;
+  for (const auto& tier : tiers) input.tiers.push_back(offload::tier_info_of(*tier));
+  const auto index = [&](const config::TierChoice& choice) {
     if (choice.on_device()) return 0;
-    if (choice.automatic()) return kAnyTier;
+    if (choice.automatic()) return plan::kAnyTier;
     const std::string& id = choice.text;
     for (std::size_t i = 0; i < tiers.size(); ++i)
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
     fail_internal("the tier '" + id + "' was not loaded");
   };
-  TierRequest& wanted = input.wanted;
-  const OffloadConfig& offload = config.offload();
+  plan::TierRequest& wanted = input.wanted;
+  const config::OffloadConfig& offload = config.offload();
   wanted.states = index(offload.optimizer);
   wanted.reduced_gradients = index(offload.gradients);
   wanted.shards = index(offload.parameters);
   wanted.activations = index(offload.activations);
   wanted.device_fraction = offload.device_fraction;
   wanted.elementwise = elementwise;
-  const PlanContext known = measured_activations(config, job.engine);
+  const plan::PlanContext known = measured_activations(config, job.engine);
   wanted.activations_known = known.activations.has_value();
   wanted.activations_on_device = known.activations.value_or(0);
   wanted.activations_offloaded = known.offloaded_activations;
@@ -117,29 +123,29 @@ void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::
 
 namespace {
 // Why a plan has no sharded parameters, and a remedy; the text follows "strategy '<id>' ".
-std::string why_unsharded(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
+std::string why_unsharded(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy) {
   int64_t largest = 0;
-  for (const Parameter& parameter : plan.input.parameters) largest = std::max(largest, parameter.count);
-  for (const Entry* entry : config.table("strategy." + strategy)) {
+  for (const plan::Parameter& parameter : plan.input.parameters) largest = std::max(largest, parameter.count);
+  for (const config::Entry* entry : config.table("strategy." + strategy)) {
     const int64_t* threshold = std::get_if<int64_t>(&entry->value);
     if (entry->key.name != "persistence_threshold" || !threshold || *threshold <= 0) continue;
     return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
            " elements, and parameters of at most " + entry->key.path() + " = " + std::to_string(*threshold) +
-           " elements are not sharded; lower that key, or set offload.parameters = \"" + kOnDevice + "\"";
+           " elements are not sharded; lower that key, or set offload.parameters = \"" + config::kOnDevice + "\"";
   }
   return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters";
 }
 }  // namespace
 
-void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy) {
-  const OffloadConfig& offload = config.offload();
-  const auto text_of = [](const Setting<TierChoice>& choice) {
+void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy) {
+  const config::OffloadConfig& offload = config.offload();
+  const auto text_of = [](const config::Setting<config::TierChoice>& choice) {
     return choice.key + " = \"" + choice->text + "\" (" + choice.origin.text() + "): ";
   };
   bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
-                            [](const Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
+                            [](const plan::Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
   std::vector<int64_t> unsharded(plan.input.parameters.size(), 0);  // per parameter; a rank's part may be empty
-  for (const Piece& piece : plan.mine.weights)
+  for (const plan::Piece& piece : plan.mine.weights)
     if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
   for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
   if (offload.parameters->names_tier() && !shards)
@@ -154,16 +160,16 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
                      "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
-  const auto role_of = [&](const Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
+  const auto role_of = [&](const plan::Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
   if (on_disk(plan.placement.reduced_gradients) && !offload.gradients->automatic())
-    for (const Piece& piece : plan.mine.reduced_gradients)
+    for (const plan::Piece& piece : plan.mine.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
         fail_user(text_of(offload.gradients) + "strategy '" + strategy +
                   "' accumulates gradients in place in the buffer '" + plan.mine.buffers[piece.buffer].tag +
                   "', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced gradients, "
                   "gradients.reduce = \"each_micro_step\", or a tier in memory");
   if (on_disk(plan.placement.shards))
-    for (const Piece& piece : plan.mine.weights)
+    for (const plan::Piece& piece : plan.mine.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
         fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' keeps '" +
                   plan.input.parameters[piece.param].name +
@@ -171,13 +177,14 @@ void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::s
                   "or choose a tier in memory");
 }
 
-int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
+int64_t host_bytes(const plan::MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
   const int64_t each = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
   return plan.max_host_bytes / plan.input.world * local + each * local;
 }
 
-void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context) {
-  const Setting<int64_t>& budget = config.memory().host_budget_bytes;
+void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int local,
+                       const plan::PlanContext& context) {
+  const config::Setting<int64_t>& budget = config.memory().host_budget_bytes;
   const int64_t bytes = host_bytes(plan, local, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.
@@ -199,14 +206,14 @@ void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int loca
             "raise memory.host_budget, or " + most->second);
 }
 
-StrategyPlan strategy_plan(const Instance& strategy) {
+plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
     check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed, strategy.who("plan"));
   };
 }
 
-std::optional<int64_t> communicator_bytes(const Instance* communicator, int world) {
+std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world) {
   int64_t plugin = 0;
   if (communicator) {
     const auto extension = communicator->component().table->extension;
@@ -216,19 +223,21 @@ std::optional<int64_t> communicator_bytes(const Instance* communicator, int worl
     if (!plan) return {};
     plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
   }
-  return plugin + CommRuntime::staging_bytes(world);
+  return plugin + comm::CommRuntime::staging_bytes(world);
 }
 
-Planner::Planner(const ResolvedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host)
+Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
+                 bool one_host)
     : job_(job), host_(ledger_, pool_) {
-  strategy_ = std::make_unique<Instance>(host_, job.strategy, job.config, table_of(job.strategy));
-  optimizer_ = std::make_unique<Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
+  strategy_ = std::make_unique<plugin::Instance>(host_, job.strategy, job.config, table_of(job.strategy));
+  optimizer_ = std::make_unique<plugin::Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
   if (job.communicator)
-    communicator_ = std::make_unique<Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
-  offer_async(host_);
+    communicator_ =
+        std::make_unique<plugin::Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
+  comm::offer_async(host_);
   offer_machine_profile(host_);
-  for (const Component& tier : job.tiers)
-    tiers_.push_back(std::make_unique<Instance>(host_, tier, job.config, table_of(tier)));
+  for (const plugin::Component& tier : job.tiers)
+    tiers_.push_back(std::make_unique<plugin::Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
@@ -237,8 +246,8 @@ Planner::Planner(const ResolvedJob& job, const std::vector<Parameter>& parameter
 
 Planner::~Planner() = default;
 
-MemoryPlan Planner::plan(int rank) const {
-  MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+plan::MemoryPlan Planner::plan(int rank) const {
+  plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
   check_offload(job_.config, plan, job_.strategy.table->id);
   return plan;
 }
@@ -251,18 +260,18 @@ int64_t Planner::max_bytes() const {
   return most;
 }
 
-PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world) {
-  PlanContext context = measured_activations(job.config, job.engine);
+plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world) {
+  plan::PlanContext context = measured_activations(job.config, job.engine);
   context.communicator = communicator_bytes(communicator, world);
   context.snapshot = snapshots(job.config);
   return context;
 }
 
-PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
+plan::PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
 
-std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
+std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
-  const Setting<int64_t>& budget = config.memory().device_budget_bytes;
+  const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
   return "memory.device_budget is " + bytes_text(budget) + " (" + budget.origin.text() +
          "), but the plan takes up to " + bytes_text(max_bytes) + " per rank, without activations\n" +
          planner.plan(0).text(planner.title(), planner.context()) + suggestions;
@@ -272,4 +281,4 @@ std::string Planner::title() const {
   return "plan: " + std::string(job_.strategy.table->id) + " + " + job_.optimizer.table->id;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -11,63 +11,67 @@
 #include "plugin/plugin_host.hpp"
 #include "plugin/plugin_selection.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// "strategy.<id>": the configuration table of an instance.
-std::string table_of(const Component& component);
+std::string table_of(const plugin::Component& component);
 /// The strategy's input: parameters with their optimizer groups, dtypes, optimizer states. Adds the groups to
 /// `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter.
-PlanInput plan_input(const JobConfig& config, const Instance& optimizer, std::vector<Parameter> parameters, int world);
+plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
+                           std::vector<plan::Parameter> parameters, int world);
 /// The optimizer's granularity: ZR_ELEMENTWISE, for example.
-uint32_t granularity_of(const Instance& optimizer);
+uint32_t granularity_of(const plugin::Instance& optimizer);
 /// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `local`: ranks per
 /// host; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
-void add_tiers(PlanInput& input, const ResolvedJob& job, const std::vector<std::unique_ptr<Instance>>& tiers, int local,
-               int64_t other_bytes, bool elementwise);
+void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int local, int64_t other_bytes,
+               bool elementwise);
 /// Throws UserError if [offload] requests something that this plan does not support.
-void check_offload(const JobConfig& config, const MemoryPlan& plan, const std::string& strategy);
+void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
 /// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
-PlanContext plan_context_of(const ResolvedJob& job, const Instance* communicator, int world);
+plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world);
 /// Bytes of host memory of `local` ranks on one host: tiers, communicators, copies for checkpoints.
-int64_t host_bytes(const MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+int64_t host_bytes(const plan::MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
 /// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
-void check_host_budget(const JobConfig& config, const MemoryPlan& plan, int local, const PlanContext& context);
+void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int local,
+                       const plan::PlanContext& context);
 /// True if ranks that are all on one host share one copy of the weights; never with memory.device_budget.
-bool shares_weights(const JobConfig& config, const std::optional<Component>& communicator, int world);
+bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world);
 /// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
-bool snapshots(const JobConfig& config);
+bool snapshots(const config::JobConfig& config);
 /// Calls plan() of this strategy, which must outlive the result.
-StrategyPlan strategy_plan(const Instance& strategy);
+plan::StrategyPlan strategy_plan(const plugin::Instance& strategy);
 /// Bytes of host memory that the communicator allocates when it opens, plus the host's staging buffer for it; nullopt
 /// if the plug-in does not report them.
-std::optional<int64_t> communicator_bytes(const Instance* communicator, int world);
+std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world);
 
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
   /// `one_host`: all ranks are known to be on one host, as with `zeroth train`.
-  Planner(const ResolvedJob& job, const std::vector<Parameter>& parameters, int world, bool one_host = false);
+  Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
+          bool one_host = false);
   ~Planner();
-  MemoryPlan plan(int rank) const;  // of this rank only
+  plan::MemoryPlan plan(int rank) const;  // of this rank only
   /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then
   /// differ by less than one norm block per bucket.
   int64_t max_bytes() const;
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
-  PlanContext context() const;
+  plan::PlanContext context() const;
   std::string title() const;  // "plan: ", strategy, " + ", optimizer
 
  private:
-  ResolvedJob job_;
+  plugin::ResolvedJob job_;
   Ledger ledger_;
   ThreadPool pool_{1};
-  PluginHost host_;
-  std::unique_ptr<Instance> strategy_, optimizer_, communicator_;
-  std::vector<std::unique_ptr<Instance>> tiers_;
-  PlanInput input_;
+  plugin::PluginHost host_;
+  std::unique_ptr<plugin::Instance> strategy_, optimizer_, communicator_;
+  std::vector<std::unique_ptr<plugin::Instance>> tiers_;
+  plan::PlanInput input_;
 };
 
 /// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
-std::string plan_over_budget_text(const JobConfig& config, const Planner& planner, int64_t max_bytes,
+std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions);
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

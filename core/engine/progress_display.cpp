@@ -11,7 +11,7 @@
 #include "base/terminal.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 
@@ -158,4 +158,4 @@ void ProgressDisplay::note(const std::string& line) {
   open_ = false;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

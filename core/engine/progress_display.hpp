@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// What is shown of a step.
 struct StepProgress {
@@ -52,4 +52,4 @@ class ProgressDisplay {
   std::chrono::steady_clock::time_point shown_{};
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

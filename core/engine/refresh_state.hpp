@@ -15,14 +15,14 @@
 #include "engine/stop_signal.hpp"
 #include "engine/training_progress.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The difference between the new list of parameters and the old one. The same on all ranks.
 struct ParameterChange {
-  std::set<std::string> fresh;   // new names, and old names that now denote another tensor
-  std::vector<Rename> renames;   // from new names to old names
-  std::vector<std::string> log;  // lines such as "'x' is new", for parameters and buffers
-  bool any = false;              // whether anything changed
+  std::set<std::string> fresh;          // new names, and old names that now denote another tensor
+  std::vector<config::Rename> renames;  // from new names to old names
+  std::vector<std::string> log;         // lines such as "'x' is new", for parameters and buffers
+  bool any = false;                     // whether anything changed
 };
 
 /// The parts of a session that do not depend on its list of parameters.
@@ -32,9 +32,9 @@ struct RefreshState {
   std::shared_ptr<RunRecorder> recorder;
   std::shared_ptr<Trace> trace;             // null: no trace
   std::shared_ptr<StopSignal> stop_signal;  // null: signals end the process
-  CommVolume communication;                 // of this rank, since the run began
+  comm::CommVolume communication;           // of this rank, since the run began
   Overlap overlap{};
   TrainingProgress::Run run;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

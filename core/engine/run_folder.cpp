@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace fs = std::filesystem;
 
@@ -28,7 +28,7 @@ int64_t run_number(const std::string& name) {
   return valid && number > 0 ? number : 0;
 }
 
-Directory open_folder(const JobConfig& config, const std::string& engine) {
+Directory open_folder(const config::JobConfig& config, const std::string& engine) {
   // job.runs itself may be a symbolic link; no links are followed below it.
   Directory folder =
       Directory::open(fs::absolute(config.job().runs.value).string(), true).subdirectory(config.job().name);
@@ -45,7 +45,7 @@ FileLock take_lock(const Directory& folder) {
 }
 }  // namespace
 
-std::string run_folder(const JobConfig& config, const std::string& engine) {
+std::string run_folder(const config::JobConfig& config, const std::string& engine) {
   const fs::path job = fs::absolute(config.job().runs.value) / config.job().name.value;
   return (engine.empty() ? job : job / engine).string();
 }
@@ -62,7 +62,7 @@ std::vector<std::string> runs_in(const std::string& run_folder) {
   return runs;
 }
 
-RunFolder::RunFolder(const JobConfig& config, const std::string& engine)
+RunFolder::RunFolder(const config::JobConfig& config, const std::string& engine)
     : directory_(open_folder(config, engine)), lock_(take_lock(directory_)) {}
 
 std::string RunFolder::of_newest(const std::string& file) const {
@@ -128,4 +128,4 @@ void RunFolder::append(const std::string& row) {
 
 void RunFolder::summarise(const std::string& text) { run_->write(kSummary, text); }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,10 +9,10 @@
 #include "base/directory.hpp"
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The absolute path of an engine's run folder: job.runs/job.name, followed by the engine's name if it has one.
-std::string run_folder(const JobConfig& config, const std::string& engine);
+std::string run_folder(const config::JobConfig& config, const std::string& engine);
 
 /// The paths of the runs in a run folder, newest first. If the run folder itself contains the files of a run, as in
 /// earlier versions, it comes first.
@@ -26,7 +26,7 @@ std::vector<std::string> runs_in(const std::string& run_folder);
 class RunFolder {
  public:
   /// Creates the folder and locks it. Throws UserError naming the holder if another job holds the lock.
-  RunFolder(const JobConfig& config, const std::string& engine);
+  RunFolder(const config::JobConfig& config, const std::string& engine);
 
   /// The rows of the newest run's metrics.jsonl up to `step`; "" if there is no run.
   std::string rows_up_to(int64_t step) const;
@@ -53,4 +53,4 @@ class RunFolder {
   int64_t metrics_bytes_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -17,7 +17,7 @@
 #include "base/operation.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // Writes JSON without nlohmann, which does not always write the shortest text of a number.
@@ -38,13 +38,13 @@ std::string object(const Fields& fields, bool lines = false) {
   return "{" + text + (lines ? "\n}" : "}");
 }
 
-std::optional<RunFolder> locked(const JobConfig& config, const std::string& engine, int rank) {
+std::optional<RunFolder> locked(const config::JobConfig& config, const std::string& engine, int rank) {
   if (rank > 0) return {};
   return std::optional<RunFolder>(std::in_place, config, engine);
 }
 }  // namespace
 
-RunRecorder::RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank)
+RunRecorder::RunRecorder(const config::JobConfig& config, const std::string& engine, int ranks, int rank)
     : folder_(locked(config, engine, rank)),
       ranks_(ranks),
       steps_(config.train().steps),
@@ -188,4 +188,4 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
   folder_->summarise(object(fields, true) + "\n");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -15,7 +15,7 @@
 #include "engine/run_folder.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The phases that a step's time is divided into.
 enum class Phase { forward, backward, reduce, step_sync, optimizer, gather, checkpoint };
@@ -24,7 +24,7 @@ inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backw
 
 /// The activation bytes that the newest run in the engine's run folder measured with the same program keys, dtype and
 /// micro-batch.
-PlanContext measured_activations(const JobConfig& config, const std::string& engine);
+plan::PlanContext measured_activations(const config::JobConfig& config, const std::string& engine);
 
 /// A row of metrics.jsonl.
 struct StepRow {
@@ -62,7 +62,7 @@ class RunRecorder {
  public:
   /// Rank 0 locks the run folder of `engine` and writes to it only after accept(). Other ranks only keep numbers in
   /// memory. Throws UserError if another job has locked the folder.
-  RunRecorder(const JobConfig& config, const std::string& engine, int ranks, int rank);
+  RunRecorder(const config::JobConfig& config, const std::string& engine, int ranks, int rank);
   /// Called when the job has passed every check: creates the folder of this run, and copies the rows of the newest
   /// earlier run up to the step that was passed to resume(). If that step is the last one and the earlier run has a
   /// summary.json of it, creates no folder, so that the earlier run remains the newest; a later row creates the folder
@@ -80,7 +80,9 @@ class RunRecorder {
   /// Adds time to a phase.
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   /// Sets the weights hash and the communication of all ranks after the last step. The next step clears both.
-  void set_totals(const std::string& hash, const CommVolume& all_ranks) { hash_ = hash, communication_ = all_ranks; }
+  void set_totals(const std::string& hash, const comm::CommVolume& all_ranks) {
+    hash_ = hash, communication_ = all_ranks;
+  }
   /// Clears the weights hash, because something other than a step changed the weights.
   void forget_hash() { hash_.reset(); }
   /// Sets the tiers in use.
@@ -119,7 +121,7 @@ class RunRecorder {
   double val_loss_ = 0;
   bool has_val_ = false;
   std::optional<std::string> hash_;
-  std::optional<CommVolume> communication_;
+  std::optional<comm::CommVolume> communication_;
   std::vector<TierRow> tiers_;
   DigestRow digest_{};
   double read_wait_ = 0, write_wait_ = 0;
@@ -127,4 +129,4 @@ class RunRecorder {
   std::chrono::steady_clock::time_point start_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

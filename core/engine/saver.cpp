@@ -11,21 +11,21 @@
 #include "base/round_up.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 constexpr std::size_t kValueBytes = 900 << 10;     // bytes per value of the store, whose limit is 1 MiB
 constexpr auto kTimeout = std::chrono::hours(24);  // a lost rank ends the wait immediately
 
 // Stores a string of any length.
-void put_long(Control& control, const std::string& key, const std::string& text) {
+void put_long(control::Control& control, const std::string& key, const std::string& text) {
   control.put(key, std::to_string(text.size()));
   for (std::size_t at = 0; at < text.size(); at += kValueBytes)
     control.put(key + "." + std::to_string(at), text.substr(at, kValueBytes));
 }
 
 // Reads such a string and removes it from the store, so only one rank may read it.
-std::string get_long(Control& control, const std::string& key) {
+std::string get_long(control::Control& control, const std::string& key) {
   const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kTimeout)));
   std::string text;
   while (text.size() < length) {
@@ -37,16 +37,17 @@ std::string get_long(Control& control, const std::string& key) {
   return text;
 }
 
-int64_t aligned(int64_t bytes) { return round_up(bytes, CheckpointContents::kAlignment); }
+int64_t aligned(int64_t bytes) { return round_up(bytes, checkpoint::CheckpointContents::kAlignment); }
 
-int64_t snapshot_bytes(const CheckpointContents& image) {
+int64_t snapshot_bytes(const checkpoint::CheckpointContents& image) {
   int64_t bytes = image.later_bytes;
-  for (const Slab& slab : image.slabs) bytes += aligned(slab.bytes);
+  for (const checkpoint::Slab& slab : image.slabs) bytes += aligned(slab.bytes);
   return bytes;
 }
 }  // namespace
 
-Saver::Saver(std::shared_ptr<Control> control, Ledger& ledger) : control_(std::move(control)), ledger_(ledger) {}
+Saver::Saver(std::shared_ptr<control::Control> control, Ledger& ledger)
+    : control_(std::move(control)), ledger_(ledger) {}
 
 Saver::~Saver() { close(); }
 
@@ -60,14 +61,14 @@ void Saver::close() {
   locks_.clear();
 }
 
-CheckpointComm peers_of(const std::shared_ptr<Control>& of) {
-  if (of->world() == 1) return single_rank_comm();
+checkpoint::CheckpointComm peers_of(const std::shared_ptr<control::Control>& of) {
+  if (of->world() == 1) return checkpoint::single_rank_comm();
   // Counts the objects of all Engines of this process; all ranks create them in the same order.
   static std::atomic<uint64_t> objects{0};
   const std::string begin = "checkpoint." + std::to_string(++objects) + ".";
   const auto calls = std::make_shared<int>(0);
   const auto key = [begin, calls](int rank) { return begin + std::to_string(*calls) + "." + std::to_string(rank); };
-  CheckpointComm comm;
+  checkpoint::CheckpointComm comm;
   comm.rank = of->rank();
   comm.world = of->world();
   comm.gather = [control = of, calls, key](const std::string& mine) {
@@ -103,7 +104,7 @@ void Saver::lock_folder(const std::string& root) {
   });
 }
 
-void Saver::reserve_for(const CheckpointContents& image) {
+void Saver::reserve_for(const checkpoint::CheckpointContents& image) {
   if (const int64_t bytes = snapshot_bytes(image); bytes > snapshot_bytes_) reserve(bytes);
 }
 
@@ -124,23 +125,23 @@ void Saver::reserve(int64_t bytes) {
               static_cast<std::size_t>(bytes));  // makes the kernel allocate it now, not during training
 }
 
-std::string Saver::write(const std::string& root, const CheckpointContents& image, int64_t keep,
-                         const CheckpointComm& comm) {
+std::string Saver::write(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep,
+                         const checkpoint::CheckpointComm& comm) {
   run_on_all_ranks(comm, [&] {
     if (comm.rank == 0) lock_on_rank0(root);
   });
-  SaveOptions options;
+  checkpoint::SaveOptions options;
   options.keep = keep;
-  const SaveResult saved = zr::host::save(root, image, comm, options);
+  const checkpoint::SaveResult saved = zr::host::checkpoint::save(root, image, comm, options);
   for (const std::string& warning : saved.warnings) log(ZR_LOG_WARN, warning);
   return saved.folder;
 }
 
-std::string Saver::save(const std::string& root, const CheckpointContents& image, int64_t keep) {
+std::string Saver::save(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep) {
   return write(root, image, keep, peers());
 }
 
-void Saver::save_async(const std::string& root, CheckpointContents image, int64_t keep) {
+void Saver::save_async(const std::string& root, checkpoint::CheckpointContents image, int64_t keep) {
   // Also on ranks with nothing to copy, because an allocation or a read from a tier may fail on one rank only.
   run_on_all_ranks(peers(), [&] {
     reserve_for(image);
@@ -157,9 +158,9 @@ void Saver::save_async(const std::string& root, CheckpointContents image, int64_
 }
 
 // Copies the slabs into snapshot_ and redirects them to the copies.
-void Saver::copy(CheckpointContents& image) {
+void Saver::copy(checkpoint::CheckpointContents& image) {
   int64_t at = 0;
-  for (Slab& slab : image.slabs) {
+  for (checkpoint::Slab& slab : image.slabs) {
     if (slab.data)
       std::memcpy(snapshot_.get() + at, slab.data, static_cast<std::size_t>(slab.bytes));
     else
@@ -176,4 +177,4 @@ bool Saver::wait() {
   return wrote;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

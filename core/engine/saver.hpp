@@ -14,32 +14,32 @@
 #include "checkpoint/save.hpp"
 #include "control/control.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Communication between the ranks of a job through the control plane's store. Create one object per save, load or
 /// other decision, on all ranks in the same order.
-CheckpointComm peers_of(const std::shared_ptr<Control>& control);
+checkpoint::CheckpointComm peers_of(const std::shared_ptr<control::Control>& control);
 
 /// Training thread only; all ranks call the same methods in the same order.
 class Saver {
  public:
-  Saver(std::shared_ptr<Control> control, Ledger& ledger);
+  Saver(std::shared_ptr<control::Control> control, Ledger& ledger);
   ~Saver();  // the same as close()
   Saver(const Saver&) = delete;
 
   /// See peers_of().
-  CheckpointComm peers() { return peers_of(control_); }
+  checkpoint::CheckpointComm peers() { return peers_of(control_); }
   /// Locks `root` for this job until close(). If another process holds the lock, throws UserError, naming the
   /// owner, on all ranks.
   void lock_folder(const std::string& root);
   /// Allocates host memory for copies of images of this size, and counts it in the ledger. Throws EnvironmentError
   /// if the allocation fails.
-  void reserve_for(const CheckpointContents& image);
+  void reserve_for(const checkpoint::CheckpointContents& image);
 
   /// Writes a checkpoint into `root` and returns its folder. keep: as in SaveOptions. Call wait() first.
-  std::string save(const std::string& root, const CheckpointContents& image, int64_t keep);
+  std::string save(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep);
   /// Copies this rank's slabs and returns; another thread writes the files. Call wait() first.
-  void save_async(const std::string& root, CheckpointContents image, int64_t keep);
+  void save_async(const std::string& root, checkpoint::CheckpointContents image, int64_t keep);
   /// True if the background save failed and wait() has not thrown the failure yet.
   bool failed() const { return failed_; }
   /// Waits for the background save. Returns true if one succeeded since the last call; throws the failure of one that
@@ -49,13 +49,14 @@ class Saver {
   void close();
 
  private:
-  std::string write(const std::string& root, const CheckpointContents& image, int64_t keep, const CheckpointComm& comm);
+  std::string write(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep,
+                    const checkpoint::CheckpointComm& comm);
   void lock_on_rank0(const std::string& root);  // called on rank 0 only
   void reserve(int64_t bytes);
-  void copy(CheckpointContents& image);
-  std::shared_ptr<Control> control_;
+  void copy(checkpoint::CheckpointContents& image);
+  std::shared_ptr<control::Control> control_;
   Ledger& ledger_;
-  std::map<std::string, FolderLock> locks_;  // by the folder's canonical path
+  std::map<std::string, checkpoint::FolderLock> locks_;  // by the folder's canonical path
   HugePageMemory snapshot_;
   int64_t snapshot_bytes_ = 0;
   std::thread writer_;  // while it runs, only it uses locks_, the memory of snapshot_ and failure_
@@ -63,4 +64,4 @@ class Saver {
   std::exception_ptr failure_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -14,7 +14,7 @@
 #include "engine/model_seed.hpp"
 #include "engine/saver.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 // Rank 0 locks the run folder; if this fails, all ranks throw.
@@ -27,12 +27,12 @@ std::shared_ptr<RunRecorder> make_record(const PlannedJob& job) {
 }
 
 std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const RefreshState* before) {
-  if (job.config().checkpoint().on_signal != OnSignal::save) return nullptr;
+  if (job.config().checkpoint().on_signal != config::OnSignal::save) return nullptr;
   return before ? before->stop_signal : std::make_shared<StopSignal>(job.setup.control);
 }
 }  // namespace
 
-Session::Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before)
+Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState> before)
     : job_(std::move(setup), model, before ? before->trace : nullptr),
       recorder_(before ? before->recorder : make_record(job_)),
       stop_signal_(make_stop_signal(job_, before.get())),
@@ -82,7 +82,7 @@ TrainingParts Session::parts() {
 
 // Called when every check has passed: creates this run's folder.
 void Session::accept() {
-  const CheckpointComm peers = peers_of(job_.setup.control);
+  const checkpoint::CheckpointComm peers = peers_of(job_.setup.control);
   run_on_all_ranks(peers, [&] {
     if (rank() == 0) recorder_->accept();
   });
@@ -100,7 +100,7 @@ void Session::accept() {
   write_totals();
 }
 
-int64_t Session::micro_index() const { return host::micro_index(job_.context, progress_); }
+int64_t Session::micro_index() const { return engine::micro_index(job_.context, progress_); }
 
 void Session::begin_backward(double loss, double weight) {
   progress_.check_backward();
@@ -178,7 +178,7 @@ bool Session::step() {
   progress_.set_learning_rate(rate);
   step_recorder_.lap(Phase::step_sync);
 
-  if (DiskBackedBuffers* pages = state_.pages()) pages->step_end();
+  if (offload::DiskBackedBuffers* pages = state_.pages()) pages->step_end();
   const bool reached =
       std::any_of(global.touched.begin(), global.touched.end(), [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && reached;
@@ -248,7 +248,7 @@ void Session::set_accumulation(int accumulation) {
   if (accumulation < 1) fail_user(call + ": a step has at least one micro-batch per rank; pass 1 or more");
   if (progress_.within_step())
     fail_user(call + " was called within a step; call it after the engine.step() that ends the step");
-  const PlanInput& planned = plan().input;
+  const plan::PlanInput& planned = plan().input;
   if (accumulation > 1 && planned.accumulation == 1 && !planned.hold_gradients)
     fail_user(call +
               ": the memory plan has no sums over micro-batches, because train.gradient_accumulation is 1; set "
@@ -259,7 +259,7 @@ void Session::set_accumulation(int accumulation) {
 
 void Session::drop_step() {
   job_.context.report_event(ZR_STEP_END);
-  if (DiskBackedBuffers* pages = state_.pages()) pages->step_end();
+  if (offload::DiskBackedBuffers* pages = state_.pages()) pages->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
@@ -272,7 +272,7 @@ void Session::reject_step() {
   std::string names;
   const auto& parameters = plan().input.parameters;
   const bool all_frozen =
-      std::all_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.frozen; });
+      std::all_of(parameters.begin(), parameters.end(), [](const plan::Parameter& p) { return p.frozen; });
   for (std::size_t i = 0; i < std::min<std::size_t>(parameters.size(), 3); ++i)
     names += (i ? ", '" : "'") + parameters[i].name + "'";
   fail_user("engine.step(): in step " + std::to_string(progress_.step() + 1) +
@@ -389,4 +389,4 @@ void Session::return_weights(zr_dtype dtype) {
   job_.comm.barrier("weights returned to the model");  // a peer may still read what this rank is about to free
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -29,7 +29,7 @@
 #include "engine/weight_flow.hpp"
 #include "engine/weight_monitor.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only. All ranks call collective methods in the same order.
 class Session {
@@ -38,7 +38,7 @@ class Session {
   /// outlive the session. Writes to the run folder only after all of this succeeded. before: from the session that
   /// trained the model with another list of parameters; its state is loaded, and checkpoint.resume and checkpoint.init
   /// are ignored; null: there was none. Collective.
-  Session(Setup setup, Model& model, std::unique_ptr<RefreshState> before = nullptr);
+  Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState> before = nullptr);
   ~Session();
   Session(const Session&) = delete;
 
@@ -77,8 +77,8 @@ class Session {
   int world() const { return job_.world(); }
   int threads() const { return job_.pool.width(); }
   int64_t micro_index() const;
-  const JobConfig& config() const { return job_.config(); }
-  const MemoryPlan& plan() const { return job_.plan; }
+  const config::JobConfig& config() const { return job_.config(); }
+  const plan::MemoryPlan& plan() const { return job_.plan; }
 
   TrainingProgress& progress() { return progress_; }
   Checkpointer& checkpointer() { return checkpointer_; }
@@ -86,8 +86,8 @@ class Session {
   ModelRefresh& refresh() { return refresh_; }
   WeightFlow& weights() { return weights_; }
   OptimizerUpdate& update() { return update_; }
-  CommRuntime& communicator() { return job_.comm; }
-  const Tiers& tiers() const { return state_.tiers(); }
+  comm::CommRuntime& communicator() { return job_.comm; }
+  const offload::Tiers& tiers() const { return state_.tiers(); }
 
  private:
   TrainingParts parts();
@@ -127,4 +127,4 @@ class Session {
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -6,12 +6,13 @@
 #include "control/control.hpp"
 #include "plugin/plugin_selection.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The job of one engine: configuration, loaded plug-ins, and the connection to the other ranks. Copyable.
-struct Setup : ResolvedJob {
-  std::shared_ptr<Control> control;
-  Revalidate revalidate;  // resolves the same job with other keys, for suggestions when it exceeds its memory budget
+struct Setup : plugin::ResolvedJob {
+  std::shared_ptr<control::Control> control;
+  plugin::Revalidate
+      revalidate;  // resolves the same job with other keys, for suggestions when it exceeds its memory budget
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

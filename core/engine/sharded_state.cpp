@@ -11,13 +11,14 @@
 #include "update/cast.hpp"
 #include "update/norm.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
-Tiers open_tiers(PluginHost& host, std::vector<std::unique_ptr<Instance>> instances, Trace* trace) {
-  Tiers tiers(1);  // the device
+offload::Tiers open_tiers(plugin::PluginHost& host, std::vector<std::unique_ptr<plugin::Instance>> instances,
+                          Trace* trace) {
+  offload::Tiers tiers(1);  // the device
   for (auto& instance : instances) {
-    tiers.push_back(std::make_unique<TierStore>(host, std::move(instance), static_cast<int>(tiers.size())));
+    tiers.push_back(std::make_unique<offload::TierStore>(host, std::move(instance), static_cast<int>(tiers.size())));
     tiers.back()->set_trace(trace);
   }
   return tiers;
@@ -30,8 +31,8 @@ std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, i
 }
 }  // namespace
 
-ShardedState::ShardedState(const StepContext& context, PluginHost& host, std::vector<std::unique_ptr<Instance>> tiers,
-                           Trace* trace)
+ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
+                           std::vector<std::unique_ptr<plugin::Instance>> tiers, Trace* trace)
     : context_(context),
       plan_view_(context.plan.input, context.rank()),
       tiers_(open_tiers(host, std::move(tiers), trace)),
@@ -56,16 +57,16 @@ ShardedState::ModelRelease::~ModelRelease() {
 
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
-  const MemoryPlan& plan = context_.plan;
-  const RankPlan& mine = plan.mine;
+  const plan::MemoryPlan& plan = context_.plan;
+  const plan::RankPlan& mine = plan.mine;
   const std::vector<zr_view>& views = buffers_.views();
   const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
   weights_of_ = ByParam(mine.weights, params);
   for (std::size_t i = 0; i < mine.reduced_gradients.size(); ++i) {
-    const Piece& reduced = mine.reduced_gradients[i];
-    const Piece* weight = nullptr;
+    const plan::Piece& reduced = mine.reduced_gradients[i];
+    const plan::Piece* weight = nullptr;
     for (const uint32_t w : weights_of_[reduced.param]) {
-      const Piece& one = mine.weights[w];
+      const plan::Piece& one = mine.weights[w];
       if (!weight && one.first <= reduced.first && reduced.first + reduced.count <= one.first + one.count)
         weight = &one;
     }
@@ -73,17 +74,17 @@ void ShardedState::make_slices() {
       fail_internal(context_.strategy.who("plan") + " assigns reduced gradients of '" +
                     plan.input.parameters[reduced.param].name +
                     "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
-    for (const StateRun& run : states_.runs(mine.state_offset[i], reduced.count)) {
+    for (const plan::StateRun& run : states_.runs(mine.state_offset[i], reduced.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = reduced.first + skip;
-      UpdateSlice slice{reduced.param,
-                        first,
-                        run.count,
-                        part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
-                        {},
-                        part_of(views[reduced.buffer], reduced.offset + skip, run.count),
-                        {},
-                        run.first,
-                        run.tier};
+      update::UpdateSlice slice{reduced.param,
+                                first,
+                                run.count,
+                                part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                                {},
+                                part_of(views[reduced.buffer], reduced.offset + skip, run.count),
+                                {},
+                                run.first,
+                                run.tier};
       for (std::size_t a = 0; a < arrays; ++a) {
         const zr_view view = states_.view(a, run.first, run.count);
         if (plan.has_master && a == 0)
@@ -106,20 +107,20 @@ void ShardedState::bind_strategy() {
                  context_.strategy.who("bind"));
 }
 
-std::vector<const UpdateSlice*> ShardedState::bound_slices() const {
-  std::vector<const UpdateSlice*> bound;
-  for (const UpdateSlice& slice : slices_)
+std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
+  std::vector<const update::UpdateSlice*> bound;
+  for (const update::UpdateSlice& slice : slices_)
     for (const uint32_t w : weights_of_[slice.param])
-      if (const Piece& piece = context_.plan.mine.weights[w];
+      if (const plan::Piece& piece = context_.plan.mine.weights[w];
           !piece.shard && piece.count == context_.plan.input.parameters[slice.param].count &&
           !buffers_.readers()[piece.buffer])
         bound.push_back(&slice);
   return bound;
 }
 
-TierWaits ShardedState::waits() const {
-  TierWaits all = states_.waits();
-  if (const DiskBackedBuffers* pages = buffers_.pages()) {
+offload::TierWaits ShardedState::waits() const {
+  offload::TierWaits all = states_.waits();
+  if (const offload::DiskBackedBuffers* pages = buffers_.pages()) {
     all.read += pages->waits().read;
     all.write += pages->waits().write;
   }
@@ -144,20 +145,20 @@ std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::s
             "'; it has: " + (list.empty() ? "none" : list));
 }
 
-void ShardedState::visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
-                         OptimizerStates::Access use, const Visit& fn) {
+void ShardedState::visit(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+                         offload::OptimizerStates::Access use, const Visit& fn) {
   const int64_t skip = slice.state - slice.first;
   states_.visit(array, first + skip, count, use,
                 "optimizer states of '" + context_.plan.input.parameters[slice.param].name + "'",
                 [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
-void ShardedState::reach(const zr_view& view, OptimizerStates::Access use, uint32_t param, const Visit& fn) {
+void ShardedState::reach(const zr_view& view, offload::OptimizerStates::Access use, uint32_t param, const Visit& fn) {
   if (!pages() || !pages()->holds(view.data)) return fn(view.data, 0, view.count);
   pages()->visit(view, use, "weights or reduced gradients of '" + context_.plan.input.parameters[param].name + "'", fn);
 }
 
-zr_view ShardedState::weights_at(const Piece& piece, int64_t first, int64_t count) const {
+zr_view ShardedState::weights_at(const plan::Piece& piece, int64_t first, int64_t count) const {
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   char* const memory = static_cast<char*>(buffers_.memory()[piece.buffer]);
   return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, {1, 0}};
@@ -168,59 +169,62 @@ void ShardedState::edit_gradients(
     const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn) {
   constexpr int64_t kPart = int64_t{64} << 10;  // elements per call, which bounds the memory for fp32 copies
   std::vector<float> copy;
-  for (const UpdateSlice& slice : slices_) {
+  for (const update::UpdateSlice& slice : slices_) {
     if (!touched[slice.param]) continue;
     const zr_dtype dtype = slice.grad.dtype;
-    reach(slice.grad, OptimizerStates::Access::modify, slice.param, [&](void* memory, int64_t first, int64_t count) {
-      for (int64_t at = 0; at < count; at += kPart) {
-        const int64_t n = std::min(kPart, count - at);
-        void* const part = static_cast<char*>(memory) + at * size_of(dtype);
-        const bool finite = count_non_finite({part, n, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
-        float* values = static_cast<float*>(part);
-        if (dtype != ZR_F32) {
-          copy.resize(static_cast<std::size_t>(n));
-          values = copy.data();
-          upcast(part, dtype, n, values);
-        }
-        for (int64_t i = 0; i < n; ++i) values[i] *= factor;
-        if (finite) fn(slice.param, slice.first + first + at, n, values);
-        if (dtype != ZR_F32) downcast(values, n, dtype, part);
-      }
-    });
+    reach(slice.grad, offload::OptimizerStates::Access::modify, slice.param,
+          [&](void* memory, int64_t first, int64_t count) {
+            for (int64_t at = 0; at < count; at += kPart) {
+              const int64_t n = std::min(kPart, count - at);
+              void* const part = static_cast<char*>(memory) + at * size_of(dtype);
+              const bool finite =
+                  update::count_non_finite({part, n, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
+              float* values = static_cast<float*>(part);
+              if (dtype != ZR_F32) {
+                copy.resize(static_cast<std::size_t>(n));
+                values = copy.data();
+                update::upcast(part, dtype, n, values);
+              }
+              for (int64_t i = 0; i < n; ++i) values[i] *= factor;
+              if (finite) fn(slice.param, slice.first + first + at, n, values);
+              if (dtype != ZR_F32) update::downcast(values, n, dtype, part);
+            }
+          });
   }
 }
 
 void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
                         float* out) {
-  const MemoryPlan& plan = context_.plan;
-  const Parameter& parameter = plan.input.parameters[param];
+  const plan::MemoryPlan& plan = context_.plan;
+  const plan::Parameter& parameter = plan.input.parameters[param];
   const auto array = array_of(role, slot);
   for (const uint32_t u : slices_of_[param]) {
-    const UpdateSlice& slice = slices_[u];
+    const update::UpdateSlice& slice = slices_[u];
     const auto [from, n] = common(first, count, slice.first, slice.count);
     if (n == 0) continue;
     if (array) {
-      visit(slice, *array, from, n, OptimizerStates::Access::read, [&](void* memory, int64_t at, int64_t some) {
-        std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
-      });
+      visit(slice, *array, from, n, offload::OptimizerStates::Access::read,
+            [&](void* memory, int64_t at, int64_t some) {
+              std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
+            });
       continue;
     }
     const zr_view view = part_of(role == LogicalRole::value ? slice.weight : slice.grad, from - slice.first, n);
-    reach(view, OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
-      upcast(memory, view.dtype, some, out + (from - first) + at);
+    reach(view, offload::OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
+      update::upcast(memory, view.dtype, some, out + (from - first) + at);
     });
   }
   if (parameter.frozen)
     for (const uint32_t w : weights_of_[param]) {
-      const Piece& piece = plan.mine.weights[w];
+      const plan::Piece& piece = plan.mine.weights[w];
       const auto [from, n] = common(first, count, piece.first, piece.count);
       if (n == 0) continue;
-      reach(weights_at(piece, from, n), OptimizerStates::Access::read, param,
+      reach(weights_at(piece, from, n), offload::OptimizerStates::Access::read, param,
             [&](const void* values, int64_t at, int64_t some) {
-              upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
+              update::upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
             });
     }
-  for (const Segment& segment : plan.segments[param]) {
+  for (const plan::Segment& segment : plan.segments[param]) {
     const auto [from, n] = common(first, count, segment.first, segment.count);
     if (n == 0 || segment.owners.size() == static_cast<std::size_t>(context_.world())) continue;
     zr_coll broadcast{};
@@ -235,7 +239,7 @@ void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slo
 void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
   const auto array = array_of(LogicalRole::state, slot);
   for (const uint32_t u : slices_of_[param])
-    visit(slices_[u], *array, slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+    visit(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
           [&](void* memory, int64_t from, int64_t count) {
             std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
           });
@@ -244,9 +248,9 @@ void ShardedState::write_state(uint32_t param, const std::string& slot, const fl
 void ShardedState::own_weights(uint32_t param,
                                const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   for (const uint32_t w : weights_of_[param]) {
-    const Piece& piece = context_.plan.mine.weights[w];
+    const plan::Piece& piece = context_.plan.mine.weights[w];
     if (!buffers_.readers()[piece.buffer]) {
-      reach(weights_at(piece, piece.first, piece.count), OptimizerStates::Access::write, param,
+      reach(weights_at(piece, piece.first, piece.count), offload::OptimizerStates::Access::write, param,
             [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (context_.plan.input.parameters[param].frozen) {
       if (context_.rank() == 0) fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
@@ -260,12 +264,12 @@ void ShardedState::own_weights(uint32_t param,
 void ShardedState::store(uint32_t param, const float* values) {
   for (const uint32_t u : slices_of_[param])
     if (context_.plan.has_master)
-      visit(slices_[u], master_array(), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+      visit(slices_[u], master_array(), slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
             [&](void* memory, int64_t first, int64_t count) {
               std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
             });
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
-    downcast(values + first, count, context_.plan.input.weight_dtype, memory);
+    update::downcast(values + first, count, context_.plan.input.weight_dtype, memory);
   });
 }
 
@@ -282,35 +286,37 @@ void ShardedState::store_full(uint32_t param, const void* full) {
 
 std::set<uint32_t> ShardedState::take_stored() { return std::exchange(stored_, {}); }
 
-uint64_t ShardedState::hash_of_weights(const UpdateSlice& slice) {
-  Hash hash;
-  reach(slice.weight, OptimizerStates::Access::read, slice.param,
+uint64_t ShardedState::hash_of_weights(const update::UpdateSlice& slice) {
+  checkpoint::Hash hash;
+  reach(slice.weight, offload::OptimizerStates::Access::read, slice.param,
         [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(slice.weight.dtype)); });
   return hash.value();
 }
 
-bool ShardedState::adopt_master(const UpdateSlice& slice) {
+bool ShardedState::adopt_master(const update::UpdateSlice& slice) {
   if (!context_.plan.has_master) return false;
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   bool changed = false;
-  reach(slice.weight, OptimizerStates::Access::read, slice.param, [&](const void* weights, int64_t at, int64_t some) {
-    const int64_t begin = slice.first + at;
-    visit(slice, master_array(), begin, some, OptimizerStates::Access::modify,
-          [&](void* memory, int64_t first, int64_t count) {
-            changed |= sync_master_from_weights(static_cast<const char*>(weights) + (first - begin) * size_of(dtype),
-                                                dtype, count, static_cast<float*>(memory));
-          });
-  });
+  reach(slice.weight, offload::OptimizerStates::Access::read, slice.param,
+        [&](const void* weights, int64_t at, int64_t some) {
+          const int64_t begin = slice.first + at;
+          visit(slice, master_array(), begin, some, offload::OptimizerStates::Access::modify,
+                [&](void* memory, int64_t first, int64_t count) {
+                  changed |= update::sync_master_from_weights(
+                      static_cast<const char*>(weights) + (first - begin) * size_of(dtype), dtype, count,
+                      static_cast<float*>(memory));
+                });
+        });
   return changed;
 }
 
 void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
-                               OptimizerStates::Access use, const Visit& fn) {
-  const MemoryPlan& plan = context_.plan;
+                               offload::OptimizerStates::Access use, const Visit& fn) {
+  const plan::MemoryPlan& plan = context_.plan;
   int64_t at = first;
   const int64_t end = first + count;
   for (const uint32_t u : slices_of_[param]) {
-    const UpdateSlice& slice = slices_[u];
+    const update::UpdateSlice& slice = slices_[u];
     if (at >= end || at < slice.first || at >= slice.first + slice.count) continue;
     const int64_t n = std::min(end, slice.first + slice.count) - at;
     if (role == "weight") {
@@ -325,7 +331,7 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     at += n;
   }
   for (const uint32_t w : weights_of_[param]) {
-    const Piece& piece = plan.mine.weights[w];
+    const plan::Piece& piece = plan.mine.weights[w];
     if (at >= end || at < piece.first || at >= piece.first + piece.count) continue;
     const int64_t n = std::min(end, piece.first + piece.count) - at;
     reach(weights_at(piece, at, n), use, param,
@@ -346,7 +352,7 @@ const char* ShardedState::memory_of(uint32_t param, const std::string& role, int
     for (const uint32_t w : weights_of_[param])
       one &= !pages()->holds(buffers_.memory()[context_.plan.mine.weights[w].buffer]);
   if (!one) return nullptr;
-  each_memory(param, role, first, count, OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
+  each_memory(param, role, first, count, offload::OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
     one = n == count;
     all = static_cast<const char*>(memory);
   });
@@ -357,22 +363,23 @@ void ShardedState::clear_states(uint32_t param) {
   const std::vector<zr_slot>& slots = context_.plan.input.slots;
   for (const uint32_t u : slices_of_[param])
     for (std::size_t i = 0; i < slots.size(); ++i)
-      visit(slices_[u], slot_array(i), slices_[u].first, slices_[u].count, OptimizerStates::Access::write,
+      visit(slices_[u], slot_array(i), slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
             [&](void* memory, int64_t, int64_t n) {
               std::memset(memory, 0, static_cast<std::size_t>(n * size_of(slots[i].dtype)));
             });
 }
 
 // States on disk are read while states in memory are updated.
-void ShardedState::update(const std::vector<char>& touched,
-                          const std::function<void(const std::vector<UpdateSlice>& slices, bool staged)>& work) {
-  const auto in_memory = [&](const std::vector<UpdateSlice>& all, bool staged) {
-    const auto part = [&](const std::vector<UpdateSlice>& slices) { work(slices, staged); };
+void ShardedState::update(
+    const std::vector<char>& touched,
+    const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work) {
+  const auto in_memory = [&](const std::vector<update::UpdateSlice>& all, bool staged) {
+    const auto part = [&](const std::vector<update::UpdateSlice>& slices) { work(slices, staged); };
     pages() ? pages()->update(all, touched, part) : part(all);
   };
   in_memory(direct_, false);
   in_memory(staged_, true);
-  states_.pass(slices_, touched, [&](const std::vector<UpdateSlice>& slices) { in_memory(slices, true); });
+  states_.pass(slices_, touched, [&](const std::vector<update::UpdateSlice>& slices) { in_memory(slices, true); });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

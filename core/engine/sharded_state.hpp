@@ -19,7 +19,7 @@
 #include "offload/tier.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The tensors of a parameter. `value` is the fp32 master if there is one, otherwise the weight.
 enum class LogicalRole { value, gradient, state };
@@ -33,26 +33,26 @@ class ShardedState {
   /// Opens the tiers, allocates the planned memory, binds the strategy, and takes over rank 0's parameters and buffers.
   /// From then on the model's unsharded parameters use this memory. The destructor gives the model's parameters their
   /// own memory with the current values. Keeps references to `context`, `host` and `trace` (may be null). Collective.
-  ShardedState(const StepContext& context, PluginHost& host, std::vector<std::unique_ptr<Instance>> tiers,
-               Trace* trace);
+  ShardedState(const StepContext& context, plugin::PluginHost& host,
+               std::vector<std::unique_ptr<plugin::Instance>> tiers, Trace* trace);
   ShardedState(const ShardedState&) = delete;
 
-  const Tiers& tiers() const { return tiers_; }
+  const offload::Tiers& tiers() const { return tiers_; }
   /// The store of a tier; `index`: in the plan's tiers, not 0 (the device).
-  TierStore& tier(int index) { return *tiers_[static_cast<std::size_t>(index)]; }
+  offload::TierStore& tier(int index) { return *tiers_[static_cast<std::size_t>(index)]; }
   const PlannedBuffers& buffers() const { return buffers_; }
   /// The buffers on disk; null: all are in memory.
-  DiskBackedBuffers* pages() const { return buffers_.pages(); }
-  OptimizerStates& states() { return states_; }
+  offload::DiskBackedBuffers* pages() const { return buffers_.pages(); }
+  offload::OptimizerStates& states() { return states_; }
   /// The slices that this rank updates.
-  const std::vector<UpdateSlice>& slices() const { return slices_; }
+  const std::vector<update::UpdateSlice>& slices() const { return slices_; }
   /// Indices in slices() of a parameter's slices.
   std::span<const uint32_t> slices_of(uint32_t param) const { return slices_of_[param]; }
   /// Slices of parameters whose weights are unsharded in memory that ranks do not share, so the program can write to
   /// them through pointers.
-  std::vector<const UpdateSlice*> bound_slices() const;
+  std::vector<const update::UpdateSlice*> bound_slices() const;
   /// Seconds that training has waited for tiers so far.
-  TierWaits waits() const;
+  offload::TierWaits waits() const;
 
   /// Writes elements [first, first + count) of a tensor to `out` on every rank, as fp32. Gradients are not scaled.
   /// `slot` names an optimizer state. Collective.
@@ -72,15 +72,15 @@ class ShardedState {
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
   /// Calls fn over elements [first, first + count) of a tensor, all of which this rank must store. role: "weight",
   /// "master", or an optimizer state such as "state.exp_avg".
-  void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count, OptimizerStates::Access use,
-                   const Visit& fn);
+  void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
+                   offload::OptimizerStates::Access use, const Visit& fn);
   /// The address of the same elements if they are contiguous in memory; null: use each_memory().
   const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
   /// Sets each master of the slice to its weight if the weight differs from the rounded master. Returns true if any
   /// differed.
-  bool adopt_master(const UpdateSlice& slice);
+  bool adopt_master(const update::UpdateSlice& slice);
   /// The hash of the slice's weights.
-  uint64_t hash_of_weights(const UpdateSlice& slice);
+  uint64_t hash_of_weights(const update::UpdateSlice& slice);
   /// Sets this rank's optimizer states of a parameter to zero.
   void clear_states(uint32_t param);
   /// Multiplies this rank's reduced gradients of touched parameters by `factor`, calls fn over parts of them as fp32,
@@ -90,12 +90,12 @@ class ShardedState {
   /// Passes all slices to `work`, with their states in memory: first those with states on the device, then on a tier in
   /// memory (`staged`), then on disk (also `staged`), which are read and written meanwhile.
   void update(const std::vector<char>& touched,
-              const std::function<void(const std::vector<UpdateSlice>& slices, bool staged)>& work);
+              const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work);
 
  private:
   // Its destructor frees the buffers that do not contain weights, then gives the model's parameters their own memory.
   struct ModelRelease {
-    Model& model;
+    model::Model& model;
     PlannedBuffers& buffers;
     ~ModelRelease();
   };
@@ -107,23 +107,23 @@ class ShardedState {
   // The array in OptimizerStates that contains a role; nullopt: it is in a buffer of the plan.
   std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
-  void visit(const UpdateSlice& slice, std::size_t array, int64_t first, int64_t count, OptimizerStates::Access use,
-             const Visit& fn);
+  void visit(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+             offload::OptimizerStates::Access use, const Visit& fn);
   // Calls fn over the elements of a view of this rank's weights or reduced gradients, in memory or on disk.
-  void reach(const zr_view& view, OptimizerStates::Access use, uint32_t param, const Visit& fn);
+  void reach(const zr_view& view, offload::OptimizerStates::Access use, uint32_t param, const Visit& fn);
   // Elements [first, first + count) of a piece of weights, numbered as in the parameter.
-  zr_view weights_at(const Piece& piece, int64_t first, int64_t count) const;
+  zr_view weights_at(const plan::Piece& piece, int64_t first, int64_t count) const;
 
   const StepContext& context_;
-  const PlanInputView plan_view_;  // passed to the strategy when it was bound
-  Tiers tiers_;
+  const plan::PlanInputView plan_view_;  // passed to the strategy when it was bound
+  offload::Tiers tiers_;
   PlannedBuffers buffers_;
   ModelRelease release_;
-  OptimizerStates states_;
-  std::vector<UpdateSlice> slices_;
-  ByParam slices_of_, weights_of_;            // indices in slices_; in the plan's weight pieces
-  std::vector<UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory
+  offload::OptimizerStates states_;
+  std::vector<update::UpdateSlice> slices_;
+  ByParam slices_of_, weights_of_;                    // indices in slices_; in the plan's weight pieces
+  std::vector<update::UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory
   std::set<uint32_t> stored_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 std::string SkipLog::name_of(int64_t param) const {
   return "'" + context_.plan.input.parameters[static_cast<std::size_t>(param)].name + "'";
@@ -53,4 +53,4 @@ void SkipLog::give_up(const GlobalStats& global, const TrainingProgress& progres
   fail_user(text + "; check the data of that rank, " + remedy());
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

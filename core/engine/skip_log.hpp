@@ -8,7 +8,7 @@
 #include "engine/step_sync.hpp"
 #include "engine/training_progress.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only. All ranks make the same calls; only rank 0 logs.
 class SkipLog {
@@ -31,4 +31,4 @@ class SkipLog {
   int64_t last_line_ = 0;                               // the step of the last line
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -14,7 +14,7 @@
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Throws if a plug-in's call failed. If the communicator or the host caused the failure, throws its exception. `who`
 /// names the plug-in and the call.
@@ -22,9 +22,9 @@ using CallCheck = std::function<void(zr_code, const zr_error&, const std::string
 
 /// A rank's plan, communicator, threads and ledger. They must outlive every object that receives this context.
 struct RankContext {
-  CommRuntime& comm;
+  comm::CommRuntime& comm;
   ThreadPool& pool;
-  const MemoryPlan& plan;
+  const plan::MemoryPlan& plan;
   Ledger& ledger;
 };
 
@@ -32,13 +32,13 @@ struct RankContext {
 /// thread rules.
 struct StepContext : RankContext {
   const Setup& setup;
-  Model& model;
-  const Instance& strategy;
-  const Instance& optimizer;
+  model::Model& model;
+  const plugin::Instance& strategy;
+  const plugin::Instance& optimizer;
   CallCheck check;
   std::recursive_mutex& use;  // locked during [use] calls of the strategy
 
-  const JobConfig& config() const { return setup.config; }
+  const config::JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
   int world() const { return setup.control->world(); }
   /// The strategy's function table.
@@ -52,4 +52,4 @@ struct StepContext : RankContext {
   }
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -4,7 +4,7 @@
 
 #include "engine/all_gather.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -16,8 +16,8 @@ StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state
 }
 
 // Seconds since the start that the training thread waited for tiers.
-TierWaits StepRecorder::waits() const {
-  TierWaits all = state_.waits();
+offload::TierWaits StepRecorder::waits() const {
+  offload::TierWaits all = state_.waits();
   if (activations_) {
     all.read += activations_->counts().read_wait;
     all.write += activations_->counts().write_wait;
@@ -28,7 +28,7 @@ TierWaits StepRecorder::waits() const {
 void StepRecorder::lap(Phase phase) {
   const auto now = Clock::now();
   recorder_.add(phase, std::chrono::duration<double>(now - mark_).count());
-  const TierWaits waits = this->waits();
+  const offload::TierWaits waits = this->waits();
   recorder_.add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
   waited_ = waits;
   if (trace_) trace_->span("training", std::string(kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
@@ -61,7 +61,7 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
        all_gather(context_.comm, context_.comm.volume().total() - excluded_bytes_, "communication volume"))
     bytes += of_rank;
   const int64_t bytes_before = std::exchange(recorded_bytes_, bytes);
-  const Model::Temporaries temporaries = context_.model.temporaries();
+  const model::Model::Temporaries temporaries = context_.model.temporaries();
   context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
                           temporaries.peak);
   lap(Phase::step_sync);
@@ -75,8 +75,8 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
 }
 
 void StepRecorder::record_totals(const std::string& hash) {
-  CommVolume all;
-  for (const CommVolume& other : all_gather(context_.comm, volume(), "communication volume")) all += other;
+  comm::CommVolume all;
+  for (const comm::CommVolume& other : all_gather(context_.comm, volume(), "communication volume")) all += other;
   recorder_.set_totals(hash, all);
   restart_clock();
 }
@@ -87,22 +87,22 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   all.early += gradients.collectives_early();
   all.norm_blocks += norm.own();
   all.norm_blocks_early += norm.early();
-  const DiskBackedBuffers* pages = state_.pages();
+  const offload::DiskBackedBuffers* pages = state_.pages();
   all.paged_reads += pages ? pages->reads() : 0;
   all.paged_reads_ahead += pages ? pages->reads_ahead() : 0;
   return all;
 }
 
-CommVolume StepRecorder::volume() const {
-  CommVolume all = context_.comm.volume();
+comm::CommVolume StepRecorder::volume() const {
+  comm::CommVolume all = context_.comm.volume();
   all += earlier_communication_;
   return all;
 }
 
-void StepRecorder::continue_from(const CommVolume& communication, const Overlap& overlap) {
+void StepRecorder::continue_from(const comm::CommVolume& communication, const Overlap& overlap) {
   earlier_communication_ = communication;
   overlap_before_ = overlap;
   excluded_bytes_ = context_.comm.volume().total();
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -14,7 +14,7 @@
 #include "engine/training_progress.hpp"
 #include "offload/activation_store.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only.
 class StepRecorder {
@@ -23,7 +23,7 @@ class StepRecorder {
   StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace);
   StepRecorder(const StepRecorder&) = delete;
   /// From now on, includes the waits of this store; null: of none.
-  void set_activations(const ActivationStore* activations) { activations_ = activations; }
+  void set_activations(const offload::ActivationStore* activations) { activations_ = activations; }
 
   /// Adds the time since the last call of lap() or restart_clock() to a phase.
   void lap(Phase phase);
@@ -41,25 +41,25 @@ class StepRecorder {
   Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm) const;
 
   /// The communication volume of this rank, including the previous sessions of the run.
-  CommVolume volume() const;
+  comm::CommVolume volume() const;
   /// Continues the counts of the previous sessions. The bytes that this session has communicated so far belong to no
   /// step.
-  void continue_from(const CommVolume& communication, const Overlap& overlap);
+  void continue_from(const comm::CommVolume& communication, const Overlap& overlap);
 
  private:
-  TierWaits waits() const;
+  offload::TierWaits waits() const;
 
   const StepContext& context_;
   const ShardedState& state_;
   RunRecorder& recorder_;
   Trace* const trace_;
-  const ActivationStore* activations_ = nullptr;
+  const offload::ActivationStore* activations_ = nullptr;
   std::chrono::steady_clock::time_point mark_, step_start_;
-  TierWaits waited_;                  // at the last call of lap() or restart_clock()
-  int64_t recorded_bytes_ = 0;        // of all ranks, up to the last step
-  int64_t excluded_bytes_ = 0;        // of this rank; they belong to no step
-  CommVolume earlier_communication_;  // of this rank, in the previous sessions
+  offload::TierWaits waited_;               // at the last call of lap() or restart_clock()
+  int64_t recorded_bytes_ = 0;              // of all ranks, up to the last step
+  int64_t excluded_bytes_ = 0;              // of this rank; they belong to no step
+  comm::CommVolume earlier_communication_;  // of this rank, in the previous sessions
   Overlap overlap_before_{};
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

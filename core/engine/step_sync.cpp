@@ -4,9 +4,10 @@
 #include <cmath>
 #include <cstring>
 
-namespace zr::host {
+namespace zr::host::engine {
 
-StepSync::StepSync(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages)
+StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+                   offload::DiskBackedBuffers* pages)
     : comm_(context.comm), norm_(context, slices, pages) {
   comm_.on_end([this](const zr_coll& coll, const void* dst) { norm_.arrived(coll.dst, dst); });
 }
@@ -91,4 +92,4 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
   return global;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -10,7 +10,7 @@
 #include "engine/weight_digest.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// The statistics of a step over all ranks; the same on all ranks.
 struct GlobalStats {
@@ -36,7 +36,8 @@ struct GlobalStats {
 class StepSync {
  public:
   /// The arguments of NormBlocks; all outlive the object.
-  StepSync(const RankContext& context, const std::vector<UpdateSlice>& slices, DiskBackedBuffers* pages);
+  StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+           offload::DiskBackedBuffers* pages);
   ~StepSync();
   StepSync(const StepSync&) = delete;
 
@@ -63,8 +64,8 @@ class StepSync {
   GlobalStats exchange(const LocalStats& local);
 
  private:
-  CommRuntime& comm_;
+  comm::CommRuntime& comm_;
   NormBlocks norm_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

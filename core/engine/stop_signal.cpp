@@ -7,7 +7,7 @@
 
 #include "control/control.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 volatile sig_atomic_t g_received = 0;
@@ -26,7 +26,7 @@ Handlers& handlers() {
 }
 }  // namespace
 
-StopSignal::StopSignal(std::shared_ptr<Control> control) : control_(std::move(control)) {
+StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std::move(control)) {
   Handlers& all = handlers();
   const std::lock_guard lock(all.mutex);
   if (all.users++ > 0) return;
@@ -36,18 +36,18 @@ StopSignal::StopSignal(std::shared_ptr<Control> control) : control_(std::move(co
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGTERM, &action, &all.term);
   ::sigaction(SIGINT, &action, &all.interrupt);
-  control_->put(saves_on_signal_key(control_->rank()), "yes");
+  control_->put(control::saves_on_signal_key(control_->rank()), "yes");
 }
 
 StopSignal::~StopSignal() {
   Handlers& all = handlers();
   const std::lock_guard lock(all.mutex);
   if (--all.users > 0) return;
-  control_->put(saves_on_signal_key(control_->rank()), "no");
+  control_->put(control::saves_on_signal_key(control_->rank()), "no");
   ::sigaction(SIGTERM, &all.term, nullptr);
   ::sigaction(SIGINT, &all.interrupt, nullptr);
 }
 
 int StopSignal::received() { return g_received; }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

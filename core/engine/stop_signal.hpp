@@ -3,22 +3,24 @@
 
 #include <memory>
 
-namespace zr::host {
-
+namespace zr::host::control {
 class Control;
+}
+
+namespace zr::host::engine {
 
 /// While an object of this class exists, these signals are only recorded, and this rank's saves_on_signal_key() in the
 /// job's store is "yes". Any thread.
 class StopSignal {
  public:
-  explicit StopSignal(std::shared_ptr<Control> control);
+  explicit StopSignal(std::shared_ptr<control::Control> control);
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   /// The last signal received since the first object was created; 0: none.
   static int received();
 
  private:
-  std::shared_ptr<Control> control_;
+  std::shared_ptr<control::Control> control_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,10 +9,10 @@
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 TensorAccess::TensorAccess(const StepContext& context, const TrainingParts& parts) : context_(context), parts_(parts) {
-  const std::vector<Parameter>& parameters = context.plan.input.parameters;
+  const std::vector<plan::Parameter>& parameters = context.plan.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     index_.emplace(parameters[i].name, i);
     for (const std::string& alias : parameters[i].aliases) index_.emplace(alias, i);
@@ -22,15 +22,16 @@ TensorAccess::TensorAccess(const StepContext& context, const TrainingParts& part
 uint32_t TensorAccess::find(const std::string& parameter) const {
   if (const auto found = index_.find(parameter); found != index_.end()) return found->second;
   std::vector<std::string> names;
-  for (const Parameter& p : context_.plan.input.parameters) names.push_back(p.name);
+  for (const plan::Parameter& p : context_.plan.input.parameters) names.push_back(p.name);
   const std::string near = nearest(parameter, names);
   fail_user("the model has no parameter '" + printable(parameter) + "'" +
             (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
 std::size_t TensorAccess::find_buffer(const std::string& name) {
-  const std::vector<ModelBuffer> buffers = context_.model.buffers();
-  const auto found = std::find_if(buffers.begin(), buffers.end(), [&](const ModelBuffer& b) { return b.name == name; });
+  const std::vector<model::ModelBuffer> buffers = context_.model.buffers();
+  const auto found =
+      std::find_if(buffers.begin(), buffers.end(), [&](const model::ModelBuffer& b) { return b.name == name; });
   if (found == buffers.end()) fail_internal("the model has no buffer '" + name + "'");
   return static_cast<std::size_t>(found - buffers.begin());
 }
@@ -42,7 +43,7 @@ std::string TensorAccess::buffer(const std::string& name) {
       [&] { declared = parts_.buffers.declared(context_.comm, parts_.buffers.differing(context_.comm))[index]; });
   parts_.step_recorder.restart_clock();
   if (!declared.empty()) return declared;
-  const ModelBuffer own = parts_.buffers.own()[index];
+  const model::ModelBuffer own = parts_.buffers.own()[index];
   return {static_cast<const char*>(own.data), static_cast<std::size_t>(own.bytes)};
 }
 
@@ -52,7 +53,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
     fail_user("engine.set_buffer('" + name +
               "') was called during a zr::Engine::Evaluation, which restores the buffer's earlier value when it ends; "
               "call it before or after the evaluation");
-  const uint64_t hash = hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
+  const uint64_t hash = checkpoint::hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
   std::vector<std::string> hashes;
   parts_.step_recorder.exclude([&] {
     hashes = context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash),
@@ -67,7 +68,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
 }
 
 void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
-  const Parameter& parameter = context_.plan.input.parameters[param];
+  const plan::Parameter& parameter = context_.plan.input.parameters[param];
   if (role == LogicalRole::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, "engine.get('" + parameter.name + "')");
@@ -83,8 +84,8 @@ void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slo
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
-void TensorAccess::check_same_values(const Parameter& parameter, const float* values) {
-  const uint64_t mine = hash_of(values, parameter.count * 4);
+void TensorAccess::check_same_values(const plan::Parameter& parameter, const float* values) {
+  const uint64_t mine = checkpoint::hash_of(values, parameter.count * 4);
   const auto all =
       context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "engine.set");
   for (std::size_t r = 1; r < all.size(); ++r)
@@ -94,7 +95,7 @@ void TensorAccess::check_same_values(const Parameter& parameter, const float* va
 }
 
 void TensorAccess::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
-  const Parameter& parameter = context_.plan.input.parameters[param];
+  const plan::Parameter& parameter = context_.plan.input.parameters[param];
   if (role == LogicalRole::gradient)
     fail_user("engine.set('" + parameter.name +
               "', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() computes it; set the "
@@ -117,16 +118,16 @@ std::string TensorAccess::weights_hash() {
   parts_.weights.compare();
   parts_.weights.take_written();
   parts_.progress.check_complete();
-  constexpr int64_t kPart = 64 * kNormBlock;  // elements read at a time, for a model of any size
-  const std::vector<Parameter>& parameters = context_.plan.input.parameters;
+  constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements read at a time, for a model of any size
+  const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   std::vector<uint32_t> order(parameters.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return parameters[a].name < parameters[b].name; });
-  Hash hash;
+  checkpoint::Hash hash;
   std::vector<float> values(kPart);
   for (const uint32_t param : order) {
-    const Parameter& parameter = parameters[param];
+    const plan::Parameter& parameter = parameters[param];
     hash.add(parameter.name.c_str(), std::ssize(parameter.name) + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
@@ -137,4 +138,4 @@ std::string TensorAccess::weights_hash() {
   return hex(hash.value());
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -8,7 +8,7 @@
 #include "engine/step_context.hpp"
 #include "engine/training_parts.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only; all methods but find() are collective.
 class TensorAccess {
@@ -33,11 +33,11 @@ class TensorAccess {
  private:
   std::size_t find_buffer(const std::string& name);
   // Throws UserError on all ranks if the values that the ranks pass to engine.set() differ.
-  void check_same_values(const Parameter& parameter, const float* values);
+  void check_same_values(const plan::Parameter& parameter, const float* values);
 
   const StepContext& context_;
   const TrainingParts parts_;
   std::unordered_map<std::string, uint32_t> index_;  // of parameters, by name and alias
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -10,7 +10,7 @@
 #include "engine/training_progress.hpp"
 #include "engine/weight_monitor.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Passed to the objects that save, load and set tensors; the parts outlive these objects. Training thread only.
 struct TrainingParts {
@@ -24,4 +24,4 @@ struct TrainingParts {
   EngineName& name;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -2,12 +2,12 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 TrainingProgress::TrainingProgress(const LossScaleKeys& keys, int accumulation, std::size_t parameters, int64_t steps)
     : accumulation_(accumulation), steps_(steps), loss_scale_(keys), param_steps_(parameters, 0) {}
 
-TrainingProgress::TrainingProgress(const JobConfig& config, std::size_t parameters)
+TrainingProgress::TrainingProgress(const config::JobConfig& config, std::size_t parameters)
     : TrainingProgress(LossScaleKeys::of(config), config.train().gradient_accumulation, parameters,
                        config.train().steps) {}
 
@@ -100,4 +100,4 @@ void TrainingProgress::check_gradients(const std::string& parameter) const {
   fail_user(call + "this engine has no gradient yet; call engine.get() after engine.backward() and engine.step()");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,7 +9,7 @@
 #include "config/config.hpp"
 #include "engine/loss_scale.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Counters and flags, without communication or I/O. They are the same on all ranks, except the losses, weights and
 /// tokens of the current step, which are this rank's. Training thread only.
@@ -18,7 +18,7 @@ class TrainingProgress {
   /// `parameters`: number of parameters; `steps`: train.steps.
   TrainingProgress(const LossScaleKeys& keys, int accumulation, std::size_t parameters, int64_t steps);
   /// Takes the other values from the configuration.
-  TrainingProgress(const JobConfig& config, std::size_t parameters);
+  TrainingProgress(const config::JobConfig& config, std::size_t parameters);
 
   int64_t step() const { return step_; }                               // number of steps made
   int64_t updates() const { return updates_; }                         // steps not skipped; the schedule's clock
@@ -112,4 +112,4 @@ class TrainingProgress {
   int64_t tokens_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

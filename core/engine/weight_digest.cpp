@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "checkpoint/manifest.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 namespace {
 constexpr int64_t kShare = 200;         // one of this many bytes that the optimizer touches is digested
@@ -23,13 +23,13 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 }  // namespace
 
-WeightDigest::WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buffers,
+WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers,
                            const std::vector<const void*>& readers, int world)
     : plan_(plan), world_(world), size_(size_of(plan.input.weight_dtype)) {
   const auto& parameters = plan.input.parameters;
   memory_.assign(parameters.size(), nullptr);
   if (world > 1)
-    for (const Piece& piece : plan.mine.weights)
+    for (const plan::Piece& piece : plan.mine.weights)
       if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 && !readers[piece.buffer])
         memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
   int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
@@ -37,13 +37,13 @@ WeightDigest::WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buf
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     if (memory_[i]) replicated_.push_back(i);
     int64_t elements = 0;
-    for (const Segment& segment : plan.segments[i]) elements += segment.count * std::ssize(segment.owners);
+    for (const plan::Segment& segment : plan.segments[i]) elements += segment.count * std::ssize(segment.owners);
     state_bytes_.push_back(parameters[i].frozen ? 0 : elements * per_element);
   }
 }
 
 uint64_t WeightDigest::digest(const Part& part) const {
-  return hash_of(memory_[part.param] + part.first * size_, part.count * size_);
+  return checkpoint::hash_of(memory_[part.param] + part.first * size_, part.count * size_);
 }
 
 void WeightDigest::take_turn(int64_t elements) {
@@ -80,7 +80,7 @@ uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
     digests.push_back(digest(part));
     bytes_ += part.count * size_;
   }
-  return digests.empty() ? 0 : hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
+  return digests.empty() ? 0 : checkpoint::hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
 }
 
 WeightDigest::Digest WeightDigest::next() {
@@ -93,7 +93,7 @@ WeightDigest::Digest WeightDigest::next() {
   if (replicated_.empty()) return {};
   Digest result;
   const std::vector<uint32_t> list(compared_.begin(), compared_.end());
-  if (!list.empty()) result.written = hash_of(list.data(), std::ssize(list) * int64_t{sizeof(uint32_t)});
+  if (!list.empty()) result.written = checkpoint::hash_of(list.data(), std::ssize(list) * int64_t{sizeof(uint32_t)});
   sample_written();
   result.samples = digest_all(samples_);
   // The turn depends only on values that are the same on all ranks.
@@ -104,7 +104,7 @@ WeightDigest::Digest WeightDigest::next() {
   return result;
 }
 
-void WeightDigest::compare(const std::vector<Digest>& digests, CommRuntime& comm, int64_t step) {
+void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
   const auto differ = [&](auto member) {
     return std::any_of(digests.begin(), digests.end(),
                        [&](const Digest& one) { return one.*member != digests[0].*member; });
@@ -157,4 +157,4 @@ void WeightDigest::updated(const std::vector<char>& touched) {
     if (touched[i]) optimizer_bytes_ += state_bytes_[i];
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -9,7 +9,7 @@
 #include "comm/comm_runtime.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Weights that every rank has in its own memory are compared in turns, a part per step. The compared bytes are at most
 /// half a percent of the bytes that the optimizer touches. All of these weights are compared once within
@@ -20,7 +20,7 @@ class WeightDigest {
  public:
   /// `buffers`: by buffer of the plan, its address; `readers`: by buffer, null unless it is shared memory, which needs
   /// no comparison. `plan` and the memory outlive the object.
-  WeightDigest(const MemoryPlan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
+  WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
                int world);
 
   /// Records that the program wrote to this parameter since the last step.
@@ -36,7 +36,7 @@ class WeightDigest {
   Digest next();
   /// Compares the digests of all ranks (in rank order). If weights differ, throws UserError on all ranks,
   /// naming the parameter and the ranks. Collective.
-  void compare(const std::vector<Digest>& digests, CommRuntime& comm, int64_t step);
+  void compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step);
   /// Records that the optimizer updated parameters. touched: by parameter, not 0 if it was updated.
   void updated(const std::vector<char>& touched);
 
@@ -54,7 +54,7 @@ class WeightDigest {
   void take_turn(int64_t elements);
   void sample_written();
 
-  const MemoryPlan& plan_;
+  const plan::MemoryPlan& plan_;
   int world_;
   int64_t size_;                     // bytes per element of a weight
   std::vector<const char*> memory_;  // by parameter; null: not replicated, so not compared
@@ -68,4 +68,4 @@ class WeightDigest {
   int64_t bytes_ = 0, optimizer_bytes_ = 0, cycles_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -7,7 +7,7 @@
 #include "comm/coll.hpp"
 #include "control/call_mismatch.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
     : context_(context),
@@ -19,7 +19,7 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
       comm_(context.comm) {
   const auto& parameters = plan_.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const Piece& piece : plan_.mine.weights)
+  for (const plan::Piece& piece : plan_.mine.weights)
     unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
   for (uint32_t i = 0; i < unsharded.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
@@ -41,7 +41,8 @@ void WeightFlow::start() {
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
                  [this](uint32_t param, const void* full) {
                    const std::lock_guard lock(context_.use);
-                   const CallScope call(comm_, "an in-place write to '" + plan_.input.parameters[param].name + "'");
+                   const comm::CallScope call(comm_,
+                                              "an in-place write to '" + plan_.input.parameters[param].name + "'");
                    comm_.barrier("shared weights");  // no rank reads it while its owners write
                    state_.store_full(param, full);
                    comm_.barrier("shared weights");
@@ -59,7 +60,7 @@ void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
     fail_user(name + " was called on another thread than the one that created the engine; use one thread for both");
   const std::string call = name + (begins ? "" : " at the end of its scope");
   const std::lock_guard lock(context_.use);
-  const CallScope scope(comm_, call);
+  const comm::CallScope scope(comm_, call);
   comm_.barrier(call.c_str());
 }
 
@@ -83,15 +84,15 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
     CallError error;
     std::string call = comm_.call();
     if (call.empty())
-      call = (phase == ZR_EXPORT_PHASE ? "zr::gather of '" : std::string(kOperatorOn) + "'") +
+      call = (phase == ZR_EXPORT_PHASE ? "zr::gather of '" : std::string(control::kOperatorOn) + "'") +
              plan_.input.parameters[absent[0]].name + "'";
-    const CallScope scope(comm_, std::move(call));
+    const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase,
                                  gathered.data(), nullptr, &error),
                    error, strategy_.who("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
-      const Parameter& parameter = plan_.input.parameters[absent[i]];
+      const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
         fail_internal(strategy_.who("acquire") + " returned an invalid view for '" + parameter.name +
                       "': it must have " + std::to_string(parameter.count) + " elements (it has " +
@@ -128,4 +129,4 @@ void WeightFlow::detach(const std::vector<uint32_t>& params) {
       error, strategy_.who("release"));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

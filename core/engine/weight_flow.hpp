@@ -9,7 +9,7 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Any thread; calls of the strategy are serialised.
 class WeightFlow {
@@ -46,11 +46,11 @@ class WeightFlow {
 
   const StepContext& context_;
   ShardedState& state_;
-  Model& model_;
-  const Instance& strategy_;
+  model::Model& model_;
+  const plugin::Instance& strategy_;
   const zr_strategy_api* api_;
-  const MemoryPlan& plan_;
-  CommRuntime& comm_;
+  const plan::MemoryPlan& plan_;
+  comm::CommRuntime& comm_;
   std::vector<uint32_t> sharded_;  // parameters without an unsharded piece on this rank; not bound to memory
   std::atomic<uint32_t> phase_{ZR_FORWARD};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
@@ -60,4 +60,4 @@ class WeightFlow {
   std::vector<char> dirty_;    // not 0 if it was written to since it was gathered
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -5,7 +5,7 @@
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
@@ -51,7 +51,7 @@ void WeightMonitor::take_written() {
   if (!context_.plan.has_master) return;
   for (const uint32_t param : context_.model.exposed())
     if (sync_master_from_weights(param)) report(param);
-  for (const UpdateSlice* slice : samples_.changed())
+  for (const update::UpdateSlice* slice : samples_.changed())
     if (state.adopt_master(*slice)) report(slice->param);
   samples_.remember();
 }
@@ -78,7 +78,7 @@ void WeightMonitor::replaced(uint32_t param) {
 
 void WeightMonitor::remember_saved() {
   if (unsaved_write_ || parts_.state.pages()) return;
-  for (const UpdateSlice& slice : parts_.state.slices()) saved_.push_back(parts_.state.hash_of_weights(slice));
+  for (const update::UpdateSlice& slice : parts_.state.slices()) saved_.push_back(parts_.state.hash_of_weights(slice));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

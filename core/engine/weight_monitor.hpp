@@ -13,7 +13,7 @@
 #include "engine/weight_flow.hpp"
 #include "engine/weight_samples.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Training thread only.
 class WeightMonitor {
@@ -59,4 +59,4 @@ class WeightMonitor {
   bool unsaved_write_ = false;   // whether a write after a checkpoint was logged
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

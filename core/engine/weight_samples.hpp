@@ -6,7 +6,7 @@
 
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::engine {
 
 /// Compares the first, middle and last 16 elements of each slice's weights with their values at the last remember().
 /// This detects that a tensor was overwritten, but may miss a write to a few elements. Training thread only.
@@ -14,15 +14,15 @@ class WeightSamples {
  public:
   WeightSamples() = default;
   /// `slices`: slices with 16-bit weights in memory; they outlive the object.
-  explicit WeightSamples(std::vector<const UpdateSlice*> slices);
+  explicit WeightSamples(std::vector<const update::UpdateSlice*> slices);
   /// Takes new samples. Call after the engine wrote weights.
   void remember();
   /// The slices whose samples differ from those of the last remember().
-  std::vector<const UpdateSlice*> changed() const;
+  std::vector<const update::UpdateSlice*> changed() const;
 
  private:
-  std::vector<const UpdateSlice*> slices_;
+  std::vector<const update::UpdateSlice*> slices_;
   std::vector<uint16_t> values_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::engine

@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
@@ -85,4 +85,4 @@ void TorchMemory::limit(int64_t bytes, std::function<void(int64_t requested)> ov
   over_limit = over ? std::make_shared<const std::function<void(int64_t)>>(std::move(over)) : nullptr;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

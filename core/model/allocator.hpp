@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// [any]
 class TorchMemory {
@@ -26,4 +26,4 @@ class TorchMemory {
   static void limit(int64_t bytes, std::function<void(int64_t requested)> over);
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -10,7 +10,7 @@
 
 #include "model/storages.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 struct DataViews::Counters {
   struct Counter {
@@ -147,4 +147,4 @@ bool DataViews::written() {
   return any;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

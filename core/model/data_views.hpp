@@ -5,7 +5,7 @@
 
 #include <memory>
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// Watches the tensors that tensor.data() and tensor.variable_data() make on one storage, from now until it is
 /// destroyed. Such a tensor has its own version counter, shared with its views; this class keeps references to the
@@ -25,4 +25,4 @@ class DataViews {
   std::shared_ptr<Counters> counters_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 // Constructions that have not been replayed yet.
@@ -282,4 +282,4 @@ void Construction::replay(const Storages& param_of, const Model::ConstructMemory
   std::erase_if(Waiting::get().all, [this](const auto& one) { return one.get() == this; });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -12,7 +12,7 @@
 #include "model/intercept.hpp"
 #include "model/model.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// The recorded operators of a constructor. This class is the provider of every tensor that the constructor makes, a
 /// placeholder. Operators on placeholders are recorded; views of them are created at once. Used on the thread that
@@ -66,4 +66,4 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   uint32_t made_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
@@ -166,4 +166,4 @@ Recorder::~Recorder() {
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -12,7 +12,7 @@
 
 #include "model/placeholder.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 using Stack = std::vector<c10::IValue>;
 
@@ -38,4 +38,4 @@ class Recorder {
   Recorder* outer_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

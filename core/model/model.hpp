@@ -9,7 +9,7 @@
 #include "plan/plan.hpp"
 #include "zr/abi/strategy.h"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// A named buffer of the model (running statistics): raw bytes, valid as long as the model.
 struct ModelBuffer {
@@ -24,7 +24,7 @@ struct ModelBuffer {
 class Model {
  public:
   virtual ~Model() = default;
-  virtual const std::vector<Parameter>& parameters() const = 0;
+  virtual const std::vector<plan::Parameter>& parameters() const = 0;
   virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order
   /// Copies the parameter's current value as fp32 to out[count]. Not for a deferred model.
   virtual void read(uint32_t param, float* out) = 0;
@@ -125,4 +125,4 @@ class Model {
   virtual void seed(uint64_t seed) = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

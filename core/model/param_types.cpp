@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 constexpr std::size_t kMaxNames = 4;
@@ -37,8 +37,8 @@ void report_layout(const std::vector<std::pair<std::string, torch::Tensor>>& par
 }
 }  // namespace
 
-void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
-                       int rank) {
+void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                       const config::JobConfig& config, int rank) {
   if (rank == 0) report_layout(parameters);
   const std::string dtype(name_of(config.train().dtype));
   std::set<const c10::TensorImpl*> seen;  // a tied weight has several names
@@ -54,7 +54,7 @@ void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>&
   if (count > kMaxNames) names += " and " + std::to_string(count - kMaxNames) + " more";
   const std::string are =
       std::string(count == 1 ? "parameter " : "parameters ") + names + (count == 1 ? " is" : " are");
-  if (const auto& rule = config.train().param_dtype; rule == ParamDtypeRule::reject)
+  if (const auto& rule = config.train().param_dtype; rule == config::ParamDtypeRule::reject)
     fail_user(are + " not in fp32 or train.dtype (" + dtype + "), and train.param_dtype (" + rule.origin.text() +
               ") is \"reject\"; convert the model before the engine is " +
               "made, for example with model->to(torch::kFloat)");
@@ -63,4 +63,4 @@ void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>&
                          "train.param_dtype = \"reject\" makes this an error");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -9,11 +9,11 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// Logs one line on rank 0 that names the parameters that are neither fp32 nor of train.dtype; with
 /// `train.param_dtype = "reject"` throws UserError instead, on all ranks.
-void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters, const JobConfig& config,
-                       int rank);
+void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                       const config::JobConfig& config, int rank);
 
-}  // namespace zr::host
+}  // namespace zr::host::model

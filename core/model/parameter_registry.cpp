@@ -1,6 +1,6 @@
 #include "model/parameter_registry.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 ParameterRegistry& ParameterRegistry::instance() {
   static ParameterRegistry registry;
@@ -23,4 +23,4 @@ std::optional<ParameterRegistry::ParamRef> ParameterRegistry::find(const c10::Te
   return at == instance().params_.end() ? std::nullopt : std::optional(at->second);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

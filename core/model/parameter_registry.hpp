@@ -8,7 +8,7 @@
 #include <mutex>
 #include <optional>
 
-namespace zr::host {
+namespace zr::host::model {
 
 class TorchModel;
 
@@ -31,4 +31,4 @@ class ParameterRegistry {
   static ParameterRegistry& instance();
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

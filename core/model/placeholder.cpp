@@ -9,7 +9,7 @@
 
 #include "model/intercept.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 
@@ -112,4 +112,4 @@ void Placeholder::orphan(const std::string& reason) {
   storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

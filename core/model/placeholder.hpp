@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// A placeholder among the arguments of one operator.
 struct ParamUse {
@@ -83,4 +83,4 @@ class Placeholder {
   std::atomic<int> references_{0};  // data pointers that refer to it
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 // Restores the random state and autocast mode of the block's first run while the block runs again.
@@ -129,4 +129,4 @@ void RecomputeFrame::run_again() {
               "inputs and the model");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -9,7 +9,7 @@
 
 #include "model/saved_tensor_scope.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// One run of a block. The tensors that its operators save are dropped, except parameters. When backward needs the
 /// first of these tensors, the block runs again, with the same random state and autocast mode, and the frame keeps the
@@ -44,4 +44,4 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
   std::vector<torch::Tensor> values_;  // of the last run, until taken
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

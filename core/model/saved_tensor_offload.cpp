@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "model/allocator.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -233,4 +233,4 @@ SavedTensorOffload::~SavedTensorOffload() {
   shared_->callbacks = {};
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -11,7 +11,7 @@
 #include "model/model.hpp"
 #include "model/saved_tensor_scope.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// While one exists, offloads the tensors that operators of this thread save: the full storage of each, once for all
 /// its views and all operators, as long as its contents do not change. Not offloaded: parameters, buffers of the model,
@@ -33,4 +33,4 @@ class SavedTensorOffload {
   SavedTensorScope scope_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

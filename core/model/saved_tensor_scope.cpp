@@ -4,7 +4,7 @@
 
 #include "model/placeholder.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 thread_local SavedTensorScope* innermost = nullptr;
@@ -39,4 +39,4 @@ SavedTensorScope::~SavedTensorScope() {
 
 std::unique_ptr<SavedHooks> SavedTensorScope::hooks() { return innermost ? innermost->make_() : nullptr; }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-namespace zr::host {
+namespace zr::host::model {
 
 using SavedHooks = torch::autograd::SavedVariableHooks;
 
@@ -34,4 +34,4 @@ class SavedTensorScope {
   SavedTensorScope* outer_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "model/placeholder.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 const c10::StorageImpl* storage_of(const torch::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
@@ -224,4 +224,4 @@ bool Storages::has_engine_memory(const at::TensorBase& tensor) {
          tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &in_use;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

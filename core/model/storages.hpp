@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// True if the two tensors share at least one byte. Both must be strided tensors.
 bool overlap(const torch::Tensor& a, const torch::Tensor& b);
@@ -47,4 +47,4 @@ class Storages {
   std::map<const c10::StorageImpl*, std::size_t> left_;  // number of registered tensors still on the storage
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

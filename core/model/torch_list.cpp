@@ -6,11 +6,11 @@
 #include "model/allocator.hpp"
 #include "model/torch_state.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 namespace {
 struct Listed {
-  std::vector<Parameter> parameters;
+  std::vector<plan::Parameter> parameters;
   Storages::Tensors tensors;  // each with its first name
 };
 
@@ -105,8 +105,8 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   if (!state_->construction) state_->convert_buffers();
 }
 
-std::vector<Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,
-                                                   const Storages::Tensors& buffers) const {
+std::vector<plan::Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,
+                                                         const Storages::Tensors& buffers) const {
   Listed listed = list(parameters);
   for (const auto& [name, tensor] : listed.tensors) {
     check_other_engine(name, tensor, this);
@@ -123,13 +123,13 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
   for (const auto& [name, tensor] : parameters) {
     const auto ref = ParameterRegistry::find(tensor.unsafeGetTensorImpl());
     if (ref && ref->model == this) {
-      const Parameter& known = state_->parameters[ref->param];
+      const plan::Parameter& known = state_->parameters[ref->param];
       if (known.frozen && tensor.requires_grad() && known.name == name)
         untrained.push_back("'" + name + "' was frozen when the engine was made, and requires a gradient now");
       continue;
     }
     const bool replaced =
-        std::any_of(state_->parameters.begin(), state_->parameters.end(), [&name = name](const Parameter& known) {
+        std::any_of(state_->parameters.begin(), state_->parameters.end(), [&name = name](const plan::Parameter& known) {
           return known.name == name || std::count(known.aliases.begin(), known.aliases.end(), name) > 0;
         });
     untrained.push_back("'" + name + (replaced ? "' was replaced by another tensor" : "' was added to the model"));
@@ -211,4 +211,4 @@ void TorchModel::check_buffers(const Storages::Tensors& buffers) {
 
 bool TorchModel::has_buffers() const { return !state_->buffer_kinds.empty(); }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

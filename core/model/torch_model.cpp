@@ -11,7 +11,7 @@
 #include "model/allocator.hpp"
 #include "model/torch_state.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 at::ScalarType torch_type(zr_dtype dtype) {
   switch (dtype) {
@@ -52,7 +52,7 @@ TorchModel::~TorchModel() {
     if (entry.accumulator && entry.hook) entry.accumulator->del_post_hook(entry.hook);
 }
 
-const std::vector<Parameter>& TorchModel::parameters() const { return state_->parameters; }
+const std::vector<plan::Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
 namespace {
 // The type's name in safetensors.
@@ -390,4 +390,4 @@ void TorchModel::seed(uint64_t seed) {
   generator.set_current_seed(seed);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -7,7 +7,7 @@
 
 #include "model/model.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 class TorchModel final : public Model {
  public:
@@ -18,7 +18,7 @@ class TorchModel final : public Model {
              const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false);
   ~TorchModel() override;
 
-  const std::vector<Parameter>& parameters() const override;
+  const std::vector<plan::Parameter>& parameters() const override;
   std::vector<ModelBuffer> buffers() override;
   void read(uint32_t param, float* out) override;
   std::size_t deferred() const override;
@@ -52,8 +52,8 @@ class TorchModel final : public Model {
   /// replaced or unfrozen since it was made. `parameters`: all parameters of the model, or those to check.
   void check_trained(const std::vector<std::pair<std::string, torch::Tensor>>& parameters) const;
   /// The parameters that a new TorchModel of these tensors would train. Throws UserError if it cannot be made.
-  std::vector<Parameter> list_parameters(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                                         const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
+  std::vector<plan::Parameter> list_parameters(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
+                                               const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
   /// How the program's current buffers differ from those that this model was made with, as in "'x' was replaced by
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
@@ -83,4 +83,4 @@ class TorchModel final : public Model {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -4,7 +4,7 @@
 
 #include "base/log.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 void TorchModel::State::convert_buffers() {
   for (auto& [name, tensor] : buffers) {
@@ -127,4 +127,4 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   if (arrived) arrived(param);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::model

@@ -21,7 +21,7 @@
 #include "model/storages.hpp"
 #include "model/torch_model.hpp"
 
-namespace zr::host {
+namespace zr::host::model {
 
 /// The libtorch type of weights; fails as a bug for other types.
 at::ScalarType torch_type(zr_dtype dtype);
@@ -56,7 +56,7 @@ struct TorchModel::State final : MemoryProvider {
     torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
-  std::vector<Parameter> parameters;
+  std::vector<plan::Parameter> parameters;
   std::vector<ParamEntry> entries;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;  // without empty ones
   std::map<std::string, std::string> buffer_kinds;             // original type and shape; also of empty ones
@@ -103,4 +103,4 @@ struct TorchModel::State final : MemoryProvider {
   void gradient_accumulated(uint32_t param);
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::model

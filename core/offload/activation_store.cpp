@@ -10,7 +10,7 @@
 #include "base/round_up.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 namespace {
 
@@ -235,4 +235,4 @@ void ActivationStore::drop(uint64_t number) noexcept {
   is_in_flight(number) ? pending_release_.push_back(number) : retire(number);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -11,7 +11,7 @@
 #include "offload/tier.hpp"
 #include "offload/tier_resources.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// One call at a time, any thread. An allocation on the tier is reserved when it is first needed and reused for records
 /// of its size, so with constant shapes only the first step reserves any.
@@ -78,4 +78,4 @@ class ActivationStore {
   Counts counts_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

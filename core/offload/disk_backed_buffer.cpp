@@ -9,7 +9,7 @@
 #include "base/round_up.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 namespace {
 constexpr const char* kResidentTag = "resident blocks of disk-backed buffers";
@@ -129,4 +129,4 @@ bool DiskBackedBuffer::is_written(int64_t from, int64_t to) const {
   });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -11,7 +11,7 @@
 #include "offload/tier.hpp"
 #include "offload/tier_resources.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// Ranges are bytes [from, to). Staging memory covers the full blocks of a range: block_begin(from) to block_end(to).
 /// One call at a time.
@@ -80,4 +80,4 @@ class DiskBackedBuffer {
   uint64_t last_ = 0;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -8,18 +8,19 @@
 #include "base/text.hpp"
 #include "comm/coll.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 namespace {
 constexpr const char* kTag = "disk-backed buffers in flight";
 constexpr int kAhead = 2;  // ranges that are read ahead
 }  // namespace
 
-DiskBackedBuffers::DiskBackedBuffers(const MemoryPlan& plan, Tiers& tiers, CommRuntime& comm, Ledger& ledger)
+DiskBackedBuffers::DiskBackedBuffers(const plan::MemoryPlan& plan, Tiers& tiers, comm::CommRuntime& comm,
+                                     Ledger& ledger)
     : plan_(plan), comm_(comm), ledger_(ledger), disk_staging_(plan_disk_staging(plan)) {
   buffers_.resize(plan.mine.buffers.size());
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const Buffer& b = plan.mine.buffers[i];
+    const plan::Buffer& b = plan.mine.buffers[i];
     const auto tier = static_cast<std::size_t>(plan.tier_of(b));
     if (plan.input.tiers[tier].in_memory() || b.elements == 0) continue;
     const MemoryKind kind = b.role == ZR_ROLE_REDUCED_GRAD ? MemoryKind::gradients : MemoryKind::weights;
@@ -137,8 +138,8 @@ bool DiskBackedBuffers::is_entered_to_write(const BufferRange& range) const {
 uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
   const std::lock_guard lock(mutex_);
   BufferRange src, dst;
-  if (reads_src(coll, comm_.rank()) && coll.src.count > 0) src = range_of(coll.src);
-  if (writes_dst(coll, comm_.rank()) && coll.dst.count > 0) dst = range_of(coll.dst);
+  if (comm::reads_src(coll, comm_.rank()) && coll.src.count > 0) src = range_of(coll.src);
+  if (comm::writes_dst(coll, comm_.rank()) && coll.dst.count > 0) dst = range_of(coll.dst);
   if (!src.buffer && !dst.buffer) return kNotStaged;
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
@@ -252,4 +253,4 @@ void DiskBackedBuffers::step_end() {
   follows_ = true;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -20,14 +20,14 @@
 #include "plan/plan.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// Calls are [use], one at a time.
-class DiskBackedBuffers final : public CollectiveStaging {
+class DiskBackedBuffers final : public comm::CollectiveStaging {
  public:
   /// Reserves allocations on the plan's tiers and the memory that DiskStaging counts. Keeps references to all
   /// arguments.
-  DiskBackedBuffers(const MemoryPlan& plan, Tiers& tiers, CommRuntime& comm, Ledger& ledger);
+  DiskBackedBuffers(const plan::MemoryPlan& plan, Tiers& tiers, comm::CommRuntime& comm, Ledger& ledger);
   DiskBackedBuffers(const DiskBackedBuffers&) = delete;
 
   /// The first address of a buffer of the plan; null if the buffer is in memory.
@@ -48,8 +48,8 @@ class DiskBackedBuffers final : public CollectiveStaging {
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
   /// Passes slices of touched parameters to `work` in parts whose reduced gradients and weights are in memory, then
   /// writes the new weights to disk.
-  void update(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
-              const std::function<void(const std::vector<UpdateSlice>& slices)>& work);
+  void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }  // of the training thread
   /// Number of ranges that collectives read.
@@ -77,11 +77,11 @@ class DiskBackedBuffers final : public CollectiveStaging {
     bool reads;
   };
   struct Chunk {
-    std::vector<UpdateSlice> slices;
+    std::vector<update::UpdateSlice> slices;
     std::vector<BufferRange> reduced_gradients, weights;
   };
   struct Free {
-    CommRuntime* comm;
+    comm::CommRuntime* comm;
     void operator()(char* memory) const { comm->free(memory); }
   };
   struct PeerBuffer {  // memory that peers can read
@@ -103,14 +103,14 @@ class DiskBackedBuffers final : public CollectiveStaging {
   void wait(const BufferRange& range, double& seconds);
   void follow(const BufferRange& range, bool reads);
   void read_ahead();
-  bool fill(Chunk& chunk, UpdateSlice& rest) const;
+  bool fill(Chunk& chunk, update::UpdateSlice& rest) const;
   void begin(Chunk& chunk, char* staging);
-  std::string name_of(const char* what, const UpdateSlice& slice) const;
+  std::string name_of(const char* what, const update::UpdateSlice& slice) const;
 
-  const MemoryPlan& plan_;
-  CommRuntime& comm_;
+  const plan::MemoryPlan& plan_;
+  comm::CommRuntime& comm_;
   Ledger& ledger_;
-  DiskStaging disk_staging_;
+  plan::DiskStaging disk_staging_;
   std::vector<TierStore*> stores_;  // tiers of the buffers
   std::vector<PeerBuffer> peer_memory_;
   TrackedMemory chunks_;         // kChunksInFlight of them
@@ -129,4 +129,4 @@ class DiskBackedBuffers final : public CollectiveStaging {
   TierWaits waits_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

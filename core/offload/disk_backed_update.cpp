@@ -5,9 +5,9 @@
 #include "base/error.hpp"
 #include "offload/disk_backed_buffers.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
-std::string DiskBackedBuffers::name_of(const char* what, const UpdateSlice& slice) const {
+std::string DiskBackedBuffers::name_of(const char* what, const update::UpdateSlice& slice) const {
   return std::string(what) + " of '" + plan_.input.parameters[slice.param].name + "'";
 }
 
@@ -17,7 +17,7 @@ void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, 
   const std::lock_guard lock(mutex_);
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   const BufferRange all = range_of(view);
-  const int64_t size = size_of(view.dtype), norm_block = kNormBlock * size, block = all.buffer->block();
+  const int64_t size = size_of(view.dtype), norm_block = plan::kNormBlock * size, block = all.buffer->block();
   const int64_t most = (disk_staging_.chunk_bytes() - 2 * block) / norm_block * norm_block;
   for (int64_t at = all.from; at < all.to;) {
     BufferRange part = all;
@@ -43,7 +43,7 @@ void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, 
 
 // Moves elements from `rest` to the chunk: as many as fit if the chunk is empty, otherwise all or none. Returns false
 // if it moves none.
-bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
+bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
   const auto used = [](const std::vector<BufferRange>& ranges) {
     int64_t bytes = 0;
     for (const BufferRange& range : ranges) bytes += range.staging_bytes();
@@ -66,7 +66,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
     if (count <= 0 || !plan_.input.wanted.elementwise)
       fail_internal("a staging chunk is too small for an update slice");
   }
-  UpdateSlice slice = rest;
+  update::UpdateSlice slice = rest;
   slice.count = count;
   slice.grad = part_of(rest.grad, 0, count);
   slice.weight = part_of(rest.weight, 0, count);
@@ -93,7 +93,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, UpdateSlice& rest) const {
 void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
   char *gradients = staging, *weights = staging + disk_staging_.chunk_gradients;
   std::size_t next_gradient = 0, next_weight = 0;
-  for (UpdateSlice& slice : chunk.slices) {
+  for (update::UpdateSlice& slice : chunk.slices) {
     if (find(slice.grad.data)) {
       BufferRange& range = chunk.reduced_gradients[next_gradient++];
       range.staging = gradients;
@@ -114,20 +114,20 @@ void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
   }
 }
 
-void DiskBackedBuffers::update(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
-                               const std::function<void(const std::vector<UpdateSlice>&)>& work) {
+void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                               const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   const std::lock_guard lock(mutex_);
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   while (!ahead_.empty()) drop_ahead(ahead_.begin());
-  std::vector<UpdateSlice> in_memory;
+  std::vector<update::UpdateSlice> in_memory;
   std::vector<Chunk> chunks(1);
-  for (const UpdateSlice& slice : slices) {
+  for (const update::UpdateSlice& slice : slices) {
     if (!touched[slice.param]) continue;
     if (!find(slice.grad.data) && !find(slice.weight.data)) {
       in_memory.push_back(slice);
       continue;
     }
-    for (UpdateSlice rest = slice; rest.count > 0;)
+    for (update::UpdateSlice rest = slice; rest.count > 0;)
       if (!fill(chunks.back(), rest)) chunks.emplace_back();
   }
   if (!in_memory.empty()) work(in_memory);
@@ -138,8 +138,8 @@ void DiskBackedBuffers::update(const std::vector<UpdateSlice>& slices, const std
   };
   const int64_t staging = disk_staging_.chunk_gradients + disk_staging_.chunk_weights;
   const auto start = [&](std::size_t i) {
-    if (i >= kChunksInFlight) wait_all(chunks[i - kChunksInFlight].weights, waits_.write);
-    begin(chunks[i], chunks_.data() + static_cast<int64_t>(i % kChunksInFlight) * staging);
+    if (i >= plan::kChunksInFlight) wait_all(chunks[i - plan::kChunksInFlight].weights, waits_.write);
+    begin(chunks[i], chunks_.data() + static_cast<int64_t>(i % plan::kChunksInFlight) * staging);
   };
   start(0);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -154,4 +154,4 @@ void DiskBackedBuffers::update(const std::vector<UpdateSlice>& slices, const std
   for (Chunk& chunk : chunks) wait_all(chunk.weights, waits_.write);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

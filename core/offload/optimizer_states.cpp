@@ -12,15 +12,15 @@
 #include "base/round_up.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
-OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
+OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
   const auto kind = [&](std::size_t array) {
     return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::slots;
   };
   allocations_.resize(plan.input.tiers.size());
-  for (const StateRun& at : plan.placement.states) {
+  for (const plan::StateRun& at : plan.placement.states) {
     runs_.push_back({at, {}, {}, {}});
     Run& run = runs_.back();
     if (!in_memory(at.tier)) continue;
@@ -38,12 +38,12 @@ OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& l
       }
     }
   }
-  const std::vector<StateTile>& tiles = plan.placement.tiles;
+  const std::vector<plan::StateTile>& tiles = plan.placement.tiles;
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
   if (tiles.empty()) return;
   for (std::size_t tier = 1; tier < tiers_.size(); ++tier) {
     int64_t bytes = 0, elements = 0;
-    for (const StateTile& tile : tiles) {
+    for (const plan::StateTile& tile : tiles) {
       if (tile.tier != static_cast<int>(tier)) continue;
       bytes = tile.at + tile.bytes;
       elements += tile.count;
@@ -62,11 +62,11 @@ OptimizerStates::OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& l
   }
   staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "tiles in flight");
   registered_ = RegisteredMemory(staging_.data(), staging_.bytes(), std::move(disks));
-  writes_.resize(static_cast<std::size_t>(std::min(kTilesInFlight, std::ssize(tiles))));
+  writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(tiles))));
 }
 
-std::vector<StateRun> OptimizerStates::runs(int64_t first, int64_t count) const {
-  std::vector<StateRun> runs;
+std::vector<plan::StateRun> OptimizerStates::runs(int64_t first, int64_t count) const {
+  std::vector<plan::StateRun> runs;
   for (const Run& run : runs_) {
     const int64_t begin = std::max(first, run.at.first), end = std::min(first + count, run.at.first + run.at.count);
     if (begin < end) runs.push_back({run.at.tier, begin, end - begin});
@@ -87,7 +87,7 @@ zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) c
   return {static_cast<char*>(run.memory[array]) + (first - run.at.first) * size_of(dtype), count, dtype, 0, {1, 0}};
 }
 
-int64_t OptimizerStates::offset_in_tile(const StateTile& tile, std::size_t array) const {
+int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t array) const {
   int64_t at = 0;
   for (std::size_t a = 0; a < array; ++a)
     at +=
@@ -104,17 +104,17 @@ void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what
 
 void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Access use, const std::string& what,
                             const std::function<void(void*, int64_t, int64_t)>& fn) {
-  const std::vector<StateTile>& tiles = plan_.placement.tiles;
-  for (const StateRun& run : runs(first, count)) {
+  const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
+  for (const plan::StateRun& run : runs(first, count)) {
     if (in_memory(run.tier)) {
       fn(view(array, run.first, run.count).data, run.first, run.count);
       continue;
     }
     auto tile = std::upper_bound(tiles.begin(), tiles.end(), run.first,
-                                 [](int64_t element, const StateTile& t) { return element < t.first; }) -
+                                 [](int64_t element, const plan::StateTile& t) { return element < t.first; }) -
                 tiles.begin() - 1;
     for (int64_t at = run.first; at < run.first + run.count; ++tile) {
-      const StateTile& one = tiles[static_cast<std::size_t>(tile)];
+      const plan::StateTile& one = tiles[static_cast<std::size_t>(tile)];
       const int64_t n = std::min(run.first + run.count, one.first + one.count) - at;
       visit_tile(static_cast<std::size_t>(tile), array, at, n, use, what, fn);
       at += n;
@@ -129,7 +129,7 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   steps_.clear();  // the next pass reads again what was read ahead
   started_ = 0;
   for (Transfer& transfer : writes_) transfer.wait();
-  const StateTile& tile = plan_.placement.tiles[index];
+  const plan::StateTile& tile = plan_.placement.tiles[index];
   TierStore& store = store_of(tile);
   const int64_t size = size_of(arrays_[array].dtype), align = store.info().align;
   const int64_t from = (first - tile.first) * size, to = from + count * size;
@@ -163,7 +163,7 @@ std::string OptimizerStates::name_of(const std::vector<Part>& parts) const {
 
 void OptimizerStates::start_read(std::size_t index) {
   Step& step = steps_[index];
-  const StateTile& tile = plan_.placement.tiles[step.tile];
+  const plan::StateTile& tile = plan_.placement.tiles[step.tile];
   Transfer& behind = writes_[index % writes_.size()];
   wait(behind, waits_.write, "wait: write");
   const std::vector<char>& written = written_[step.tile];
@@ -181,10 +181,10 @@ void OptimizerStates::start_read(std::size_t index) {
   }
 }
 
-std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<UpdateSlice>& slices,
+std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<update::UpdateSlice>& slices,
                                                              const std::vector<char>* touched) const {
   std::vector<Step> steps;
-  const std::vector<StateTile>& tiles = plan_.placement.tiles;
+  const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
   std::size_t next = 0;  // the first slice that overlaps the tile
   for (std::size_t t = 0; t < tiles.size(); ++t) {
     Step step{t, {}, "", {}};
@@ -203,7 +203,7 @@ std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<U
   return steps;
 }
 
-void OptimizerStates::read_ahead(const std::vector<UpdateSlice>& slices) {
+void OptimizerStates::read_ahead(const std::vector<update::UpdateSlice>& slices) {
   if (writes_.empty()) return;
   for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");  // tiles may change staging buffers
   steps_ = steps_of(slices, nullptr);
@@ -212,12 +212,12 @@ void OptimizerStates::read_ahead(const std::vector<UpdateSlice>& slices) {
 }
 
 // The slices of a tile, with their states in the staging buffer.
-std::vector<UpdateSlice> OptimizerStates::slices_in(const Step& step, std::size_t index) const {
-  const StateTile& tile = plan_.placement.tiles[step.tile];
-  std::vector<UpdateSlice> slices;
+std::vector<update::UpdateSlice> OptimizerStates::slices_in(const Step& step, std::size_t index) const {
+  const plan::StateTile& tile = plan_.placement.tiles[step.tile];
+  std::vector<update::UpdateSlice> slices;
   for (const Part& part : step.parts) {
     const int64_t skip = part.first - part.slice->state;
-    UpdateSlice slice = *part.slice;
+    update::UpdateSlice slice = *part.slice;
     slice.first += skip;
     slice.state += skip;
     slice.count = part.count;
@@ -238,8 +238,8 @@ std::vector<UpdateSlice> OptimizerStates::slices_in(const Step& step, std::size_
   return slices;
 }
 
-void OptimizerStates::pass(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
-                           const std::function<void(const std::vector<UpdateSlice>&)>& work) {
+void OptimizerStates::pass(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                           const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   if (writes_.empty()) return;
   std::vector<Step> steps = steps_of(slices, &touched);
   bool same = !steps_.empty() && started_ <= steps.size();
@@ -256,7 +256,7 @@ void OptimizerStates::pass(const std::vector<UpdateSlice>& slices, const std::ve
   while (started_ < std::min(steps_.size(), ahead)) start_read(started_++);
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     Step& step = steps_[i];
-    const StateTile& tile = plan_.placement.tiles[step.tile];
+    const plan::StateTile& tile = plan_.placement.tiles[step.tile];
     if (i >= started_) start_read(started_++);
     wait(step.read, waits_.read, "wait: read");
     work(slices_in(step, i));
@@ -269,4 +269,4 @@ void OptimizerStates::pass(const std::vector<UpdateSlice>& slices, const std::ve
   started_ = 0;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -14,7 +14,7 @@
 #include "plan/plan.hpp"
 #include "update/update.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// Seconds that the training thread waited for a tier.
 struct TierWaits {
@@ -25,11 +25,11 @@ struct TierWaits {
 class OptimizerStates {
  public:
   /// Reserves the plan's memory and disk allocations; all states are zero. Keeps references to all arguments.
-  OptimizerStates(const MemoryPlan& plan, Tiers& tiers, Ledger& ledger);
+  OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger);
   OptimizerStates(const OptimizerStates&) = delete;
 
   /// The runs of elements [first, first + count) of the state space, each on one tier.
-  std::vector<StateRun> runs(int64_t first, int64_t count) const;
+  std::vector<plan::StateRun> runs(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
   /// Elements of an array (MemoryPlan::state_arrays) within one run that is in memory.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
@@ -41,11 +41,11 @@ class OptimizerStates {
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
 
   /// Starts to read the first tiles of a pass and returns. `slices`: all of this rank; must be valid until the pass.
-  void read_ahead(const std::vector<UpdateSlice>& slices);
+  void read_ahead(const std::vector<update::UpdateSlice>& slices);
   /// One pass over all states on disk: reads each tile, calls `work` with its slices, whose states are then in memory,
   /// and writes the tile. Skips tiles without touched parameters. Returns before the last tiles are written.
-  void pass(const std::vector<UpdateSlice>& slices, const std::vector<char>& touched,
-            const std::function<void(const std::vector<UpdateSlice>& slices)>& work);
+  void pass(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+            const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
   /// Called after each wait for a tier, for traces, with its name and begin.
@@ -54,13 +54,13 @@ class OptimizerStates {
 
  private:
   struct Run {
-    StateRun at;
+    plan::StateRun at;
     std::vector<void*> memory;                // by array; empty on disk
     std::vector<TrackedMemory> owned;         // by array; on the device
     std::vector<TierAllocation> allocations;  // by array; on a tier in memory
   };
   struct Part {  // the part of a slice in a tile
-    const UpdateSlice* slice;
+    const update::UpdateSlice* slice;
     int64_t first, count;  // elements of the state space
   };
   struct Step {  // a tile of the current pass
@@ -70,10 +70,10 @@ class OptimizerStates {
     Transfer read;
   };
   const Run& run_of(int64_t element) const;
-  int64_t offset_in_tile(const StateTile& tile, std::size_t array) const;
-  std::vector<Step> steps_of(const std::vector<UpdateSlice>& slices, const std::vector<char>* touched) const;
+  int64_t offset_in_tile(const plan::StateTile& tile, std::size_t array) const;
+  std::vector<Step> steps_of(const std::vector<update::UpdateSlice>& slices, const std::vector<char>* touched) const;
   void start_read(std::size_t index);
-  std::vector<UpdateSlice> slices_in(const Step& step, std::size_t index) const;
+  std::vector<update::UpdateSlice> slices_in(const Step& step, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access use,
                   const std::string& what, const std::function<void(void*, int64_t, int64_t)>& fn);
@@ -81,13 +81,15 @@ class OptimizerStates {
     return staging_.data() + static_cast<int64_t>(index % writes_.size()) * plan_.placement.largest_tile;
   }
   std::string name_of(const std::vector<Part>& parts) const;
-  uint64_t allocation_of(const StateTile& tile) const { return allocations_[static_cast<std::size_t>(tile.tier)].id(); }
-  const TierStore& store_of(const StateTile& tile) const { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
-  TierStore& store_of(const StateTile& tile) { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
+  uint64_t allocation_of(const plan::StateTile& tile) const {
+    return allocations_[static_cast<std::size_t>(tile.tier)].id();
+  }
+  const TierStore& store_of(const plan::StateTile& tile) const { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
+  TierStore& store_of(const plan::StateTile& tile) { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
 
-  const MemoryPlan& plan_;
+  const plan::MemoryPlan& plan_;
   Tiers& tiers_;
-  const std::vector<MemoryPlan::StateArray> arrays_;
+  const std::vector<plan::MemoryPlan::StateArray> arrays_;
   std::vector<Run> runs_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
@@ -100,4 +102,4 @@ class OptimizerStates {
   WaitObserver on_wait_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -5,7 +5,7 @@
 #include <map>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::offload {
 
 class StagingAllocator {
  public:
@@ -46,4 +46,4 @@ class StagingAllocator {
   std::vector<Area> areas_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -7,9 +7,9 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
-TierInfo tier_info_of(const Instance& tier) {
+plan::TierInfo tier_info_of(const plugin::Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   CallError error;
@@ -23,13 +23,13 @@ TierInfo tier_info_of(const Instance& tier) {
           static_cast<int64_t>(caps.host_bytes_per_mib)};
 }
 
-Transfer::Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure)
+Transfer::Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure)
     : tier_(&tier), done_(done), what_(std::move(what)), failure_(std::move(failure)) {}
 
 Transfer::~Transfer() {
   if (!done_) return;
   done_->code.wait(ZR_AGAIN);
-  done_release(done_);
+  comm::done_release(done_);
 }
 
 Transfer::Transfer(Transfer&& other) noexcept
@@ -52,15 +52,15 @@ void Transfer::wait() {
   if (!done_) return;
   done_->code.wait(ZR_AGAIN);
   CallError error;
-  const zr_code code = done_poll(done_, &error);
-  done_release(std::exchange(done_, nullptr));
+  const zr_code code = comm::done_poll(done_, &error);
+  comm::done_release(std::exchange(done_, nullptr));
   if (code == ZR_OK) return;
   const std::string text = tier_->who("transfer") + ": " + what_ + ": " + error.msg;
   failure_->note(text);
   fail_environment(text);
 }
 
-TierStore::TierStore(PluginHost& host, std::unique_ptr<Instance> instance, int index)
+TierStore::TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
   check(api_->open(instance_->self(), nullptr, &error), error, instance_->who("open"));
@@ -113,7 +113,7 @@ void* TierStore::map(uint64_t allocation) {
 Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
                          const std::string& what) {
   const zr_transfer one{allocation, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
-  Transfer transfer(*instance_, done_new(host_.abi()), what, failure_);
+  Transfer transfer(*instance_, comm::done_new(host_.abi()), what, failure_);
   zr_done* done = transfer.done();
   if (!done) fail_environment("cannot allocate a transfer for tier '" + info_.id + "'");
   if (trace_)
@@ -124,7 +124,7 @@ Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void*
   CallError error;
   const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
   if (code != ZR_OK) {
-    done_resolve(done, code, 0, error.msg);
+    comm::done_resolve(done, code, 0, error.msg);
     const std::string text = instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg;
     failure_->note(text);
     fail_environment(text);
@@ -155,4 +155,4 @@ void TierStore::forget(void* memory, int64_t bytes) {
   api_->unreg(instance_->self(), &view);
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -15,10 +15,10 @@
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/offload.h"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// The capabilities that a tier's plug-in reports, before or after open().
-TierInfo tier_info_of(const Instance& tier);
+plan::TierInfo tier_info_of(const plugin::Instance& tier);
 
 /// The error of a tier's first failed transfer; empty if none failed. [any]
 class TierFailure {
@@ -42,7 +42,7 @@ class Transfer {
  public:
   Transfer() = default;
   /// Takes over the reference to `done`. `what` names the data in errors.
-  Transfer(const Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
+  Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
   ~Transfer();  // waits
   /// Leaves the other one empty.
   Transfer(Transfer&& other) noexcept;
@@ -54,7 +54,7 @@ class Transfer {
   zr_done* done() const { return done_; }
 
  private:
-  const Instance* tier_ = nullptr;
+  const plugin::Instance* tier_ = nullptr;
   zr_done* done_ = nullptr;
   std::string what_;
   std::shared_ptr<TierFailure> failure_;  // of the tier
@@ -64,11 +64,11 @@ class Transfer {
 class TierStore {
  public:
   /// Opens the tier. `index`: in the plan's list of tiers.
-  TierStore(PluginHost& host, std::unique_ptr<Instance> instance, int index);
+  TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index);
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
-  const TierInfo& info() const { return info_; }
+  const plan::TierInfo& info() const { return info_; }
   int index() const { return index_; }
   /// The contents of an allocation, for the ledger.
   struct LedgerEntry {
@@ -99,7 +99,7 @@ class TierStore {
   std::string failure() const { return failure_->text(); }
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
-  const Instance& instance() const { return *instance_; }
+  const plugin::Instance& instance() const { return *instance_; }
 
  private:
   struct Allocation {
@@ -108,11 +108,11 @@ class TierStore {
     bool mapped;
   };
   Transfer move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what);
-  PluginHost& host_;
-  std::unique_ptr<Instance> instance_;
+  plugin::PluginHost& host_;
+  std::unique_ptr<plugin::Instance> instance_;
   const zr_offload_api* api_;
   int index_;
-  TierInfo info_;
+  plan::TierInfo info_;
   std::vector<Allocation> allocations_;
   std::atomic<int64_t> read_{0}, written_{0};
   std::shared_ptr<TierFailure> failure_ = std::make_shared<TierFailure>();
@@ -122,4 +122,4 @@ class TierStore {
 /// By index of the plan's tiers; null for the device and for tiers that are not used.
 using Tiers = std::vector<std::unique_ptr<TierStore>>;
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

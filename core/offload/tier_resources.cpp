@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 TrackedMemory::TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, MemoryKind kind, std::string tag)
     : bytes_(bytes), tier_(tier), kind_(kind), tag_(std::move(tag)) {
@@ -55,4 +55,4 @@ RegisteredMemory& RegisteredMemory::operator=(RegisteredMemory&& other) noexcept
   return *this;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

@@ -11,7 +11,7 @@
 #include "base/ledger.hpp"
 #include "offload/tier.hpp"
 
-namespace zr::host {
+namespace zr::host::offload {
 
 /// An allocation on a tier. No transfer may use it when it is destroyed.
 class TierAllocation {
@@ -76,4 +76,4 @@ class RegisteredMemory {
   std::vector<TierStore*> tiers_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::offload

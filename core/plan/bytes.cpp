@@ -6,7 +6,7 @@
 #include "plan/disk_staging.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 namespace {
 MemoryKind kind_of_role(uint32_t role) {
@@ -193,4 +193,4 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   return out;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

@@ -6,7 +6,7 @@
 #include "base/round_up.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 namespace {
 
@@ -107,4 +107,4 @@ DiskStaging plan_disk_staging(const MemoryPlan& plan) {
   return staging;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::plan {
 
 struct MemoryPlan;
 
@@ -29,4 +29,4 @@ struct DiskStaging {
 /// The staging of a plan whose tiers are assigned.
 DiskStaging plan_disk_staging(const MemoryPlan& plan);
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

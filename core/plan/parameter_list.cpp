@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 using Json = nlohmann::json;
 
@@ -109,4 +109,4 @@ std::vector<Parameter> parameters_of(const Sizes& s) {
   return all;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

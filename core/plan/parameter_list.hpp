@@ -6,7 +6,7 @@
 
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 /// One line, {"zeroth_parameters":1,...}: a program reports its parameters to `zeroth plan`.
 std::string to_json(const std::vector<Parameter>& parameters);
@@ -23,4 +23,4 @@ Sizes complete(Sizes sizes);
 /// The parameters of a GPT of these complete sizes.
 std::vector<Parameter> parameters_of(const Sizes& complete_sizes);
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

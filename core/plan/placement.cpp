@@ -9,7 +9,7 @@
 #include "base/text.hpp"
 #include "plan/plan.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 namespace {
 
@@ -309,4 +309,4 @@ std::string MemoryPlan::placement_text() const {
   return text;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

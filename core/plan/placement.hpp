@@ -7,7 +7,7 @@
 
 #include "base/ledger.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 /// A tier that can store a part of the training state. Index 0 of a plan's tiers is the device.
 struct TierInfo {
@@ -63,4 +63,4 @@ struct Placement {
   std::vector<TierAssignment> parts;  // for placement_text()
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 PlanInputView::PlanInputView(const PlanInput& input, int rank) {
   for (const Parameter& p : input.parameters)
@@ -209,4 +209,4 @@ MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& st
   return plan;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

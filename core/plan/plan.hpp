@@ -13,7 +13,7 @@
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
 
-namespace zr::host {
+namespace zr::host::plan {
 
 /// A parameter of the model, in the model's order. Tied weights are one parameter; `aliases` are its other names.
 struct Parameter {
@@ -184,4 +184,4 @@ class PlanInputView {
   zr_plan_in in_{};
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::plan

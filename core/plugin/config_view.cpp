@@ -2,16 +2,16 @@
 #include "plugin/services.hpp"
 
 struct zr_config_s {
-  std::vector<const zr::host::Entry*> entries;
+  std::vector<const zr::host::config::Entry*> entries;
 };
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
 template <class T>
 const T* value(const zr_config* config, const char* key) {
-  for (const Entry* entry : config->entries)
+  for (const config::Entry* entry : config->entries)
     if (entry->key.name == key) return std::get_if<T>(&entry->value);
   return nullptr;
 }
@@ -61,8 +61,8 @@ struct ConfigView::State {
   zr_config_s config;
 };
 
-ConfigView::ConfigView(std::vector<const Entry*> entries) : state_(new State{{std::move(entries)}}) {}
+ConfigView::ConfigView(std::vector<const config::Entry*> entries) : state_(new State{{std::move(entries)}}) {}
 ConfigView::~ConfigView() = default;
 const zr_config* ConfigView::abi() const { return &state_->config; }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -96,4 +96,4 @@ std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::
   return found;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -58,7 +58,8 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
 
 }  // namespace
 
-Instance::Instance(PluginHost& host, const Component& component, const JobConfig& config, const std::string& table)
+Instance::Instance(PluginHost& host, const Component& component, const config::JobConfig& config,
+                   const std::string& table)
     : component_(component) {
   start(host, component.module, who("startup"));
   host.take_missing_services();
@@ -85,4 +86,4 @@ std::string Instance::who(const char* call) const {
          "): " + call;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -12,7 +12,7 @@
 #include "plugin/elf.hpp"
 #include "plugin/probe.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -168,4 +168,4 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   return validation;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -8,7 +8,7 @@
 #include "plugin/plugin.hpp"
 #include "plugin/trust.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::optimizer, Role::offload};
 
@@ -31,4 +31,4 @@ std::string module_problem(const zr_module* module, const Tags& tags);
 /// "an optimizer", "a strategy and an optimizer".
 std::string with_articles(const std::vector<Role>& roles);
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -8,7 +8,7 @@
 
 #include "plugin/services.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -125,4 +125,4 @@ int64_t PluginHost::Memory::clear(Ledger& ledger) {
   return bytes;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

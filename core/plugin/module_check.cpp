@@ -9,7 +9,7 @@
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -78,8 +78,8 @@ std::string key_problem(const zr_component& component, Role role) {
     if (key->size < sizeof(zr_key)) return too_short("a key", key->size, sizeof(zr_key));
   }
   std::set<std::string> names;
-  for (const ConfigKey& key :
-       keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
+  for (const config::ConfigKey& key :
+       config::keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
     std::string problem = declaration_problem(key);
     if (!problem.empty()) return problem;
     if (!names.insert(key.name).second) return "the key '" + key.name + "' is declared twice";
@@ -141,4 +141,4 @@ std::string module_problem(const zr_module* module, const Tags& tags) {
   return as_plugin_bug(table_problem(*module, tags));
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

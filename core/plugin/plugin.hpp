@@ -9,7 +9,7 @@
 #include "config/config.hpp"
 #include "zr/abi/module.h"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 enum class Role { strategy, communicator, optimizer, offload };
 std::string_view name_of(Role role);  // "strategy"
@@ -68,4 +68,4 @@ class Registry {
   std::vector<std::filesystem::path> directories_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

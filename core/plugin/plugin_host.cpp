@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "plugin/services.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
@@ -101,4 +101,4 @@ std::vector<std::string> PluginHost::take_missing_services() {
   return all;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -13,7 +13,7 @@
 #include "plugin/plugin.hpp"
 #include "zr/abi/host.h"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 class PluginHost {
  public:
@@ -54,7 +54,7 @@ class Instance {
  public:
   /// Calls startup (once per module) and create with the values of `table` ("<role>.<id>"). Throws Error with the
   /// plug-in and its message.
-  Instance(PluginHost& host, const Component& component, const JobConfig& config, const std::string& table);
+  Instance(PluginHost& host, const Component& component, const config::JobConfig& config, const std::string& table);
   ~Instance();
   Instance(const Instance&) = delete;
   void* self() const { return self_; }
@@ -73,7 +73,7 @@ class Instance {
 /// A zr_config of entries, for create() and add_group(). Valid while the entries live.
 class ConfigView {
  public:
-  explicit ConfigView(std::vector<const Entry*> entries);
+  explicit ConfigView(std::vector<const config::Entry*> entries);
   ~ConfigView();
   const zr_config* abi() const;
 
@@ -82,4 +82,4 @@ class ConfigView {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

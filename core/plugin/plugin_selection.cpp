@@ -4,54 +4,54 @@
 
 #include "base/error.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 
-Component load(Role role, const Document& document, const Registry& registry, PluginSelection& selection) {
+Component load(Role role, const config::Document& document, const Registry& registry, PluginSelection& selection) {
   const std::string name(name_of(role));
-  Origin origin;
+  config::Origin origin;
   const std::string id = document.chosen(name, &origin);
-  const bool standard = origin.from == Origin::From::key_default;
+  const bool standard = origin.from == config::Origin::From::key_default;
   // If the name of the role is misspelt in the file, report that, not the missing default.
   if (const std::string misspelt = standard && !registry.exists(role, id) ? document.misspelt(name) : "";
       !misspelt.empty())
     fail_user(misspelt);
   Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
-  const auto keys = keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
+  const auto keys = config::keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
   selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   std::erase(selection.not_loaded[name], component.table->id);
   return component;
 }
 
 // True if the file names the plug-in or has a table for it. It must then exist and have valid keys, needed or not.
-bool is_given(const Document& document, Role role) {
+bool is_given(const config::Document& document, Role role) {
   const std::string name(name_of(role));
-  Origin origin;
+  config::Origin origin;
   const std::string id = document.chosen(name, &origin);
-  return origin.from != Origin::From::key_default || document.has_table(name, id);
+  return origin.from != config::Origin::From::key_default || document.has_table(name, id);
 }
 
 // Loads the tiers of the training state: first those of offload.tiers, in its order.
-void load_tiers(const Document& document, const Registry& registry, PluginSelection& selection) {
-  const auto add = [&](const std::string& id, const Origin& origin) {
-    const bool standard = origin.from == Origin::From::key_default;
+void load_tiers(const config::Document& document, const Registry& registry, PluginSelection& selection) {
+  const auto add = [&](const std::string& id, const config::Origin& origin) {
+    const bool standard = origin.from == config::Origin::From::key_default;
     const Component tier = registry.load(Role::offload, id, standard ? document.file() + " (default)" : origin.text());
     for (const Component& there : selection.tiers)
       if (there.table == tier.table) return;
-    const auto keys = keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
+    const auto keys = config::keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
     std::erase(selection.not_loaded["offload"], tier.table->id);
     selection.tiers.push_back(tier);
   };
-  const std::vector<Setting<TierChoice>> choices = document.tier_choices();
+  const std::vector<config::Setting<config::TierChoice>> choices = document.tier_choices();
   const bool automatic = std::any_of(choices.begin(), choices.end(), [](const auto& one) { return one->automatic(); });
-  const auto naming = [&](const std::string& id) -> const Setting<TierChoice>* {
+  const auto naming = [&](const std::string& id) -> const config::Setting<config::TierChoice>* {
     for (const auto& choice : choices)
       if (choice->text == id) return &choice;
     return nullptr;
   };
-  const Setting<std::vector<std::string>> order = document.tiers();
+  const config::Setting<std::vector<std::string>> order = document.tiers();
   bool first = true;
   for (const std::string& id : order.value) {
     if (const auto* choice = naming(id); choice || (automatic && (first || document.has_table("offload", id))))
@@ -64,7 +64,7 @@ void load_tiers(const Document& document, const Registry& registry, PluginSelect
 
 }  // namespace
 
-PluginSelection select_plugins(const Document& document, const Registry& registry, int64_t ranks) {
+PluginSelection select_plugins(const config::Document& document, const Registry& registry, int64_t ranks) {
   PluginSelection selection;
   for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
     selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
@@ -80,9 +80,9 @@ PluginSelection select_plugins(const Document& document, const Registry& registr
   return selection;
 }
 
-ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
-                        int world, bool knows_all_keys) {
-  std::vector<UncheckedValue> unchecked;
+ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
+                        const std::vector<config::ConfigKey>& own, int world, bool knows_all_keys) {
+  std::vector<config::UncheckedValue> unchecked;
   const int64_t ranks = world > 0 ? world : document.ranks();
   PluginSelection selection = select_plugins(document, registry, ranks);
   selection.keys.insert(selection.keys.end(), own.begin(), own.end());
@@ -95,4 +95,4 @@ ResolvedJob resolve_job(const Document& document, const Registry& registry, cons
           registry.ids(Role::offload)};
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -9,23 +9,23 @@
 #include "config/config.hpp"
 #include "plugin/plugin.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 struct PluginSelection {
   Component strategy, optimizer;
   std::optional<Component> communicator;  // from two ranks on
   std::vector<Component> tiers;           // selected in [offload]
-  std::vector<ConfigKey> keys;            // of the loaded plug-ins
-  PluginIds not_loaded;                   // ids that exist but were not loaded
+  std::vector<config::ConfigKey> keys;    // of the loaded plug-ins
+  config::PluginIds not_loaded;           // ids that exist but were not loaded
 };
 
 /// Loads the plug-ins that the file names. A single rank needs no communicator: it is loaded, for its keys only, if the
 /// file names one. [control]
-PluginSelection select_plugins(const Document& document, const Registry& registry, int64_t ranks);
+PluginSelection select_plugins(const config::Document& document, const Registry& registry, int64_t ranks);
 
 /// A validated job: its complete configuration and its loaded plug-ins.
 struct ResolvedJob {
-  JobConfig config;
+  config::JobConfig config;
   Component strategy, optimizer;
   std::optional<Component> communicator;  // needed from two ranks on
   std::vector<std::string> strategies;    // ids of all strategies found
@@ -35,9 +35,9 @@ struct ResolvedJob {
 };
 /// Loads the plug-ins and validates the file. `own`: the program's keys; world 0 means job.ranks. If `knows_all_keys`
 /// is false, unknown keys are not rejected. [control]
-ResolvedJob resolve_job(const Document& document, const Registry& registry, const std::vector<ConfigKey>& own,
-                        int world, bool knows_all_keys = true);
+ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
+                        const std::vector<config::ConfigKey>& own, int world, bool knows_all_keys = true);
 /// Resolves the same job with additional overrides. Throws Error if they are invalid.
 using Revalidate = std::function<ResolvedJob(const std::vector<std::string>& more, int world)>;
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

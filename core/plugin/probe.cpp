@@ -18,7 +18,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -153,4 +153,4 @@ std::string probe_problem(const std::function<void()>& load) {
                   : "; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

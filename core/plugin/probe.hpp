@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 /// Runs `load` in a child process (a fork, without exec). Returns "" if it returned or threw there; else how the child
 /// ended, with the last line it printed and the remedy. After ZR_PLUGIN_LOAD_SECONDS (default 20), the child and the
@@ -12,4 +12,4 @@ namespace zr::host {
 /// one thread: a lock that another thread holds stays locked in the child.
 std::string probe_problem(const std::function<void()>& load);
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "plugin/library_loader.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace fs = std::filesystem;
 
@@ -235,4 +235,4 @@ std::vector<PluginValidation> Registry::list() const {
   return all;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

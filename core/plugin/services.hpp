@@ -10,7 +10,7 @@
 #include "base/huge_page_memory.hpp"
 #include "plugin/plugin_host.hpp"
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 extern const zr_config_service kConfigService;
 extern const zr_memory_service kMemoryService;
@@ -33,4 +33,4 @@ struct PluginHost::Memory {
   int64_t clear(Ledger& ledger);
 };
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

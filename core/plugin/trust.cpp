@@ -16,7 +16,7 @@
 #include <mutex>
 #include <system_error>
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 namespace fs = std::filesystem;
 
@@ -145,4 +145,4 @@ bool is_unchanged(const TrustedFile& file) {
          status.st_ino == file.inode;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

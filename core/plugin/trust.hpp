@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host {
+namespace zr::host::plugin {
 
 /// The identity of a file when it was checked.
 struct TrustedFile {
@@ -29,4 +29,4 @@ std::string trust_problem(const std::filesystem::path& file, TrustedFile& found)
 /// True if `file` is still the file that trust_problem() found.
 bool is_unchanged(const TrustedFile& file);
 
-}  // namespace zr::host
+}  // namespace zr::host::plugin

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "zr/float_cast.hpp"
 
-namespace zr::host {
+namespace zr::host::update {
 
 void upcast(const void* values, zr_dtype dtype, int64_t count, float* out) {
   const auto* in = static_cast<const uint16_t*>(values);
@@ -56,4 +56,4 @@ bool sync_master_from_weights(const void* values, zr_dtype dtype, int64_t count,
   return any;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::update

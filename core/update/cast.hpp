@@ -6,7 +6,7 @@
 
 #include "zr/abi/base.h"
 
-namespace zr::host {
+namespace zr::host::update {
 
 /// out[count] = `count` elements of `dtype` (fp32, bf16, fp16) as fp32.
 void upcast(const void* values, zr_dtype dtype, int64_t count, float* out);
@@ -16,4 +16,4 @@ void downcast(const float* values, int64_t count, zr_dtype dtype, void* out);
 /// Returns true if there were any.
 bool sync_master_from_weights(const void* values, zr_dtype dtype, int64_t count, float* master);
 
-}  // namespace zr::host
+}  // namespace zr::host::update

@@ -15,7 +15,7 @@
 #define ZR_CLONES
 #endif
 
-namespace zr::host {
+namespace zr::host::update {
 
 namespace {
 ZR_CLONES double norm_block_sum(const float* values, int64_t count) {
@@ -38,9 +38,9 @@ ZR_CLONES double norm_block_sum(const float* values, int64_t count) {
 // Calls fn(fp32 values, count) for each block.
 template <class F>
 void each_norm_block(const zr_view& values, F&& fn) {
-  float wide[kNormBlock];
-  for (int64_t first = 0; first < values.count; first += kNormBlock) {
-    const zr_view block = part_of(values, first, std::min(kNormBlock, values.count - first));
+  float wide[plan::kNormBlock];
+  for (int64_t first = 0; first < values.count; first += plan::kNormBlock) {
+    const zr_view block = part_of(values, first, std::min(plan::kNormBlock, values.count - first));
     if (block.dtype != ZR_F32) upcast(block.data, block.dtype, block.count, wide);
     fn(block.dtype == ZR_F32 ? static_cast<const float*>(block.data) : wide, block.count);
   }
@@ -53,11 +53,11 @@ void norm_block_sums(const zr_view& values, double* out) {
 
 void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs) {
   std::vector<NormBlockRun> parts;  // cut to a size that spreads over many threads
-  constexpr int64_t kPart = 64 * kNormBlock;
+  constexpr int64_t kPart = 64 * plan::kNormBlock;
   for (const NormBlockRun& run : runs)
     for (int64_t first = 0; first < run.values.count; first += kPart)
       parts.push_back(
-          {part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / kNormBlock});
+          {part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / plan::kNormBlock});
   pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const NormBlockRun& part = parts[static_cast<std::size_t>(i)];
@@ -74,4 +74,4 @@ int64_t count_non_finite(const zr_view& values) {
   return n;
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::update

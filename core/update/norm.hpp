@@ -8,7 +8,7 @@
 #include "base/thread_pool.hpp"
 #include "zr/abi/base.h"
 
-namespace zr::host {
+namespace zr::host::update {
 
 /// Lanes of a norm block: element i goes to lane i % 16; the lanes are added in ascending order.
 inline constexpr int kLanes = 16;
@@ -26,4 +26,4 @@ void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs);
 /// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);
 
-}  // namespace zr::host
+}  // namespace zr::host::update

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <variant>
 
-namespace zr::host {
+namespace zr::host::update {
 
 namespace {
 
@@ -25,9 +25,9 @@ double cosine_between(double from, double to, double part) { return to + (from -
 struct DeepSpeedWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }
-  double part(WarmupType type) const {
-    return type == WarmupType::log ? std::log(double(count + 1)) / std::log(double(steps))
-                                   : double(count) / double(steps);
+  double part(config::WarmupType type) const {
+    return type == config::WarmupType::log ? std::log(double(count + 1)) / std::log(double(steps))
+                                           : double(count) / double(steps);
   }
 };
 DeepSpeedWarmup deepspeed_warmup(int64_t step, int64_t warmup_num_steps) {
@@ -39,9 +39,9 @@ struct Rate {
   int64_t step, total;  // total: train.steps
   double lr;            // optimizer.lr
 
-  double operator()(const ConstantSchedule& of) const { return lr * warmup(step, of.warmup_steps); }
+  double operator()(const config::ConstantSchedule& of) const { return lr * warmup(step, of.warmup_steps); }
 
-  double operator()(const DecaySchedule& of) const {
+  double operator()(const config::DecaySchedule& of) const {
     const int64_t warm = of.warmup_steps;
     if (step < warm) return lr * warmup(step, warm);
     const double final_ratio = of.final_ratio, part = progress(step, warm, total);
@@ -49,7 +49,7 @@ struct Rate {
   }
 
   // Two cosine halves: up to the peak at step rise * T - 1, then down until step T - 1.
-  double operator()(const OneCycleSchedule& of) const {
+  double operator()(const config::OneCycleSchedule& of) const {
     const double start = lr * of.start_ratio, end = lr * of.final_ratio;
     const double peak = std::max(0.0, of.rise * double(total) - 1), last = double(total) - 1;
     const double at = double(step);
@@ -58,12 +58,12 @@ struct Rate {
     return cosine_between(lr, end, std::min(1.0, (at - peak) / (last - peak)));
   }
 
-  double operator()(const RangeTestSchedule& of) const {
+  double operator()(const config::RangeTestSchedule& of) const {
     const double interval = double(step) / double(of.step_size);
     return of.min_lr * (1 + of.step_rate * (of.staircase ? std::floor(interval) : interval));
   }
 
-  double operator()(const WarmupSchedule& of) const {
+  double operator()(const config::WarmupSchedule& of) const {
     const DeepSpeedWarmup warm = deepspeed_warmup(step, of.warmup_num_steps);
     const double low = of.warmup_min_lr, high = of.warmup_max_lr;
     if (warm.count < 0) return low;
@@ -77,7 +77,7 @@ struct Rate {
     return low + (high - low) * part;
   }
 
-  double operator()(const WarmupCosineSchedule& of) const {
+  double operator()(const config::WarmupCosineSchedule& of) const {
     const DeepSpeedWarmup warm = deepspeed_warmup(step, of.warmup_num_steps);
     if (warm.count < 0) return 0;
     if (!warm.over()) {
@@ -92,8 +92,8 @@ struct Rate {
 
 }  // namespace
 
-double learning_rate(const JobConfig& config, int64_t step) {
+double learning_rate(const config::JobConfig& config, int64_t step) {
   return std::visit(Rate{step, config.train().steps, config.optimizer().lr}, config.schedule());
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::update

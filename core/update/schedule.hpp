@@ -5,10 +5,10 @@
 
 #include "config/config.hpp"
 
-namespace zr::host {
+namespace zr::host::update {
 
 /// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale.
 /// core/config/README.md has the formulas.
-double learning_rate(const JobConfig& config, int64_t step);
+double learning_rate(const config::JobConfig& config, int64_t step);
 
-}  // namespace zr::host
+}  // namespace zr::host::update

@@ -8,13 +8,13 @@
 #include "update/cast.hpp"
 #include "zr/ordered_reduce.hpp"
 
-namespace zr::host {
+namespace zr::host::update {
 
 namespace {
-constexpr int64_t kTile = 64 * kNormBlock;
-constexpr int64_t kCopiedTile = 16 * kNormBlock;  // copies of this size stay in a core's cache
-constexpr int64_t kLine = 64;                     // bytes
-constexpr int64_t kAhead = 4096;                  // prefetch distance, bytes
+constexpr int64_t kTile = 64 * plan::kNormBlock;
+constexpr int64_t kCopiedTile = 16 * plan::kNormBlock;  // copies of this size stay in a core's cache
+constexpr int64_t kLine = 64;                           // bytes
+constexpr int64_t kAhead = 4096;                        // prefetch distance, bytes
 
 struct Tile {
   const UpdateSlice* slice;
@@ -96,10 +96,10 @@ class Operands {
   bool staged_;
 };
 
-zr_update_slice describe(const Tile& tile, const MemoryPlan& plan, const UpdateInput& input, const Operands& operands,
-                         zr_view* slots) {
+zr_update_slice describe(const Tile& tile, const plan::MemoryPlan& plan, const UpdateInput& input,
+                         const Operands& operands, zr_view* slots) {
   const UpdateSlice& slice = *tile.slice;
-  const Parameter& parameter = plan.input.parameters[slice.param];
+  const plan::Parameter& parameter = plan.input.parameters[slice.param];
   for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = part_of(slice.slots[i], tile.begin, tile.count);
   return {sizeof(zr_update_slice),
           parameter.group,
@@ -122,7 +122,7 @@ zr_update_slice describe(const Tile& tile, const MemoryPlan& plan, const UpdateI
 }
 }  // namespace
 
-void update(const Instance& optimizer, uint32_t granularity, ThreadPool& pool, const MemoryPlan& plan,
+void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
   const std::vector<Tile> tiles = cut(slices, input, granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
@@ -143,4 +143,4 @@ void update(const Instance& optimizer, uint32_t granularity, ThreadPool& pool, c
   });
 }
 
-}  // namespace zr::host
+}  // namespace zr::host::update

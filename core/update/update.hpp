@@ -9,7 +9,7 @@
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/optimizer.h"
 
-namespace zr::host {
+namespace zr::host::update {
 
 /// A run of a parameter that this rank updates, with its memory.
 struct UpdateSlice {
@@ -37,7 +37,7 @@ struct UpdateInput {
 /// Calls the optimizer over all touched slices. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where
 /// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Error if the
 /// plug-in fails.
-void update(const Instance& optimizer, uint32_t granularity, ThreadPool& pool, const MemoryPlan& plan,
+void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
-}  // namespace zr::host
+}  // namespace zr::host::update

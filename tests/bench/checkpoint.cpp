@@ -77,7 +77,7 @@ struct Scene {
 // The session has not trained, as in a resumed run: loading into a model in training first checks its weights.
 std::vector<Row> saves_and_loads(const std::string& toml, const std::string& folder) {
   Job job(toml, "checkpoint", {"strategy=zero2"});
-  zr::host::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.communicator();
   const Scene scene{job.model.count() * 12};
   Plain plain(folder + "/plain-" + std::to_string(comm.rank()), scene.bytes / 2);
   std::vector<double> saves, writes, loads, reads, cold_loads, cold_reads;
@@ -154,7 +154,8 @@ Row hashes() {
     return static_cast<double>(words.size()) * 8e-9 / seconds;
   };
   for (int round = -1; round < 9; ++round) {
-    const double a = timed([&] { return zr::host::hash_of(words.data(), static_cast<int64_t>(words.size()) * 8); });
+    const double a =
+        timed([&] { return zr::host::checkpoint::hash_of(words.data(), static_cast<int64_t>(words.size()) * 8); });
     const double b = timed([&] { return sum(words.data(), words.size()); });
     if (round < 0) continue;
     hashed.push_back(a);

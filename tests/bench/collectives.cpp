@@ -187,7 +187,7 @@ Row submit_overhead() {
           std::pair("MASTER_ADDR", std::string("127.0.0.1")),
           std::pair("MASTER_PORT", std::to_string(20000 + ::getppid() % 20000))})
       ::setenv(key, value.c_str(), 1);
-    CommRig rig(zr::host::Control::join());
+    CommRig rig(zr::host::control::Control::join());
     const auto wrapped = rig.open();
     RawComm plugin(rig);
     const auto ref = wrapped->ref();
@@ -199,15 +199,15 @@ Row submit_overhead() {
     zr::host::CallError error;
     const auto batch = [&](const zr_communicator_api& api, void* comm) {
       std::vector<zr_done*> dones;
-      for (int i = 0; i < kBatch; ++i) dones.push_back(zr::host::done_new(rig.host().abi()));
+      for (int i = 0; i < kBatch; ++i) dones.push_back(zr::host::comm::done_new(rig.host().abi()));
       meet();
       const auto start = std::chrono::steady_clock::now();
       for (zr_done* done : dones)
         if (api.submit(comm, &coll, nullptr, done, &error) != ZR_OK) throw std::runtime_error(error.msg);
       const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
       for (zr_done* done : dones) {
-        while (zr::host::done_poll(done, &error) == ZR_AGAIN) api.progress(comm, &error);
-        zr::host::done_release(done);
+        while (zr::host::comm::done_poll(done, &error) == ZR_AGAIN) api.progress(comm, &error);
+        zr::host::comm::done_release(done);
       }
       return took.count() / kBatch;
     };

@@ -14,10 +14,10 @@
 
 namespace zr::bench {
 
-using zr::host::Parameter;
+using zr::host::plan::Parameter;
 
 // 12 layers of width 768, vocabulary 256, context 256.
-class Memory final : public zr::host::Model {
+class Memory final : public zr::host::model::Model {
  public:
   Memory() {
     const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
@@ -43,7 +43,7 @@ class Memory final : public zr::host::Model {
     }
   }
   const std::vector<Parameter>& parameters() const override { return parameters_; }
-  std::vector<zr::host::ModelBuffer> buffers() override { return {}; }
+  std::vector<zr::host::model::ModelBuffer> buffers() override { return {}; }
   void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
   std::size_t deferred() const override { return 0; }
   void construct(const ConstructMemory&, bool) override {}
@@ -101,7 +101,7 @@ struct Job {
   }
   zr::Program program;
   Memory model;
-  zr::host::Session session;
+  zr::host::engine::Session session;
 };
 
 }  // namespace zr::bench

@@ -155,12 +155,13 @@ std::vector<Row> with_a_core_to_spare(const std::string& toml, const std::string
 // Transfers the same number of tiles of the same size in both directions, without computing.
 class DiskAlone {
  public:
-  DiskAlone(Job& job, const zr::host::Placement& placement, int64_t buffers)
+  DiskAlone(Job& job, const zr::host::plan::Placement& placement, int64_t buffers)
       : buffers_(buffers), placement_(placement), ledger_(), pool_(1), host_(ledger_, pool_) {
     const auto& setup = job.program.state()->setup();
-    zr::host::offer_async(host_);
-    tier_ = std::make_unique<zr::host::TierStore>(
-        host_, std::make_unique<zr::host::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"), 1);
+    zr::host::comm::offer_async(host_);
+    tier_ = std::make_unique<zr::host::offload::TierStore>(
+        host_, std::make_unique<zr::host::plugin::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"),
+        1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
     slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "same bytes", bytes}});
     memory_ = zr::host::allocate_huge_pages(buffers_ * placement.largest_tile);
@@ -179,7 +180,7 @@ class DiskAlone {
   }
   // Ends in the same state as an update: with the same number of writes in flight.
   void run() {
-    std::vector<zr::host::Transfer> ahead(placement_.tiles.size());
+    std::vector<zr::host::offload::Transfer> ahead(placement_.tiles.size());
     std::size_t started = 0;
     const auto read = [&] {
       const auto& tile = placement_.tiles[started];
@@ -194,7 +195,7 @@ class DiskAlone {
       if (started < ahead.size()) read();
     }
     const int64_t n = std::ssize(ahead);
-    for (int64_t i = std::max<int64_t>(n - buffers_, 0); i < n - zr::host::kTilesInFlight; ++i)
+    for (int64_t i = std::max<int64_t>(n - buffers_, 0); i < n - zr::host::plan::kTilesInFlight; ++i)
       behind_[static_cast<std::size_t>(i % buffers_)].wait();
   }
 
@@ -205,14 +206,14 @@ class DiskAlone {
     behind_[i % static_cast<std::size_t>(buffers_)] = tier_->write(slot_, tile.at, buffer(i), tile.bytes, "same bytes");
   }
   const int64_t buffers_;
-  const zr::host::Placement& placement_;
+  const zr::host::plan::Placement& placement_;
   zr::host::Ledger ledger_;
   zr::host::ThreadPool pool_;
-  zr::host::PluginHost host_;
-  std::unique_ptr<zr::host::TierStore> tier_;
+  zr::host::plugin::PluginHost host_;
+  std::unique_ptr<zr::host::offload::TierStore> tier_;
   uint64_t slot_ = 0;
   zr::host::HugePageMemory memory_;
-  std::vector<zr::host::Transfer> behind_;
+  std::vector<zr::host::offload::Transfer> behind_;
 };
 
 int64_t moved(const Job& job) {
@@ -225,9 +226,10 @@ int64_t moved(const Job& job) {
 std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
   Job job(toml, "offload_nvme",
           {"strategy=zero2", "train.dtype=bf16", "offload.optimizer=nvme", "offload.nvme.path=" + folder});
-  const zr::host::Placement& placement = job.session.plan().placement;
+  const zr::host::plan::Placement& placement = job.session.plan().placement;
   // With the same number of tiles in flight as the update, and with four times as many; the faster one counts.
-  DiskAlone disk(job, placement, zr::host::kTilesInFlight), deep(job, placement, 4 * zr::host::kTilesInFlight);
+  DiskAlone disk(job, placement, zr::host::plan::kTilesInFlight),
+      deep(job, placement, 4 * zr::host::plan::kTilesInFlight);
   std::vector<double> ours, alone, bytes;
   std::chrono::steady_clock::duration rest{};
   for (int round = -2; round < 8; ++round) {

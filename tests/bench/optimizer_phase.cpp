@@ -41,7 +41,7 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void streams(float*
 class GatherProbe {
  public:
   enum class From { place, shard };
-  GatherProbe(zr::host::CommRuntime& comm, int64_t half, From from) : comm_(comm), half_(half) {
+  GatherProbe(zr::host::comm::CommRuntime& comm, int64_t half, From from) : comm_(comm), half_(half) {
     whole_ = allocate(2 * half);
     src_ = from == From::place ? whole_ + comm.rank() * half : allocate(half);
   }
@@ -65,7 +65,7 @@ class GatherProbe {
     return static_cast<float*>(
         comm_.allocate(n * 4, 64, zr::host::Tier::device, zr::host::MemoryKind::other, "gather probe"));
   }
-  zr::host::CommRuntime& comm_;
+  zr::host::comm::CommRuntime& comm_;
   int64_t half_;
   float *whole_, *src_;
 };
@@ -84,7 +84,7 @@ zr::bench::Row phase(const std::string& toml, bool alias) {
   const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
   Job job(toml, name,
           {"strategy=zero1", alias ? "communicator.share_weights=true" : "communicator.share_weights=false"});
-  zr::host::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.communicator();
   const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
   GatherProbe gather(comm, half, GatherProbe::From::place);
@@ -115,7 +115,7 @@ zr::bench::Row gathers(const std::string& toml) {
   Job job(toml, "gather",
           {"strategy=zero3", "communicator.share_weights=false", "strategy.zero3.persistence_threshold=0",
            "strategy.zero3.max_reuse_bytes=0B"});
-  zr::host::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.communicator();
   const auto& parameters = job.model.parameters();
   std::vector<std::vector<uint32_t>> uses;
   for (uint32_t i = 0; i < parameters.size(); ++i) {

@@ -32,7 +32,7 @@ const std::string kBin = ZR_BUILD_DIR "/bin";
 // Saves a small checkpoint of step 12: two ranks' buffers, one weight, one optimizer state.
 void save_small(const std::string& root, int64_t step = 12) {
   static const std::vector<float> values(64, 0.5F);
-  host::CheckpointMetadata facts;
+  host::checkpoint::CheckpointMetadata facts;
   facts.updates = std::min<int64_t>(step, 10);
   facts.samples = 96;
   facts.parameter_steps = {{"line.weight", facts.updates}};
@@ -42,16 +42,16 @@ void save_small(const std::string& root, int64_t step = 12) {
   facts.world = 2;
   facts.strategy = "zero1";
   facts.config = "[train]\nsteps = 20\n";
-  host::CheckpointContents image{step, "job-1", host::to_text(facts), true, {}, {}};
-  for (const host::TensorInfo& tensor :
-       std::vector<host::TensorInfo>{{"weight", "line.weight", "F32", {4, 3}, {}},
-                                     {"state.exp_avg", "line.weight", "F32", {4, 3}, {}},
-                                     {"buffer", "level", "F32", {3}, {}},
-                                     {host::kRankBuffer, "level", "F32", {2, 3}, {}}}) {
+  host::checkpoint::CheckpointContents image{step, "job-1", host::checkpoint::to_text(facts), true, {}, {}};
+  for (const host::checkpoint::TensorInfo& tensor :
+       std::vector<host::checkpoint::TensorInfo>{{"weight", "line.weight", "F32", {4, 3}, {}},
+                                                 {"state.exp_avg", "line.weight", "F32", {4, 3}, {}},
+                                                 {"buffer", "level", "F32", {3}, {}},
+                                                 {host::checkpoint::kRankBuffer, "level", "F32", {2, 3}, {}}}) {
     image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, tensor.bytes(), values.data()});
     image.tensors.push_back(tensor);
   }
-  host::save(root, image, host::single_rank_comm(), {});
+  host::checkpoint::save(root, image, host::checkpoint::single_rank_comm(), {});
 }
 
 // Replaces text in the manifest of c/step-00000012 and recomputes its hash, as an attacker would.
@@ -63,7 +63,8 @@ void change_manifest(const Scratch& scratch, const std::string& from, const std:
   ASSERT_NE(at, std::string::npos) << from << " is not in " << body;
   body.replace(at, from.size(), to);
   std::ofstream(path, std::ios::binary) << "{\"xxh3\":\""
-                                        << host::hex(host::hash_of(body.data(), static_cast<int64_t>(body.size())))
+                                        << host::hex(host::checkpoint::hash_of(body.data(),
+                                                                               static_cast<int64_t>(body.size())))
                                         << "\",\n\"manifest\":" << body << "}\n";
 }
 
@@ -161,7 +162,7 @@ TEST(ZerothVerify, ReportsNoLossWhenAnotherProcessRemovesOrReplacesCheckpoints) 
   for (const int64_t step : {1, 2, 3}) save_small(scratch.path("c"), step);
   int begun = 0;
   ::testing::internal::CaptureStdout();
-  const int code = host::verify_checkpoints(scratch.path("c"), [&](const std::string& folder) {
+  const int code = host::cli::verify_checkpoints(scratch.path("c"), [&](const std::string& folder) {
     if (++begun == 1) {  // removed, and a new one saved
       fs::rename(folder, folder + ".removed");
       save_small(scratch.path("c"), 4);
@@ -179,14 +180,14 @@ TEST(ZerothVerify, ReportsNoLossWhenAnotherProcessRemovesOrReplacesCheckpoints) 
             std::string::npos)
       << said;
   fs::remove(scratch.path("c/step-00000003/manifest.json"));  // a loss that no other process caused
-  EXPECT_EQ(host::verify_checkpoints(scratch.path("c")), 2);
+  EXPECT_EQ(host::cli::verify_checkpoints(scratch.path("c")), 2);
 }
 
 TEST(ZerothVerify, FailsWhenEveryCheckpointIsRemovedBeforeItIsVerified) {
   const Scratch scratch;
   save_small(scratch.path("c"), 1);
   try {
-    host::verify_checkpoints(scratch.path("c"), [](const std::string& folder) { fs::remove_all(folder); });
+    host::cli::verify_checkpoints(scratch.path("c"), [](const std::string& folder) { fs::remove_all(folder); });
     ADD_FAILURE() << "verify must fail: no checkpoint was verified";
   } catch (const Error& failure) {
     EXPECT_EQ(failure.exit_code(), exit_code::user);
@@ -202,7 +203,7 @@ TEST(ZerothVerify, DistinguishesARemovedCheckpointFromADamagedOne) {
   const std::string folder = scratch.path("c/step-00000001");
   int begun = 0;
   ::testing::internal::CaptureStdout();
-  const int code = host::verify_checkpoints(folder, [&](const std::string&) {
+  const int code = host::cli::verify_checkpoints(folder, [&](const std::string&) {
     if (++begun == 1) {  // replaced while it is opened
       fs::rename(folder, folder + ".removed");
       fs::create_directory(folder);
@@ -215,7 +216,7 @@ TEST(ZerothVerify, DistinguishesARemovedCheckpointFromADamagedOne) {
   EXPECT_EQ(code, 0);
   EXPECT_EQ(said, folder + ": intact, step 1, 4 tensors, 132 B\n");
   try {
-    host::verify_checkpoints(folder, [&](const std::string&) { fs::remove_all(folder); });
+    host::cli::verify_checkpoints(folder, [&](const std::string&) { fs::remove_all(folder); });
     ADD_FAILURE() << "verify must fail: the checkpoint was removed";
   } catch (const Error& failure) {
     EXPECT_EQ(failure.exit_code(), exit_code::user);

@@ -14,7 +14,7 @@ std::string error_of(const golden::Case& one) {
     std::vector<std::string> overrides = golden::lines_of(one["overrides"]);
     if (one["bare"].empty())
       overrides.insert(overrides.begin(), {"strategy=flat", "optimizer=adam", "data.text=a.txt"});
-    Document::parse(one["job.toml"], "job.toml", overrides).check(sample::keys(), world, sample::others());
+    config::Document::parse(one["job.toml"], "job.toml", overrides).check(sample::keys(), world, sample::others());
   } catch (const Error& failure) {
     EXPECT_EQ(failure.exit_code(), exit_code::user);
     return failure.what();
@@ -31,7 +31,7 @@ TEST(ConfigErrorsTest, MatchTheGoldenFile) {
 
 TEST(ConfigErrorsTest, NamesAFileThatCannotBeRead) {
   try {
-    Document::load("/nowhere/job.toml", {});
+    config::Document::load("/nowhere/job.toml", {});
     FAIL();
   } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "/nowhere/job.toml: cannot be read: No such file or directory; name a TOML file");

@@ -20,33 +20,33 @@ std::string escaped(const std::string& text) {
   return all;
 }
 
-std::string default_text(const ConfigKey& key) {
+std::string default_text(const config::ConfigKey& key) {
   if (key.def.empty()) return "required";
   if (key.def[0] == '@') return "the value of `" + key.def.substr(1) + "`";
   return "`" + key.def + "`";
 }
 
-std::string table_of(const std::vector<ConfigKey>& keys) {
+std::string table_of(const std::vector<config::ConfigKey>& keys) {
   std::string text = "| key | type | default | values | meaning |\n|---|---|---|---|---|\n";
-  for (const ConfigKey& key : keys)
-    text += "| `" + key.name + "` | " + std::string(type_text(key.type)) + (key.per_group ? ", per group" : "") +
-            " | " + escaped(default_text(key)) + " | " + escaped(range_text(key)) + " | " + escaped(key.meaning) +
-            " |\n";
+  for (const config::ConfigKey& key : keys)
+    text += "| `" + key.name + "` | " + std::string(config::type_text(key.type)) +
+            (key.per_group ? ", per group" : "") + " | " + escaped(default_text(key)) + " | " +
+            escaped(range_text(key)) + " | " + escaped(key.meaning) + " |\n";
   return text;
 }
 
 std::string generated() {
   std::vector<std::string> order;
-  std::map<std::string, std::vector<ConfigKey>> tables;
-  const auto add = [&](const ConfigKey& key) {
+  std::map<std::string, std::vector<config::ConfigKey>> tables;
+  const auto add = [&](const config::ConfigKey& key) {
     if (!tables.count(key.table)) order.push_back(key.table);
     tables[key.table].push_back(key);
   };
-  for (const ConfigKey& key : host_keys()) add(key);
-  for (const PluginValidation& plugin : Registry({ZR_BUILD_DIR "/plugins"}).list())
-    for (const Component& component : plugin.components)
-      for (const ConfigKey& key : keys_of(component.table->keys, component.table->n_keys,
-                                          std::string(role_of(component)) + "." + component.table->id))
+  for (const config::ConfigKey& key : config::host_keys()) add(key);
+  for (const plugin::PluginValidation& plugin : plugin::Registry({ZR_BUILD_DIR "/plugins"}).list())
+    for (const plugin::Component& component : plugin.components)
+      for (const config::ConfigKey& key : config::keys_of(component.table->keys, component.table->n_keys,
+                                                          std::string(role_of(component)) + "." + component.table->id))
         add(key);
   std::string text =
       "# Configuration reference\n\n"

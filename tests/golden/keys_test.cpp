@@ -226,16 +226,16 @@ class KeysTest : public ::testing::Test {
 
 TEST(KeysTable, HasExactlyOneRowForEveryKey) {
   std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
-  for (const host::ConfigKey& key : host::host_keys())
+  for (const host::config::ConfigKey& key : host::config::host_keys())
     there.insert(key.table == "schedule" ? "schedule.use" : key.path());
-  for (const host::PluginValidation& plugin : host::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
+  for (const host::plugin::PluginValidation& plugin : host::plugin::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
     ASSERT_TRUE(plugin.accepted) << plugin.file << ": " << plugin.reason;
-    for (const host::Component& one : plugin.components)
-      for (const host::ConfigKey& key :
-           host::keys_of(one.table->keys, one.table->n_keys, std::string(host::role_of(one)) + "." + one.table->id))
+    for (const host::plugin::Component& one : plugin.components)
+      for (const host::config::ConfigKey& key : host::config::keys_of(
+               one.table->keys, one.table->n_keys, std::string(host::plugin::role_of(one)) + "." + one.table->id))
         there.insert(key.path());
   }
-  for (const host::ConfigKey& key : host::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
+  for (const host::config::ConfigKey& key : host::cli::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
   for (const auto* rows : {&kTrained, &kGpt})
     for (const Row& row : *rows) told.insert(row.key);
   std::vector<std::string> silent, gone;

@@ -72,14 +72,14 @@ std::set<std::string> misspellings(const std::string& name) {
 }
 
 struct Job {
-  Registry registry;
-  std::vector<ConfigKey> program;
+  plugin::Registry registry;
+  std::vector<config::ConfigKey> program;
 
   // The error that the text causes, or "".
   std::string error_of(const std::string& text) const {
     try {
-      const Document document = Document::parse(text, "job.toml", {});
-      PluginSelection selection = select_plugins(document, registry, document.ranks());
+      const config::Document document = config::Document::parse(text, "job.toml", {});
+      plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
       selection.keys.insert(selection.keys.end(), program.begin(), program.end());
       document.check(selection.keys, 0, selection.not_loaded);
       return "";
@@ -110,10 +110,11 @@ int mutate(const Job& job, const fs::path& file) {
   return tried;
 }
 
-void mutate_file(const fs::path& file, const Registry& registry) {
+void mutate_file(const fs::path& file, const plugin::Registry& registry) {
   Job job{registry, {}};
-  const Setting<std::string> program = Document::load(file.string(), {}).program();
-  if (!program->empty()) job.program = ask_keys(find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
+  const config::Setting<std::string> program = config::Document::load(file.string(), {}).program();
+  if (!program->empty())
+    job.program = cli::ask_keys(cli::find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
   const int tried = mutate(job, file);
   EXPECT_GE(tried, 100) << file;
   std::cout << file.string() << ": " << tried << " misspellings\n";
@@ -122,7 +123,7 @@ void mutate_file(const fs::path& file, const Registry& registry) {
 }  // namespace
 
 TEST(MisspelledKeysTest, SuggestsTheRightKeyForAnyKeyOfAJob) {
-  mutate_file(ZR_BUILD_DIR "/tests/job/job.toml", Registry({ZR_BUILD_DIR "/tests/job/plugins"}));
+  mutate_file(ZR_BUILD_DIR "/tests/job/job.toml", plugin::Registry({ZR_BUILD_DIR "/tests/job/plugins"}));
 }
 
 #if ZR_WITH_EXAMPLES  // else no programs are built that list their keys
@@ -130,7 +131,7 @@ TEST(MisspelledKeysTest, SuggestsTheRightKeyForAnyKeyOfAnExample) {
   int files = 0;
   for (const auto& one : fs::recursive_directory_iterator(ZR_SOURCE_DIR "/examples")) {
     if (one.path().extension() != ".toml") continue;
-    mutate_file(one.path(), Registry());
+    mutate_file(one.path(), plugin::Registry());
     ++files;
   }
   EXPECT_GE(files, 2);

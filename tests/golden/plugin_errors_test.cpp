@@ -12,13 +12,13 @@ namespace {
 std::string outcome(const std::string& folder) {
   Ledger ledger;
   ThreadPool pool(1);
-  PluginHost host(ledger, pool);
+  plugin::PluginHost host(ledger, pool);
   std::string said = "no error";
   try {
-    const Component bad = Registry({folder}).load(Role::optimizer, "bad", "job.toml:1:13");
-    const auto keys = keys_of(bad.table->keys, bad.table->n_keys, "optimizer.bad");
-    const JobConfig config = Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
-    const Instance instance(host, bad, config, "optimizer.bad");
+    const plugin::Component bad = plugin::Registry({folder}).load(plugin::Role::optimizer, "bad", "job.toml:1:13");
+    const auto keys = config::keys_of(bad.table->keys, bad.table->n_keys, "optimizer.bad");
+    const config::JobConfig config = config::Document::parse("optimizer = \"bad\"", "job.toml", {}).check(keys, 1);
+    const plugin::Instance instance(host, bad, config, "optimizer.bad");
   } catch (const Error& failure) {
     said = failure.what();
   }

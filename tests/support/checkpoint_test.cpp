@@ -57,9 +57,9 @@ void CheckpointTest::damage(const std::string& file, std::size_t from_end) const
 }
 
 std::map<std::string, std::string> CheckpointTest::contents(const std::string& folder) {
-  const host::Checkpoint checkpoint(folder);
+  const host::checkpoint::Checkpoint checkpoint(folder);
   std::map<std::string, std::string> all;
-  for (const host::SavedTensor& tensor : checkpoint.manifest().tensors) {
+  for (const host::checkpoint::SavedTensor& tensor : checkpoint.manifest().tensors) {
     if (tensor.role.starts_with("buffer")) continue;  // batch statistics depend on how ranks split the batch
     std::string bytes(static_cast<std::size_t>(tensor.bytes()), '\0');
     checkpoint.read(tensor, 0, tensor.bytes(), bytes.data());

@@ -23,42 +23,44 @@ struct RigOptions {
 
 class CommRig {
  public:
-  CommRig(std::shared_ptr<host::Control> control, RigOptions options = {})
+  CommRig(std::shared_ptr<host::control::Control> control, RigOptions options = {})
       : control_(std::move(control)),
         options_(std::move(options)),
         pool_(options_.threads),
         host_(ledger_, pool_),
         services_(host_, *control_, "") {
-    host::offer_async(host_);
-    const host::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
-    const host::Component component = registry.load(host::Role::communicator, options_.id, "rig.toml:1:1");
+    host::comm::offer_async(host_);
+    const host::plugin::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
+    const host::plugin::Component component =
+        registry.load(host::plugin::Role::communicator, options_.id, "rig.toml:1:1");
     const std::string table = "communicator." + options_.id;
     const auto document =
-        host::Document::parse("[train]\nmicro_batch = 1\ngradient_accumulation = 1\n[communicator]\nuse = \"" +
-                                  options_.id + "\"\n[" + table + "]\n" + options_.keys,
-                              "rig.toml", {});
-    config_ = document.check(host::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
-    instance_ = std::make_unique<host::Instance>(host_, component, config_, table);
+        host::config::Document::parse("[train]\nmicro_batch = 1\ngradient_accumulation = 1\n[communicator]\nuse = \"" +
+                                          options_.id + "\"\n[" + table + "]\n" + options_.keys,
+                                      "rig.toml", {});
+    config_ =
+        document.check(host::config::keys_of(component.table->keys, component.table->n_keys, table), control_->world());
+    instance_ = std::make_unique<host::plugin::Instance>(host_, component, config_, table);
   }
-  host::PluginHost& host() { return host_; }
+  host::plugin::PluginHost& host() { return host_; }
   host::Ledger& ledger() { return ledger_; }
-  const host::Instance& instance() const { return *instance_; }
-  const std::shared_ptr<host::Control>& control() const { return control_; }
+  const host::plugin::Instance& instance() const { return *instance_; }
+  const std::shared_ptr<host::control::Control>& control() const { return control_; }
   /// Opens the host's communicator, which wraps the plug-in. Collective.
-  std::unique_ptr<host::CommRuntime> open() {
-    return std::make_unique<host::CommRuntime>(host_, control_, instance_.get(),
-                                               host::CommRuntime::Options{options_.timeout});
+  std::unique_ptr<host::comm::CommRuntime> open() {
+    return std::make_unique<host::comm::CommRuntime>(host_, control_, instance_.get(),
+                                                     host::comm::CommRuntime::Options{options_.timeout});
   }
 
  private:
-  std::shared_ptr<host::Control> control_;
+  std::shared_ptr<host::control::Control> control_;
   RigOptions options_;
   host::Ledger ledger_;
   host::ThreadPool pool_;
-  host::PluginHost host_;
-  host::JobServices services_;
-  host::JobConfig config_;
-  std::unique_ptr<host::Instance> instance_;
+  host::plugin::PluginHost host_;
+  host::control::JobServices services_;
+  host::config::JobConfig config_;
+  std::unique_ptr<host::plugin::Instance> instance_;
 };
 
 /// The plug-in without the host's communicator, called through its C table.
@@ -91,12 +93,12 @@ class RawComm {
     return memory;
   }
   void free(void* memory) { api_->mem_free(comm_, memory); }
-  host::PluginHost& host() { return rig_.host(); }
+  host::plugin::PluginHost& host() { return rig_.host(); }
   /// Calls progress() until `done` is resolved and returns its code, or the code of a failed progress().
   zr_code finish(zr_done* done) {
     error_ = host::CallError();
     zr_code code;
-    while ((code = host::done_poll(done, &error_)) == ZR_AGAIN)
+    while ((code = host::comm::done_poll(done, &error_)) == ZR_AGAIN)
       if (const zr_code failed = api_->progress(comm_, &error_)) return failed;
     return code;
   }

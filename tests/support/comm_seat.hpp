@@ -17,7 +17,7 @@ namespace zr::testing {
 struct Seat {
   Rank& rank;
   CommRig& rig;
-  host::CommRuntime& comm;
+  host::comm::CommRuntime& comm;
   SharedJob& job;
   float* floats(int64_t count) {
     return static_cast<float*>(comm.allocate(count * 4, 64, host::Tier::host, host::MemoryKind::other, "test"));

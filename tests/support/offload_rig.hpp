@@ -77,17 +77,18 @@ class Tier {
                 const std::string& folder = kPlugins, const std::string& job = "job-1",
                 const zr_machine_service* machine = nullptr)
       : job_id_(job) {
-    host::offer_async(host);
+    host::comm::offer_async(host);
     if (machine) host.offer("zr.host.machine/1", machine);
     job_ = {sizeof job_, 0, 1, 0, 1, 0, job_id_.c_str(), ""};
     host.offer("zr.host.job/1", &job_);
-    const host::Component component = host::Registry({folder}).load(host::Role::offload, id, "here");
+    const host::plugin::Component component =
+        host::plugin::Registry({folder}).load(host::plugin::Role::offload, id, "here");
     std::vector<std::string> settings;
     for (const std::string& value : values) settings.push_back("offload." + id + "." + value);
-    const host::JobConfig config =
-        host::Document::parse("", "job.toml", settings)
-            .check(host::keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
-    instance_ = std::make_unique<host::Instance>(host, component, config, "offload." + id);
+    const host::config::JobConfig config =
+        host::config::Document::parse("", "job.toml", settings)
+            .check(host::config::keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
+    instance_ = std::make_unique<host::plugin::Instance>(host, component, config, "offload." + id);
     host::CallError error;
     host::check(api().open(self(), nullptr, &error), error, "open");
     async_ = static_cast<const zr_async_service*>(host.abi()->service(host.abi(), "zr.host.async/1"));
@@ -156,11 +157,11 @@ class Tier {
  public:
   host::Ledger ledger;
   host::ThreadPool pool{2};
-  host::PluginHost host{ledger, pool};
+  host::plugin::PluginHost host{ledger, pool};
 
  private:
   const zr_async_service* async_ = nullptr;
-  std::unique_ptr<host::Instance> instance_;
+  std::unique_ptr<host::plugin::Instance> instance_;
 };
 
 #define EXPECT_GOOD(answer) \

@@ -8,8 +8,8 @@
 
 namespace zr::sample {
 
-inline std::vector<host::ConfigKey> keys() {
-  std::vector<host::ConfigKey> keys{
+inline std::vector<host::config::ConfigKey> keys() {
+  std::vector<host::config::ConfigKey> keys{
       {"strategy.flat", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "gradients that leave together"},
       {"optimizer.adam", "betas", ZR_KEY_FLOATS, "[0.9, 0.999]", "decay of the two moments"},
       {"optimizer.adam", "weight_decay", ZR_KEY_FLOAT, "0.01", "decoupled decay"},
@@ -29,11 +29,14 @@ inline std::vector<host::ConfigKey> keys() {
 }
 
 /// Plug-ins that exist but are not chosen.
-inline host::PluginIds others() { return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}}; }
+inline host::config::PluginIds others() {
+  return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}};
+}
 
-inline host::JobConfig check(const std::string& toml, const std::vector<std::string>& overrides = {}, int world = 0) {
+inline host::config::JobConfig check(const std::string& toml, const std::vector<std::string>& overrides = {},
+                                     int world = 0) {
   const std::string start = "strategy = \"flat\"\n[optimizer]\nuse = \"adam\"\n[data]\ntext = \"a.txt\"\n";
-  return host::Document::parse(start + toml, "job.toml", overrides).check(keys(), world, others());
+  return host::config::Document::parse(start + toml, "job.toml", overrides).check(keys(), world, others());
 }
 
 }  // namespace zr::sample

@@ -52,7 +52,7 @@ class SharedJob {
 };
 
 /// The control plane of one rank, on a SharedJob.
-class SharedControl : public host::Control {
+class SharedControl : public host::control::Control {
  public:
   SharedControl(const SharedJob& job, int rank, int world)
       : job_(job), rank_(rank), world_(world), watch_([this](std::stop_token stop) { watch(stop); }) {}
@@ -85,7 +85,7 @@ class SharedControl : public host::Control {
     throw PeerLostError(broken() ? job_.page().headline : "no rank has put '" + key + "'");
   }
   void drop(const std::string&) override {}
-  void set_activity(const host::Activity& activity) override {
+  void set_activity(const host::control::Activity& activity) override {
     std::snprintf(job_.page().doing[rank_], sizeof job_.page().doing[rank_], "%llu %s%s",
                   static_cast<unsigned long long>(activity.sequence), activity.waiting ? "waiting in " : "",
                   activity.what.c_str());

@@ -84,7 +84,7 @@ TEST_F(CheckpointCrashTest, KilledRanksLoseNoCommittedCheckpoint) {
     for (const pid_t rank : ranks) kills += ::kill(rank, SIGKILL) == 0;
     job.wait();
     for (const std::string& name : names_in("c")) writing += name.ends_with(".partial");
-    if (!host::checkpoints_in(scratch_.path("c")).empty()) {
+    if (!host::checkpoint::checkpoints_in(scratch_.path("c")).empty()) {
       EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
     }
   }
@@ -144,7 +144,8 @@ TEST_F(CheckpointCrashTest, SignalSavesCheckpointAndExitsWithZero) {
     const Json stopped = summary("stopped");
     EXPECT_EQ(stopped["stopped_by"], signal == SIGTERM ? "SIGTERM" : "SIGINT");
     const int64_t step = stopped["steps"];
-    EXPECT_EQ(host::checkpoints_in(scratch_.path("c")), std::vector<std::string>{host::checkpoint_name(step)});
+    EXPECT_EQ(host::checkpoint::checkpoints_in(scratch_.path("c")),
+              std::vector<std::string>{host::checkpoint::checkpoint_name(step)});
     const std::string steps = "train.steps=" + std::to_string(step + 5);
     ASSERT_EQ(shell(words(train("uninterrupted", with_world({steps, "checkpoint.every=0"})))).code, 0);
     std::vector<std::string> resume = train("stopped", with_world({steps}));
@@ -162,7 +163,7 @@ TEST_F(CheckpointCrashTest, SignalWithoutOnSignalKeyEndsJobImmediately) {
   ASSERT_TRUE(eventually([&] { return rows("stopped") > 5; }));
   ::kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
-  EXPECT_TRUE(host::checkpoints_in(scratch_.path("c")).empty());
+  EXPECT_TRUE(host::checkpoint::checkpoints_in(scratch_.path("c")).empty());
 }
 
 TEST_F(CheckpointCrashTest, RejectsSecondJobInSameFolder) {

@@ -22,7 +22,7 @@ TEST_F(CheckpointTest, ResumesBitIdenticallyUnderAnyStrategyAndWorldSize) {
                " checkpoint.every=2 train.steps=2\n";
     run(n, lines, how);
     for (const std::string& strategy : kStrategies) {
-      const auto all = contents(host::find_checkpoint(scratch_.path(folder(strategy, n))));
+      const auto all = contents(host::checkpoint::find_checkpoint(scratch_.path(folder(strategy, n))));
       if (first.empty()) first = all;
       EXPECT_EQ(all == first, true) << strategy << " on " << n << " ranks saves different tensors";
     }

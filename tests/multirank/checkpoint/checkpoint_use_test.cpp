@@ -21,14 +21,14 @@ class CheckpointUseTest : public CheckpointTest {
     run(2, "job.name=a checkpoint.dir=c checkpoint.every=1 train.steps=2\n", "strategy=zero2 " + overrides);
   }
   // Writes the weights of folder c to `file` as another program would; `change` edits each tensor's name or shape.
-  void exported_as(const std::string& file, const std::function<void(host::StoredTensor&)>& change) {
+  void exported_as(const std::string& file, const std::function<void(host::checkpoint::StoredTensor&)>& change) {
     ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
     std::ifstream in(scratch_.path("plain.safetensors"), std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(in), {}};
-    host::TensorHeader header = host::read_header(scratch_.path("plain.safetensors"));
+    host::checkpoint::TensorHeader header = host::checkpoint::read_header(scratch_.path("plain.safetensors"));
     const std::string data = bytes.substr(static_cast<std::size_t>(header.data));
-    for (host::StoredTensor& tensor : header.tensors) change(tensor);
-    scratch_.write(file, host::write_header(header) + data);
+    for (host::checkpoint::StoredTensor& tensor : header.tensors) change(tensor);
+    scratch_.write(file, host::checkpoint::write_header(header) + data);
   }
   std::string says_hash(const std::string& overrides) {
     const Outcome done = run_pair(prints_hash, overrides);
@@ -69,7 +69,7 @@ TEST_F(CheckpointUseTest, NonMatchingTensorsAreRejectedOrListed) {
   ASSERT_EQ(listed.code, 0) << listed.output;
   EXPECT_NE(listed.output.find("missing: weight 'lstm.weight_ih_l0'"), std::string::npos) << listed.output;
   EXPECT_NE(listed.output.find("unexpected: weight '"), std::string::npos) << listed.output;
-  exported_as("flat.safetensors", [](host::StoredTensor& tensor) {
+  exported_as("flat.safetensors", [](host::checkpoint::StoredTensor& tensor) {
     if (tensor.name == "twice.weight") tensor.shape = {tensor.shape[0] * tensor.shape[1]};
   });
   const Outcome shape = run_pair(loads_what_fits, "parity.model=everything", "flat.safetensors");
@@ -190,7 +190,7 @@ TEST_F(CheckpointUseTest, LoadsWeightsOfOtherProgramsByRenameRules) {
   save("parity.model=everything");
   ASSERT_EQ(shell(zeroth_bin() + "export c plain.safetensors --force").code, 0);
   EXPECT_EQ(says_hash("parity.model=everything checkpoint.init=plain.safetensors"), "step 0 hash " + hash("a"));
-  exported_as("foreign/model.safetensors", [](host::StoredTensor& tensor) {
+  exported_as("foreign/model.safetensors", [](host::checkpoint::StoredTensor& tensor) {
     const auto dot = tensor.name.find('.');
     if (dot != std::string::npos) tensor.name[dot] = '/';
     tensor.name = "model." + tensor.name;
@@ -216,15 +216,15 @@ TEST_F(CheckpointUseTest, PythonSafetensorsReadsSavedWeights) {
     const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python /usr/bin/python3 " ZR_SOURCE_DIR
                                "/tests/multirank/checkpoint/read_safetensors.py c/step-00000002");
     ASSERT_EQ(read.code, 0) << read.output;
-    // Compare every value that Python read with the value that zr::host::Checkpoint reads.
-    const host::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
+    // Compare every value that Python read with the value that zr::host::checkpoint::Checkpoint reads.
+    const host::checkpoint::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
     std::istringstream lines(read.output);
     std::size_t seen = 0, values = 0;
     for (std::string line; std::getline(lines, line); ++seen) {
       std::istringstream words(line);
       std::string name, type, hex;
       words >> name >> type >> hex;
-      const host::SavedTensor* saved = checkpoint.find("weight", name);
+      const host::checkpoint::SavedTensor* saved = checkpoint.find("weight", name);
       if (!saved) saved = checkpoint.find("buffer", name);
       ASSERT_NE(saved, nullptr) << name;
       std::string bytes(static_cast<std::size_t>(saved->bytes()), '\0');
@@ -236,10 +236,10 @@ TEST_F(CheckpointUseTest, PythonSafetensorsReadsSavedWeights) {
       }
       EXPECT_EQ(type, saved->dtype == "F32" ? "float32" : saved->dtype == "BF16" ? "bfloat16" : "int64") << name;
       EXPECT_TRUE(own == hex) << name;
-      values += static_cast<std::size_t>(saved->bytes() / host::stored_size(saved->dtype));
+      values += static_cast<std::size_t>(saved->bytes() / host::checkpoint::stored_size(saved->dtype));
     }
     std::size_t stored = 0;
-    for (const host::SavedTensor& tensor : checkpoint.manifest().tensors)
+    for (const host::checkpoint::SavedTensor& tensor : checkpoint.manifest().tensors)
       stored += tensor.role == "weight" || tensor.role == "buffer";
     EXPECT_EQ(seen, stored);
     EXPECT_GT(values, 40000u);
@@ -286,12 +286,13 @@ TEST_F(CheckpointUseTest, CommandsShowProgressOnlyOnTerminal) {
 TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
   save("parity.model=everything train.dtype=bf16");
   ASSERT_EQ(shell(zeroth_bin() + "export c out --dtype fp32 --file-size 8KiB").code, 0);
-  const host::Checkpoint from(scratch_.path("c/step-00000002")), out(scratch_.path("out"));
+  const host::checkpoint::Checkpoint from(scratch_.path("c/step-00000002")), out(scratch_.path("out"));
   EXPECT_TRUE(out.foreign());
   EXPECT_GT(out.manifest().files.size(), 3u);
-  for (const host::SavedTensor& tensor : from.manifest().tensors) {
+  for (const host::checkpoint::SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.role != "weight") continue;
-    const host::SavedTensor *exported = out.find("weight", tensor.name), *master = from.find("master", tensor.name);
+    const host::checkpoint::SavedTensor *exported = out.find("weight", tensor.name),
+                                        *master = from.find("master", tensor.name);
     ASSERT_NE(exported, nullptr) << tensor.name;
     EXPECT_EQ(exported->dtype, "F32");
     if (!master) continue;  // frozen
@@ -306,16 +307,16 @@ TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
 TEST_F(CheckpointUseTest, ExportsModelTenTimesLargerThanMemory) {
   constexpr int64_t kElements = int64_t{15} << 20;
   const std::vector<char> memory(kElements * 4, '\x3c');
-  host::CheckpointContents image;
+  host::checkpoint::CheckpointContents image;
   image.step = 1;
   image.run = "test";
-  image.metadata_json = host::to_text(host::CheckpointMetadata());
+  image.metadata_json = host::checkpoint::to_text(host::checkpoint::CheckpointMetadata());
   for (int i = 0; i < 22; ++i)
     for (const auto& [role, dtype, size] : {std::tuple{"weight", "BF16", 2}, {"master", "F32", 4}}) {
       image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()), 0, kElements * size, memory.data()});
       image.tensors.push_back({role, "w" + std::to_string(i), dtype, {kElements}, {}});
     }
-  host::save(scratch_.path("large"), image, host::single_rank_comm(), {});
+  host::checkpoint::save(scratch_.path("large"), image, host::checkpoint::single_rank_comm(), {});
   const std::string limit = "prlimit --as=" + std::to_string(64 << 20) + " ";
   EXPECT_NE(shell(limit + "python3 -c 'bytearray(100 << 20)'").code, 0) << "the address-space limit must be in effect";
   const Outcome done = shell(limit + zeroth_bin() + "export large exported.safetensors --dtype fp32");

@@ -37,7 +37,7 @@ RANK_BODY(loads_large, Run) {
 
 TEST_F(CheckpointTest, LoadsFilesOfManyTensorsInLinearTime) {
   const auto write = [&](const std::string& name, int extra) {
-    host::TensorHeader header;
+    host::checkpoint::TensorHeader header;
     int64_t at = 0;
     const auto add = [&](const std::string& tensor, std::vector<int64_t> shape) {
       int64_t bytes = 4;
@@ -54,7 +54,7 @@ TEST_F(CheckpointTest, LoadsFilesOfManyTensorsInLinearTime) {
     header.tensors.push_back({"norm.num_batches_tracked", "I64", {}, at, at + 8});
     at += 8;
     for (int i = 0; i < extra; ++i) add("other." + std::to_string(i) + ".weight", {1});
-    const std::string bytes = host::write_header(header);
+    const std::string bytes = host::checkpoint::write_header(header);
     scratch_.write(name, bytes + std::string(static_cast<std::size_t>(at), '\0'));
   };
   write("c-few.safetensors", 10000);

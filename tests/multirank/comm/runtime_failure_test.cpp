@@ -43,11 +43,11 @@ TEST(CommRuntimeFailureTest, ReportsTimeout) {
         expect_failure([&] { seat.comm.run(coll); }, exit_code::peer_lost, says);
       } else {
         zr::host::CallError error;
-        zr_done* done = zr::host::done_new(seat.rig.host().abi());
+        zr_done* done = zr::host::comm::done_new(seat.rig.host().abi());
         ASSERT_EQ(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
         EXPECT_NE(seat.comm.wait(done, -1, &error), ZR_OK);
         expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, exit_code::peer_lost, says);
-        zr::host::done_release(done);
+        zr::host::comm::done_release(done);
       }
       const auto waited = std::chrono::steady_clock::now() - start;
       EXPECT_GT(waited, std::chrono::milliseconds(290));
@@ -57,7 +57,7 @@ TEST(CommRuntimeFailureTest, ReportsTimeout) {
 }
 
 // Stands in for the staging of disk-backed buffers and records which collectives begin and end.
-struct Watched : zr::host::CollectiveStaging {
+struct Watched : zr::host::comm::CollectiveStaging {
   uint64_t stage(zr_coll&) override { return ++entered; }
   void unstage(uint64_t number, bool well) noexcept override { left.emplace_back(number, well); }
   uint64_t entered = 0;
@@ -75,13 +75,13 @@ TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
       seat.comm.set_collective_staging(&watched);
       seat.comm.abort();  // from now on the plug-in fails every submit
       zr::host::CallError error;
-      zr_done* done = async ? zr::host::done_new(seat.rig.host().abi()) : nullptr;
+      zr_done* done = async ? zr::host::comm::done_new(seat.rig.host().abi()) : nullptr;
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
       EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
       EXPECT_EQ(watched.entered, 1u);
       EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}}))
           << (async ? "asynchronous" : "blocking");
-      zr::host::done_release(done);
+      zr::host::comm::done_release(done);
       seat.comm.set_collective_staging(nullptr);
     }));
 }
@@ -105,10 +105,10 @@ TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
               continue;
             }
             zr::host::CallError error;
-            zr_done* done = zr::host::done_new(seat.rig.host().abi());
+            zr_done* done = zr::host::comm::done_new(seat.rig.host().abi());
             zr_code code = seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error);
             if (code == ZR_OK) code = seat.comm.wait(done, -1, &error);
-            zr::host::done_release(done);
+            zr::host::comm::done_release(done);
             if (code != ZR_OK) std::rethrow_exception(seat.comm.take_failure());
           }
         },

@@ -11,7 +11,7 @@ namespace {
 using namespace zr::testing;
 using testing::AllOf;
 using testing::HasSubstr;
-using zr::host::CommRuntime;
+using zr::host::comm::CommRuntime;
 namespace exit_code = zr::exit_code;
 using zr::host::MemoryKind;
 using zr::host::Tier;
@@ -125,7 +125,7 @@ TEST(CommRuntimeTest, CountsBytesPerOperationWithoutPadding) {
     float* x = seat.floats(3000);
     float* y = seat.floats(3000);
     // 70 of every 100 elements of y are live.
-    zr::host::LiveRuns live{reinterpret_cast<const char*>(y), ZR_F32, 3000, {}};
+    zr::host::comm::LiveRuns live{reinterpret_cast<const char*>(y), ZR_F32, 3000, {}};
     for (int64_t i = 0; i < 3000; i += 100) live.runs.emplace_back(i, i + 70);
     seat.comm.set_live(live);
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * r, 1000), "x"));
@@ -277,25 +277,25 @@ TEST(CommRuntimeTest, CapsIncludeEveryOperationExceptMessages) {
     EXPECT_EQ(caps.dtypes, 0u);
     // A composed operation with a zr_done is complete when submit returns.
     float* x = seat.floats(100);
-    zr_done* done = zr::host::done_new(seat.rig.host().abi());
+    zr_done* done = zr::host::comm::done_new(seat.rig.host().abi());
     const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "composed");
     ASSERT_EQ(ref.api->submit(ref.comm, &coll, nullptr, done, &error), ZR_OK) << error.msg;
-    EXPECT_EQ(zr::host::done_poll(done, nullptr), ZR_OK);
-    zr::host::done_release(done);
+    EXPECT_EQ(zr::host::comm::done_poll(done, nullptr), ZR_OK);
+    zr::host::comm::done_release(done);
   }));
 }
 
 TEST(DoneTest, KeepsFirstResolution) {
-  zr_done* done = zr::host::done_new(nullptr);
-  EXPECT_EQ(zr::host::done_poll(done, nullptr), ZR_AGAIN);
-  zr::host::done_resolve(done, ZR_IO, 5, "disk full");
-  zr::host::done_resolve(done, ZR_OK, 0, nullptr);
+  zr_done* done = zr::host::comm::done_new(nullptr);
+  EXPECT_EQ(zr::host::comm::done_poll(done, nullptr), ZR_AGAIN);
+  zr::host::comm::done_resolve(done, ZR_IO, 5, "disk full");
+  zr::host::comm::done_resolve(done, ZR_OK, 0, nullptr);
   zr::host::CallError error;
-  EXPECT_EQ(zr::host::done_poll(done, &error), ZR_IO);
+  EXPECT_EQ(zr::host::comm::done_poll(done, &error), ZR_IO);
   EXPECT_EQ(error.native, 5);
   EXPECT_STREQ(error.msg, "disk full");
-  zr::host::done_release(done);
-  zr::host::done_release(nullptr);
+  zr::host::comm::done_release(done);
+  zr::host::comm::done_release(nullptr);
 }
 
 // ---- world size 1 ----
@@ -304,7 +304,7 @@ TEST(CommRuntimeTest, SingleRankNeedsNoPluginAndMatchesReference) {
   SharedJob job;
   zr::host::Ledger ledger;
   zr::host::ThreadPool pool(2);
-  zr::host::PluginHost host(ledger, pool);
+  zr::host::plugin::PluginHost host(ledger, pool);
   CommRuntime comm(host, std::make_shared<SharedControl>(job, 0, 1), nullptr, {});
   const Bench bench{0, 1, [&](const zr_coll& coll) { comm.run(coll); },
                     [&](int64_t bytes) { return comm.allocate(bytes, 64, Tier::host, MemoryKind::other, "test"); },

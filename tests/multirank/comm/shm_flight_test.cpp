@@ -10,6 +10,9 @@ namespace {
 
 using namespace zr::testing;
 using testing::HasSubstr;
+using zr::host::comm::done_new;
+using zr::host::comm::done_poll;
+using zr::host::comm::done_release;
 
 TEST(CommShmInFlightTest, SubmitDoesNotWaitForSlowPeers) {
   auto* submitted =

@@ -14,6 +14,9 @@ namespace {
 
 using namespace zr::testing;
 using testing::HasSubstr;
+using zr::host::comm::done_new;
+using zr::host::comm::done_poll;
+using zr::host::comm::done_release;
 
 TEST(CommShmShutdownTest, AbortCancelsWaitsAndLaterOperations) {
   expect_success(on_ranks(2, [](RawComm& comm, Rank& rank) {

@@ -10,9 +10,9 @@
 
 namespace zr::testing {
 
-using host::done_new;
-using host::done_poll;
-using host::done_release;
+using host::comm::done_new;
+using host::comm::done_poll;
+using host::comm::done_release;
 
 inline std::vector<RankResult> on_ranks(int world, const std::function<void(RawComm&, Rank&)>& body,
                                         RankOptions options = {}) {

@@ -8,8 +8,8 @@
 namespace {
 
 using namespace zr::testing;
-using zr::host::done_new;
-using zr::host::done_release;
+using zr::host::comm::done_new;
+using zr::host::comm::done_release;
 
 class CommShmTest : public testing::TestWithParam<int> {
  protected:

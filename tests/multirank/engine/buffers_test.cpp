@@ -31,8 +31,8 @@ class ModelBuffersTest : public CheckpointTest {
   }
   // The elements of a per-rank buffer in checkpoint folder c, one vector per rank; empty if it is not stored per rank.
   std::vector<std::vector<float>> saved(const std::string& name) const {
-    const host::Checkpoint from(host::find_checkpoint(scratch_.path("c")));
-    const host::SavedTensor* tensor = from.find(host::kRankBuffer, name);
+    const host::checkpoint::Checkpoint from(host::checkpoint::find_checkpoint(scratch_.path("c")));
+    const host::checkpoint::SavedTensor* tensor = from.find(host::checkpoint::kRankBuffer, name);
     std::vector<std::vector<float>> all;
     if (!tensor) return all;
     std::string bytes(static_cast<std::size_t>(tensor->bytes()), '\0');
@@ -228,8 +228,8 @@ TEST_F(ModelBuffersTest, ExportedFilesFollowTrainBuffers) {
       for (std::size_t i = 0; i < expected.size(); ++i)
         expected[i] = static_cast<float>((double{level[0][i]} + level[1][i]) / 2);
     ASSERT_EQ(shell(zeroth_bin() + "export c out-" + rule + ".safetensors").code, 0);
-    const host::Checkpoint out(scratch_.path("out-" + rule + ".safetensors"));
-    const host::SavedTensor* tensor = out.find("weight", "level");
+    const host::checkpoint::Checkpoint out(scratch_.path("out-" + rule + ".safetensors"));
+    const host::checkpoint::SavedTensor* tensor = out.find("weight", "level");
     ASSERT_NE(tensor, nullptr);
     std::vector<float> values(expected.size());
     ASSERT_EQ(tensor->bytes(), static_cast<int64_t>(values.size() * sizeof(float)));

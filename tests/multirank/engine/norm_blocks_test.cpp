@@ -19,7 +19,7 @@ using namespace host;
 const std::vector<int64_t> kCounts{1, 5000, 1024, 100, 40000, 3072};
 
 // Assigns runs of norm blocks to the ranks at random; parameter 3 is frozen. `replicated`: every rank has all blocks.
-StrategyPlan dealt(bool replicated) {
+plan::StrategyPlan dealt(bool replicated) {
   return [replicated](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
     for (const int64_t count : kCounts) elements += (count + in.align - 1) / in.align * in.align;
@@ -47,8 +47,8 @@ StrategyPlan dealt(bool replicated) {
   };
 }
 
-PlanInput input(int world) {
-  PlanInput in;
+plan::PlanInput input(int world) {
+  plan::PlanInput in;
   in.world = world;
   for (std::size_t i = 0; i < kCounts.size(); ++i)
     in.parameters.push_back({"p" + std::to_string(i), {}, {kCounts[i]}, kCounts[i], i == 3, 0});
@@ -61,9 +61,9 @@ float value(uint32_t param, int64_t i) { return std::sin(static_cast<float>(para
 double expected() {
   double sum = 0;
   for (uint32_t p = 0; p < kCounts.size(); ++p)
-    for (int64_t block = 0; p != 3 && block < kCounts[p]; block += kNormBlock) {
+    for (int64_t block = 0; p != 3 && block < kCounts[p]; block += plan::kNormBlock) {
       double lanes[16] = {}, all = 0;
-      for (int64_t i = block; i < std::min(block + kNormBlock, kCounts[p]); ++i) {
+      for (int64_t i = block; i < std::min(block + plan::kNormBlock, kCounts[p]); ++i) {
         const double x = value(p, i);
         lanes[(i - block) % 16] += x * x;
       }
@@ -83,10 +83,10 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
     ThreadPool pool(1);
     for (const bool replicated : {false, true})
       for (const int64_t window : {1, 2, 7, 1000}) {
-        const MemoryPlan plan = make_plan(input(GetParam()), rank.rank, dealt(replicated));
+        const plan::MemoryPlan plan = make_plan(input(GetParam()), rank.rank, dealt(replicated));
         std::vector<std::vector<float>> sums;
-        std::vector<UpdateSlice> slices;
-        for (const Piece& piece : plan.mine.reduced_gradients) {
+        std::vector<update::UpdateSlice> slices;
+        for (const plan::Piece& piece : plan.mine.reduced_gradients) {
           sums.emplace_back();
           for (int64_t i = 0; i < piece.count; ++i) sums.back().push_back(value(piece.param, piece.first + i));
           slices.push_back({piece.param,
@@ -99,10 +99,10 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
         }
         const int64_t before = rig.ledger().held(Tier::device, MemoryKind::other);
         {
-          NormBlocks blocks({*comm, pool, plan, rig.ledger()}, slices, nullptr, window);
+          engine::NormBlocks blocks({*comm, pool, plan, rig.ledger()}, slices, nullptr, window);
           for (int twice = 0; twice < 2; ++twice) {
             EXPECT_EQ(blocks.sum(), 0);
-            const NormBlocks::Norm norm = blocks.ordered_sum();
+            const engine::NormBlocks::Norm norm = blocks.ordered_sum();
             EXPECT_EQ(norm.sum_of_squares, expected()) << "window " << window << (replicated ? ", replicated" : "");
             EXPECT_EQ(norm.first_non_finite, -1);
           }

@@ -45,7 +45,7 @@ volatile sig_atomic_t g_signal = 0;
 
 struct Trainer {
   const Plan& plan;
-  Control& control;
+  control::Control& control;
   Page& page;
   int64_t step = 0;
   uint64_t sequence = 0;
@@ -93,7 +93,7 @@ struct Trainer {
     for (step = 0; step < steps; ++step) {
       mine().step = step;
       if (g_signal && page.stop_step == 0) {
-        if (plan["save_on_signal"] == 2) control.put(saves_on_signal_key(rank), "yes");
+        if (plan["save_on_signal"] == 2) control.put(control::saves_on_signal_key(rank), "yes");
         page.stop_step = step + 2;  // no rank is more than one step ahead
       }
       if (page.stop_step && step >= page.stop_step) break;
@@ -122,7 +122,7 @@ int run(int argc, char** argv) {
       fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Plan");
     plan.values[key] = std::atoll(equals + 1);
   }
-  if (!plan["reacts"]) end_absent_process_with([](int exit_code) { std::_Exit(exit_code); });
+  if (!plan["reacts"]) control::end_absent_process_with([](int exit_code) { std::_Exit(exit_code); });
   Page& page = *map_page(std::getenv("ZR_TEST_PAGE"));
   // Find the rank from the environment, because its entry in the page is needed before join() returns.
   int env_rank = 0;
@@ -135,7 +135,7 @@ int run(int argc, char** argv) {
   if (plan.is("late", env_rank)) std::this_thread::sleep_for(milliseconds(plan["late_ms"]));
   mine.phase = Phase::joining;
   const auto begin = steady_clock::now();
-  const auto control = Control::join(milliseconds(plan["join_timeout_ms"]));
+  const auto control = control::Control::join(milliseconds(plan["join_timeout_ms"]));
   mine.join_us = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - begin).count();
   control->put("greeting/" + std::to_string(control->rank()), std::string(size_t(control->rank()) * 1000, 'x'));
   for (int rank = 0; rank < control->world(); ++rank)
@@ -144,7 +144,7 @@ int run(int argc, char** argv) {
   if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, [](int came) { g_signal = came; });
-    if (plan["save_on_signal"] == 1) control->put(saves_on_signal_key(control->rank()), "yes");
+    if (plan["save_on_signal"] == 1) control->put(control::saves_on_signal_key(control->rank()), "yes");
   }
   static std::atomic<bool> broken{false};  // static: the callback may run after a failure has left this function
   control->on_broken(&broken, [] { broken = true; });

@@ -17,7 +17,7 @@
 #include "support/launch_job.hpp"
 
 using namespace zr::test;
-namespace protocol = zr::host::protocol;
+namespace protocol = zr::host::control::protocol;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
@@ -130,8 +130,8 @@ TEST_F(JobSecretTest, FileIsPrivateAndRemovedWhenJobEnds) {
 }
 
 TEST_F(JobSecretTest, ReplacesSecretOfEarlierJobWithSameName) {
-  zr::host::JobSecret earlier(job_name());
-  earlier.create({zr::host::new_secret(), uint16_t(port_ + 1)});
+  zr::host::control::JobSecret earlier(job_name());
+  earlier.create({zr::host::control::new_secret(), uint16_t(port_ + 1)});
   Job other(scene_, program(), torchrun(1, 2, 2));
   Job store_host(scene_, program(), torchrun(0, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
@@ -155,12 +155,12 @@ TEST_F(JobSecretTest, RanksDoNotConnectToOtherListenerOnEarlierPort) {
 }
 
 TEST_F(JobSecretTest, DoesNotFollowSymbolicLink) {
-  zr::host::JobSecret mine(job_name());
+  zr::host::control::JobSecret mine(job_name());
   const std::string target = (scene_.folder() / "planted").string();
   std::ofstream(target) << std::string(32, 'a') + "29600";
   ASSERT_EQ(symlink(target.c_str(), mine.path().c_str()), 0);
   EXPECT_EQ(mine.read(), std::nullopt);
-  const zr::host::JobSecret::Shared shared{zr::host::new_secret(), 29601};
+  const zr::host::control::JobSecret::Shared shared{zr::host::control::new_secret(), 29601};
   mine.create(shared);
   EXPECT_EQ(mine.read(), shared);
   EXPECT_EQ(fs::file_size(target), 37u);

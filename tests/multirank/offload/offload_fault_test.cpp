@@ -152,9 +152,10 @@ TEST_F(OffloadFaultTest, FaultDuringASaveOfShardsKeepsThePreviousCheckpoint) {
     const Outcome failed = train(fault, how + "job.name=f checkpoint.dir=c checkpoint.every=1 checkpoint.keep=0");
     SCOPED_TRACE(fault);
     expect_reported(failed, "'", "reading");
-    const std::size_t saved = host::checkpoints_in(scratch_.path("c")).size();
+    const std::size_t saved = host::checkpoint::checkpoints_in(scratch_.path("c")).size();
     EXPECT_TRUE(saved == 1 || saved == 2) << saved;
-    expect_good(host::checkpoints_in(scratch_.path("c")), how + "job.name=f checkpoint.dir=c", "uninterrupted");
+    expect_good(host::checkpoint::checkpoints_in(scratch_.path("c")), how + "job.name=f checkpoint.dir=c",
+                "uninterrupted");
     fs::remove_all(scratch_.path("c"));
   }
 }

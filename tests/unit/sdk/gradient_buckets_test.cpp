@@ -24,7 +24,7 @@ zr_code submit(void* comm, const zr_coll* c, zr_stream*, zr_done* done, zr_error
   const auto* src = static_cast<const float*>(c->src.data);
   static_cast<std::vector<Left>*>(comm)->push_back(
       {{src, src + c->src.count}, {c->counts, c->counts + 2}, c->dst.data, c->flags});
-  zr::host::done_resolve(done, ZR_OK, 0, nullptr);
+  zr::host::comm::done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
 
@@ -33,7 +33,7 @@ zr_code submit(void* comm, const zr_coll* c, zr_stream*, zr_done* done, zr_error
 class GradientBucketsTest : public testing::Test {
  protected:
   GradientBucketsTest() : pool_(1), host_(ledger_, pool_) {
-    zr::host::offer_async(host_);
+    zr::host::comm::offer_async(host_);
     api_.size = sizeof api_;
     api_.submit = submit;
     in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
@@ -74,7 +74,7 @@ class GradientBucketsTest : public testing::Test {
 
   zr::host::Ledger ledger_;
   zr::host::ThreadPool pool_;
-  zr::host::PluginHost host_;
+  zr::host::plugin::PluginHost host_;
   zr_communicator_api api_{};
   zr_plan_in in_{};
   std::vector<float> memory_, bucket_memory_;

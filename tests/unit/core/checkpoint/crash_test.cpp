@@ -15,12 +15,14 @@ const std::vector<std::string> kPlaces{"save.folder_made",      "save.files_made
                                        "save.manifest_written", "save.before_commit", "save.committed",
                                        "save.root_synced",      "retain.renamed"};
 
-std::string saves(const std::string& root, const Model& model, int64_t step, const CheckpointComm& peers,
+std::string saves(const std::string& root, const Model& model, int64_t step, const checkpoint::CheckpointComm& peers,
                   int64_t keep = 0) {
-  SaveOptions options = kSmall;
+  checkpoint::SaveOptions options = kSmall;
   options.keep = keep;
-  const std::unique_ptr<FolderLock> lock = peers.rank == 0 ? std::make_unique<FolderLock>(root) : nullptr;
-  return save(root, image_of(model, step, peers.rank, peers.world, static_cast<unsigned>(step % 3)), peers, options)
+  const std::unique_ptr<checkpoint::FolderLock> lock =
+      peers.rank == 0 ? std::make_unique<checkpoint::FolderLock>(root) : nullptr;
+  return checkpoint::save(root, image_of(model, step, peers.rank, peers.world, static_cast<unsigned>(step % 3)), peers,
+                          options)
       .folder;
 }
 
@@ -36,13 +38,13 @@ TEST(CheckpointSaveTest, HoldsEveryByteForAnyNumberOfWritersAndReaders) {
   for (const int writers : {1, 2, 3, 4, 8})
     for (const unsigned how : {0u, 1u, 2u}) {
       const Model model(static_cast<unsigned>(++step));
-      ASSERT_TRUE(good(on_ranks(writers, [&](const CheckpointComm& peers) {
-        const std::unique_ptr<FolderLock> lock =
-            peers.rank == 0 ? std::make_unique<FolderLock>(scratch.path("c")) : nullptr;
+      ASSERT_TRUE(good(on_ranks(writers, [&](const checkpoint::CheckpointComm& peers) {
+        const std::unique_ptr<checkpoint::FolderLock> lock =
+            peers.rank == 0 ? std::make_unique<checkpoint::FolderLock>(scratch.path("c")) : nullptr;
         save(scratch.path("c"), image_of(model, step, peers.rank, writers, how), peers, kSmall);
       })));
-      const std::string folder = find_checkpoint(scratch.path("c"));
-      EXPECT_EQ(folder, scratch.path("c/" + checkpoint_name(step)));
+      const std::string folder = checkpoint::find_checkpoint(scratch.path("c"));
+      EXPECT_EQ(folder, scratch.path("c/" + checkpoint::checkpoint_name(step)));
       for (const int readers : {1, 2, 3, 4, 8})
         for (const unsigned other : {0u, 1u, 2u}) expect_holds(folder, model, readers, other);
     }
@@ -54,7 +56,7 @@ TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
   const std::string root = scratch.path("c");
   int64_t step = 1;
   const Model first(1);
-  ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, first, 1, peers); })));
+  ASSERT_TRUE(good(on_ranks(kRanks, [&](const checkpoint::CheckpointComm& peers) { saves(root, first, 1, peers); })));
   int kills = 0;
   unsigned committed = 1;  // the step, and so the seed, of the newest complete checkpoint
   const char* more = std::getenv("ZR_KILLS");
@@ -66,7 +68,7 @@ TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
         for (const int time : place == "save.chunk_written" ? often : once) {
           ++step;
           const Model model(static_cast<unsigned>(step));
-          const auto ends = on_ranks(kRanks, [&](const CheckpointComm& peers) {
+          const auto ends = on_ranks(kRanks, [&](const checkpoint::CheckpointComm& peers) {
             if (victim < 0 || victim == peers.rank)
               ::setenv("ZR_FAILPOINT", (place + "=kill@" + std::to_string(time)).c_str(), 1);
             saves(root, model, step, peers, 2);
@@ -75,19 +77,21 @@ TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
           if (step == 2) {
             ASSERT_GT(kills, 0) << "no failpoint killed a rank";
           }
-          const std::string newest = find_checkpoint(root);
-          if (newest == (std::filesystem::path(root) / checkpoint_name(step)).string())
+          const std::string newest = checkpoint::find_checkpoint(root);
+          if (newest == (std::filesystem::path(root) / checkpoint::checkpoint_name(step)).string())
             committed = static_cast<unsigned>(step);
           else
             EXPECT_FALSE(good(ends)) << place << ": a save that succeeded must be the newest checkpoint";
-          ASSERT_EQ(newest, (std::filesystem::path(root) / checkpoint_name(committed)).string()) << place;
+          ASSERT_EQ(newest, (std::filesystem::path(root) / checkpoint::checkpoint_name(committed)).string()) << place;
           expect_holds(newest, Model(committed));
           if (testing::Test::HasFatalFailure()) return;
         }
   std::printf("%d ranks were killed while saving\n", kills);
   ++step;
-  ASSERT_TRUE(good(on_ranks(kRanks, [&](const CheckpointComm& peers) { saves(root, Model(7), step, peers, 1); })));
-  EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(step)})) << "no temporary files remain";
+  ASSERT_TRUE(
+      good(on_ranks(kRanks, [&](const checkpoint::CheckpointComm& peers) { saves(root, Model(7), step, peers, 1); })));
+  EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint::checkpoint_name(step)}))
+      << "no temporary files remain";
 }
 
 TEST(CheckpointSaveTest, ReplacesACheckpointOfTheSameStepAtomically) {
@@ -96,13 +100,13 @@ TEST(CheckpointSaveTest, ReplacesACheckpointOfTheSameStepAtomically) {
   for (const std::string& place : kPlaces) {
     if (place == "retain.renamed") continue;  // this test removes no old checkpoint
     const Model before(1), after(2);
-    ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, before, 5, peers); })));
-    const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
+    ASSERT_TRUE(good(on_ranks(2, [&](const checkpoint::CheckpointComm& peers) { saves(root, before, 5, peers); })));
+    const auto ends = on_ranks(2, [&](const checkpoint::CheckpointComm& peers) {
       ::setenv("ZR_FAILPOINT", (place + "=kill").c_str(), 1);
       saves(root, after, 5, peers);
     });
     EXPECT_TRUE(killed(ends[0])) << place;
-    const Checkpoint checkpoint(find_checkpoint(root));
+    const checkpoint::Checkpoint checkpoint(checkpoint::find_checkpoint(root));
     char seen = 0, old = before.bytes[0][0];
     checkpoint.read(*checkpoint.find("weight", "embedding"), 0, 1, &seen);
     expect_holds(checkpoint.folder(), seen == old ? before : after);
@@ -113,12 +117,12 @@ TEST(CheckpointSaveTest, KeepsEarlierCheckpointsAndLeavesNoDebrisOnADiskError) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
   const Model good_one(1);
-  ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, good_one, 1, peers); })));
+  ASSERT_TRUE(good(on_ranks(2, [&](const checkpoint::CheckpointComm& peers) { saves(root, good_one, 1, peers); })));
   for (const std::string call : {"open", "resize", "reserve", "write", "sync", "rename"})
     for (const std::string error : {"ENOSPC", "EIO"}) {
       int failed = 0;
       for (const int time : {1, 2, 3}) {
-        const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
+        const auto ends = on_ranks(2, [&](const checkpoint::CheckpointComm& peers) {
           if (peers.rank == time % 2)
             ::setenv("ZR_FAILPOINT", (call + "=" + error + "@" + std::to_string(time)).c_str(), 1);
           try {
@@ -137,12 +141,12 @@ TEST(CheckpointSaveTest, KeepsEarlierCheckpointsAndLeavesNoDebrisOnADiskError) {
         }
         if (WEXITSTATUS(ends[0]) == 3) {
           ++failed;
-          EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(1)});
-          EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint_name(1)}));
+          EXPECT_EQ(checkpoint::checkpoints_in(root), std::vector<std::string>{checkpoint::checkpoint_name(1)});
+          EXPECT_EQ(names_in(root), (std::set<std::string>{"lock", checkpoint::checkpoint_name(1)}));
         } else {
-          std::filesystem::remove_all(std::filesystem::path(root) / checkpoint_name(2));
+          std::filesystem::remove_all(std::filesystem::path(root) / checkpoint::checkpoint_name(2));
         }
-        expect_holds(find_checkpoint(root), good_one);
+        expect_holds(checkpoint::find_checkpoint(root), good_one);
       }
       EXPECT_GE(failed, 1) << call << " " << error << ": this fault never caused a failure";
     }
@@ -154,8 +158,8 @@ TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
   const Scratch scratch;
   const std::string root = scratch.path("c"), victim = scratch.path("victim");
   std::string partial;  // the folder that is written
-  ASSERT_TRUE(good(on_ranks(2, [&](const CheckpointComm& peers) { saves(root, Model(1), 1, peers); })));
-  fs::copy(root + "/" + checkpoint_name(1), victim, fs::copy_options::recursive);
+  ASSERT_TRUE(good(on_ranks(2, [&](const checkpoint::CheckpointComm& peers) { saves(root, Model(1), 1, peers); })));
+  fs::copy(root + "/" + checkpoint::checkpoint_name(1), victim, fs::copy_options::recursive);
   struct Swap {
     std::string what, message;
     std::function<void()> put;  // under the name of `partial`, which was moved to NAME.held
@@ -178,8 +182,8 @@ TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
   };
   for (const Swap& swap : swaps) {
     if (swap.what == "another user's folder" && ::geteuid() != 0) continue;
-    const auto ends = on_ranks(2, [&](const CheckpointComm& given) {
-      CheckpointComm peers = given;
+    const auto ends = on_ranks(2, [&](const checkpoint::CheckpointComm& given) {
+      checkpoint::CheckpointComm peers = given;
       int told = 0;
       if (peers.rank == 1)
         peers.broadcast = [&](const std::string& word) {
@@ -201,22 +205,22 @@ TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
     });
     for (const int end : ends) EXPECT_EQ(WEXITSTATUS(end), 3) << swap.what;
     expect_holds(victim, Model(1));
-    expect_holds(root + "/" + checkpoint_name(1), Model(1));
+    expect_holds(root + "/" + checkpoint::checkpoint_name(1), Model(1));
     for (const std::string& name : names_in(root))
-      if (name != checkpoint_name(1)) fs::remove_all(root + "/" + name);
+      if (name != checkpoint::checkpoint_name(1)) fs::remove_all(root + "/" + name);
   }
 }
 
 TEST(CheckpointSaveTest, CompletesShortWrites) {
   const Scratch scratch;
   for (const int time : {1, 2, 9, 30}) {
-    const auto ends = on_ranks(2, [&](const CheckpointComm& peers) {
+    const auto ends = on_ranks(2, [&](const checkpoint::CheckpointComm& peers) {
       ::setenv("ZR_FAILPOINT", ("write=SHORT@" + std::to_string(time)).c_str(), 1);
       saves(scratch.path("c"), Model(4), time, peers);
       if (failpoints_fired() != 1) ::_exit(1);
     });
     ASSERT_TRUE(good(ends)) << time;
-    expect_holds(find_checkpoint(scratch.path("c")), Model(4));
+    expect_holds(checkpoint::find_checkpoint(scratch.path("c")), Model(4));
   }
 }
 
@@ -224,16 +228,17 @@ TEST(CheckpointSaveTest, CompletesShortWrites) {
 TEST(CheckpointSaveTest, TreatsTheLastSavedCheckpointAsTheNewest) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
-  const CheckpointComm me = single_rank_comm();
+  const checkpoint::CheckpointComm me = checkpoint::single_rank_comm();
   for (const int64_t step : {90, 100}) saves(root, Model(1), step, me, 1);
   const std::string saved = saves(root, Model(2), 10, me, 1);
-  EXPECT_EQ(saved, find_checkpoint(root));
-  EXPECT_EQ(checkpoints_in(root), std::vector<std::string>{checkpoint_name(10)});
-  expect_holds(find_checkpoint(root), Model(2));
+  EXPECT_EQ(saved, checkpoint::find_checkpoint(root));
+  EXPECT_EQ(checkpoint::checkpoints_in(root), std::vector<std::string>{checkpoint::checkpoint_name(10)});
+  expect_holds(checkpoint::find_checkpoint(root), Model(2));
   expect_holds(root + "/step-00000100.superseded", Model(1));
   saves(root, Model(3), 100, me, 2);
   saves(root, Model(4), 20, me, 2);
-  EXPECT_EQ(checkpoints_in(root), (std::vector<std::string>{checkpoint_name(10), checkpoint_name(20)}));
+  EXPECT_EQ(checkpoint::checkpoints_in(root),
+            (std::vector<std::string>{checkpoint::checkpoint_name(10), checkpoint::checkpoint_name(20)}));
   expect_holds(root + "/step-00000100.superseded-2", Model(3));
 }
 
@@ -241,55 +246,56 @@ TEST(CheckpointSaveTest, TreatsTheLastSavedCheckpointAsTheNewest) {
 TEST(CheckpointRetentionTest, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
-  const FolderLock lock(root);
+  const checkpoint::FolderLock lock(root);
   const auto saves_step = [&](int64_t step, bool applied, int64_t keep) {
-    CheckpointContents image = image_of(Model(1), step, 0, 1);
-    CheckpointMetadata facts;
+    checkpoint::CheckpointContents image = image_of(Model(1), step, 0, 1);
+    checkpoint::CheckpointMetadata facts;
     facts.last_step_applied = image.last_step_applied = applied;
-    image.metadata_json = to_text(facts);
-    SaveOptions options = kSmall;
+    image.metadata_json = checkpoint::to_text(facts);
+    checkpoint::SaveOptions options = kSmall;
     options.keep = keep;
-    save(root, image, single_rank_comm(), options);
+    checkpoint::save(root, image, checkpoint::single_rank_comm(), options);
   };
   using Names = std::vector<std::string>;
   saves_step(1, true, 2);
   saves_step(2, true, 2);
   saves_step(3, false, 2);
-  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(3)}));
+  EXPECT_EQ(checkpoint::checkpoints_in(root), (Names{checkpoint::checkpoint_name(2), checkpoint::checkpoint_name(3)}));
   for (const int64_t step : {4, 5, 6}) saves_step(step, false, 2);
-  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(5), checkpoint_name(6)}));
+  EXPECT_EQ(checkpoint::checkpoints_in(root),
+            (Names{checkpoint::checkpoint_name(2), checkpoint::checkpoint_name(5), checkpoint::checkpoint_name(6)}));
   saves_step(7, false, 1);
-  EXPECT_EQ(checkpoints_in(root), (Names{checkpoint_name(2), checkpoint_name(7)}));
-  EXPECT_TRUE(last_step_applied(root + "/" + checkpoint_name(2)));
-  EXPECT_FALSE(last_step_applied(root + "/" + checkpoint_name(7)));
+  EXPECT_EQ(checkpoint::checkpoints_in(root), (Names{checkpoint::checkpoint_name(2), checkpoint::checkpoint_name(7)}));
+  EXPECT_TRUE(checkpoint::last_step_applied(root + "/" + checkpoint::checkpoint_name(2)));
+  EXPECT_FALSE(checkpoint::last_step_applied(root + "/" + checkpoint::checkpoint_name(7)));
   saves_step(8, true, 1);
-  EXPECT_EQ(checkpoints_in(root), Names{checkpoint_name(8)});
+  EXPECT_EQ(checkpoint::checkpoints_in(root), Names{checkpoint::checkpoint_name(8)});
 }
 
 TEST(FolderLockTest, ReleasesALockWhoseHolderCouldNotBeWritten) {
   const Scratch scratch;
-  const auto ends = on_ranks(1, [&](const CheckpointComm&) {
+  const auto ends = on_ranks(1, [&](const checkpoint::CheckpointComm&) {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit none{0, RLIM_INFINITY}, all{RLIM_INFINITY, RLIM_INFINITY};
     ::setrlimit(RLIMIT_FSIZE, &none);
     try {
-      const FolderLock lock(scratch.path("c"));
+      const checkpoint::FolderLock lock(scratch.path("c"));
       ::_exit(1);
     } catch (const Error& failure) {
       if (failure.exit_code() != exit_code::environment) ::_exit(2);
     }
     ::setrlimit(RLIMIT_FSIZE, &all);
-    const FolderLock lock(scratch.path("c"));
+    const checkpoint::FolderLock lock(scratch.path("c"));
   });
   EXPECT_TRUE(good(ends));
 }
 
 TEST(FolderLockTest, RejectsASecondJobAndNamesTheHolder) {
   const Scratch scratch;
-  const FolderLock mine(scratch.path("c"));
-  const auto ends = on_ranks(1, [&](const CheckpointComm&) {
+  const checkpoint::FolderLock mine(scratch.path("c"));
+  const auto ends = on_ranks(1, [&](const checkpoint::CheckpointComm&) {
     try {
-      const FolderLock second(scratch.path("c"));
+      const checkpoint::FolderLock second(scratch.path("c"));
     } catch (const Error& failure) {
       const std::string text = failure.what();
       const std::string holder = " (process " + std::to_string(::getppid()) + " on ";
@@ -303,9 +309,9 @@ TEST(FolderLockTest, RejectsASecondJobAndNamesTheHolder) {
 TEST(FolderLockTest, RejectsAFolderThatTheSameJobHoldsAndSuggestsAnother) {
   const Scratch scratch;
   const std::string root = scratch.path("c");
-  const FolderLock first(root);
+  const checkpoint::FolderLock first(root);
   try {
-    const FolderLock second(root);
+    const checkpoint::FolderLock second(root);
     FAIL() << "was locked twice";
   } catch (const Error& failure) {
     EXPECT_EQ(failure.what(), root +

@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 class CheckpointDamageTest : public testing::Test {
  protected:
   CheckpointDamageTest() : model_(3) {
-    save(root_, image_of(model_, 1, 0, 1), single_rank_comm(), kSmall);
-    folder_ = find_checkpoint(root_);
+    save(root_, image_of(model_, 1, 0, 1), checkpoint::single_rank_comm(), kSmall);
+    folder_ = checkpoint::find_checkpoint(root_);
   }
   std::vector<std::string> files() const {
     std::vector<std::string> all;
@@ -28,7 +28,7 @@ class CheckpointDamageTest : public testing::Test {
   std::string path(const std::string& name) const { return (fs::path(folder_) / name).string(); }
   // The error of loading it; empty if it loads.
   std::string refusal() const try {
-    const Checkpoint checkpoint(folder_);
+    const checkpoint::Checkpoint checkpoint(folder_);
     checkpoint.verify([](int64_t) {});
     return "";
   } catch (const Error& failure) {
@@ -59,8 +59,8 @@ TEST_F(CheckpointDamageTest, DetectsAFlippedBitAnywhere) {
 }
 
 TEST_F(CheckpointDamageTest, NamesFileTensorAndOffset) {
-  const Checkpoint checkpoint(folder_);
-  const SavedTensor* tensor = checkpoint.find("master", "block.weight");
+  const checkpoint::Checkpoint checkpoint(folder_);
+  const checkpoint::SavedTensor* tensor = checkpoint.find("master", "block.weight");
   const std::string name = checkpoint.manifest().files[tensor->file].name;
   std::string bytes = read_file(path(name));
   bytes[static_cast<std::size_t>(tensor->at) + 5000] ^= 1;
@@ -86,17 +86,18 @@ TEST_F(CheckpointDamageTest, DetectsATruncatedOrMissingFile) {
 }
 
 TEST_F(CheckpointDamageTest, NamesBothStepsForAFileOfAnotherStep) {
-  save(root_, image_of(model_, 2, 0, 1), single_rank_comm(), kSmall);
+  save(root_, image_of(model_, 2, 0, 1), checkpoint::single_rank_comm(), kSmall);
   const std::string name = "master-00001-of-00003.safetensors";
   ASSERT_TRUE(fs::exists(path(name)));
-  fs::copy_file(fs::path(root_) / checkpoint_name(2) / name, path(name), fs::copy_options::overwrite_existing);
+  fs::copy_file(fs::path(root_) / checkpoint::checkpoint_name(2) / name, path(name),
+                fs::copy_options::overwrite_existing);
   EXPECT_NE(refusal().find(name + ": belongs to step 2 of run job, but the checkpoint is step 1 of run job"),
             std::string::npos)
       << refusal();
-  CheckpointContents other = image_of(model_, 1, 0, 1);
+  checkpoint::CheckpointContents other = image_of(model_, 1, 0, 1);
   other.run = "another";
-  save(scratch_.path("other"), other, single_rank_comm(), kSmall);
-  fs::copy_file(fs::path(scratch_.path("other")) / checkpoint_name(1) / name, path(name),
+  save(scratch_.path("other"), other, checkpoint::single_rank_comm(), kSmall);
+  fs::copy_file(fs::path(scratch_.path("other")) / checkpoint::checkpoint_name(1) / name, path(name),
                 fs::copy_options::overwrite_existing);
   EXPECT_NE(refusal().find(name + ": belongs to step 1 of run another, but the checkpoint is step 1 of run job"),
             std::string::npos)
@@ -104,36 +105,37 @@ TEST_F(CheckpointDamageTest, NamesBothStepsForAFileOfAnotherStep) {
 }
 
 TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
-  const Manifest whole = Checkpoint(folder_).manifest();
-  const auto refused = [&](const std::function<void(Manifest&)>& change, const std::string& text) {
-    Manifest manifest = whole;
+  const checkpoint::Manifest whole = checkpoint::Checkpoint(folder_).manifest();
+  const auto refused = [&](const std::function<void(checkpoint::Manifest&)>& change, const std::string& text) {
+    checkpoint::Manifest manifest = whole;
     change(manifest);
-    std::ofstream(path(kManifest), std::ios::binary) << to_text(manifest);
+    std::ofstream(path(checkpoint::kManifest), std::ios::binary) << checkpoint::to_text(manifest);
     EXPECT_NE(refusal().find(text), std::string::npos) << refusal();
   };
-  refused([](Manifest& m) { m.files[0].name = "../../secret.safetensors"; }, "is not the name of a file in its folder");
-  refused([](Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
-  refused([](Manifest& m) { m.tensors[0].at = m.tensors[1].at; }, "");
-  refused([](Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "is outside the data of");
-  refused([](Manifest& m) { m.tensors[0].at = -8; }, "has an invalid offset in");
+  refused([](checkpoint::Manifest& m) { m.files[0].name = "../../secret.safetensors"; },
+          "is not the name of a file in its folder");
+  refused([](checkpoint::Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].at = m.tensors[1].at; }, "");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "is outside the data of");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].at = -8; }, "has an invalid offset in");
   refused(
-      [](Manifest& m) {
-        for (SavedTensor& tensor : m.tensors)
+      [](checkpoint::Manifest& m) {
+        for (checkpoint::SavedTensor& tensor : m.tensors)
           if (tensor.role == "master" && tensor.name == "block.weight") tensor.shape = {16384};
       },
       "master 'block.weight' does not match the shape of its weight");
   refused(
-      [](Manifest& m) {
+      [](checkpoint::Manifest& m) {
         m.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
       },
       "an unknown dtype or an invalid shape");
-  refused([](Manifest& m) { m.tensors[0].shape = {-1}; }, "an invalid shape");
-  refused([](Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
-  refused([](Manifest& m) { m.tensors[0].chunks.pop_back(); }, "do not cover the tensor");
-  refused([](Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "do not cover the tensor");
-  refused([](Manifest& m) { m.tensors.push_back(m.tensors[0]); }, "is listed twice");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].shape = {-1}; }, "an invalid shape");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].chunks.pop_back(); }, "do not cover the tensor");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "do not cover the tensor");
+  refused([](checkpoint::Manifest& m) { m.tensors.push_back(m.tensors[0]); }, "is listed twice");
   refused(
-      [](Manifest& m) {
+      [](checkpoint::Manifest& m) {
         m.tensors.push_back(m.tensors[0]);
         m.tensors.back().name = "other";
       },
@@ -142,7 +144,7 @@ TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
 
 // The manifest's hash is correct, so that only the changed values can cause the error.
 TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
-  const std::string whole = read_file(path(kManifest));
+  const std::string whole = read_file(path(checkpoint::kManifest));
   const std::size_t begin = whole.find("\"manifest\":") + 11;
   const std::string body = whole.substr(begin, whole.size() - begin - 2);
   const auto refused = [&](const std::string& from, const std::string& to, const std::string& why) {
@@ -150,8 +152,8 @@ TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
     const std::size_t at = changed.find(from);
     ASSERT_NE(at, std::string::npos) << from;
     changed.replace(at, from.size(), to);
-    std::ofstream(path(kManifest), std::ios::binary)
-        << "{\"xxh3\":\"" << hex(hash_of(changed.data(), static_cast<int64_t>(changed.size())))
+    std::ofstream(path(checkpoint::kManifest), std::ios::binary)
+        << "{\"xxh3\":\"" << hex(checkpoint::hash_of(changed.data(), static_cast<int64_t>(changed.size())))
         << "\",\n\"manifest\":" << changed << "}\n";
     EXPECT_NE(refusal().find(why), std::string::npos) << to.substr(0, 60) << ": " << refusal();
   };
@@ -171,7 +173,7 @@ TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
 TEST(SafetensorsHeaderTest, RejectsInconsistentHeaders) {
   const auto refused = [](const std::string& text, int64_t bytes, const std::string& why) {
     try {
-      parse_header("f", text, 8, bytes);
+      checkpoint::parse_header("f", text, 8, bytes);
       ADD_FAILURE() << text << " is accepted";
     } catch (const Error& failure) {
       EXPECT_NE(std::string(failure.what()).find(why), std::string::npos) << failure.what();

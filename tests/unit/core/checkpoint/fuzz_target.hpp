@@ -23,25 +23,26 @@ inline bool feed(Fed what, const std::string& text) {
   };
   try {
     if (what == Fed::index) {
-      for (const auto& [tensor, file] : parse_index("f", text)) require(file.find('/') == file.npos);
+      for (const auto& [tensor, file] : checkpoint::parse_index("f", text)) require(file.find('/') == file.npos);
     } else if (what == Fed::header) {
       const auto bytes = static_cast<int64_t>(text.size()) + 1000;
-      const TensorHeader header = parse_header("f", text, static_cast<int64_t>(text.size()) + 8, bytes);
-      for (const StoredTensor& tensor : header.tensors)
+      const checkpoint::TensorHeader header =
+          checkpoint::parse_header("f", text, static_cast<int64_t>(text.size()) + 8, bytes);
+      for (const checkpoint::StoredTensor& tensor : header.tensors)
         require(tensor.begin >= 0 && tensor.begin <= tensor.end && header.data + tensor.end <= bytes);
     } else {
       std::string whole = text;
       if (what == Fed::manifest_with_its_hash)  // the body is parsed only if its hash is correct
-        whole = "{\"xxh3\":\"" + hex(hash_of(text.data(), static_cast<int64_t>(text.size()))) +
+        whole = "{\"xxh3\":\"" + hex(checkpoint::hash_of(text.data(), static_cast<int64_t>(text.size()))) +
                 "\",\n\"manifest\":" + text + "}\n";
-      const Manifest manifest = parse_manifest("f", whole);
-      for (const SavedTensor& tensor : manifest.tensors) {
+      const checkpoint::Manifest manifest = checkpoint::parse_manifest("f", whole);
+      for (const checkpoint::SavedTensor& tensor : manifest.tensors) {
         require(tensor.file < manifest.files.size());
-        const SavedFile& file = manifest.files[tensor.file];
+        const checkpoint::SavedFile& file = manifest.files[tensor.file];
         require(file.name.find('/') == file.name.npos && tensor.at >= file.data && tensor.bytes() >= 0 &&
                 tensor.at + tensor.bytes() <= file.bytes);
         int64_t chunks = 0;
-        for (const Chunk& chunk : tensor.chunks) chunks += chunk.bytes;
+        for (const checkpoint::Chunk& chunk : tensor.chunks) chunks += chunk.bytes;
         require(chunks == tensor.bytes());
       }
     }

@@ -34,9 +34,10 @@ std::string changed(std::string text, std::mt19937& random) {
 
 TEST(CheckpointParsersTest, AcceptValidAndRejectChangedText) {
   const Scratch scratch;
-  save(scratch.path("c"), image_of(Model(3), 1, 0, 1), single_rank_comm(), kSmall);
-  const std::string folder = find_checkpoint(scratch.path("c"));
-  const std::string manifest = read_file(folder + "/" + kManifest), index = read_file(folder + "/" + kIndex);
+  save(scratch.path("c"), image_of(Model(3), 1, 0, 1), checkpoint::single_rank_comm(), kSmall);
+  const std::string folder = checkpoint::find_checkpoint(scratch.path("c"));
+  const std::string manifest = read_file(folder + "/" + checkpoint::kManifest),
+                    index = read_file(folder + "/" + checkpoint::kIndex);
   const std::string body = manifest.substr(manifest.find("\"manifest\":") + 11);
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,100],"data_offsets":[0,800]},)"

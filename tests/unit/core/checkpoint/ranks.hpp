@@ -45,13 +45,13 @@ struct Model {
     }
     add("buffer", "count", "I64", {3});
   }
-  std::vector<TensorInfo> tensors;
+  std::vector<checkpoint::TensorInfo> tensors;
   std::vector<std::string> bytes;
 };
 
 /// The slabs of rank r of n: every tensor is cut into uneven runs, which are assigned to the ranks in turn.
-inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how) {
-  std::vector<Slab> slabs;
+inline std::vector<checkpoint::Slab> slabs_of(const Model& model, int r, int n, unsigned how) {
+  std::vector<checkpoint::Slab> slabs;
   int turn = static_cast<int>(how);
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
     const auto bytes = static_cast<int64_t>(model.bytes[i].size());
@@ -62,14 +62,14 @@ inline std::vector<Slab> slabs_of(const Model& model, int r, int n, unsigned how
   return slabs;
 }
 
-inline CheckpointContents image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
-  return {step, "job", to_text(CheckpointMetadata()), true, model.tensors, slabs_of(model, r, n, how)};
+inline checkpoint::CheckpointContents image_of(const Model& model, int64_t step, int r, int n, unsigned how = 0) {
+  return {step, "job", to_text(checkpoint::CheckpointMetadata()), true, model.tensors, slabs_of(model, r, n, how)};
 }
 
-constexpr SaveOptions kSmall{0, 50000, 4096};
+constexpr checkpoint::SaveOptions kSmall{0, 50000, 4096};
 
 /// Forks n ranks, runs `work` in each, and returns their waitpid() statuses.
-inline std::vector<int> on_ranks(int n, const std::function<void(const CheckpointComm&)>& work) {
+inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoint::CheckpointComm&)>& work) {
   std::vector<std::array<int, 2>> wires(static_cast<std::size_t>(n));
   for (auto& wire : wires) ::socketpair(AF_UNIX, SOCK_STREAM, 0, wire.data());
   const auto send = [](int fd, const std::string& word) {
@@ -100,7 +100,7 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const Checkpoin
       if (r == 0 || other != r) ::close(wires[static_cast<std::size_t>(other)][r == 0 ? 1 : 0]);
       if (r != 0 && other == r) ::close(wires[static_cast<std::size_t>(other)][0]);
     }
-    CheckpointComm peers;
+    checkpoint::CheckpointComm peers;
     peers.rank = r;
     peers.world = n;
     peers.gather = [&](const std::string& mine) {
@@ -142,12 +142,12 @@ inline bool good(const std::vector<int>& ends) {
 
 /// Checks all bytes of every tensor, read in the parts that n ranks would load.
 inline void expect_holds(const std::string& folder, const Model& model, int n = 1, unsigned how = 0) {
-  const Checkpoint checkpoint(folder);
+  const checkpoint::Checkpoint checkpoint(folder);
   ASSERT_EQ(checkpoint.manifest().tensors.size(), model.tensors.size());
   for (int r = 0; r < n; ++r)
-    for (const Slab& slab : slabs_of(model, r, n, how)) {
-      const TensorInfo& tensor = model.tensors[slab.tensor];
-      const SavedTensor* saved = checkpoint.find(tensor.role, tensor.name);
+    for (const checkpoint::Slab& slab : slabs_of(model, r, n, how)) {
+      const checkpoint::TensorInfo& tensor = model.tensors[slab.tensor];
+      const checkpoint::SavedTensor* saved = checkpoint.find(tensor.role, tensor.name);
       ASSERT_NE(saved, nullptr) << tensor.name;
       ASSERT_EQ(saved->shape, tensor.shape);
       std::string there(static_cast<std::size_t>(slab.bytes), '\0');

@@ -21,7 +21,7 @@ std::string file() {
 }
 
 std::string error_of(const std::string& pickle) {
-  return said_by([&] { tensors_of_pickle("a.pt", pickle); });
+  return said_by([&] { checkpoint::tensors_of_pickle("a.pt", pickle); });
 }
 
 const std::string kRemedy = "; save it with torch.save(model.state_dict(), file), or convert it to safetensors";
@@ -40,7 +40,7 @@ std::string one_tensor(const std::string& offset, const std::string& shape, cons
 }
 
 TEST(StateDictPickleTest, ListsTheTensorsOfAFileOfPyTorch) {
-  const std::vector<PickledTensor> tensors = tensors_of_pickle("a.pt", file());
+  const std::vector<checkpoint::PickledTensor> tensors = checkpoint::tensors_of_pickle("a.pt", file());
   ASSERT_EQ(tensors.size(), 7u);
   EXPECT_EQ(tensors[0].name, "0.weight");
   EXPECT_EQ(tensors[0].dtype, "F32");
@@ -55,8 +55,8 @@ TEST(StateDictPickleTest, ListsTheTensorsOfAFileOfPyTorch) {
 }
 
 TEST(StateDictPickleTest, AcceptsViewsInsideTheirStorage) {
-  const std::vector<PickledTensor> tensors =
-      tensors_of_pickle("a.pt", one_tensor("K\x03", "K\x03K\x02\x86", "K\x01K\x04\x86"));
+  const std::vector<checkpoint::PickledTensor> tensors =
+      checkpoint::tensors_of_pickle("a.pt", one_tensor("K\x03", "K\x03K\x02\x86", "K\x01K\x04\x86"));
   ASSERT_EQ(tensors.size(), 1u);
   EXPECT_EQ(tensors[0].offset, 3);
   EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{1, 4}));
@@ -104,7 +104,7 @@ TEST(StateDictPickleTest, EveryChangedByteIsAnErrorOrAValidList) {
   const std::string intact = file();
   const auto check = [](const std::string& pickle) {
     try {
-      for (const PickledTensor& one : tensors_of_pickle("a.pt", pickle)) {
+      for (const checkpoint::PickledTensor& one : checkpoint::tensors_of_pickle("a.pt", pickle)) {
         EXPECT_EQ(one.shape.size(), one.strides.size());
         EXPECT_LE(one.offset, one.storage_count);
       }

@@ -29,13 +29,13 @@ TEST(ReadSafetensorsTest, ReturnsFloatingPointTensorsInFileOrder) {
                   94));
   const std::string second =
       scratch.write("b.safetensors", safetensors(R"({"scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4));
-  const TensorFile one = read_safetensors({first});
+  const cli::TensorFile one = cli::read_safetensors({first});
   ASSERT_EQ(one.parameters.size(), 2u);
   EXPECT_EQ(one.parameters[0].name, "z");
   EXPECT_EQ(one.parameters[0].count, 6);
   EXPECT_EQ(one.parameters[1].name, "a");
   EXPECT_EQ(one.dtype, ZR_BF16);
-  const TensorFile both = read_safetensors({first, second});
+  const cli::TensorFile both = cli::read_safetensors({first, second});
   EXPECT_EQ(both.parameters.size(), 3u);
   EXPECT_EQ(both.dtype, ZR_NONE) << "the tensors have different dtypes";
 }
@@ -43,7 +43,7 @@ TEST(ReadSafetensorsTest, ReturnsFloatingPointTensorsInFileOrder) {
 TEST(ReadSafetensorsTest, RejectsAFileThatIsNotSafetensors) {
   const zr::test::Scratch scratch;
   const auto refused = [&](const std::string& bytes) {
-    const std::string file = scratch.write("x", bytes), said = said_by([&] { read_safetensors({file}); });
+    const std::string file = scratch.write("x", bytes), said = said_by([&] { cli::read_safetensors({file}); });
     return said.rfind(file + ": ", 0) == 0 ? said.substr(file.size() + 2) : "without the file's name: " + said;
   };
   const std::string is_none = "is not a safetensors file: ";
@@ -75,7 +75,7 @@ TEST(ReadSafetensorsTest, RejectsAFileThatIsNotSafetensors) {
             is_none + "the data_offsets of 'w' are not two valid offsets" + remedy);
   EXPECT_EQ(refused(safetensors(R"({"w\n":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8)),
             is_none + "'w\\n' begins at byte 4, but the tensors before it end at byte 0" + remedy);
-  EXPECT_EQ(said_by([] { read_safetensors({"/nowhere/x"}); }),
+  EXPECT_EQ(said_by([] { cli::read_safetensors({"/nowhere/x"}); }),
             "/nowhere/x: cannot be read: No such file or directory; name a safetensors file");
 }
 
@@ -84,7 +84,7 @@ TEST(ReadSafetensorsTest, RejectsATensorThatTwoFilesContain) {
   const std::string bytes = safetensors(R"({"w":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4);
   const std::string a = scratch.write("a", bytes), b = scratch.write("b", bytes);
   EXPECT_EQ(said_by([&] {
-              read_safetensors({a, b});
+              cli::read_safetensors({a, b});
             }),
             b + ": tensor 'w' is also in " + a + "; give the files of one model, each only once");
 }
@@ -93,9 +93,10 @@ TEST(ReadSafetensorsTest, RejectsAPathThatIsNotARegularFile) {
   const zr::test::Scratch scratch;
   ASSERT_EQ(::mkfifo(scratch.path("fifo").c_str(), 0600), 0);
   const std::string remedy = ", not a regular file; replace it with the file itself";
-  EXPECT_EQ(said_by([&] { read_safetensors({scratch.path("fifo")}); }), scratch.path("fifo") + ": is a FIFO" + remedy);
-  EXPECT_EQ(said_by([&] { read_safetensors({scratch.path("")}); }), scratch.path("") + ": is a folder" + remedy);
-  EXPECT_EQ(said_by([&] { read_safetensors({"/dev/zero"}); }), "/dev/zero: is a device" + remedy);
+  EXPECT_EQ(said_by([&] { cli::read_safetensors({scratch.path("fifo")}); }),
+            scratch.path("fifo") + ": is a FIFO" + remedy);
+  EXPECT_EQ(said_by([&] { cli::read_safetensors({scratch.path("")}); }), scratch.path("") + ": is a folder" + remedy);
+  EXPECT_EQ(said_by([&] { cli::read_safetensors({"/dev/zero"}); }), "/dev/zero: is a device" + remedy);
 }
 
 }  // namespace

@@ -15,12 +15,13 @@ std::ostream& operator<<(std::ostream& out, const Batch& b) {
   return out << b.global << " = " << b.micro << " x " << b.accumulation << " " << b.origins;
 }
 Batch batch(const std::string& toml, int world) {
-  const JobConfig config = sample::check("[train]\n" + toml, {}, world);
+  const config::JobConfig config = sample::check("[train]\n" + toml, {}, world);
   std::string origins;
   for (const char* key : {"train.global_batch", "train.micro_batch", "train.gradient_accumulation"})
-    origins += KeyReader(config).origin(key).text().substr(0, 3) + " ";
-  return {KeyReader(config).integer("train.global_batch"), KeyReader(config).integer("train.micro_batch"),
-          KeyReader(config).integer("train.gradient_accumulation"), origins};
+    origins += config::KeyReader(config).origin(key).text().substr(0, 3) + " ";
+  return {config::KeyReader(config).integer("train.global_batch"),
+          config::KeyReader(config).integer("train.micro_batch"),
+          config::KeyReader(config).integer("train.gradient_accumulation"), origins};
 }
 }  // namespace
 

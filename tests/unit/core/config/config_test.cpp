@@ -9,123 +9,128 @@ namespace zr::host {
 using sample::check;
 
 TEST(JobConfigTest, GivesEveryKeyItsDefault) {
-  const JobConfig config = check("");
-  EXPECT_EQ(KeyReader(config).integer("job.ranks"), 1);
-  EXPECT_EQ(KeyReader(config).number("optimizer.lr"), 1e-3);
-  EXPECT_EQ(KeyReader(config).text("train.dtype"), "fp32");
-  EXPECT_EQ(KeyReader(config).integer("strategy.flat.bucket_bytes"), 16 << 20);
-  EXPECT_EQ(KeyReader(config).number("communicator.timeout"), 300);
-  EXPECT_EQ(KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0.9, 0.999}));
-  EXPECT_TRUE(KeyReader(config).boolean("optimizer.adam.fused"));
-  EXPECT_EQ(KeyReader(config).origin("job.ranks").text(), "default");
-  EXPECT_FALSE(KeyReader(config).given("job.ranks"));
+  const config::JobConfig config = check("");
+  EXPECT_EQ(config::KeyReader(config).integer("job.ranks"), 1);
+  EXPECT_EQ(config::KeyReader(config).number("optimizer.lr"), 1e-3);
+  EXPECT_EQ(config::KeyReader(config).text("train.dtype"), "fp32");
+  EXPECT_EQ(config::KeyReader(config).integer("strategy.flat.bucket_bytes"), 16 << 20);
+  EXPECT_EQ(config::KeyReader(config).number("communicator.timeout"), 300);
+  EXPECT_EQ(config::KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0.9, 0.999}));
+  EXPECT_TRUE(config::KeyReader(config).boolean("optimizer.adam.fused"));
+  EXPECT_EQ(config::KeyReader(config).origin("job.ranks").text(), "default");
+  EXPECT_FALSE(config::KeyReader(config).given("job.ranks"));
 }
 
 TEST(JobConfigTest, ReadsUnitsInValues) {
-  const JobConfig config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
-  EXPECT_EQ(KeyReader(config).number("communicator.timeout"), 5400);
-  EXPECT_EQ(KeyReader(config).integer("strategy.flat.bucket_bytes"), 65536);
-  EXPECT_EQ(KeyReader(config).entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
-  EXPECT_EQ(KeyReader(check("", {"strategy.flat.bucket_bytes=8192"})).integer("strategy.flat.bucket_bytes"), 8192);
+  const config::JobConfig config = check("[communicator]\ntimeout = \"1.5h\"", {"strategy.flat.bucket_bytes=64KiB"});
+  EXPECT_EQ(config::KeyReader(config).number("communicator.timeout"), 5400);
+  EXPECT_EQ(config::KeyReader(config).integer("strategy.flat.bucket_bytes"), 65536);
+  EXPECT_EQ(config::KeyReader(config).entry("strategy.flat.bucket_bytes").written, "\"64KiB\"");
+  EXPECT_EQ(config::KeyReader(check("", {"strategy.flat.bucket_bytes=8192"})).integer("strategy.flat.bucket_bytes"),
+            8192);
 }
 
 TEST(JobConfigTest, AcceptsAnIntegerAsANumberAndRecordsItsPosition) {
-  const JobConfig config = check("[train]\ngradient_clipping = 1\n  steps = 7");
-  EXPECT_EQ(KeyReader(config).number("train.gradient_clipping"), 1.0);
-  EXPECT_EQ(KeyReader(config).number("train.steps"), 7.0);
-  EXPECT_EQ(KeyReader(config).origin("train.gradient_clipping").text(), "job.toml:7:21");
-  EXPECT_EQ(KeyReader(config).origin("train.steps").text(), "job.toml:8:11");
-  EXPECT_TRUE(KeyReader(config).given("train.steps"));
+  const config::JobConfig config = check("[train]\ngradient_clipping = 1\n  steps = 7");
+  EXPECT_EQ(config::KeyReader(config).number("train.gradient_clipping"), 1.0);
+  EXPECT_EQ(config::KeyReader(config).number("train.steps"), 7.0);
+  EXPECT_EQ(config::KeyReader(config).origin("train.gradient_clipping").text(), "job.toml:7:21");
+  EXPECT_EQ(config::KeyReader(config).origin("train.steps").text(), "job.toml:8:11");
+  EXPECT_TRUE(config::KeyReader(config).given("train.steps"));
 }
 
 TEST(JobConfigTest, CommandLineOverridesTheFile) {
-  const JobConfig config =
+  const config::JobConfig config =
       check("[train]\nsteps = 7", {"train.steps=20", "job.name=2024", "train.gradient_clipping=1e-1", "model.kind=mlp",
                                    "optimizer.adam.betas=[0, 0.5]", "optimizer.adam.fused=false"});
-  EXPECT_EQ(KeyReader(config).integer("train.steps"), 20);
-  EXPECT_EQ(KeyReader(config).text("job.name"), "2024");
-  EXPECT_EQ(KeyReader(config).number("train.gradient_clipping"), 0.1);
-  EXPECT_EQ(KeyReader(config).text("model.kind"), "mlp");
-  EXPECT_EQ(KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
-  EXPECT_FALSE(KeyReader(config).boolean("optimizer.adam.fused"));
-  EXPECT_EQ(KeyReader(config).origin("train.steps").text(), "command line");
-  EXPECT_TRUE(KeyReader(config).given("train.steps"));
+  EXPECT_EQ(config::KeyReader(config).integer("train.steps"), 20);
+  EXPECT_EQ(config::KeyReader(config).text("job.name"), "2024");
+  EXPECT_EQ(config::KeyReader(config).number("train.gradient_clipping"), 0.1);
+  EXPECT_EQ(config::KeyReader(config).text("model.kind"), "mlp");
+  EXPECT_EQ(config::KeyReader(config).numbers("optimizer.adam.betas"), (std::vector<double>{0, 0.5}));
+  EXPECT_FALSE(config::KeyReader(config).boolean("optimizer.adam.fused"));
+  EXPECT_EQ(config::KeyReader(config).origin("train.steps").text(), "command line");
+  EXPECT_TRUE(config::KeyReader(config).given("train.steps"));
 }
 
 TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
-  EXPECT_EQ(KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
+  EXPECT_EQ(config::KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
 }
 
 TEST(JobConfigTest, ReadsAnOverrideAsAString) {
   // A value that contains a second assignment is one string, not two keys.
-  EXPECT_EQ(KeyReader(check("", {"data.text=a = 1\ntrain.steps = 9"})).text("data.text"), "a = 1\ntrain.steps = 9");
-  EXPECT_EQ(KeyReader(check("", {"data.text=\"quoted\""})).text("data.text"), "quoted");
-  EXPECT_EQ(KeyReader(check("", {"data.text=true"})).text("data.text"), "true");
-  EXPECT_EQ(KeyReader(check("", {"data.text="})).text("data.text"), "");
+  EXPECT_EQ(config::KeyReader(check("", {"data.text=a = 1\ntrain.steps = 9"})).text("data.text"),
+            "a = 1\ntrain.steps = 9");
+  EXPECT_EQ(config::KeyReader(check("", {"data.text=\"quoted\""})).text("data.text"), "quoted");
+  EXPECT_EQ(config::KeyReader(check("", {"data.text=true"})).text("data.text"), "true");
+  EXPECT_EQ(config::KeyReader(check("", {"data.text="})).text("data.text"), "");
 }
 
 TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
   // The file's table for the plug-in that is no longer chosen is ignored.
   const std::string toml = "[strategy]\nuse = \"flat\"\n[strategy.flat]\nbucket_bytes = \"1MiB\"\n";
-  const Document document = Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
+  const config::Document document = config::Document::parse(toml, "job.toml", {"strategy=cut", "data.text=a"});
   EXPECT_EQ(document.chosen("strategy"), "cut");
-  const JobConfig config = document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
-  EXPECT_EQ(KeyReader(config).text("strategy"), "cut");
-  EXPECT_FALSE(KeyReader(config).has("strategy.flat.bucket_bytes"));
+  const config::JobConfig config =
+      document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
+  EXPECT_EQ(config::KeyReader(config).text("strategy"), "cut");
+  EXPECT_FALSE(config::KeyReader(config).has("strategy.flat.bucket_bytes"));
 }
 
 TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {
-  Origin origin;
-  const Document text = Document::parse("strategy = \"flat\"", "job.toml", {});
+  config::Origin origin;
+  const config::Document text = config::Document::parse("strategy = \"flat\"", "job.toml", {});
   EXPECT_EQ(text.chosen("strategy", &origin), "flat");
   EXPECT_EQ(origin.text(), "job.toml:1:12");
-  EXPECT_EQ(Document::parse("[strategy]\nuse = \"flat\"", "job.toml", {}).chosen("strategy", &origin), "flat");
+  EXPECT_EQ(config::Document::parse("[strategy]\nuse = \"flat\"", "job.toml", {}).chosen("strategy", &origin), "flat");
   EXPECT_EQ(origin.text(), "job.toml:2:7");
-  EXPECT_EQ(Document::parse("strategy = {use = \"flat\"}", "job.toml", {}).chosen("strategy"), "flat");
-  EXPECT_EQ(Document::parse("strategy = \"flat\"", "job.toml", {"strategy.flat.bucket_bytes=1MiB"}).chosen("strategy"),
+  EXPECT_EQ(config::Document::parse("strategy = {use = \"flat\"}", "job.toml", {}).chosen("strategy"), "flat");
+  EXPECT_EQ(config::Document::parse("strategy = \"flat\"", "job.toml", {"strategy.flat.bucket_bytes=1MiB"})
+                .chosen("strategy"),
             "flat");
-  EXPECT_EQ(Document::parse("", "job.toml", {"strategy=flat"}).chosen("strategy", &origin), "flat");
+  EXPECT_EQ(config::Document::parse("", "job.toml", {"strategy=flat"}).chosen("strategy", &origin), "flat");
   EXPECT_EQ(origin.text(), "command line");
-  EXPECT_EQ(Document::parse("", "job.toml", {}).chosen("strategy", &origin), "zero0");
+  EXPECT_EQ(config::Document::parse("", "job.toml", {}).chosen("strategy", &origin), "zero0");
   EXPECT_EQ(origin.text(), "default");
-  EXPECT_EQ(Document::parse("[strategy.flat]", "job.toml", {}).chosen("strategy"), "zero0");
+  EXPECT_EQ(config::Document::parse("[strategy.flat]", "job.toml", {}).chosen("strategy"), "zero0");
 }
 
 TEST(JobConfigTest, NamesTheRunAfterTheFile) {
-  EXPECT_EQ(KeyReader(check("")).text("job.name"), "job");
-  EXPECT_EQ(KeyReader(check("[job]\nname = \"mine\"")).text("job.name"), "mine");
+  EXPECT_EQ(config::KeyReader(check("")).text("job.name"), "job");
+  EXPECT_EQ(config::KeyReader(check("[job]\nname = \"mine\"")).text("job.name"), "mine");
 }
 
 TEST(JobConfigTest, UsesTheLaunchersNumberOfRanks) {
-  const JobConfig config = check("[job]\nranks = 2", {}, 3);
-  EXPECT_EQ(KeyReader(config).integer("job.ranks"), 3);
-  EXPECT_EQ(KeyReader(config).origin("job.ranks").text(), "launcher");
-  EXPECT_EQ(KeyReader(config).integer("train.global_batch"), 3);
-  EXPECT_EQ(KeyReader(check("[job]\nranks = 2")).integer("train.global_batch"), 2);
-  EXPECT_EQ(KeyReader(check("[job]\nranks = 2", {}, 2)).origin("job.ranks").text(), "job.toml:7:9");
+  const config::JobConfig config = check("[job]\nranks = 2", {}, 3);
+  EXPECT_EQ(config::KeyReader(config).integer("job.ranks"), 3);
+  EXPECT_EQ(config::KeyReader(config).origin("job.ranks").text(), "launcher");
+  EXPECT_EQ(config::KeyReader(config).integer("train.global_batch"), 3);
+  EXPECT_EQ(config::KeyReader(check("[job]\nranks = 2")).integer("train.global_batch"), 2);
+  EXPECT_EQ(config::KeyReader(check("[job]\nranks = 2", {}, 2)).origin("job.ranks").text(), "job.toml:7:9");
 }
 
 TEST(JobConfigTest, ReadsOnlyTheChosenSchedule) {
-  const JobConfig config =
+  const config::JobConfig config =
       check("[schedule]\nuse = \"cosine\"\n[schedule.cosine]\nwarmup = 3\n[schedule.linear]\nwarmup = 5");
-  EXPECT_EQ(KeyReader(config).integer("schedule.cosine.warmup"), 3);
-  EXPECT_FALSE(KeyReader(config).has("schedule.linear.warmup"));
+  EXPECT_EQ(config::KeyReader(config).integer("schedule.cosine.warmup"), 3);
+  EXPECT_FALSE(config::KeyReader(config).has("schedule.linear.warmup"));
 }
 
 TEST(JobConfigTest, DerivesADefaultFromAnotherKey) {
-  const JobConfig config = check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
-  EXPECT_EQ(KeyReader(config).number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
-  EXPECT_EQ(KeyReader(config).integer("schedule.WarmupDecayLR.total_num_steps"), 50);
-  EXPECT_EQ(KeyReader(config).origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
+  const config::JobConfig config =
+      check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
+  EXPECT_EQ(config::KeyReader(config).number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
+  EXPECT_EQ(config::KeyReader(config).integer("schedule.WarmupDecayLR.total_num_steps"), 50);
+  EXPECT_EQ(config::KeyReader(config).origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
 }
 
 TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
-  const JobConfig config = check(
+  const config::JobConfig config = check(
       "[[optimizer.groups]]\nmatch = [\"*.bias\", \"norm*\"]\nweight_decay = 0\nlr_scale = 2\n"
       "[[optimizer.groups]]\nmatch = \"head\"",
       {"optimizer.adam.fused=false"});
   ASSERT_EQ(config.groups().size(), 2u);
-  const GroupConfig& first = config.groups()[0];
+  const config::GroupConfig& first = config.groups()[0];
   EXPECT_EQ(first.match, (std::vector<std::string>{"*.bias", "norm*"}));
   EXPECT_EQ(first.lr_scale, 2);
   ASSERT_EQ(first.own.size(), 1u);
@@ -139,13 +144,14 @@ TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
 }
 
 TEST(JobConfigTest, RoundTripsThroughToml) {
-  const JobConfig first = check(
+  const config::JobConfig first = check(
       "[job]\nranks = 2\n[train]\nmicro_batch = 4\ngradient_clipping = 0.3\n[communicator]\ntimeout = \"90s\"\n"
       "[schedule]\nuse = \"WarmupLR\"\n"
       "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
       {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
   const std::string toml = first.to_toml();
-  const JobConfig second = Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
+  const config::JobConfig second =
+      config::Document::parse(toml, "again.toml", {}).check(sample::keys(), 0, sample::others());
   EXPECT_EQ(second.to_toml(), toml);
   ASSERT_EQ(second.entries().size(), first.entries().size());
   for (std::size_t i = 0; i < first.entries().size(); ++i) {
@@ -164,25 +170,25 @@ TEST(JobConfigTest, WritesDerivedValuesAsComments) {
 }
 
 TEST(JobConfigTest, WritesNumbersThatReadBackTheSame) {
-  EXPECT_EQ(toml_text(1.0), "1.0");
-  EXPECT_EQ(toml_text(0.1), "0.1");
-  EXPECT_EQ(toml_text(1e-8), "1e-08");
-  EXPECT_EQ(toml_text(int64_t{-3}), "-3");
-  EXPECT_EQ(toml_text(true), "true");
-  EXPECT_EQ(toml_text(std::string("a\"\n\x01")), "\"a\\\"\\n\\u0001\"");
-  EXPECT_EQ(toml_text(std::vector<double>{1, 0.5}), "[1.0, 0.5]");
+  EXPECT_EQ(config::toml_text(1.0), "1.0");
+  EXPECT_EQ(config::toml_text(0.1), "0.1");
+  EXPECT_EQ(config::toml_text(1e-8), "1e-08");
+  EXPECT_EQ(config::toml_text(int64_t{-3}), "-3");
+  EXPECT_EQ(config::toml_text(true), "true");
+  EXPECT_EQ(config::toml_text(std::string("a\"\n\x01")), "\"a\\\"\\n\\u0001\"");
+  EXPECT_EQ(config::toml_text(std::vector<double>{1, 0.5}), "[1.0, 0.5]");
 }
 
 TEST(JobConfigTest, RejectsReadingAnUndeclaredKey) {
-  const JobConfig config = check("");
-  EXPECT_THROW(KeyReader(config).integer("train.stpes"), Error);
-  EXPECT_THROW(KeyReader(config).text("train.steps"), Error);
+  const config::JobConfig config = check("");
+  EXPECT_THROW(config::KeyReader(config).integer("train.stpes"), Error);
+  EXPECT_THROW(config::KeyReader(config).text("train.steps"), Error);
 }
 
 TEST(JobConfigTest, RejectsKeysDeclaredTwice) {
-  const std::vector<ConfigKey> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
+  const std::vector<config::ConfigKey> twice{{"train", "steps", ZR_KEY_INT, "1", "of the program"}};
   try {
-    Document::parse("", "job.toml", {}).check(twice, 1);
+    config::Document::parse("", "job.toml", {}).check(twice, 1);
     FAIL();
   } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "the key 'train.steps' is declared twice");

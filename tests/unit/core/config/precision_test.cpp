@@ -10,13 +10,13 @@ namespace {
 
 using namespace zr::host;
 
-Precision of(const std::vector<std::string>& overrides) {
-  return Document::parse("", "job.toml", overrides).check({}, 1).precision();
+config::Precision of(const std::vector<std::string>& overrides) {
+  return config::Document::parse("", "job.toml", overrides).check({}, 1).precision();
 }
 
 TEST(PrecisionTest, CommunicatesGradientsInTheWeightTypeAndReducesInFp32) {
   for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
-    const Precision types = of({"train.dtype=" + std::string(name_of(dtype))});
+    const config::Precision types = of({"train.dtype=" + std::string(name_of(dtype))});
     EXPECT_EQ(types.weights, dtype);
     EXPECT_EQ(types.gradients, dtype);
     EXPECT_EQ(types.reduced_gradients, ZR_F32);
@@ -24,7 +24,7 @@ TEST(PrecisionTest, CommunicatesGradientsInTheWeightTypeAndReducesInFp32) {
 }
 
 TEST(PrecisionTest, CommunicatesInReduceDtype) {
-  const Precision types = of({"gradients.reduce_dtype=bf16"});
+  const config::Precision types = of({"gradients.reduce_dtype=bf16"});
   EXPECT_EQ(types.weights, ZR_F32);
   EXPECT_EQ(types.gradients, ZR_BF16);
   EXPECT_EQ(types.reduced_gradients, ZR_F32);
@@ -32,7 +32,7 @@ TEST(PrecisionTest, CommunicatesInReduceDtype) {
 
 TEST(PrecisionTest, Reduces16BitGradientsInTheirType) {
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
-    const Precision types = of({"gradients.dtype=bf16", std::string("train.dtype=") + dtype});
+    const config::Precision types = of({"gradients.dtype=bf16", std::string("train.dtype=") + dtype});
     EXPECT_EQ(types.gradients, ZR_BF16) << dtype;
     EXPECT_EQ(types.reduced_gradients, ZR_BF16) << dtype;
   }

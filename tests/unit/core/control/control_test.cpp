@@ -15,8 +15,9 @@ using testing::HasSubstr;
 namespace {
 using Set = std::map<std::string, std::string>;
 
-std::optional<RankInfo> rank_info(const Set& set) {
-  return find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; }, 77);
+std::optional<control::RankInfo> rank_info(const Set& set) {
+  return control::find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; },
+                                 77);
 }
 
 TEST(ControlEnvironmentTest, FindsNoRankInfoWithoutLauncher) {
@@ -83,30 +84,30 @@ TEST(ControlEnvironmentTest, UserStoreAndTokenOverrideLauncher) {
 }
 
 TEST(ControlEnvironmentTest, FirstHostExpandsNodeLists) {
-  EXPECT_EQ(first_host("alone"), "alone");
-  EXPECT_EQ(first_host("a,b"), "a");
-  EXPECT_EQ(first_host("n[01-04,07],x3"), "n01");
-  EXPECT_EQ(first_host("n[3,5-6]"), "n3");
-  EXPECT_EQ(first_host("rack[2-3]-gpu,x"), "rack2-gpu");
+  EXPECT_EQ(control::first_host("alone"), "alone");
+  EXPECT_EQ(control::first_host("a,b"), "a");
+  EXPECT_EQ(control::first_host("n[01-04,07],x3"), "n01");
+  EXPECT_EQ(control::first_host("n[3,5-6]"), "n3");
+  EXPECT_EQ(control::first_host("rack[2-3]-gpu,x"), "rack2-gpu");
 }
 
 TEST(FailureReportTest, ShowsHostsOnlyIfTheyDiffer) {
-  const Activity waits{71, 5, "all_reduce 'gradient bucket 3' (fp32, 4194304)", true, 12};
+  const control::Activity waits{71, 5, "all_reduce 'gradient bucket 3' (fp32, 4194304)", true, 12};
   const std::string doing = activity_text(waits, 340);
   EXPECT_EQ(doing, "waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12");
-  const ExitStatus killed{0, 9, ""};
+  const control::ExitStatus killed{0, 9, ""};
   EXPECT_EQ(
-      failure_report_text("rank 10 (pid 4243) " + exit_status_text(killed),
-                          {{0, 4242, "a", doing}, {10, 43, "a", exit_status_text(killed)}}),
+      control::failure_report_text("rank 10 (pid 4243) " + exit_status_text(killed),
+                                   {{0, 4242, "a", doing}, {10, 43, "a", exit_status_text(killed)}}),
       "rank 10 (pid 4243) was killed by signal 9 (SIGKILL)\n"
       "  rank 0   pid 4242  waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12\n"
       "  rank 10  pid 43    was killed by signal 9 (SIGKILL)");
-  EXPECT_EQ(failure_report_text("x", {{0, 1, "node1", "computing"}, {1, 0, "n2", "has not joined the job"}}),
+  EXPECT_EQ(control::failure_report_text("x", {{0, 1, "node1", "computing"}, {1, 0, "n2", "has not joined the job"}}),
             "x\n  rank 0  pid 1  node1  computing\n  rank 1  pid -  n2     has not joined the job");
 }
 
 TEST(FailureReportTest, CountsOmittedRanks) {
-  EXPECT_THAT(failure_report_text("x", std::vector<ReportLine>(100)), HasSubstr("\n  and 36 more ranks"));
+  EXPECT_THAT(failure_report_text("x", std::vector<control::ReportLine>(100)), HasSubstr("\n  and 36 more ranks"));
 }
 
 // Two ranks of another machine that have joined.
@@ -117,7 +118,7 @@ class MembersTest : public testing::Test {
   }
   void heartbeat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
                  bool left = false) {
-    protocol::Heartbeat heartbeat;
+    control::protocol::Heartbeat heartbeat;
     heartbeat.activity = {sequence, 1, "all_reduce 'x'", waiting, 3};
     heartbeat.leaves = leaves;
     heartbeat.left_sequence = left_sequence;
@@ -125,8 +126,8 @@ class MembersTest : public testing::Test {
     heartbeat.left = left;
     members.on_heartbeat(rank, heartbeat, now);
   }
-  Members::Time now = std::chrono::steady_clock::now();
-  Members members{2, false, "here"};
+  control::Members::Time now = std::chrono::steady_clock::now();
+  control::Members members{2, false, "here"};
 };
 
 TEST_F(MembersTest, LastCollectiveMayFinishAfterOneRankLeft) {
@@ -148,7 +149,7 @@ TEST_F(MembersTest, RankBetweenTwoEnginesIsNotReported) {
 }
 
 TEST_F(MembersTest, DifferentCollectivesBreakJobEvenIfOneRankIsAhead) {
-  protocol::Heartbeat ahead, behind;
+  control::protocol::Heartbeat ahead, behind;
   for (uint64_t i = 1; i <= 40; ++i) ahead.recent.push_back({i, i == 17 ? 99 : i, "call " + std::to_string(i)});
   members.on_heartbeat(0, ahead, now);
   for (uint64_t i = 1; i <= 17; ++i) behind.recent.push_back({i, i, "other call " + std::to_string(i)});
@@ -159,7 +160,7 @@ TEST_F(MembersTest, DifferentCollectivesBreakJobEvenIfOneRankIsAhead) {
 }
 
 TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
-  protocol::Heartbeat one, other;
+  control::protocol::Heartbeat one, other;
   one.recent = {{1, 0, "send"}, {2, 7, "call"}};
   other.recent = {{1, 5, "call"}};
   members.on_heartbeat(0, one, now);
@@ -188,10 +189,11 @@ TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
 
 TEST(ProtocolTest, RejectsTruncatedOrOverlongMessages) {
   const std::string hello =
-      protocol::encode(protocol::Hello{"job", "token", 1, 2, {5, "host", "machine"}}).substr(protocol::kHeaderBytes);
-  EXPECT_EQ(protocol::decode_hello(hello).peer.machine, "machine");
+      control::protocol::encode(control::protocol::Hello{"job", "token", 1, 2, {5, "host", "machine"}})
+          .substr(control::protocol::kHeaderBytes);
+  EXPECT_EQ(control::protocol::decode_hello(hello).peer.machine, "machine");
   for (std::size_t n = 0; n < hello.size(); ++n)
-    EXPECT_THROW(protocol::decode_hello(hello.substr(0, n)), protocol::Malformed);
-  EXPECT_THROW(protocol::decode_hello(hello + "x"), protocol::Malformed);
+    EXPECT_THROW(control::protocol::decode_hello(hello.substr(0, n)), control::protocol::Malformed);
+  EXPECT_THROW(control::protocol::decode_hello(hello + "x"), control::protocol::Malformed);
 }
 }  // namespace

@@ -14,20 +14,20 @@ constexpr zr_component kOwn{
 
 struct Job {
   explicit Job(const std::vector<std::string>& overrides = {}) {
-    ConfigKey bucket{"strategy.own", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "of a bucket"};
+    config::ConfigKey bucket{"strategy.own", "bucket_bytes", ZR_KEY_BYTES, "\"16MiB\"", "of a bucket"};
     bucket.min = 65536;
     std::vector<std::string> all{"strategy=own"};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    resolved.config = Document::parse("", "job.toml", all).check({bucket}, 0);
+    resolved.config = config::Document::parse("", "job.toml", all).check({bucket}, 0);
     resolved.strategy.table = &kOwn;
     resolved.strategies = {"less", "own", "least"};
   }
-  ResolvedJob resolved;
+  plugin::ResolvedJob resolved;
 };
 
 // The bytes for each combination of overrides, as text; other combinations are invalid.
-RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
-  return [bytes](const Suggestion& suggestion) -> std::optional<int64_t> {
+engine::RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
+  return [bytes](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
     std::string text;
     for (const std::string& one : suggestion.overrides) text += (text.empty() ? "" : " ") + one;
     const auto at = bytes.find(text);
@@ -35,9 +35,10 @@ RequiredBytes table(const std::map<std::string, int64_t>& bytes) {
     return at->second;
   };
 }
-std::vector<std::string> found(const Job& job, int ranks, const BudgetShortfall& over, const RequiredBytes& need) {
+std::vector<std::string> found(const Job& job, int ranks, const engine::BudgetShortfall& over,
+                               const engine::RequiredBytes& need) {
   std::vector<std::string> all;
-  for (const Suggestion& suggestion : fitting_suggestions(job.resolved, ranks, over, need)) {
+  for (const engine::Suggestion& suggestion : fitting_suggestions(job.resolved, ranks, over, need)) {
     std::string text;
     for (const std::string& one : suggestion.overrides) text += (text.empty() ? "" : " ") + one;
     all.push_back(text + ": " + std::to_string(suggestion.bytes));
@@ -47,11 +48,11 @@ std::vector<std::string> found(const Job& job, int ranks, const BudgetShortfall&
 using Texts = std::vector<std::string>;
 
 TEST(BudgetTest, SuggestsThreeEditsThatFitAndSaveMost) {
-  const RequiredBytes need = table({{"strategy=less", 80},
-                                    {"strategy=least", 40},
-                                    {"gradients.dtype=bf16", 90},
-                                    {"strategy.own.bucket_bytes=2MiB", 70},
-                                    {"job.ranks=4 train.gradient_accumulation=4", 120}});
+  const engine::RequiredBytes need = table({{"strategy=less", 80},
+                                            {"strategy=least", 40},
+                                            {"gradients.dtype=bf16", 90},
+                                            {"strategy.own.bucket_bytes=2MiB", 70},
+                                            {"job.ranks=4 train.gradient_accumulation=4", 120}});
   const Job job({"train.gradient_accumulation=8"});
   EXPECT_EQ(found(job, 2, {95, 130, 0}, need),
             (Texts{"strategy=least: 40", "strategy.own.bucket_bytes=2MiB: 70", "strategy=less: 80"}));
@@ -60,11 +61,11 @@ TEST(BudgetTest, SuggestsThreeEditsThatFitAndSaveMost) {
 }
 
 TEST(BudgetTest, CombinesTwoKeysOnlyWhenOneIsNotEnough) {
-  const RequiredBytes need = table({{"strategy=less", 80},
-                                    {"strategy=least", 60},
-                                    {"gradients.dtype=bf16", 90},
-                                    {"strategy=less gradients.dtype=bf16", 30},
-                                    {"strategy=least gradients.dtype=bf16", 20}});
+  const engine::RequiredBytes need = table({{"strategy=less", 80},
+                                            {"strategy=least", 60},
+                                            {"gradients.dtype=bf16", 90},
+                                            {"strategy=less gradients.dtype=bf16", 30},
+                                            {"strategy=least gradients.dtype=bf16", 20}});
   EXPECT_EQ(found(Job(), 2, {50, 130, 0}, need),
             (Texts{"strategy=least gradients.dtype=bf16: 20", "strategy=less gradients.dtype=bf16: 30"}));
   EXPECT_EQ(found(Job(), 2, {65, 130, 0}, need),
@@ -74,7 +75,7 @@ TEST(BudgetTest, CombinesTwoKeysOnlyWhenOneIsNotEnough) {
 
 TEST(BudgetTest, ReducesTheMicroBatchAtTheSameSamplesPerStep) {
   const Job job({"train.micro_batch=8", "train.gradient_accumulation=1"});
-  const RequiredBytes need = [](const Suggestion&) { return std::optional<int64_t>(100); };
+  const engine::RequiredBytes need = [](const engine::Suggestion&) { return std::optional<int64_t>(100); };
   const auto suggestions = found(job, 2, {150, 100, 160}, need);
   for (const std::string& suggestion : suggestions)
     EXPECT_NE(suggestion.find("micro_batch="), suggestion.npos) << suggestion;
@@ -83,7 +84,7 @@ TEST(BudgetTest, ReducesTheMicroBatchAtTheSameSamplesPerStep) {
 }
 
 TEST(BudgetTest, SuggestsMoreRanksOnlyWhenTheyShareTheSamples) {
-  const RequiredBytes need = [](const Suggestion& suggestion) -> std::optional<int64_t> {
+  const engine::RequiredBytes need = [](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
     if (suggestion.overrides[0].rfind("job.ranks", 0) != 0) return {};
     return 1000 / suggestion.ranks;
   };
@@ -96,7 +97,7 @@ TEST(BudgetTest, SuggestsMoreRanksOnlyWhenTheyShareTheSamples) {
 }
 
 TEST(BudgetTest, PrintsSuggestionsAsTomlLinesWithTheirSavings) {
-  const BudgetShortfall over{100 << 20, 120 << 20, 10 << 20};
+  const engine::BudgetShortfall over{100 << 20, 120 << 20, 10 << 20};
   EXPECT_EQ(text_of({{{"strategy=zero3"}, 2, 1, 40 << 20},
                      {{"job.ranks=4", "train.gradient_accumulation=2"}, 4, 1, 90 << 20}},
                     over),

@@ -29,15 +29,16 @@ class Trained {
     session.end_backward();
     ASSERT_TRUE(session.step());
   }
-  std::vector<float> read(uint32_t param, LogicalRole role = LogicalRole::value, const std::string& slot = "") {
+  std::vector<float> read(uint32_t param, engine::LogicalRole role = engine::LogicalRole::value,
+                          const std::string& slot = "") {
     std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
     session.tensors().read(param, role, slot, values.data());
     return values;
   }
-  Checkpointer& checkpoints() { return session.checkpointer(); }
+  engine::Checkpointer& checkpoints() { return session.checkpointer(); }
 
   FakeModel model;
-  Session session;
+  engine::Session session;
 };
 
 class CheckpointerTest : public ::testing::Test {
@@ -58,12 +59,13 @@ TEST_F(CheckpointerTest, LoadsWhatItSaved) {
   const std::string folder = first.checkpoints().save(root(), 0, false);
   EXPECT_EQ(std::filesystem::path(folder).parent_path(), root());
   Trained second(runs("2"));
-  const LoadReport report = second.checkpoints().load(root(), {});
+  const engine::LoadReport report = second.checkpoints().load(root(), {});
   EXPECT_EQ(report.folder, folder);
   EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
   for (const uint32_t param : {0u, 1u}) {
     EXPECT_EQ(second.read(param), first.read(param));
-    EXPECT_EQ(second.read(param, LogicalRole::state, "exp_avg"), first.read(param, LogicalRole::state, "exp_avg"));
+    EXPECT_EQ(second.read(param, engine::LogicalRole::state, "exp_avg"),
+              first.read(param, engine::LogicalRole::state, "exp_avg"));
   }
   EXPECT_EQ(second.model.statistics, (std::vector<float>{7, 8, 9}));
   EXPECT_EQ(second.session.progress().step(), 2);
@@ -83,7 +85,7 @@ TEST_F(CheckpointerTest, LoadsWeightsAloneWithoutStatesAndStep) {
   second.step(3);
   second.checkpoints().load(root(), {.weights_only = true});
   EXPECT_EQ(second.read(0), first.read(0));
-  EXPECT_EQ(second.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(second.read(0, engine::LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
   EXPECT_EQ(second.session.progress().param_steps(), (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(second.session.progress().step(), 1) << "its own";
 }
@@ -109,7 +111,7 @@ TEST_F(CheckpointerTest, RejectsAnotherModelAndLeavesAllAsItWas) {
   EXPECT_THAT(failure_of([&] { other.checkpoints().load(root(), {}); }),
               HasSubstr("does not fit the model; missing: weight 'c'; unexpected: weight 'b'"));
   EXPECT_EQ(other.read(0), FakeModel::initial(1500));
-  const LoadReport report = other.checkpoints().load(root(), {.strict = false});
+  const engine::LoadReport report = other.checkpoints().load(root(), {.strict = false});
   EXPECT_EQ(report.missing, (std::vector<std::string>{"weight 'c'"}));
   EXPECT_EQ(report.unexpected, (std::vector<std::string>{"weight 'b'"}));
   EXPECT_EQ(other.read(0), first.read(0));
@@ -185,10 +187,10 @@ TEST_F(CheckpointerTest, StartsStatesOfAnotherOptimizerFresh) {
   Trained second(runs("2"));
   second.step(3);
   second.step(3);
-  const LoadReport report = second.checkpoints().load(root(), {});
+  const engine::LoadReport report = second.checkpoints().load(root(), {});
   EXPECT_THAT(report.fresh, ::testing::Contains("state.exp_avg 'a'"));
   EXPECT_EQ(second.read(0), first.read(0));
-  EXPECT_EQ(second.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(second.read(0, engine::LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
   EXPECT_EQ(second.session.progress().param_steps(), (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(second.session.progress().step(), 1) << "the schedule continues";
 }

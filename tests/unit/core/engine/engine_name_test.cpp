@@ -10,7 +10,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using zr::host::EngineName;
+using zr::host::engine::EngineName;
 
 class EngineNameTest : public testing::Test {
  protected:

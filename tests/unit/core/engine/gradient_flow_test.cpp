@@ -30,10 +30,10 @@ struct Fixture {
     rig.context().report_event(ZR_STEP_END);
   }
   // The reduced gradient.
-  std::vector<float> sum(uint32_t param) { return full_tensor(state, rig.model, param, LogicalRole::gradient); }
+  std::vector<float> sum(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalRole::gradient); }
   OneRankJob rig;
-  ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
-  GradientFlow flow{rig.context(), state.pages()};
+  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::GradientFlow flow{rig.context(), state.pages()};
 };
 
 class GradientFlowOf : public ::testing::TestWithParam<const char*> {
@@ -136,9 +136,9 @@ TEST(GradientFlow, FindsTheFirstNonFiniteParameterOnceItWatches) {
 
 TEST(GradientFlow, ReceivesNoGradientsAfterItsEnd) {
   OneRankJob rig;
-  ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
   {
-    const GradientFlow flow(rig.context(), nullptr);
+    const engine::GradientFlow flow(rig.context(), nullptr);
     EXPECT_TRUE(rig.model.arrived);
   }
   EXPECT_FALSE(rig.model.arrived);

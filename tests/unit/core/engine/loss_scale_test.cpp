@@ -8,9 +8,9 @@
 
 namespace {
 
-using zr::host::Document;
-using zr::host::LossScale;
-using zr::host::LossScaleKeys;
+using zr::host::config::Document;
+using zr::host::engine::LossScale;
+using zr::host::engine::LossScaleKeys;
 
 // Updates a scale once per letter, '.' for an applied and 'x' for a skipped step; returns the scale after each step as
 // a power of two.

@@ -15,7 +15,7 @@ using namespace zr::host;
 using zr::Error;
 using zr::test::Scratch;
 
-DiskProfile disk(const std::string& mount, uint64_t device, int64_t block_bytes) {
+engine::DiskProfile disk(const std::string& mount, uint64_t device, int64_t block_bytes) {
   return {{mount, device}, block_bytes, 16, 2.5e9, 1.25e9, 1.5e9, "2026-01-31T12:00:00Z"};
 }
 // The text that fn() prints on standard error.
@@ -34,13 +34,13 @@ class MachineProfileTest : public testing::Test {
 };
 
 TEST_F(MachineProfileTest, RoundTripsThroughItsFile) {
-  MachineProfile profile(file);
+  engine::MachineProfile profile(file);
   profile.put(disk("/a \"b\"", 7, 4096));
   profile.put(disk("/", uint64_t{1} << 63, 1 << 20));
   profile.save();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(scratch.path("cache/zeroth")), {}), 1);
-  const MachineProfile again(file);
-  const DiskProfile* found = again.find({"/", uint64_t{1} << 63});
+  const engine::MachineProfile again(file);
+  const engine::DiskProfile* found = again.find({"/", uint64_t{1} << 63});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->block_bytes, 1 << 20);
   EXPECT_EQ(found->depth, 16);
@@ -52,7 +52,7 @@ TEST_F(MachineProfileTest, RoundTripsThroughItsFile) {
 }
 
 TEST_F(MachineProfileTest, IdentifiesAFileSystemByDeviceAndMountPoint) {
-  MachineProfile profile(file);
+  engine::MachineProfile profile(file);
   profile.put(disk("/scratch", 7, 4096));
   EXPECT_FALSE(profile.find({"/scratch", 8}));
   EXPECT_FALSE(profile.find({"/", 7}));
@@ -63,13 +63,13 @@ TEST_F(MachineProfileTest, IdentifiesAFileSystemByDeviceAndMountPoint) {
 
 TEST_F(MachineProfileTest, FindsTheFileSystemOfAMissingPath) {
   std::filesystem::create_directories(scratch.folder() / "a/b");
-  const FileSystem at = file_system_of(scratch.path("a/b"));
-  EXPECT_EQ(at, file_system_of(scratch.path("a/../a")));
-  EXPECT_EQ(at, file_system_of(at.mount));
+  const engine::FileSystem at = engine::file_system_of(scratch.path("a/b"));
+  EXPECT_EQ(at, engine::file_system_of(scratch.path("a/../a")));
+  EXPECT_EQ(at, engine::file_system_of(at.mount));
   EXPECT_EQ(scratch.folder().string().rfind(at.mount, 0), 0u);
-  EXPECT_NE(file_system_of("/proc"), at);
-  EXPECT_EQ(file_system_of("/proc/self/task").mount, "/proc");
-  EXPECT_THROW(file_system_of(scratch.path("nowhere")), Error);
+  EXPECT_NE(engine::file_system_of("/proc"), at);
+  EXPECT_EQ(engine::file_system_of("/proc/self/task").mount, "/proc");
+  EXPECT_THROW(engine::file_system_of(scratch.path("nowhere")), Error);
 }
 
 TEST_F(MachineProfileTest, IgnoresABrokenFileAndWarnsOnce) {
@@ -79,16 +79,16 @@ TEST_F(MachineProfileTest, IgnoresABrokenFileAndWarnsOnce) {
         "{\"format\": 1, \"disks\": [{\"mount\": \"/\", \"device\": 7, \"block_bytes\": 0, \"depth\": 8, \"read\": 1, "
         "\"write\": 1, \"mixed\": 1, \"date\": \"\"}]}"}) {
     const std::string broken = scratch.write("broken" + std::to_string(n++) + ".json", text);
-    const std::string first = said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})) << text; });
+    const std::string first = said([&] { EXPECT_FALSE(engine::MachineProfile(broken).find({"/", 7})) << text; });
     EXPECT_EQ(first.rfind("zeroth: warning: " + broken + ": not a valid machine profile (", 0), 0u) << first;
-    EXPECT_EQ(said([&] { EXPECT_FALSE(MachineProfile(broken).find({"/", 7})); }), "");
+    EXPECT_EQ(said([&] { EXPECT_FALSE(engine::MachineProfile(broken).find({"/", 7})); }), "");
   }
   const std::string broken = scratch.path("broken0.json");  // a new measurement replaces the broken file
-  MachineProfile profile(broken);
+  engine::MachineProfile profile(broken);
   profile.put(disk("/", 7, 4096));
   profile.save();
-  EXPECT_TRUE(MachineProfile(broken).find({"/", 7}));
-  EXPECT_EQ(said([&] { MachineProfile(scratch.path("none.json")); }), "");
+  EXPECT_TRUE(engine::MachineProfile(broken).find({"/", 7}));
+  EXPECT_EQ(said([&] { engine::MachineProfile(scratch.path("none.json")); }), "");
 }
 
 TEST_F(MachineProfileTest, FindsItsPathInTheEnvironment) {
@@ -96,7 +96,7 @@ TEST_F(MachineProfileTest, FindsItsPathInTheEnvironment) {
     for (const auto& [name, value] :
          {std::pair{"ZR_MACHINE_PROFILE", named}, {"XDG_CACHE_HOME", cache}, {"HOME", home}})
       value ? ::setenv(name, value, 1) : ::unsetenv(name);
-    return MachineProfile::default_file();
+    return engine::MachineProfile::default_file();
   };
   const char* home = std::getenv("HOME");
   const std::string before = home ? home : "/";
@@ -104,7 +104,7 @@ TEST_F(MachineProfileTest, FindsItsPathInTheEnvironment) {
   EXPECT_EQ(where("", "/c", "/h"), "/c/zeroth/machine.json");
   EXPECT_EQ(where(nullptr, "c", "/h"), "/h/.cache/zeroth/machine.json");
   EXPECT_EQ(where(nullptr, nullptr, nullptr), "");
-  EXPECT_THROW(MachineProfile().save(), Error);
+  EXPECT_THROW(engine::MachineProfile().save(), Error);
   ::setenv("HOME", before.c_str(), 1);
 }
 
@@ -112,8 +112,8 @@ TEST_F(MachineProfileTest, IsAvailableToPlugins) {
   ::setenv("ZR_MACHINE_PROFILE", file.c_str(), 1);
   Ledger ledger;
   ThreadPool pool(1);
-  PluginHost host(ledger, pool);
-  offer_machine_profile(host);
+  plugin::PluginHost host(ledger, pool);
+  engine::offer_machine_profile(host);
   const auto* service = static_cast<const zr_machine_service*>(host.abi()->service(host.abi(), "zr.host.machine/1"));
   ASSERT_TRUE(service);
   uint64_t block_bytes = 1;
@@ -123,9 +123,9 @@ TEST_F(MachineProfileTest, IsAvailableToPlugins) {
   EXPECT_EQ(service->disk(host.abi(), scratch.path("nowhere").c_str(), &block_bytes, &depth), ZR_UNSUPPORTED);
   EXPECT_EQ(block_bytes, 1u);
   EXPECT_EQ(depth, 2u);
-  MachineProfile profile;
-  DiskProfile one = disk("", 0, 1 << 18);
-  one.at = file_system_of(path);
+  engine::MachineProfile profile;
+  engine::DiskProfile one = disk("", 0, 1 << 18);
+  one.at = engine::file_system_of(path);
   profile.put(one);
   profile.save();
   EXPECT_EQ(service->disk(host.abi(), path.c_str(), &block_bytes, &depth), ZR_OK);

@@ -12,29 +12,29 @@ namespace {
 
 class MeasuredActivationsTest : public testing::Test {
  protected:
-  JobConfig config(const std::vector<std::string>& more = {}) const {
+  config::JobConfig config(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all{"job.name=a", "job.runs=" + scratch_.path("runs")};
     all.insert(all.end(), more.begin(), more.end());
-    return Document::parse("", "job.toml", all).check({}, 1);
+    return config::Document::parse("", "job.toml", all).check({}, 1);
   }
   // Writes the summary of a run with this memory section.
-  PlanContext after(const std::string& memory) const {
-    RunRecorder recorder(config(), "", 2, 0);
+  plan::PlanContext after(const std::string& memory) const {
+    engine::RunRecorder recorder(config(), "", 2, 0);
     recorder.accept();
     recorder.finish(Ledger(), {});
     scratch_.write("runs/a/summary.json", "{\"memory\": " + memory + "}");
-    return measured_activations(config(), "");
+    return engine::measured_activations(config(), "");
   }
   const test::Scratch scratch_;
 };
 
 TEST_F(MeasuredActivationsTest, ReadsDeviceAndOffloadedActivations) {
-  const PlanContext all = after(R"({"device": {"activations": {"planned": null, "peak": 70}},
+  const plan::PlanContext all = after(R"({"device": {"activations": {"planned": null, "peak": 70}},
                                 "host": {"activations": {"peak": 5}}, "disk": {"activations": {"peak": 8}}})");
   EXPECT_EQ(all.activations, 70);
   EXPECT_EQ(all.offloaded_activations, 13);
   EXPECT_EQ(all.measured_by, scratch_.path("runs/a"));
-  EXPECT_FALSE(measured_activations(config({"train.micro_batch=2"}), "").activations) << "other micro-batch";
+  EXPECT_FALSE(engine::measured_activations(config({"train.micro_batch=2"}), "").activations) << "other micro-batch";
   EXPECT_EQ(after(R"({"device": {"activations": {"peak": 70}}, "host": {}})").offloaded_activations, 0);
 }
 
@@ -45,7 +45,7 @@ TEST_F(MeasuredActivationsTest, IgnoresActivationsThatAreNotNumbers) {
       for (const std::string one : {"device", "host", "disk"})
         memory += (one == "device" ? "\"" : ", \"") + one +
                   "\": {\"activations\": {\"peak\": " + (one == tier ? peak : std::string("70")) + "}}";
-      const PlanContext none = after(memory + "}");
+      const plan::PlanContext none = after(memory + "}");
       EXPECT_FALSE(none.activations) << tier << " " << peak;
       EXPECT_EQ(none.offloaded_activations, 0) << tier << " " << peak;
       EXPECT_EQ(none.measured_by, "") << tier << " " << peak;

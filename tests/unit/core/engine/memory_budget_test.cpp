@@ -20,8 +20,8 @@ struct Fixture {
   void add(int64_t bytes) { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", bytes); }
   void add_host(int64_t bytes) { rig.job.ledger.add(Tier::host, MemoryKind::other, "test", bytes); }
   OneRankJob rig;
-  TrainingProgress progress{rig.job.config(), 2};
-  MemoryBudget budget{rig.context(), nullptr, progress};
+  engine::TrainingProgress progress{rig.job.config(), 2};
+  engine::MemoryBudget budget{rig.context(), nullptr, progress};
 };
 
 TEST(MemoryBudget, RejectsAPlanThatIsOverIt) {
@@ -77,8 +77,8 @@ TEST(MemoryBudget, WatchesNothingWithoutABudgetAndAfterItsEnd) {
   EXPECT_EQ(none.rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");
   OneRankJob rig({"memory.device_budget=64MiB"});
-  const TrainingProgress progress(rig.job.config(), 2);
-  { const MemoryBudget budget(rig.context(), nullptr, progress); }
+  const engine::TrainingProgress progress(rig.job.config(), 2);
+  { const engine::MemoryBudget budget(rig.context(), nullptr, progress); }
   EXPECT_EQ(rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", 100 * kMiB); }), "");
 }

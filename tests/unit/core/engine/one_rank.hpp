@@ -24,7 +24,7 @@
 
 namespace zr::testing {
 
-class OneRankControl final : public host::Control {
+class OneRankControl final : public host::control::Control {
  public:
   int rank() const override { return 0; }
   int world() const override { return 1; }
@@ -38,7 +38,7 @@ class OneRankControl final : public host::Control {
     return found->second;
   }
   void drop(const std::string& key) override { words_.erase(key); }
-  void set_activity(const host::Activity&) override {}
+  void set_activity(const host::control::Activity&) override {}
   bool broken() const override { return false; }
   std::string report(const std::string& mine) override { return mine; }
   void on_broken(const void*, std::function<void()>) override {}
@@ -52,11 +52,11 @@ class OneRankControl final : public host::Control {
 };
 
 /// Parameters with the values 1, 2, 3, ... of each times 0.5, and a float buffer. Gradients are what the test says.
-class FakeModel final : public host::Model {
+class FakeModel final : public host::model::Model {
  public:
   explicit FakeModel(std::vector<std::pair<std::string, int64_t>> parameters) {
     for (auto& [name, count] : parameters) {
-      host::Parameter parameter;
+      host::plan::Parameter parameter;
       parameter.name = name;
       parameter.shape = {count};
       parameter.count = count;
@@ -72,8 +72,8 @@ class FakeModel final : public host::Model {
     return values;
   }
 
-  const std::vector<host::Parameter>& parameters() const override { return parameters_; }
-  std::vector<host::ModelBuffer> buffers() override {
+  const std::vector<host::plan::Parameter>& parameters() const override { return parameters_; }
+  std::vector<host::model::ModelBuffer> buffers() override {
     return {{"statistics", statistics.data(), std::ssize(statistics) * 4, "F32", {std::ssize(statistics)}}};
   }
   void read(uint32_t param, float* out) override {
@@ -130,22 +130,22 @@ class FakeModel final : public host::Model {
   std::function<void(int64_t)> over_limit;
 
  private:
-  std::vector<host::Parameter> parameters_;
+  std::vector<host::plan::Parameter> parameters_;
 };
 
 /// The set-up of a one-rank job with adamw, whose runs are below `folder`; overrides as on the command line.
-inline host::Setup one_rank_setup(const std::string& folder, const std::vector<std::string>& overrides,
-                                  const std::shared_ptr<host::Control>& control) {
+inline host::engine::Setup one_rank_setup(const std::string& folder, const std::vector<std::string>& overrides,
+                                          const std::shared_ptr<host::control::Control>& control) {
   const auto resolved = [=](const std::vector<std::string>& more, int world) {
     std::vector<std::string> all{"strategy=zero1", "optimizer=adamw", "train.micro_batch=1", "train.steps=3",
                                  "job.threads=1",  "job.name=unit",   "job.runs=" + folder};
     all.insert(all.end(), overrides.begin(), overrides.end());
     all.insert(all.end(), more.begin(), more.end());
-    const host::Registry registry({ZR_BUILD_DIR "/plugins"});
-    return host::resolve_job(host::Document::parse("", "job.toml", all), registry, {}, world);
+    const host::plugin::Registry registry({ZR_BUILD_DIR "/plugins"});
+    return host::plugin::resolve_job(host::config::Document::parse("", "job.toml", all), registry, {}, world);
   };
-  host::Setup setup;
-  static_cast<host::ResolvedJob&>(setup) = resolved({}, 1);
+  host::engine::Setup setup;
+  static_cast<host::plugin::ResolvedJob&>(setup) = resolved({}, 1);
   setup.control = control;
   setup.revalidate = resolved;
   return setup;
@@ -157,13 +157,13 @@ class OneRankJob {
   /// `strategy`: in place of the component that the configuration names, whose keys it has.
   explicit OneRankJob(const std::vector<std::string>& overrides = {}, const zr_component* strategy = nullptr)
       : job(setup(scratch_.folder().string(), overrides, strategy), model, nullptr) {}
-  const host::StepContext& context() const { return job.context; }
+  const host::engine::StepContext& context() const { return job.context; }
   std::string folder() const { return scratch_.folder().string(); }
 
  private:
-  static host::Setup setup(const std::string& folder, const std::vector<std::string>& overrides,
-                           const zr_component* strategy) {
-    host::Setup setup = one_rank_setup(folder, overrides, std::make_shared<OneRankControl>());
+  static host::engine::Setup setup(const std::string& folder, const std::vector<std::string>& overrides,
+                                   const zr_component* strategy) {
+    host::engine::Setup setup = one_rank_setup(folder, overrides, std::make_shared<OneRankControl>());
     if (strategy) setup.strategy.table = strategy;
     return setup;
   }
@@ -171,12 +171,12 @@ class OneRankJob {
 
  public:
   FakeModel model{{{"a", 1500}, {"b", 40}}};
-  host::PlannedJob job;
+  host::engine::PlannedJob job;
 };
 
 /// A full logical tensor of a parameter, as fp32.
-inline std::vector<float> full_tensor(host::ShardedState& state, const FakeModel& model, uint32_t param,
-                                      host::LogicalRole role, const std::string& slot = "") {
+inline std::vector<float> full_tensor(host::engine::ShardedState& state, const FakeModel& model, uint32_t param,
+                                      host::engine::LogicalRole role, const std::string& slot = "") {
   const int64_t count = model.parameters()[param].count;
   std::vector<float> values(static_cast<std::size_t>(count));
   state.read(param, role, slot, 0, count, values.data());

@@ -17,7 +17,7 @@ std::string without_colours(const std::string& text) {
   return std::regex_replace(text, std::regex("\033\\[[0-9]*m"), "");
 }
 
-StepProgress offloaded_step() {
+engine::StepProgress offloaded_step() {
   return {120,
           1200,
           2.34567,
@@ -35,7 +35,7 @@ TEST(ProgressDisplayTest, LineHasEveryField) {
   EXPECT_EQ(progress_line(offloaded_step()),
             "step 120/1200  loss 2.3457  lr 1.00e-03  5606 tokens/s  left 2m 03s  memory device 1.00 MiB, host 2.00 "
             "MiB, disk 3.00 GiB  waits: compute 49 %, link 1 %, disk_write 30 %, optimizer 20 %  written 4.00 GiB");
-  StepProgress skipped = offloaded_step();
+  engine::StepProgress skipped = offloaded_step();
   skipped.skipped = true;
   skipped.loss_scale = 256;
   skipped.loss = std::numeric_limits<double>::quiet_NaN();
@@ -58,9 +58,9 @@ TEST(ProgressDisplayTest, NarrowTerminalShowsTheLargestWaits) {
 }
 
 TEST(ProgressDisplayTest, NoWidthWraps) {
-  StepProgress skipped = offloaded_step();
+  engine::StepProgress skipped = offloaded_step();
   skipped.skipped = true;
-  for (const StepProgress& now : {offloaded_step(), skipped, StepProgress{}})
+  for (const engine::StepProgress& now : {offloaded_step(), skipped, engine::StepProgress{}})
     for (int columns = 0; columns <= 300; ++columns) {
       const std::string plain = progress_on_terminal(now, columns, false);
       EXPECT_LE(static_cast<int>(plain.size()), std::max(columns - 1, 0)) << plain;
@@ -69,7 +69,7 @@ TEST(ProgressDisplayTest, NoWidthWraps) {
 }
 
 TEST(ProgressDisplayTest, ColoursTheBarAndTheSkippedStep) {
-  StepProgress now = offloaded_step();
+  engine::StepProgress now = offloaded_step();
   now.skipped = true;
   const std::string text = progress_on_terminal(now, 120, true);
   EXPECT_EQ(text.rfind("\033[32m[#.", 0), 0u) << text;
@@ -85,7 +85,7 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
   ::setenv("NO_COLOR", "1", 1);
   testing::internal::CaptureStdout();
   {
-    ProgressDisplay display(true);
+    engine::ProgressDisplay display(true);
     display.show(offloaded_step());
     size.ws_col = 30;
     ASSERT_EQ(::ioctl(master, TIOCSWINSZ, &size), 0);

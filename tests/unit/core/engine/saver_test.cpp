@@ -25,7 +25,7 @@ constexpr int kRanks = 2;
 
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
 
-pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::shared_ptr<Control>&)>& work) {
+pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::shared_ptr<control::Control>&)>& work) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   set("ZR_RANK", std::to_string(rank));
@@ -37,7 +37,7 @@ pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::sh
   set("ZR_TOKEN", "saver");
   int code = 0;
   try {
-    const auto control = Control::join();
+    const auto control = control::Control::join();
     work(control);
     control->leave(1, false);
   } catch (const std::exception& error) {
@@ -49,15 +49,15 @@ pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::sh
 
 TEST(SaverTest, LeavesNothingInTheStore) {
   boost::asio::io_context io;
-  Store::Options options;
+  control::Store::Options options;
   options.world = kRanks;
   options.job = options.token = "saver";
-  Store store(io, options, boost::asio::ip::address_v4::loopback(), {0});
-  const auto agree_often = [](const std::shared_ptr<Control>& control) {
+  control::Store store(io, options, boost::asio::ip::address_v4::loopback(), {0});
+  const auto agree_often = [](const std::shared_ptr<control::Control>& control) {
     Ledger ledger;
-    Saver saver(control, ledger);
+    engine::Saver saver(control, ledger);
     for (int round = 0; round < 1000; ++round) run_on_all_ranks(saver.peers(), [] {});
-    const CheckpointComm peers = saver.peers();
+    const checkpoint::CheckpointComm peers = saver.peers();
     const std::string long_word(2 << 20, 'x');
     const auto all = peers.gather(long_word);
     if (control->rank() == 0 && all.at(1) != long_word) fail_internal("the gathered text is wrong");

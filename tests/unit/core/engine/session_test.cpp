@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 struct Fixture {
   explicit Fixture(const std::vector<std::string>& overrides = {}) {
-    session = std::make_unique<Session>(one_rank_setup(scratch.folder().string(), overrides, control), model);
+    session = std::make_unique<engine::Session>(one_rank_setup(scratch.folder().string(), overrides, control), model);
   }
   void backward(float gradient, double weight = 1) {
     session->begin_backward(0.5, weight);
@@ -29,7 +29,7 @@ struct Fixture {
     backward(gradient);
     return session->step();
   }
-  std::vector<float> read(uint32_t param, LogicalRole role = LogicalRole::value) {
+  std::vector<float> read(uint32_t param, engine::LogicalRole role = engine::LogicalRole::value) {
     std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
     session->tensors().read(param, role, "", values.data());
     return values;
@@ -37,7 +37,7 @@ struct Fixture {
   const test::Scratch scratch;
   const std::shared_ptr<OneRankControl> control = std::make_shared<OneRankControl>();
   FakeModel model{{{"a", 1500}, {"b", 40}}};
-  std::unique_ptr<Session> session;
+  std::unique_ptr<engine::Session> session;
 };
 
 TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
@@ -46,7 +46,7 @@ TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
   EXPECT_TRUE(f.step(3));
   EXPECT_NE(f.read(1), FakeModel::initial(40));
-  EXPECT_EQ(f.read(1, LogicalRole::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
+  EXPECT_EQ(f.read(1, engine::LogicalRole::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
   EXPECT_EQ(f.session->progress().loss(), 0.5);
   EXPECT_NEAR(f.session->progress().grad_norm(), 2 * std::sqrt(1540.0), 1e-9);
 }
@@ -56,7 +56,7 @@ TEST(Session, ClipsTheGradientToItsNorm) {
   f.step(3);
   const double norm = 3 * std::sqrt(1540.0);
   EXPECT_NEAR(f.session->progress().grad_norm(), norm, 1e-9);
-  EXPECT_FLOAT_EQ(f.read(1, LogicalRole::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
+  EXPECT_FLOAT_EQ(f.read(1, engine::LogicalRole::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
 }
 
 TEST(Session, SkipsAStepWhoseGradientsAreNotFinite) {
@@ -116,7 +116,7 @@ TEST(Session, SetsAndHashesWeightsByName) {
   EXPECT_EQ(before.size(), 16u);
   const std::vector<float> values(40, 3);
   const uint32_t param = f.session->tensors().find("b");
-  f.session->tensors().write(param, LogicalRole::value, "", values.data());
+  f.session->tensors().write(param, engine::LogicalRole::value, "", values.data());
   EXPECT_EQ(f.read(param), values);
   EXPECT_NE(f.session->tensors().weights_hash(), before);
   EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));
@@ -136,7 +136,7 @@ TEST(Session, FailedStartReleasesTheModelAndTheRunFolder) {
   Fixture f({"job.name=other"});
   FakeModel model({{"a", 1500}, {"b", 40}});
   const auto start = [&](const std::vector<std::string>& overrides) {
-    const Session session(one_rank_setup(f.scratch.folder().string(), overrides, f.control), model);
+    const engine::Session session(one_rank_setup(f.scratch.folder().string(), overrides, f.control), model);
   };
   EXPECT_NE(failure_of([&] { start({"checkpoint.init=" + f.scratch.path("nothing")}); }), "");
   EXPECT_EQ(model.released, 1);

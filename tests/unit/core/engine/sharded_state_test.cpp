@@ -19,7 +19,7 @@ class Fixture {
   explicit Fixture(std::vector<std::string> overrides = {}, bool disk = false)
       : rig(with_disk(std::move(overrides), disk, disk_)),
         state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr) {}
-  std::vector<float> read(uint32_t param, LogicalRole role, const std::string& slot = "") {
+  std::vector<float> read(uint32_t param, engine::LogicalRole role, const std::string& slot = "") {
     return full_tensor(state, rig.model, param, role, slot);
   }
 
@@ -35,7 +35,7 @@ class Fixture {
 
  public:
   OneRankJob rig;
-  ShardedState state;
+  engine::ShardedState state;
 };
 
 std::vector<float> ramp(std::size_t count, float from) {
@@ -48,35 +48,35 @@ class ShardedStateOn : public ::testing::TestWithParam<bool> {};
 
 TEST(ShardedState, HasTheModelsValuesAndBindsTheModelToThem) {
   Fixture f;
-  EXPECT_EQ(f.read(0, LogicalRole::value), FakeModel::initial(1500));
-  EXPECT_EQ(f.read(1, LogicalRole::value), FakeModel::initial(40));
+  EXPECT_EQ(f.read(0, engine::LogicalRole::value), FakeModel::initial(1500));
+  EXPECT_EQ(f.read(1, engine::LogicalRole::value), FakeModel::initial(40));
   ASSERT_NE(f.rig.model.values(1), nullptr);
   f.rig.model.values(1)[3] = 77;
-  EXPECT_EQ(f.read(1, LogicalRole::value)[3], 77) << "the model's memory is the state's";
+  EXPECT_EQ(f.read(1, engine::LogicalRole::value)[3], 77) << "the model's memory is the state's";
 }
 
 TEST(ShardedState, ReadsAnyRangeOfATensor) {
   Fixture f;
   float out[5];
-  f.state.read(0, LogicalRole::value, "", 1022, 5, out);
+  f.state.read(0, engine::LogicalRole::value, "", 1022, 5, out);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], static_cast<float>(1022 + i + 1) * 0.5f);
 }
 
 TEST_P(ShardedStateOn, WritesAndReadsOptimizerStates) {
   Fixture f({}, GetParam());
-  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
   const std::vector<float> values = ramp(1500, 3);
   f.state.write_state(0, "exp_avg", values.data());
-  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), values);
-  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg_sq"), std::vector<float>(1500, 0));
-  EXPECT_EQ(f.read(1, LogicalRole::state, "exp_avg"), std::vector<float>(40, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalRole::state, "exp_avg"), values);
+  EXPECT_EQ(f.read(0, engine::LogicalRole::state, "exp_avg_sq"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(1, engine::LogicalRole::state, "exp_avg"), std::vector<float>(40, 0));
   f.state.clear_states(0);
-  EXPECT_EQ(f.read(0, LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalRole::state, "exp_avg"), std::vector<float>(1500, 0));
 }
 
 TEST(ShardedState, NamesTheStatesThatTheOptimizerHas) {
   Fixture f;
-  EXPECT_EQ(failure_of([&] { f.read(0, LogicalRole::state, "momentum"); }),
+  EXPECT_EQ(failure_of([&] { f.read(0, engine::LogicalRole::state, "momentum"); }),
             "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq");
 }
 
@@ -84,9 +84,9 @@ TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two numbers of bf16
   f.state.store(1, values.data());
-  EXPECT_EQ(f.read(1, LogicalRole::value), values) << "the fp32 master";
+  EXPECT_EQ(f.read(1, engine::LogicalRole::value), values) << "the fp32 master";
   std::vector<float> weights(40);
-  upcast(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
+  update::upcast(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
 }
 
@@ -101,11 +101,11 @@ TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
   };
   EXPECT_FALSE(adopt_all()) << "every weight is what its master rounds to";
   const float two = 2;
-  downcast(&two, 1, ZR_BF16, static_cast<uint16_t*>(f.rig.model.memory[1]) + 5);
+  update::downcast(&two, 1, ZR_BF16, static_cast<uint16_t*>(f.rig.model.memory[1]) + 5);
   EXPECT_TRUE(adopt_all());
   std::vector<float> expected = values;
   expected[5] = 2;
-  EXPECT_EQ(f.read(1, LogicalRole::value), expected);
+  EXPECT_EQ(f.read(1, engine::LogicalRole::value), expected);
 }
 
 TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
@@ -118,12 +118,12 @@ TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
   EXPECT_TRUE(f.state.has_stored());
   EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
   EXPECT_FALSE(f.state.has_stored());
-  EXPECT_EQ(f.read(1, LogicalRole::value), values);
+  EXPECT_EQ(f.read(1, engine::LogicalRole::value), values);
 }
 
 TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {
   Fixture f;
-  const UpdateSlice& slice = f.state.slices()[f.state.slices_of(1).front()];
+  const update::UpdateSlice& slice = f.state.slices()[f.state.slices_of(1).front()];
   const uint64_t before = f.state.hash_of_weights(slice);
   f.rig.model.values(1)[0] += 1;
   EXPECT_NE(f.state.hash_of_weights(slice), before);
@@ -136,7 +136,7 @@ TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
   const std::vector<float> values = ramp(1500, 0);
   f.state.write_state(0, "exp_avg_sq", values.data());
   std::vector<float> seen(1500, -1);
-  f.state.each_memory(0, "state.exp_avg_sq", 100, 1300, OptimizerStates::Access::read,
+  f.state.each_memory(0, "state.exp_avg_sq", 100, 1300, offload::OptimizerStates::Access::read,
                       [&](const void* memory, int64_t first, int64_t count) {
                         std::memcpy(seen.data() + first, memory, static_cast<std::size_t>(count) * 4);
                       });
@@ -149,8 +149,8 @@ TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
 TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {
   Fixture f;
   std::vector<std::pair<uint32_t, int64_t>> seen;
-  f.state.update({1, 1}, [&](const std::vector<UpdateSlice>& slices, bool staged) {
-    for (const UpdateSlice& slice : slices) {
+  f.state.update({1, 1}, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
+    for (const update::UpdateSlice& slice : slices) {
       EXPECT_FALSE(staged);
       EXPECT_EQ(slice.slots.size(), 2u);
       seen.emplace_back(slice.param, slice.count);
@@ -163,7 +163,7 @@ TEST(ShardedState, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
   OneRankJob rig({"train.dtype=bf16"});
   const int64_t before = rig.job.ledger.held(Tier::device);
   {
-    const ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+    const engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
     EXPECT_GT(rig.job.ledger.held(Tier::device), before);
     EXPECT_EQ(rig.model.released, 0);
   }

@@ -13,21 +13,21 @@ namespace zr::host {
 namespace {
 
 TEST(StopSignalTest, IsRecordedUntilTheLastEngineOfTheProcessEnds) {
-  const auto control = Control::join();  // this process alone
-  const auto said = [&] { return control->get(saves_on_signal_key(0), std::chrono::seconds(1)); };
+  const auto control = control::Control::join();  // this process alone
+  const auto said = [&] { return control->get(control::saves_on_signal_key(0), std::chrono::seconds(1)); };
   const auto handled = [](int signal) {
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     return action.sa_handler != SIG_DFL;
   };
-  auto first = std::make_unique<StopSignal>(control), second = std::make_unique<StopSignal>(control);
+  auto first = std::make_unique<engine::StopSignal>(control), second = std::make_unique<engine::StopSignal>(control);
   EXPECT_EQ(said(), "yes");
   first.reset();
   EXPECT_EQ(said(), "yes");
   ASSERT_TRUE(handled(SIGTERM) && handled(SIGINT));
   ::raise(SIGTERM);
-  EXPECT_EQ(StopSignal::received(), SIGTERM);
-  first = std::make_unique<StopSignal>(control);
+  EXPECT_EQ(engine::StopSignal::received(), SIGTERM);
+  first = std::make_unique<engine::StopSignal>(control);
   second.reset();
   EXPECT_EQ(said(), "yes");
   ASSERT_TRUE(handled(SIGTERM) && handled(SIGINT));

@@ -8,9 +8,9 @@
 namespace zr::host {
 namespace {
 
-TrainingProgress two_micro_steps() { return {LossScaleKeys{}, 2, 3, 5}; }
+engine::TrainingProgress two_micro_steps() { return {engine::LossScaleKeys{}, 2, 3, 5}; }
 
-void make_step(TrainingProgress& progress, const std::vector<char>& touched) {
+void make_step(engine::TrainingProgress& progress, const std::vector<char>& touched) {
   for (int micro = 0; micro < progress.accumulation(); ++micro) {
     progress.begin_micro(0.5, 1);
     progress.end_micro();
@@ -22,7 +22,7 @@ void make_step(TrainingProgress& progress, const std::vector<char>& touched) {
 }
 
 TEST(TrainingProgress, BeginsBeforeTheFirstStep) {
-  const TrainingProgress progress = two_micro_steps();
+  const engine::TrainingProgress progress = two_micro_steps();
   EXPECT_EQ(progress.step(), 0);
   EXPECT_EQ(progress.updates(), 0);
   EXPECT_EQ(progress.param_steps(), (std::vector<int64_t>{0, 0, 0}));
@@ -32,7 +32,7 @@ TEST(TrainingProgress, BeginsBeforeTheFirstStep) {
 }
 
 TEST(TrainingProgress, ReachesTheBoundaryAfterAllMicroSteps) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 2);
   EXPECT_TRUE(progress.in_backward());
   EXPECT_TRUE(progress.within_step());
@@ -48,7 +48,7 @@ TEST(TrainingProgress, ReachesTheBoundaryAfterAllMicroSteps) {
 }
 
 TEST(TrainingProgress, CancelledMicroStepIsAsIfItHadNotBegun) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 1);
   progress.cancel_micro();
   EXPECT_FALSE(progress.within_step());
@@ -57,7 +57,7 @@ TEST(TrainingProgress, CancelledMicroStepIsAsIfItHadNotBegun) {
 }
 
 TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   make_step(progress, {1, 0, 1});
   make_step(progress, {1, 0, 0});
   EXPECT_EQ(progress.step(), 2);
@@ -71,7 +71,7 @@ TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
 }
 
 TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.add_tokens(7);
   progress.made(1, 2, false);
   EXPECT_EQ(progress.tokens(), 7);
@@ -85,18 +85,18 @@ TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
 }
 
 TEST(TrainingProgress, IsDoneAfterTheLastStepOrASignal) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.restore(4, 4, 32, true);
   EXPECT_FALSE(progress.done());
   make_step(progress, {1, 1, 1});
   EXPECT_TRUE(progress.done());
-  TrainingProgress other = two_micro_steps();
+  engine::TrainingProgress other = two_micro_steps();
   other.stop();
   EXPECT_TRUE(other.done());
 }
 
 TEST(TrainingProgress, RestoredRunBeginsBehindTheCheckpoint) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.restore(3, 2, 24, false);
   EXPECT_EQ(progress.step(), 3);
   EXPECT_EQ(progress.updates(), 2);
@@ -107,9 +107,9 @@ TEST(TrainingProgress, RestoredRunBeginsBehindTheCheckpoint) {
 }
 
 TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
-  TrainingProgress before = two_micro_steps();
+  engine::TrainingProgress before = two_micro_steps();
   make_step(before, {1, 1, 1});
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.restore(1, 1, 8, true);
   progress.continue_run(before.run());
   EXPECT_EQ(progress.steps_of_run(), 1);
@@ -118,7 +118,7 @@ TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
 }
 
 TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   EXPECT_THROW(progress.check_gradients("w"), Error);
   make_step(progress, {1, 1, 1});
   EXPECT_NO_THROW(progress.check_gradients("w"));
@@ -131,7 +131,7 @@ TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
 }
 
 TEST(TrainingProgress, RejectsBackwardAfterFailedBackwardOrLoad) {
-  TrainingProgress progress = two_micro_steps();
+  engine::TrainingProgress progress = two_micro_steps();
   progress.begin_load();
   EXPECT_THROW(progress.check_complete(), Error);
   EXPECT_THROW(progress.check_backward(), Error);

@@ -67,10 +67,10 @@ struct Fixture {
     const auto* values = static_cast<const float*>(rig.model.attached[param]);
     return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
   }
-  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, LogicalRole::value); }
+  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalRole::value); }
   OneRankJob rig;
-  ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
-  WeightFlow flow{rig.context(), state};
+  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::WeightFlow flow{rig.context(), state};
 };
 
 TEST(WeightFlow, TakesTheMemoryOfShardedParameters) {
@@ -142,9 +142,9 @@ TEST(WeightFlow, GathersAfterAnUpdate) {
 
 TEST(WeightFlow, NoUseReachesItAfterItsEnd) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
-  ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
   {
-    const WeightFlow flow(rig.context(), state);
+    const engine::WeightFlow flow(rig.context(), state);
     EXPECT_TRUE(rig.model.uses.begin);
   }
   EXPECT_FALSE(rig.model.uses.begin);

@@ -20,7 +20,7 @@ struct Store {
   std::vector<std::vector<uint64_t>> announced;
   int puts = 0, gets = 0;
   int64_t bytes = 0;
-  Model::OffloadCallbacks aside(int64_t least = 1) {
+  model::Model::OffloadCallbacks aside(int64_t least = 1) {
     return {least,
             [this](const void* data, int64_t n) {
               records[static_cast<uint64_t>(++puts)] =
@@ -44,13 +44,13 @@ torch::Tensor start() { return torch::arange(48, torch::kFloat).view({6, 8}).div
 // Compares the gradient of the loss with and without a store.
 class SavedTensorOffloadTest : public testing::Test {
  protected:
-  SavedTensorOffloadTest() { TorchMemory::count(); }
+  SavedTensorOffloadTest() { model::TorchMemory::count(); }
   void expect_same(const Loss& loss, int puts) {
     const torch::Tensor plain = start(), kept = start();
     loss(plain).backward();
     Store store;
     {
-      const SavedTensorOffload aside(store.aside(), {});
+      const model::SavedTensorOffload aside(store.aside(), {});
       loss(kept).backward();
     }
     EXPECT_EQ(std::memcmp(plain.grad().data_ptr(), kept.grad().data_ptr(), plain.grad().nbytes()), 0);
@@ -106,7 +106,7 @@ TEST_F(SavedTensorOffloadTest, DistinguishesATensorFromALaterOneAtItsAddress) {
 
 TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) {
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   const torch::Tensor one = torch::ones({16}).requires_grad_();
   torch::Tensor first, second;
   {
@@ -122,15 +122,15 @@ TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) 
 TEST_F(SavedTensorOffloadTest, HoldsNoMemoryBetweenForwardAndBackward) {
   const torch::Tensor x = torch::ones({1 << 18}).requires_grad_();
   Store store;
-  const SavedTensorOffload aside(store.aside(1 << 16), {});
-  const int64_t before = TorchMemory::held();
+  const model::SavedTensorOffload aside(store.aside(1 << 16), {});
+  const int64_t before = model::TorchMemory::held();
   torch::Tensor y = x * 2;
   for (int i = 0; i < 16; ++i) y = torch::tanh(y);
   y = y.sum();
-  EXPECT_LT(TorchMemory::held() - before, 1 << 16) << "16 MiB are held without a store";
-  TorchMemory::forget_peak();
+  EXPECT_LT(model::TorchMemory::held() - before, 1 << 16) << "16 MiB are held without a store";
+  model::TorchMemory::forget_peak();
   y.backward();
-  EXPECT_LT(TorchMemory::peak() - before, 6 << 20);
+  EXPECT_LT(model::TorchMemory::peak() - before, 6 << 20);
   EXPECT_EQ(store.puts, 16);
   EXPECT_EQ(store.gets, 16);
 }
@@ -139,7 +139,7 @@ TEST_F(SavedTensorOffloadTest, KeepsTensorsThatAreHeldInMemoryAnyway) {
   const torch::Tensor weight = torch::ones({64, 64}).requires_grad_(), buffer = torch::ones({64, 64});
   std::vector<float> mine(64 * 64, 2);
   Store store;
-  const SavedTensorOffload aside(store.aside(4096), {{"buffer", buffer}});
+  const model::SavedTensorOffload aside(store.aside(4096), {{"buffer", buffer}});
   const torch::Tensor foreign = torch::from_blob(mine.data(), {64, 64}), small = torch::ones({64}) * 2;
   ((weight * buffer) * foreign * weight.t() * small).sum().backward();
   EXPECT_EQ(store.puts, 2) << "only the products are stored, which two factors need again";
@@ -149,7 +149,7 @@ TEST_F(SavedTensorOffloadTest, KeepsTensorsThatAreHeldInMemoryAnyway) {
 TEST_F(SavedTensorOffloadTest, DoesNotReadATensorThatIsStillInMemory) {
   const torch::Tensor x = start();
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   const torch::Tensor y = (x * 2).exp();
   y.sum().backward();
   EXPECT_EQ(store.gets, 0);
@@ -160,7 +160,7 @@ TEST_F(SavedTensorOffloadTest, DoesNotReadATensorThatIsStillInMemory) {
 TEST_F(SavedTensorOffloadTest, SharesARestoredTensorBetweenItsUsers) {
   const torch::Tensor x = torch::ones({64, 64}).requires_grad_(), w = torch::ones({64, 64}).requires_grad_();
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   torch::Tensor loss;
   {
     const torch::Tensor h = torch::tanh(x);
@@ -175,7 +175,7 @@ TEST_F(SavedTensorOffloadTest, SharesARestoredTensorBetweenItsUsers) {
 TEST_F(SavedTensorOffloadTest, AnnouncesReadsInTheOrderOfBackward) {
   const torch::Tensor x = start();
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   torch::Tensor y = x * 2;
   for (int i = 0; i < 4; ++i) y = torch::tanh(y);
   y = y.sum();
@@ -187,7 +187,7 @@ TEST_F(SavedTensorOffloadTest, AnnouncesReadsInTheOrderOfBackward) {
 TEST_F(SavedTensorOffloadTest, RejectsInPlaceChangesOfASavedTensor) {
   for (const int64_t least : {1, 1 << 20}) {
     Store store;
-    const SavedTensorOffload aside(store.aside(least), {});
+    const model::SavedTensorOffload aside(store.aside(least), {});
     const torch::Tensor x = start();
     torch::Tensor y = x.exp();
     const torch::Tensor loss = y.sum();
@@ -207,9 +207,9 @@ TEST_F(SavedTensorOffloadTest, RejectsInPlaceChangesOfASavedTensor) {
 TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
   const auto again = [](const torch::Tensor& x) {
     const auto inner = [](const torch::Tensor& y) { return torch::dropout(torch::tanh(y * y), 0.25, true); };
-    const auto frame = std::make_shared<RecomputeFrame>(
+    const auto frame = std::make_shared<model::RecomputeFrame>(
         [inner](const std::vector<torch::Tensor>& inputs) { inner(inputs[0]); }, std::vector<torch::Tensor>{x});
-    const SavedTensorScope scope(frame->hooks());
+    const model::SavedTensorScope scope(frame->hooks());
     return inner(x);
   };
   expect_same(
@@ -224,7 +224,7 @@ TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
 
 TEST_F(SavedTensorOffloadTest, StoresNothingWithoutGradients) {
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   const torch::NoGradGuard no_grad;
   start().exp().tanh();
   EXPECT_EQ(store.puts, 0);
@@ -232,7 +232,7 @@ TEST_F(SavedTensorOffloadTest, StoresNothingWithoutGradients) {
 
 TEST_F(SavedTensorOffloadTest, FreesTensorsOfAGraphWithoutBackward) {
   Store store;
-  const SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload aside(store.aside(), {});
   start().exp().tanh().sum();
   EXPECT_EQ(store.puts, 2);
   EXPECT_TRUE(store.records.empty());
@@ -240,12 +240,12 @@ TEST_F(SavedTensorOffloadTest, FreesTensorsOfAGraphWithoutBackward) {
 
 TEST_F(SavedTensorOffloadTest, FreesTensorsThatStayedInMemoryWithTheirGraph) {
   Store store;
-  const SavedTensorOffload aside(store.aside(1 << 20), {});
+  const model::SavedTensorOffload aside(store.aside(1 << 20), {});
   const torch::Tensor x = start();
-  const int64_t before = TorchMemory::held();
+  const int64_t before = model::TorchMemory::held();
   x.exp().tanh().sum();  // exp and tanh save their outputs
   EXPECT_EQ(store.puts, 0);
-  EXPECT_EQ(TorchMemory::held(), before);
+  EXPECT_EQ(model::TorchMemory::held(), before);
 }
 
 TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
@@ -253,7 +253,7 @@ TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
   torch::Tensor loss;
   {
     Store store;
-    const SavedTensorOffload aside(store.aside(), {});
+    const model::SavedTensorOffload aside(store.aside(), {});
     loss = x.exp().sum();
   }
   EXPECT_THROW(loss.backward(), Error);
@@ -261,8 +261,8 @@ TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
 
 TEST_F(SavedTensorOffloadTest, UsesTheStoreThatBeganLast) {
   Store one, other;
-  auto first = std::make_unique<SavedTensorOffload>(one.aside(), SavedTensorOffload::Buffers{});
-  const SavedTensorOffload second(other.aside(), {});
+  auto first = std::make_unique<model::SavedTensorOffload>(one.aside(), model::SavedTensorOffload::Buffers{});
+  const model::SavedTensorOffload second(other.aside(), {});
   first.reset();
   start().exp().sum().backward();
   EXPECT_EQ(one.puts, 0);

@@ -27,7 +27,7 @@ std::string bytes_of(int64_t bytes, unsigned seed) {
 }
 
 // The library's function table, but mapping the second allocation fails.
-Component that_maps_once(const Component& component) {
+plugin::Component that_maps_once(const plugin::Component& component) {
   static const zr_offload_api* whole;
   static int times;
   static zr_offload_api api;
@@ -49,20 +49,22 @@ Component that_maps_once(const Component& component) {
 class Rig {
  public:
   explicit Rig(const std::string& id, const std::vector<std::string>& values = {}, const std::string& fault = "",
-               int64_t staging = 4 * kMiB, Component (*changed)(const Component&) = nullptr)
+               int64_t staging = 4 * kMiB, plugin::Component (*changed)(const plugin::Component&) = nullptr)
       : host_(ledger, pool_) {
     ::setenv("ZR_TIER_FAULT", fault.c_str(), 1);
-    offer_async(host_);
+    comm::offer_async(host_);
     host_.offer("zr.host.job/1", &job_);
     const std::string folder = fault.empty() ? ZR_BUILD_DIR "/plugins" : ZR_BUILD_DIR "/tests/plugins/failing";
-    Component component = Registry({folder}).load(Role::offload, id, "here");
+    plugin::Component component = plugin::Registry({folder}).load(plugin::Role::offload, id, "here");
     if (changed) component = changed(component);
     std::vector<std::string> settings;
     for (const std::string& value : values) settings.push_back("offload." + id + "." + value);
-    const JobConfig config = Document::parse("", "job.toml", settings)
-                                 .check(keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
-    tier = std::make_unique<TierStore>(host_, std::make_unique<Instance>(host_, component, config, "offload." + id), 1);
-    all = std::make_unique<ActivationStore>(*tier, ledger, staging);
+    const config::JobConfig config =
+        config::Document::parse("", "job.toml", settings)
+            .check(config::keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
+    tier = std::make_unique<offload::TierStore>(
+        host_, std::make_unique<plugin::Instance>(host_, component, config, "offload." + id), 1);
+    all = std::make_unique<offload::ActivationStore>(*tier, ledger, staging);
   }
   ~Rig() { ::unsetenv("ZR_TIER_FAULT"); }
   uint64_t put(const std::string& bytes) { return all->put(bytes.data(), std::ssize(bytes)); }
@@ -75,12 +77,12 @@ class Rig {
 
  private:
   ThreadPool pool_{1};
-  PluginHost host_;
+  plugin::PluginHost host_;
   zr_job_service job_{sizeof job_, 0, 1, 0, 1, 0, "job-1", ""};
 
  public:
-  std::unique_ptr<TierStore> tier;
-  std::unique_ptr<ActivationStore> all;
+  std::unique_ptr<offload::TierStore> tier;
+  std::unique_ptr<offload::ActivationStore> all;
 };
 
 class ActivationStoreTest : public testing::TestWithParam<const char*> {

@@ -10,8 +10,8 @@
 namespace zr::test {
 namespace {
 
-using host::CollectiveStaging;
 using host::Tier;
+using host::comm::CollectiveStaging;
 
 zr_view floats(void* data, int64_t first, int64_t count) {
   return {static_cast<char*>(data) + first * 4, count, ZR_F32, 0, {1, 0}};
@@ -46,24 +46,24 @@ bool all_are(const zr_view& view, float value) {
 class DiskBackedBuffersTest : public testing::Test {
  protected:
   DiskRig rig_;
-  const host::MemoryPlan plan_ = rig_.plan({4096, 4096, 500, 600});
+  const host::plan::MemoryPlan plan_ = rig_.plan({4096, 4096, 500, 600});
   std::vector<float> one_, other_;
 };
 
 TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenTheDiskIsFull) {
   disk.reserves_left = 0;
-  EXPECT_THROW(host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), Error);
+  EXPECT_THROW(host::offload::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), Error);
   rig_.expect_nothing_left();
 }
 
 TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenMemoryIsExhausted) {
-  const auto make = [&] { host::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger); };
+  const auto make = [&] { host::offload::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger); };
   EXPECT_GE(rig_.fails_for_memory(Tier::host, make), 3) << "resident blocks, chunks, staging memory of collectives";
   EXPECT_EQ(rig_.fails_for_memory(Tier::disk, make), 1);
 }
 
 TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
-  auto pages = std::make_unique<host::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  auto pages = std::make_unique<host::offload::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   zr_coll writes = reduce(floats(pages->base(1), 0, 4096), one_);
   const uint64_t number = pages->stage(writes);
   disk.busy = true;
@@ -79,7 +79,7 @@ TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
 }
 
 TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
-  host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  host::offload::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   for (const bool accumulates : {false, true}) {
     zr_coll writes = reduce(floats(pages.base(1), 0, 4096), one_);
     const uint64_t number = pages.stage(writes);
@@ -101,7 +101,7 @@ TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
 
 // Parameters 2 and 3 share a block, which stays in memory.
 TEST_F(DiskBackedBuffersTest, DoNotWaitForNeighboursInTheSameBlock) {
-  host::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  host::offload::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   const zr_view first = floats(pages.base(1), 8192, 500), second = floats(pages.base(1), 8192 + 512, 600);
   zr_coll before = reduce(second, one_), writes = reduce(first, one_), reads = gather(second, other_);
   const uint64_t a = pages.stage(before);

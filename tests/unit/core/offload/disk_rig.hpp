@@ -113,29 +113,31 @@ class DiskRig {
     disk.reserves_left = 1 << 30;
     disk.busy = false;
     disk.wrong.clear();
-    host::offer_async(host_);
+    host::comm::offer_async(host_);
     static constexpr zr_component table = component<Disk>("disk", "1.0.0");
     static constexpr const zr_component* list[] = {&table};
     static constexpr zr_module module{
         sizeof(zr_module), ZR_ABI_MINOR, ZR_ABI_MINOR, "disk", "tests", "1.0.0", "", list, 1, 0, nullptr, nullptr};
     tiers.resize(1);
-    tiers.push_back(std::make_unique<host::TierStore>(
+    tiers.push_back(std::make_unique<host::offload::TierStore>(
         host_,
-        std::make_unique<host::Instance>(host_, host::Component{&table, &module, "disk"}, config_, "offload.disk"), 1));
-    comm = std::make_unique<host::CommRuntime>(host_, host::Control::join(std::chrono::seconds(1)), nullptr,
-                                               host::CommRuntime::Options{});
+        std::make_unique<host::plugin::Instance>(host_, host::plugin::Component{&table, &module, "disk"}, config_,
+                                                 "offload.disk"),
+        1));
+    comm = std::make_unique<host::comm::CommRuntime>(host_, host::control::Control::join(std::chrono::seconds(1)),
+                                                     nullptr, host::comm::CommRuntime::Options{});
     held_ = ledger.held(host::Tier::host);
   }
   /// `counts`: elements per parameter. A part of the states stays on the device.
-  host::MemoryPlan plan(const std::vector<int64_t>& counts) const {
-    host::PlanInput in;
+  host::plan::MemoryPlan plan(const std::vector<int64_t>& counts) const {
+    host::plan::PlanInput in;
     for (std::size_t i = 0; i < counts.size(); ++i)
       in.parameters.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
     in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
     in.tiers.push_back(tiers[1]->info());
     in.wanted.states = in.wanted.reduced_gradients = 1;
     in.wanted.device_fraction = 0.4;
-    return host::make_plan(in, 0, [](const zr_plan_in& given, const zr_plan_sink& sink) {
+    return host::plan::make_plan(in, 0, [](const zr_plan_in& given, const zr_plan_sink& sink) {
       const auto aligned = [&](int64_t count) { return (count + given.align - 1) / given.align * given.align; };
       int64_t elements = 0;
       for (uint32_t p = 0; p < given.n_params; ++p) elements += aligned(given.params[p]->count);
@@ -190,13 +192,13 @@ class DiskRig {
 
  private:
   host::ThreadPool pool_{1};
-  host::PluginHost host_{ledger, pool_};
-  host::JobConfig config_;
+  host::plugin::PluginHost host_{ledger, pool_};
+  host::config::JobConfig config_;
   int64_t held_ = 0;
 
  public:
-  host::Tiers tiers;
-  std::unique_ptr<host::CommRuntime> comm;
+  host::offload::Tiers tiers;
+  std::unique_ptr<host::comm::CommRuntime> comm;
 };
 
 }  // namespace zr::test

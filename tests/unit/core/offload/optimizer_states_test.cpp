@@ -8,12 +8,12 @@
 namespace zr::test {
 namespace {
 
-using host::OptimizerStates;
 using host::Tier;
+using host::offload::OptimizerStates;
 
 TEST(OptimizerStatesTest, ResideOnThePlannedTiersAndReleaseEverything) {
   DiskRig rig;
-  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   {
     const OptimizerStates states(plan, rig.tiers, rig.ledger);
     EXPECT_EQ(disk.slots.size(), 1u);
@@ -26,7 +26,7 @@ TEST(OptimizerStatesTest, ResideOnThePlannedTiersAndReleaseEverything) {
 
 TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
   DiskRig rig;
-  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   disk.reserves_left = 0;
   try {
     const OptimizerStates states(plan, rig.tiers, rig.ledger);
@@ -39,7 +39,7 @@ TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
 
 TEST(OptimizerStatesTest, ReleaseEverythingWhenMemoryIsExhausted) {
   DiskRig rig;
-  const host::MemoryPlan plan = rig.plan({5000, 3000});
+  const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   const auto make = [&] { const OptimizerStates states(plan, rig.tiers, rig.ledger); };
   EXPECT_EQ(rig.fails_for_memory(Tier::device, make), 2) << "one array per state";
   EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "tiles in flight";

@@ -11,8 +11,8 @@ using namespace zr::host;
 using zr::test::said_by;
 
 TEST(ParameterListTest, ReadsTheLastMatchingLineOfAProgramsOutput) {
-  const std::vector<Parameter> told{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};
-  const auto read = parameters_from_json("loading ...\n" + to_json(told) + "\nbye\n", "it");
+  const std::vector<plan::Parameter> told{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};
+  const auto read = plan::parameters_from_json("loading ...\n" + to_json(told) + "\nbye\n", "it");
   ASSERT_EQ(read.size(), 2u);
   EXPECT_EQ(read[0].name, "a");
   EXPECT_EQ(read[0].aliases, told[0].aliases);
@@ -21,13 +21,13 @@ TEST(ParameterListTest, ReadsTheLastMatchingLineOfAProgramsOutput) {
   EXPECT_FALSE(read[0].frozen);
   EXPECT_EQ(read[1].count, 1) << "a scalar";
   EXPECT_TRUE(read[1].frozen);
-  EXPECT_EQ(said_by([] { parameters_from_json("hello\n", "the program x"); }),
+  EXPECT_EQ(said_by([] { plan::parameters_from_json("hello\n", "the program x"); }),
             "the program x did not print its parameters; its main() must construct a zr::Engine from its zr::Program");
 }
 
-int64_t total(const Sizes& sizes) {
+int64_t total(const plan::Sizes& sizes) {
   int64_t count = 0;
-  for (const Parameter& p : parameters_of(complete(sizes))) count += p.count;
+  for (const plan::Parameter& p : parameters_of(complete(sizes))) count += p.count;
   return count;
 }
 
@@ -41,12 +41,12 @@ TEST(ModelSizesTest, GiveAModelWithExactlyThatManyParameters) {
 
 TEST(ModelSizesTest, RejectContradictingOrMissingSizes) {
   EXPECT_EQ(said_by([] {
-              complete({1000, 12, 768});
+              plan::complete({1000, 12, 768});
             }),
             "zeroth plan: 12 layers of width 768 alone have 85054464 parameters, more than the 1000 of --params; omit "
             "one of the three options");
   EXPECT_EQ(said_by([] {
-              complete({0, 12, 0});
+              plan::complete({0, 12, 0});
             }),
             "zeroth plan: give --params, or both --layers and --hidden; otherwise the size of the model is unknown");
 }

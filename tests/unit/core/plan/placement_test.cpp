@@ -24,8 +24,8 @@ struct Job {
     in.tiers.push_back({"nvme", Tier::disk, kMiB, 8, 4096, 1024});
   }
   // Weights 32 MiB and reduced gradients 32 MiB, on one rank; `sharded`: weights are shards that are gathered.
-  MemoryPlan plan() const {
-    const StrategyPlan strategy = [this](const zr_plan_in& of, const zr_plan_sink& sink) {
+  plan::MemoryPlan plan() const {
+    const plan::StrategyPlan strategy = [this](const zr_plan_in& of, const zr_plan_sink& sink) {
       const uint32_t role = shards ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT;
       const zr_buffer buffers[] = {{sizeof(zr_buffer), role, "weights", kElements, of.weight_dtype, 0},
                                    {sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", kElements, ZR_F32, 0}};
@@ -46,18 +46,18 @@ struct Job {
     return plain.plan().bytes();
   }
   int64_t each;  // elements per parameter
-  PlanInput in;
+  plan::PlanInput in;
   bool shards = false, used_whole = false;
 };
 
-int64_t states_on(const MemoryPlan& plan, Place place) {
+int64_t states_on(const plan::MemoryPlan& plan, Place place) {
   int64_t bytes = 0;
-  for (const StateRun& run : plan.placement.states) bytes += run.tier == place ? 8 * run.count : 0;
+  for (const plan::StateRun& run : plan.placement.states) bytes += run.tier == place ? 8 * run.count : 0;
   return bytes;
 }
 
-std::string why(const MemoryPlan& plan, const std::string& part) {
-  for (const TierAssignment& one : plan.placement.parts)
+std::string why(const plan::MemoryPlan& plan, const std::string& part) {
+  for (const plan::TierAssignment& one : plan.placement.parts)
     if (one.part.rfind(part, 0) == 0) return plan.input.tiers[static_cast<std::size_t>(one.tier)].id + ": " + one.why;
   return "";
 }
@@ -68,37 +68,38 @@ TEST(PlacementTest, StatesFillEachBudgetWithoutExceedingIt) {
       SCOPED_TRACE(std::to_string(on_device >> 20) + " MiB for states on the device, " + std::to_string(host >> 20) +
                    " of host memory");
       Job job;
-      job.in.wanted.states = kAnyTier;
+      job.in.wanted.states = plan::kAnyTier;
       job.in.wanted.activations_known = true;
       job.in.wanted.device_capacity = job.all_on_device() - kStates + on_device;
       job.in.wanted.host_capacity = host;
-      const MemoryPlan plan = job.plan();
-      EXPECT_EQ(states_on(plan, device), on_device / (8 * kNormBlock) * 8 * kNormBlock);
+      const plan::MemoryPlan plan = job.plan();
+      EXPECT_EQ(states_on(plan, device), on_device / (8 * plan::kNormBlock) * 8 * plan::kNormBlock);
       EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity);
       EXPECT_LE(plan.bytes(Tier::host), host);
       EXPECT_EQ(states_on(plan, device) + states_on(plan, cpu) + states_on(plan, nvme), kStates);
       const bool fit = on_device + host >= kStates;
       EXPECT_EQ(plan.placement.tiles.empty(), fit);
-      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * kNormBlock) << "states on disk would fit in host memory";
+      EXPECT_LT(fit ? 0 : host - plan.bytes(Tier::host), 17 * plan::kNormBlock)
+          << "states on disk would fit in host memory";
     }
 }
 
 TEST(PlacementTest, StatesLeaveCapacityForACheckpointCopy) {
   Job job;
-  job.in.wanted.states = kAnyTier;
+  job.in.wanted.states = plan::kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.device_capacity = job.all_on_device() - kStates;
   job.in.wanted.host_capacity = 150 * kMiB;
   EXPECT_EQ(states_on(job.plan(), cpu), kStates);
   job.in.wanted.snapshot = true;
-  const MemoryPlan plan = job.plan();
+  const plan::MemoryPlan plan = job.plan();
   EXPECT_GT(states_on(plan, cpu), 0);
   EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.wanted.host_capacity);
 }
 
 TEST(PlacementTest, ReducedGradientsUseADiskOnlyWhenItsBuffersTakeLess) {
   Job job;
-  job.in.wanted.reduced_gradients = kAnyTier;
+  job.in.wanted.reduced_gradients = plan::kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.device_capacity = job.all_on_device() - kMiB;
   job.in.wanted.host_capacity = 40 * kMiB;
@@ -116,7 +117,7 @@ TEST(PlacementTest, ReducedGradientsUseADiskOnlyWhenItsBuffersTakeLess) {
 TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {
   Job job(64);
   job.shards = true;
-  job.in.wanted.shards = kAnyTier;
+  job.in.wanted.shards = plan::kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.device_capacity = job.all_on_device() - 40 * kMiB;
   job.in.wanted.host_capacity = 24 * kMiB;
@@ -127,7 +128,7 @@ TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {
 
 TEST(PlacementTest, ActivationsUseTheDiskWhenMemoryIsFull) {
   Job job;
-  job.in.wanted.activations = kAnyTier;
+  job.in.wanted.activations = plan::kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.activations_on_device = 100 * kMiB;
   job.in.wanted.device_capacity = job.all_on_device() + 100 * kMiB;
@@ -143,12 +144,12 @@ TEST(PlacementTest, ActivationsUseTheDiskWhenMemoryIsFull) {
 
 TEST(PlacementTest, UnmeasuredActivationsGetAQuarterOfTheDevice) {
   Job job;
-  job.in.wanted.activations = job.in.wanted.states = kAnyTier;
+  job.in.wanted.activations = job.in.wanted.states = plan::kAnyTier;
   job.in.wanted.device_capacity = 4 * job.all_on_device();
   EXPECT_EQ(job.plan().placement.activations, device);
   EXPECT_EQ(states_on(job.plan(), device), kStates);
   job.in.wanted.device_capacity = job.all_on_device();
-  const MemoryPlan plan = job.plan();
+  const plan::MemoryPlan plan = job.plan();
   EXPECT_EQ(plan.placement.activations, device);
   EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity * 3 / 4) << "states make way";
   // Activations that were measured as 0 bytes reserve nothing.
@@ -165,12 +166,12 @@ TEST(PlacementTest, ReportsAnOptimizerWithoutStates) {
 
 TEST(PlacementTest, CutsOnlyBetweenFullParameters) {
   Job job;
-  job.in.wanted.states = kAnyTier;
+  job.in.wanted.states = plan::kAnyTier;
   job.in.wanted.activations_known = true;
   job.in.wanted.elementwise = false;
   job.in.wanted.device_capacity = job.all_on_device() - kStates + 40 * kMiB;
   job.in.wanted.host_capacity = 200 * kMiB;
-  const MemoryPlan plan = job.plan();
+  const plan::MemoryPlan plan = job.plan();
   EXPECT_EQ(states_on(plan, device), kStates / 2);
   EXPECT_EQ(states_on(plan, cpu), kStates / 2);
 }

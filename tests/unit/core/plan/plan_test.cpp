@@ -11,15 +11,15 @@ namespace {
 using namespace zr::host;
 using zr::Error;
 
-std::vector<Parameter> parameters(const std::vector<int64_t>& counts) {
-  std::vector<Parameter> list;
+std::vector<plan::Parameter> parameters(const std::vector<int64_t>& counts) {
+  std::vector<plan::Parameter> list;
   for (std::size_t i = 0; i < counts.size(); ++i)
     list.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
   return list;
 }
 
-PlanInput input(const std::vector<int64_t>& counts, int world, zr_dtype dtype = ZR_F32) {
-  PlanInput in;
+plan::PlanInput input(const std::vector<int64_t>& counts, int world, zr_dtype dtype = ZR_F32) {
+  plan::PlanInput in;
   in.parameters = parameters(counts);
   in.world = world;
   in.weight_dtype = dtype;
@@ -27,7 +27,7 @@ PlanInput input(const std::vector<int64_t>& counts, int world, zr_dtype dtype = 
 }
 
 // A strategy that puts everything everywhere, but for what `spoil` does to one sum piece.
-StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
+plan::StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
   return [=](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
@@ -58,7 +58,7 @@ std::string refusal(const std::function<void(zr_piece&)>& spoil) {
 }
 
 TEST(MemoryPlanTest, NamesEveryRankAsOwnerOfReplicatedState) {
-  const MemoryPlan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
+  const plan::MemoryPlan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0][0].owners, (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(plan.mine.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
@@ -86,9 +86,9 @@ TEST(MemoryPlanTest, RejectsElementsWithoutAnOwner) {
 }
 
 TEST(MemoryPlanTest, EntersEveryByteIntoTheLedger) {
-  PlanInput in = input({3000, 50}, 2, ZR_BF16);
+  plan::PlanInput in = input({3000, 50}, 2, ZR_BF16);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
-  const MemoryPlan plan = make_plan(in, 0, everywhere());
+  const plan::MemoryPlan plan = make_plan(in, 0, everywhere());
   Ledger ledger;
   plan.add_to(ledger);
   // 3072 elements, alignment included: bf16 weights, fp32 sums, master and m, bf16 v; and the largest parameter on its
@@ -102,15 +102,15 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
   const std::vector<int64_t> counts{1, 1023, 1024, 1025, 5000, 7, 70000, 33, 2048};
   for (int world = 1; world <= 7; ++world)
     for (const int64_t bucket : {1024, 5000, 16384, 1 << 20}) {
-      const PlanInput in = input(counts, world);
-      const PlanInputView view(in, 0);
+      const plan::PlanInput in = input(counts, world);
+      const plan::PlanInputView view(in, 0);
       const zr::FlatLayout layout(view.in(), bucket);
       int64_t end = layout.trainable(), live = 0;
       for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
         const auto& range = layout.buckets()[b];
         EXPECT_EQ(range.end, end) << "buckets are sent from the end, without gaps";
         end = range.begin;
-        EXPECT_LE(range.size(), std::max<int64_t>(bucket, kNormBlock)) << "a bucket does not exceed its size";
+        EXPECT_LE(range.size(), std::max<int64_t>(bucket, plan::kNormBlock)) << "a bucket does not exceed its size";
         live += layout.live(range);
         int64_t at = range.begin;
         for (int r = 0; r < world; ++r) {
@@ -118,12 +118,12 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
           EXPECT_EQ(part.begin, at);
           at = part.end;
           EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world),
-                    kNormBlock)
+                    plan::kNormBlock)
               << "a shard differs from the mean size by less than a norm block";
           layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-            EXPECT_EQ(first % kNormBlock, 0);
-            EXPECT_TRUE((first + count) % kNormBlock == 0 || first + count == counts[param]);
-            EXPECT_EQ(offset % kAlign, 0);
+            EXPECT_EQ(first % plan::kNormBlock, 0);
+            EXPECT_TRUE((first + count) % plan::kNormBlock == 0 || first + count == counts[param]);
+            EXPECT_EQ(offset % plan::kAlign, 0);
           });
         }
         EXPECT_EQ(at, range.end);
@@ -134,9 +134,9 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
 }
 
 TEST(FlatLayoutTest, PutsFrozenParametersAfterTrainableOnes) {
-  PlanInput in = input({100, 200, 300}, 2);
+  plan::PlanInput in = input({100, 200, 300}, 2);
   in.parameters[1].frozen = true;
-  const PlanInputView view(in, 0);
+  const plan::PlanInputView view(in, 0);
   const zr::FlatLayout layout(view.in(), 1 << 20);
   EXPECT_EQ(layout.offset(0), 0);
   EXPECT_EQ(layout.offset(2), 128);
@@ -146,15 +146,15 @@ TEST(FlatLayoutTest, PutsFrozenParametersAfterTrainableOnes) {
 }
 
 TEST(FlatLayoutTest, HasNoBucketsWithoutTrainableParameters) {
-  PlanInput in = input({100}, 2);
+  plan::PlanInput in = input({100}, 2);
   in.parameters[0].frozen = true;
-  const PlanInputView view(in, 0);
+  const plan::PlanInputView view(in, 0);
   EXPECT_TRUE(zr::FlatLayout(view.in(), 1024).buckets().empty());
 }
 
 TEST(FlatLayoutTest, GivesEmptyShardsWhenRanksExceedNormBlocks) {
-  const PlanInput in = input({10}, 4);
-  const PlanInputView view(in, 0);
+  const plan::PlanInput in = input({10}, 4);
+  const plan::PlanInputView view(in, 0);
   const zr::FlatLayout layout(view.in(), 1024);
   int64_t sum = 0, empty = 0;
   for (int r = 0; r < 4; ++r) {
@@ -167,7 +167,7 @@ TEST(FlatLayoutTest, GivesEmptyShardsWhenRanksExceedNormBlocks) {
 
 // A strategy that splits each parameter's reduced gradient at a norm-block boundary between two halves of the ranks
 // and replicates the weights.
-StrategyPlan halved() {
+plan::StrategyPlan halved() {
   return [](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
@@ -200,10 +200,10 @@ StrategyPlan halved() {
 TEST(MemoryPlanTest, OfOneRankHasTheSameBytesAsTheFullPlan) {
   for (const auto& strategy : {everywhere(), halved()})
     for (const int rank : {0, 1}) {
-      PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
+      plan::PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
       in.grad_dtype = ZR_BF16;
       in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-      const MemoryPlan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
+      const plan::MemoryPlan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
       EXPECT_EQ(alone.bytes_by_kind(), whole.bytes_by_kind());
       EXPECT_EQ(alone.norm_blocks.total, whole.norm_blocks.total);
       EXPECT_EQ(alone.norm_blocks.everywhere, whole.norm_blocks.everywhere);
@@ -213,27 +213,27 @@ TEST(MemoryPlanTest, OfOneRankHasTheSameBytesAsTheFullPlan) {
 }
 
 TEST(MemoryPlanTest, FindsTheRankThatHoldsMost) {
-  PlanInput in = input({3072}, 2);
+  plan::PlanInput in = input({3072}, 2);
   in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
-  const MemoryPlan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
+  const plan::MemoryPlan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
   EXPECT_NE(first.bytes(), second.bytes());
   EXPECT_EQ(first.max_bytes, std::max(first.bytes(), second.bytes()));
   EXPECT_EQ(second.max_bytes, first.max_bytes);
 }
 
 TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
-  PlanInput in = input({30000, 5000}, 3, ZR_BF16);
+  plan::PlanInput in = input({30000, 5000}, 3, ZR_BF16);
   in.grad_dtype = ZR_BF16;
   in.accumulation = 4;
   const int64_t P = 35000;
-  const Traffic replicated = plan_of_rank(in, 0, everywhere()).traffic();
+  const plan::Traffic replicated = plan_of_rank(in, 0, everywhere()).traffic();
   EXPECT_EQ(replicated.gradients.bytes(), 4 * P * 2 * 2);
   EXPECT_EQ(replicated.reduced_gradients.bytes(), P * 4 * 2) << "fp32 sums to everyone";
   EXPECT_EQ(replicated.weights.bytes() + replicated.gathers.bytes(), 0);
   in.world = 2;
   in.hold_gradients = true;
   in.grad_dtype = ZR_F32;
-  const Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
+  const plan::Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
   EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "accumulated gradients are sent once";
   EXPECT_EQ(sharded.weights.bytes(), P * 2);
   EXPECT_EQ(sharded.reduced_gradients.bytes(), 0);
@@ -242,9 +242,9 @@ TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
 }
 
 TEST(MemoryPlanTest, PrintsTheArithmeticAndUnknownActivations) {
-  PlanInput in = input({30000}, 2, ZR_BF16);
+  plan::PlanInput in = input({30000}, 2, ZR_BF16);
   in.grad_dtype = ZR_BF16;
-  const MemoryPlan plan = plan_of_rank(in, 0, everywhere());
+  const plan::MemoryPlan plan = plan_of_rank(in, 0, everywhere());
   const std::string text = plan.text("plan: x + y", {});
   for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
                            "  activations    unknown until measured by a run\n", "1 x 30000 x 2 x 1 "})

@@ -22,7 +22,7 @@ std::string bytes_of(const std::string& file) {
 }  // namespace
 
 TEST(ExportedSymbolsTest, FindsTheTagsOfALibrary) {
-  const auto found = exported_symbols(kGood, "zrabi");
+  const auto found = plugin::exported_symbols(kGood, "zrabi");
   ASSERT_TRUE(found);
   std::vector<std::string> names = *found;
   std::sort(names.begin(), names.end());
@@ -34,15 +34,17 @@ TEST(ExportedSymbolsTest, FindsTheTagsOfAStrippedLibrary) {
   const std::string copy = scratch.copy(kGood);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
   ASSERT_LT(bytes_of(copy).size(), bytes_of(kGood).size());
-  EXPECT_EQ(exported_symbols(copy, "zrabi")->size(), 2u);
+  EXPECT_EQ(plugin::exported_symbols(copy, "zrabi")->size(), 2u);
 }
 
-TEST(ExportedSymbolsTest, FindsNothingInAMissingSection) { EXPECT_TRUE(exported_symbols(kGood, "nosuch")->empty()); }
+TEST(ExportedSymbolsTest, FindsNothingInAMissingSection) {
+  EXPECT_TRUE(plugin::exported_symbols(kGood, "nosuch")->empty());
+}
 
 TEST(ExportedSymbolsTest, RejectsAFileThatIsNotALibrary) {
-  EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
-  EXPECT_FALSE(exported_symbols("/nowhere", "zrabi"));
-  EXPECT_FALSE(exported_symbols(ZR_SOURCE_DIR, "zrabi"));
+  EXPECT_FALSE(plugin::exported_symbols(ZR_SOURCE_DIR "/CMakeLists.txt", "zrabi"));
+  EXPECT_FALSE(plugin::exported_symbols("/nowhere", "zrabi"));
+  EXPECT_FALSE(plugin::exported_symbols(ZR_SOURCE_DIR, "zrabi"));
 }
 
 TEST(ExportedSymbolsTest, SurvivesTruncationAndHeaderCorruption) {
@@ -50,7 +52,7 @@ TEST(ExportedSymbolsTest, SurvivesTruncationAndHeaderCorruption) {
   const std::string whole = bytes_of(kGood);
   const auto tags = [&](std::string bytes) {
     const std::string file = scratch.write("cut.so", bytes);
-    const auto found = exported_symbols(file, "zrabi");
+    const auto found = plugin::exported_symbols(file, "zrabi");
     return found ? found->size() : 0;
   };
   for (std::size_t n = 0; n < whole.size(); n += 1 + whole.size() / 200) EXPECT_LE(tags(whole.substr(0, n)), 2u);

@@ -16,7 +16,7 @@ namespace {
 struct PluginHostTest : testing::Test {
   Ledger ledger;
   ThreadPool pool{3};
-  PluginHost host{ledger, pool};
+  plugin::PluginHost host{ledger, pool};
   template <class Service>
   const Service* service(const char* id) {
     return static_cast<const Service*>(host.abi()->service(host.abi(), id));
@@ -28,12 +28,13 @@ struct PluginHostTest : testing::Test {
   }
 };
 
-Component plugin(const std::string& name) {
-  return Registry({ZR_BUILD_DIR "/tests/plugins/" + name}).load(Role::optimizer, "bad", "here");
+plugin::Component load_plugin(const std::string& name) {
+  return plugin::Registry({ZR_BUILD_DIR "/tests/plugins/" + name}).load(plugin::Role::optimizer, "bad", "here");
 }
-JobConfig config_of(const Component& component, const std::string& toml = "") {
-  return Document::parse("optimizer = \"bad\"\n", "job.toml", {"optimizer.bad.rate=" + (toml.empty() ? "0.5" : toml)})
-      .check(keys_of(component.table->keys, component.table->n_keys, "optimizer.bad"), 1);
+config::JobConfig config_of(const plugin::Component& component, const std::string& toml = "") {
+  return config::Document::parse("optimizer = \"bad\"\n", "job.toml",
+                                 {"optimizer.bad.rate=" + (toml.empty() ? "0.5" : toml)})
+      .check(config::keys_of(component.table->keys, component.table->n_keys, "optimizer.bad"), 1);
 }
 }  // namespace
 
@@ -110,8 +111,8 @@ TEST_F(PluginHostTest, RunsTasksOnItsPool) {
 
 TEST_F(PluginHostTest, ReturnsTypedValuesOfATable) {
   const auto* values = service<zr_config_service>("zr.host.config/1");
-  const JobConfig config = sample::check("", {"strategy.flat.bucket_bytes=1MiB", "optimizer.adam.fused=false"});
-  const ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")),
+  const config::JobConfig config = sample::check("", {"strategy.flat.bucket_bytes=1MiB", "optimizer.adam.fused=false"});
+  const plugin::ConfigView optimizer(config.table("optimizer.adam")), strategy(config.table("strategy.flat")),
       model(config.table("model"));
   int64_t whole = 0;
   EXPECT_EQ(values->get_int(strategy.abi(), "bucket_bytes", &whole), ZR_OK);
@@ -145,7 +146,7 @@ TEST_F(PluginHostTest, OffersAddedServicesAndRecordsMissingOnes) {
   EXPECT_EQ(host.context("mine"), nullptr);
   host.set_context("mine", &mine);
   EXPECT_EQ(host.context("mine"), &mine);
-  EXPECT_EQ(&PluginHost::from_abi(host.abi()), &host);
+  EXPECT_EQ(&plugin::PluginHost::from_abi(host.abi()), &host);
 }
 
 TEST(PluginHostLifetimeTest, KeepsServicesUsableAfterItsDestruction) {
@@ -154,7 +155,7 @@ TEST(PluginHostLifetimeTest, KeepsServicesUsableAfterItsDestruction) {
   {
     Ledger ledger;
     ThreadPool pool(1);
-    const PluginHost host(ledger, pool);
+    const plugin::PluginHost host(ledger, pool);
     kept = host.abi();
     memory = static_cast<const zr_memory_service*>(kept->service(kept, "zr.host.memory/1"));
   }
@@ -169,9 +170,9 @@ TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
   ThreadPool pool(1);
   testing::internal::CaptureStderr();
   {
-    PluginHost host(ledger, pool);
-    const Component leak = plugin("leak");
-    const Instance instance(host, leak, config_of(leak), "optimizer.bad");
+    plugin::PluginHost host(ledger, pool);
+    const plugin::Component leak = load_plugin("leak");
+    const plugin::Instance instance(host, leak, config_of(leak), "optimizer.bad");
     EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "a tag \"window\" counts as weights";
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
@@ -180,16 +181,16 @@ TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
 }
 
 TEST_F(PluginHostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
-  const Component good = plugin("good");
+  const plugin::Component good = load_plugin("good");
   {
-    const Instance one(host, good, config_of(good, "0.25"), "optimizer.bad");
+    const plugin::Instance one(host, good, config_of(good, "0.25"), "optimizer.bad");
     EXPECT_EQ(*static_cast<double*>(one.self()), 0.25);
     EXPECT_EQ(one.who("step"), "optimizer 'bad' (" ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so): step");
-    const Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup() is not called again
+    const plugin::Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup() is not called again
     EXPECT_EQ(*static_cast<double*>(two.self()), 0.75);
     EXPECT_NE(one.api<zr_optimizer_api>(), nullptr);
   }
-  const Instance again(host, good, config_of(good), "optimizer.bad");  // shut down, started again
+  const plugin::Instance again(host, good, config_of(good), "optimizer.bad");  // shut down, started again
   EXPECT_EQ(*static_cast<double*>(again.self()), 0.5);
 }
 

@@ -16,13 +16,13 @@ namespace zr::host {
 
 TEST(ProbeProblemTest, IsEmptyForCodeThatReturnsOrThrows) {
   bool here = false;
-  EXPECT_EQ(probe_problem([&] { here = true; }), "");
+  EXPECT_EQ(plugin::probe_problem([&] { here = true; }), "");
   EXPECT_FALSE(here) << "the code must not run in this process";
-  EXPECT_EQ(probe_problem([] { throw std::runtime_error("no"); }), "");
+  EXPECT_EQ(plugin::probe_problem([] { throw std::runtime_error("no"); }), "");
 }
 
 TEST(ProbeProblemTest, NamesTheSignalAndTheLastLinePrinted) {
-  EXPECT_EQ(probe_problem([] {
+  EXPECT_EQ(plugin::probe_problem([] {
               std::fputs("one\ntwo\x1b\n", stderr);
               ::raise(SIGSEGV);
             }),
@@ -31,7 +31,7 @@ TEST(ProbeProblemTest, NamesTheSignalAndTheLastLinePrinted) {
 }
 
 TEST(ProbeProblemTest, NamesTheExitCode) {
-  EXPECT_EQ(probe_problem([] { ::_exit(0); }),
+  EXPECT_EQ(plugin::probe_problem([] { ::_exit(0); }),
             "its code ended the process with exit code 0 while it was being loaded; remove it, or rebuild it for this "
             "machine");
 }
@@ -39,21 +39,21 @@ TEST(ProbeProblemTest, NamesTheExitCode) {
 TEST(ProbeProblemTest, TerminatesCodeThatDoesNotReturn) {
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(probe_problem([] {
+  EXPECT_EQ(plugin::probe_problem([] {
               for (;;) ::pause();
             }),
             "it did not finish loading within 0.2 seconds; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "soon", 1);
-  EXPECT_THROW(probe_problem([] {}), Error);
+  EXPECT_THROW(plugin::probe_problem([] {}), Error);
   ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");
 }
 
 TEST(ProbeProblemTest, IsFoundWhenTheProcessIgnoresSigchld) {
   const auto before = ::signal(SIGCHLD, SIG_IGN);
-  EXPECT_EQ(probe_problem([] {}), "");
+  EXPECT_EQ(plugin::probe_problem([] {}), "");
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(probe_problem([] { ::_exit(3); }),
+  EXPECT_EQ(plugin::probe_problem([] { ::_exit(3); }),
             "its code ended the process while it was being loaded; remove it, or rebuild it for this machine");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   ::signal(SIGCHLD, before);
@@ -61,12 +61,12 @@ TEST(ProbeProblemTest, IsFoundWhenTheProcessIgnoresSigchld) {
 
 // The answer may arrive between the check of the pipe and the check of the process.
 TEST(ProbeProblemTest, IsEmptyForCodeThatReturnsAtOnce) {
-  for (int i = 0; i < 100; ++i) ASSERT_EQ(probe_problem([] {}), "") << "try " << i;
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(plugin::probe_problem([] {}), "") << "try " << i;
 }
 
 TEST(ProbeProblemTest, LimitsThePrintedOutput) {
   ::setenv("ZR_PLUGIN_LOAD_SECONDS", "0.2", 1);
-  const std::string said = probe_problem([] {
+  const std::string said = plugin::probe_problem([] {
     for (;;) std::fputs("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", stdout);
   });
   ::unsetenv("ZR_PLUGIN_LOAD_SECONDS");

@@ -13,9 +13,10 @@ namespace zr::host {
 namespace {
 const std::string kFolder = ZR_BUILD_DIR "/tests/plugins/good", kFile = kFolder + "/zr_optimizer_bad.so";
 
-Registry none() { return Registry(std::vector<std::filesystem::path>{}); }
+plugin::Registry none() { return plugin::Registry(std::vector<std::filesystem::path>{}); }
 
-std::string refusal(const Registry& registry, const std::string& id, Role role = Role::optimizer) {
+std::string refusal(const plugin::Registry& registry, const std::string& id,
+                    plugin::Role role = plugin::Role::optimizer) {
   try {
     registry.load(role, id, "job.toml:1:13");
   } catch (const Error& failure) {
@@ -26,7 +27,7 @@ std::string refusal(const Registry& registry, const std::string& id, Role role =
 }  // namespace
 
 TEST(RegistryTest, LoadsAPluginByItsId) {
-  const Component bad = Registry({kFolder}).load(Role::optimizer, "bad", "here");
+  const plugin::Component bad = plugin::Registry({kFolder}).load(plugin::Role::optimizer, "bad", "here");
   EXPECT_STREQ(bad.table->id, "bad");
   EXPECT_STREQ(bad.module->vendor, "tests");
   EXPECT_EQ(bad.file, kFile);
@@ -36,36 +37,37 @@ TEST(RegistryTest, LoadsAPluginByItsId) {
 TEST(RegistryTest, LoadsAPluginOfAnyFileNameByItsAbsolutePath) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile, "mine.so");
-  EXPECT_STREQ(none().load(Role::optimizer, copy, "here").table->id, "bad");
+  EXPECT_STREQ(none().load(plugin::Role::optimizer, copy, "here").table->id, "bad");
 }
 
 TEST(RegistryTest, LoadsAStrippedPlugin) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
-  EXPECT_STREQ(Registry({scratch.folder()}).load(Role::optimizer, "bad", "here").table->id, "bad");
+  EXPECT_STREQ(plugin::Registry({scratch.folder()}).load(plugin::Role::optimizer, "bad", "here").table->id, "bad");
 }
 
 TEST(RegistryTest, LoadsAFileOnce) {
-  const Registry registry({kFolder});
-  EXPECT_EQ(registry.load(Role::optimizer, "bad", "here").table, registry.load(Role::optimizer, kFile, "here").table);
+  const plugin::Registry registry({kFolder});
+  EXPECT_EQ(registry.load(plugin::Role::optimizer, "bad", "here").table,
+            registry.load(plugin::Role::optimizer, kFile, "here").table);
 }
 
 TEST(RegistryTest, SuggestsTheNearestIdAndListsTheAvailableOnes) {
-  EXPECT_EQ(refusal(Registry({kFolder}), "bat"),
+  EXPECT_EQ(refusal(plugin::Registry({kFolder}), "bat"),
             "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? Available: bad (looked for "
             "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
-  EXPECT_THAT(refusal(Registry({kFolder, "/nowhere"}), "bat"),
+  EXPECT_THAT(refusal(plugin::Registry({kFolder, "/nowhere"}), "bat"),
               testing::HasSubstr("in " + kFolder + ", /nowhere (does not exist); ZR_PLUGIN_PATH"));
   EXPECT_EQ(
-      refusal(Registry({kFolder}), "shm", Role::communicator),
+      refusal(plugin::Registry({kFolder}), "shm", plugin::Role::communicator),
       "job.toml:1:13: there is no communicator plug-in 'shm'; available: none (looked for zr_communicator_shm.so in " +
           kFolder + "; ZR_PLUGIN_PATH adds folders)");
 }
 
 TEST(RegistryTest, RejectsARelativePath) {
-  EXPECT_EQ(refusal(Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
+  EXPECT_EQ(refusal(plugin::Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
             "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': name a plug-in by its id or by an "
             "absolute path");
 }
@@ -80,7 +82,7 @@ TEST(RegistryTest, RejectsAnAbsolutePathWithoutAFile) {
 TEST(RegistryTest, RejectsAFileThatIsNotALibrary) {
   const test::Scratch scratch;
   scratch.write("zr_optimizer_note.so", "a shopping list");
-  EXPECT_EQ(refusal(Registry({scratch.folder()}), "note"),
+  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "note"),
             "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
                 ": it is not a shared library for this machine; name one built with zr_add_plugin() "
                 "(sdk/cmake/ZrPlugin.cmake)");
@@ -89,16 +91,16 @@ TEST(RegistryTest, RejectsAFileThatIsNotALibrary) {
 TEST(RegistryTest, RejectsAnIdThatTwoFoldersContain) {
   const test::Scratch one, two;
   const std::string first = one.copy(kFile), second = two.copy(kFile);
-  const Registry registry({one.folder(), two.folder()});
+  const plugin::Registry registry({one.folder(), two.folder()});
   EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': several folders contain it: " + first +
                                           " and " + second +
                                           "; remove all but one, or name the file by its absolute path");
-  EXPECT_STREQ(registry.load(Role::optimizer, second, "here").table->id, "bad");
-  for (const PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
+  EXPECT_STREQ(registry.load(plugin::Role::optimizer, second, "here").table->id, "bad");
+  for (const plugin::PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
 }
 
 TEST(RegistryTest, TreatsAFolderNamedTwiceAsOne) {
-  const Registry registry({kFolder, kFolder + "/."});
+  const plugin::Registry registry({kFolder, kFolder + "/."});
   EXPECT_EQ(registry.directories().size(), 1u);
   EXPECT_EQ(refusal(registry, "bad"), "no error");
 }
@@ -107,7 +109,7 @@ TEST(RegistryTest, RejectsAFileThatOtherUsersCanChange) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ::chmod(copy.c_str(), 0646);
-  EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
+  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy +
                 ": it can be changed by other users, who could run code as you: chmod o-w " + copy);
 }
@@ -117,7 +119,7 @@ TEST(RegistryTest, RejectsAFolderThatOtherUsersCanChange) {
   const std::string copy = scratch.copy(kFile);
   ::chmod(scratch.folder().c_str(), 0777);
   const std::string folder = std::filesystem::canonical(scratch.folder()).string();
-  EXPECT_EQ(refusal(Registry({scratch.folder()}), "bad"),
+  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy + ": its folder " + folder +
                 " can be changed by other users, who could run code as you: chmod o-w " + folder);
 }
@@ -127,7 +129,7 @@ TEST(RegistryTest, ListsFoundAndRejectedFiles) {
   scratch.copy(kFile);
   scratch.write("zr_strategy_note.so", "a shopping list");
   scratch.write("other.so", "no candidate");
-  const auto all = Registry({scratch.folder()}).list();
+  const auto all = plugin::Registry({scratch.folder()}).list();
   ASSERT_EQ(all.size(), 2u);
   EXPECT_TRUE(all[0].accepted);
   EXPECT_EQ(all[0].components.size(), 1u);
@@ -135,19 +137,19 @@ TEST(RegistryTest, ListsFoundAndRejectedFiles) {
   EXPECT_EQ(
       all[1].reason,
       "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)");
-  EXPECT_EQ(Registry({scratch.folder()}).ids(Role::strategy), std::vector<std::string>{"note"});
+  EXPECT_EQ(plugin::Registry({scratch.folder()}).ids(plugin::Role::strategy), std::vector<std::string>{"note"});
 }
 
 TEST(RegistryTest, ReadsAbsoluteFoldersFromTheEnvironment) {
   ::setenv("ZR_PLUGIN_PATH", ("/nowhere::" + kFolder).c_str(), 1);
-  const auto folders = Registry::standard_directories();
+  const auto folders = plugin::Registry::standard_directories();
   ASSERT_GE(folders.size(), 3u);
   EXPECT_EQ(folders[0], "/nowhere");
   EXPECT_EQ(folders[1], kFolder);
   EXPECT_EQ(folders[2], std::filesystem::canonical(ZR_BUILD_DIR) / "plugins");
   ::setenv("ZR_PLUGIN_PATH", "plugins", 1);
   try {
-    Registry::standard_directories();
+    plugin::Registry::standard_directories();
     ADD_FAILURE();
   } catch (const Error& failure) {
     EXPECT_STREQ(failure.what(), "ZR_PLUGIN_PATH: 'plugins' is a relative path; write an absolute one");

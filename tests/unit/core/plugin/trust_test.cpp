@@ -43,7 +43,7 @@ struct Folders {
     named = path(name);
   }
   std::string problem() const {
-    TrustedFile found;
+    plugin::TrustedFile found;
     std::string text = trust_problem(named, found);
     for (auto at = text.find(root); at != text.npos; at = text.find(root)) text.replace(at, root.size(), "{folder}");
     return text;
@@ -122,7 +122,7 @@ TEST(PluginTrustTest, AcceptsAStickyParentFolderAndTheUsersOwnLinks) {
   folders.mode("outer", 01777);
   folders.link("../outer/inner/../inner/zr_optimizer_bad.so", "safe/link.so");
   EXPECT_EQ(folders.problem(), "");
-  TrustedFile found;
+  plugin::TrustedFile found;
   EXPECT_EQ(trust_problem(folders.named, found), "");
   EXPECT_EQ(found.path, folders.path("outer/inner/zr_optimizer_bad.so"));
   EXPECT_TRUE(is_unchanged(found));
@@ -144,7 +144,7 @@ TEST(PluginTrustTest, AcceptsGroupWritableFilesOfAPrivateGroup) {
 TEST(PluginTrustTest, IsCheckedBeforeAPluginIsLoaded) {
   Folders folders;
   folders.mode("outer", 0777);
-  const PluginValidation validation = Registry::validate(folders.inner);
+  const plugin::PluginValidation validation = plugin::Registry::validate(folders.inner);
   EXPECT_FALSE(validation.accepted);
   EXPECT_NE(validation.reason.find("outer can be changed by other users"), std::string::npos) << validation.reason;
 }
@@ -153,7 +153,7 @@ TEST(PluginTrustTest, NamesADanglingLinkAndAnUnreadableFile) {
   Folders folders;
   folders.link("nothing.so", "safe/zr_optimizer_gone.so");
   try {
-    Registry({folders.path("safe")}).load(Role::optimizer, "gone", "job.toml:1:13");
+    plugin::Registry({folders.path("safe")}).load(plugin::Role::optimizer, "gone", "job.toml:1:13");
     ADD_FAILURE();
   } catch (const Error& failure) {
     EXPECT_EQ(failure.what(), "job.toml:1:13: optimizer plug-in 'gone': " + folders.named + ": it is a link to " +
@@ -162,7 +162,7 @@ TEST(PluginTrustTest, NamesADanglingLinkAndAnUnreadableFile) {
   }
   if (is_root()) GTEST_SKIP() << "root reads every file";
   folders.mode("safe/zr_optimizer_bad.so", 0);
-  EXPECT_EQ(Registry::validate(folders.file).reason,
+  EXPECT_EQ(plugin::Registry::validate(folders.file).reason,
             "it cannot be read: Permission denied: chmod +r " + folders.path("safe/zr_optimizer_bad.so"));
 }
 

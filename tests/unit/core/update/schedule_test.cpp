@@ -15,9 +15,9 @@ std::vector<double> rates(const std::string& name, const std::vector<std::string
                           const std::vector<int64_t>& steps) {
   std::vector<std::string> overrides{"optimizer.lr=0.1", "train.steps=100", "schedule.use=" + name};
   for (const auto& key : keys) overrides.push_back("schedule." + name + "." + key);
-  const JobConfig config = sample::check("", overrides);
+  const config::JobConfig config = sample::check("", overrides);
   std::vector<double> all;
-  for (const int64_t step : steps) all.push_back(learning_rate(config, step));
+  for (const int64_t step : steps) all.push_back(update::learning_rate(config, step));
   return all;
 }
 void expect_near(const std::vector<double>& got, const std::vector<double>& expected) {
@@ -48,15 +48,16 @@ TEST(ScheduleTest, CosineFallsToItsFinalRatio) {
 
 TEST(ScheduleTest, OneCycleRisesAndFalls) {
   // Peak at step 0.5 * 101 - 1 = 49.5, end at step 100.
-  const JobConfig config =
+  const config::JobConfig config =
       sample::check("", {"optimizer.lr=0.1", "train.steps=101", "schedule.use=one_cycle", "schedule.one_cycle.rise=0.5",
                          "schedule.one_cycle.start_ratio=0.2", "schedule.one_cycle.final_ratio=0.1"});
-  EXPECT_NEAR(learning_rate(config, 0), 0.02, 1e-15);
-  EXPECT_NEAR(learning_rate(config, 33), 0.02 + 0.08 * 0.75, 1e-15);  // two thirds of the rise: (1 - cos 120) / 2
-  EXPECT_NEAR(learning_rate(config, 100), 0.01, 1e-15);
-  EXPECT_NEAR(learning_rate(config, 1000), 0.01, 1e-15);
+  EXPECT_NEAR(update::learning_rate(config, 0), 0.02, 1e-15);
+  EXPECT_NEAR(update::learning_rate(config, 33), 0.02 + 0.08 * 0.75,
+              1e-15);  // two thirds of the rise: (1 - cos 120) / 2
+  EXPECT_NEAR(update::learning_rate(config, 100), 0.01, 1e-15);
+  EXPECT_NEAR(update::learning_rate(config, 1000), 0.01, 1e-15);
   for (int64_t step = 1; step < 101; ++step)
-    EXPECT_EQ(learning_rate(config, step) > learning_rate(config, step - 1), step <= 49) << step;
+    EXPECT_EQ(update::learning_rate(config, step) > update::learning_rate(config, step - 1), step <= 49) << step;
 }
 
 TEST(ScheduleTest, OneCycleWithoutARiseStartsAtThePeak) {

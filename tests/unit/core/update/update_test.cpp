@@ -36,7 +36,7 @@ TEST(NormTest, AddsANormBlockInSixteenLanes) {
   for (const std::size_t n : {1u, 15u, 16u, 17u, 1023u, 1024u, 1025u, 5000u}) {
     const auto values = noise(n);
     std::vector<double> leaves((n + 1023) / 1024);
-    norm_block_sums(view_of(values), leaves.data());
+    update::norm_block_sums(view_of(values), leaves.data());
     for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf)
       EXPECT_EQ(leaves[leaf], plain_leaf(values, leaf * 1024, std::min(n, leaf * 1024 + 1024))) << n << " " << leaf;
   }
@@ -46,8 +46,8 @@ TEST(NormTest, IsTheSameOnAnyNumberOfThreads) {
   const auto values = noise(500001);
   std::vector<double> one((values.size() + 1023) / 1024), four(one.size());
   ThreadPool single(1), several(4);
-  norm_block_sums(single, {{view_of(values), one.data()}});
-  norm_block_sums(several, {{view_of(values), four.data()}});
+  update::norm_block_sums(single, {{view_of(values), one.data()}});
+  update::norm_block_sums(several, {{view_of(values), four.data()}});
   EXPECT_EQ(one, four);
 }
 
@@ -55,9 +55,9 @@ TEST(NormTest, CountsNonFiniteElements) {
   auto values = noise(3000);
   values[7] = std::numeric_limits<float>::infinity();
   values[2999] = std::nanf("");
-  EXPECT_EQ(count_non_finite(view_of(values)), 2);
+  EXPECT_EQ(update::count_non_finite(view_of(values)), 2);
   std::vector<double> leaves(3);
-  norm_block_sums(view_of(values), leaves.data());
+  update::norm_block_sums(view_of(values), leaves.data());
   EXPECT_FALSE(std::isfinite(leaves[0]));
   EXPECT_TRUE(std::isfinite(leaves[1]));
   EXPECT_FALSE(std::isfinite(leaves[2]));
@@ -67,24 +67,24 @@ TEST(NormTest, Upcasts16BitElements) {
   for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
     std::vector<uint16_t> narrow_values(5000);
     std::vector<float> wide(5000);
-    downcast(noise(5000).data(), 5000, dtype, narrow_values.data());
-    upcast(narrow_values.data(), dtype, 5000, wide.data());
+    update::downcast(noise(5000).data(), 5000, dtype, narrow_values.data());
+    update::upcast(narrow_values.data(), dtype, 5000, wide.data());
     zr_view view{narrow_values.data(), 5000, dtype, 0, {1, 0}};
     std::vector<double> leaves(5), expected(5);
-    norm_block_sums(view, leaves.data());
-    norm_block_sums(view_of(wide), expected.data());
+    update::norm_block_sums(view, leaves.data());
+    update::norm_block_sums(view_of(wide), expected.data());
     EXPECT_EQ(leaves, expected) << dtype;
     narrow_values[4999] = dtype == ZR_BF16 ? 0x7f80 : 0x7c00;
-    EXPECT_EQ(count_non_finite(view), 1) << "infinity, dtype " << dtype;
+    EXPECT_EQ(update::count_non_finite(view), 1) << "infinity, dtype " << dtype;
     narrow_values[1500] = 0xffff;
-    EXPECT_EQ(count_non_finite(view), 2) << "a NaN, dtype " << dtype;
+    EXPECT_EQ(update::count_non_finite(view), 2) << "a NaN, dtype " << dtype;
   }
 }
 
 TEST(NormTest, IsFiniteForTheLargestFloats) {
   const std::vector<float> values(1024, std::numeric_limits<float>::max());
   double leaf;
-  norm_block_sums(view_of(values), &leaf);
+  update::norm_block_sums(view_of(values), &leaf);
   EXPECT_TRUE(std::isfinite(leaf)) << "squares of fp32 do not overflow in double";
 }
 
@@ -93,7 +93,7 @@ TEST(RoundingTest, RoundsToNearestEvenBf16) {
     float value;
     std::memcpy(&value, &bits, 4);
     uint16_t out;
-    downcast(&value, 1, ZR_BF16, &out);
+    update::downcast(&value, 1, ZR_BF16, &out);
     return out;
   };
   EXPECT_EQ(rounded(0x3f808000), 0x3f80) << "half way, down to even";
@@ -107,7 +107,7 @@ TEST(RoundingTest, RoundsToNearestEvenBf16) {
 TEST(RoundingTest, RoundsToNearestEvenFp16AndOverflowsToInfinity) {
   const auto rounded = [](float value) {
     uint16_t out;
-    downcast(&value, 1, ZR_F16, &out);
+    update::downcast(&value, 1, ZR_F16, &out);
     return out;
   };
   EXPECT_EQ(rounded(1 + 0x1p-11f), 0x3c00) << "half way, down to even";
@@ -123,9 +123,9 @@ TEST(RoundingTest, RoundTrips16BitValuesExactly) {
     const auto values = noise(1000);
     std::vector<char> narrowed(4000), again(4000);
     std::vector<float> wide(1000);
-    downcast(values.data(), 1000, dtype, narrowed.data());
-    upcast(narrowed.data(), dtype, 1000, wide.data());
-    downcast(wide.data(), 1000, dtype, again.data());
+    update::downcast(values.data(), 1000, dtype, narrowed.data());
+    update::upcast(narrowed.data(), dtype, 1000, wide.data());
+    update::downcast(wide.data(), 1000, dtype, again.data());
     EXPECT_EQ(narrowed, again);
   }
 }

@@ -12,8 +12,8 @@ namespace {
 using namespace zr::host;
 using zero3::GatherGroups;
 
-PlanInput input_of(std::mt19937& random, int world, bool frozen) {
-  PlanInput in;
+plan::PlanInput input_of(std::mt19937& random, int world, bool frozen) {
+  plan::PlanInput in;
   in.world = world;
   const std::vector<int64_t> sizes{1, 31, 1024, 5000, 1 << 16, 300001, 1 << 20};
   for (int i = 0; i < 12; ++i) {
@@ -29,12 +29,12 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
   for (const int world : {1, 2, 3, 7, 64, 1000})
     for (const int64_t bucket : {16384, 100000, 1 << 22})
       for (const int64_t persistent : {int64_t{0}, int64_t{6000}}) {
-        const PlanInput in = input_of(random, world, bucket == 100000);
+        const plan::PlanInput in = input_of(random, world, bucket == 100000);
         for (const int rank : {0, world / 2, world - 1}) {
-          const PlanInputView view(in, rank);
+          const plan::PlanInputView view(in, rank);
           const GatherGroups groups(view.in(), bucket, persistent);
           int64_t trainable = 0, covered = 0;
-          for (const Parameter& p : in.parameters) trainable += p.frozen ? 0 : p.count;
+          for (const plan::Parameter& p : in.parameters) trainable += p.frozen ? 0 : p.count;
           for (std::size_t b = 0; b < groups.buckets(); ++b) {
             const zr::GradientBucket whole = groups.bucket(b);
             ASSERT_EQ(groups.bucket_size(b), whole.size()) << world << " ranks, bucket " << b;

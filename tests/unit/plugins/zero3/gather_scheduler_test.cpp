@@ -151,8 +151,8 @@ class GatherSchedulerTest : public testing::Test {
   int64_t window_used() const { return out_->end - buffer_.data(); }
 
   std::optional<Outside> out_;
-  zr::host::PlanInput input_;
-  std::optional<zr::host::PlanInputView> view_;
+  zr::host::plan::PlanInput input_;
+  std::optional<zr::host::plan::PlanInputView> view_;
   std::optional<zero3::GatherGroups> groups_;
   std::optional<zero3::GatherScheduler> scheduler_;
 
