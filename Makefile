@@ -53,7 +53,7 @@ fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failin
 	@clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Icore -Icore/base/include -Isdk/include \
 	  tests/unit/core/checkpoint/fuzz_target.cpp core/checkpoint/metadata.cpp core/base/file.cpp \
 	  core/checkpoint/json.cpp core/checkpoint/json_field.cpp core/checkpoint/manifest.cpp \
-	  core/checkpoint/safetensors.cpp core/base/error.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash) -o build/fuzz/checkpoint
+	  core/checkpoint/safetensors.cpp core/base/error.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash fmt) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
 format:  ## formats the sources (.clang-format)
