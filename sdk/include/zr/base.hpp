@@ -25,10 +25,11 @@ inline namespace sdk {
 /// becomes ZR_INTERNAL.
 class PluginError : public std::runtime_error {
  public:
+  /// `message`: what failed, why, and what to do. `native`: errno or a library's own code; 0: none.
   PluginError(zr_code code, const std::string& message, int64_t native = 0)
       : std::runtime_error(message), code_(code), native_(native) {}
-  zr_code code() const { return code_; }
-  int64_t native() const { return native_; }
+  zr_code code() const { return code_; }      // never ZR_OK
+  int64_t native() const { return native_; }  // errno or a library's own code; 0: none
 
  private:
   zr_code code_;
@@ -87,28 +88,30 @@ void write_output(T* out, T value) {
 
 // ---- the host ----
 
+/// The id of a service of the host, by the type of its table.
 template <class Service>
 inline constexpr const char* service_id = nullptr;
 template <>
-inline constexpr const char* service_id<zr_config_service> = "zr.host.config/1";
+inline constexpr const char* service_id<zr_config_service> = "zr.host.config/1";  // values of the TOML table
 template <>
-inline constexpr const char* service_id<zr_async_service> = "zr.host.async/1";
+inline constexpr const char* service_id<zr_async_service> = "zr.host.async/1";  // completions
 template <>
-inline constexpr const char* service_id<zr_memory_service> = "zr.host.memory/1";
+inline constexpr const char* service_id<zr_memory_service> = "zr.host.memory/1";  // counted memory
 template <>
-inline constexpr const char* service_id<zr_task_service> = "zr.host.tasks/1";
+inline constexpr const char* service_id<zr_task_service> = "zr.host.tasks/1";  // the thread pool
 template <>
-inline constexpr const char* service_id<zr_store_service> = "zr.host.store/1";
+inline constexpr const char* service_id<zr_store_service> = "zr.host.store/1";  // the key-value store
 template <>
-inline constexpr const char* service_id<zr_job_service> = "zr.host.job/1";
+inline constexpr const char* service_id<zr_job_service> = "zr.host.job/1";  // rank, world, run folder
 template <>
-inline constexpr const char* service_id<zr_machine_service> = "zr.host.machine/1";
+inline constexpr const char* service_id<zr_machine_service> = "zr.host.machine/1";  // measurements of the machine
 
 /// The host of the plug-in. Copyable; the host lives as long as the process. [any]
 class Host {
  public:
+  /// `host`: as create() received it.
   explicit Host(const zr_host* host) : host_(host) {}
-  const zr_host* abi() const { return host_; }
+  const zr_host* abi() const { return host_; }  // for calls through the ABI
   /// A service; null if the host does not offer it.
   template <class Service>
   const Service* find(const char* id = service_id<Service>) const {
@@ -123,6 +126,7 @@ class Host {
                         std::string("needs the host service \"") + id + "\", which this host does not offer");
     return *service;
   }
+  /// Writes a line to the host's log. `level`: ZR_LOG_DEBUG to ZR_LOG_ERROR.
   void log(int32_t level, const std::string& text) const { host_->log(host_, level, text.c_str()); }
 
  private:
@@ -133,12 +137,16 @@ class Host {
 /// it returns. Reading a name that is not among the keys, or a key of another type, throws. [control]
 class Config {
  public:
+  /// Reads `config` through the service of `host`.
   Config(const Host& host, const zr_config* config) : service_(host.need<zr_config_service>()), config_(config) {}
 
-  /// The value of a key. integer() also reads sizes in bytes; number() also reads durations, in seconds.
+  /// The value of a boolean key.
   bool boolean(const char* key) const { return read<int32_t>(service_.get_bool, key) != 0; }
+  /// The value of an integer key, or of a size, in bytes.
   int64_t integer(const char* key) const { return read<int64_t>(service_.get_int, key); }
+  /// The value of a floating-point key, or of a duration, in seconds.
   double number(const char* key) const { return read<double>(service_.get_float, key); }
+  /// The value of a string key.
   std::string text(const char* key) const { return read<const char*>(service_.get_string, key); }
   /// The value of a key that is an array of numbers.
   std::vector<double> numbers(const char* key) const {
@@ -166,8 +174,9 @@ class Config {
 /// Runs loops on the host's threads. [step] [use]
 class Tasks {
  public:
+  /// Throws ZR_UNSUPPORTED if the host has no thread pool.
   explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
-  uint32_t width() const { return service_->width(host_); }
+  uint32_t width() const { return service_->width(host_); }  // threads of this rank, the caller included
   /// Calls fn(begin, end) for all of [0, n), in runs of at least `grain`. Returns when all calls have returned, and
   /// rethrows the first exception.
   template <class F>
@@ -215,6 +224,7 @@ class Done {
   }
   /// Moves the reference; `other` becomes empty.
   Done(Done&& other) noexcept { swap(other); }
+  /// Drops the reference and moves the other one; `other` becomes empty.
   Done& operator=(Done&& other) noexcept {
     Done(std::move(other)).swap(*this);
     return *this;
@@ -222,8 +232,8 @@ class Done {
   ~Done() {
     if (done_) service_->done_release(done_);
   }
-  explicit operator bool() const { return done_ != nullptr; }
-  zr_done* abi() const { return done_; }
+  explicit operator bool() const { return done_ != nullptr; }  // false: empty
+  zr_done* abi() const { return done_; }                       // for calls through the ABI; null if empty
   /// Resolves the completion. Called exactly once, by the code that accepted the call.
   void resolve(zr_code code = ZR_OK, int64_t native = 0, const char* message = nullptr) const {
     service_->done_resolve(done_, code, native, message);

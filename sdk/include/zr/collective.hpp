@@ -73,9 +73,10 @@ inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_vie
 /// every rank must issue its collectives in the same order, so the order must not depend on timing.
 class Comm {
  public:
+  /// `ref`: as bind() received it.
   Comm(const Host& host, const zr_comm_ref& ref) : host_(host), ref_(ref) {}
-  int32_t rank() const { return ref_.rank; }
-  int32_t world() const { return ref_.world; }
+  int32_t rank() const { return ref_.rank; }    // 0 to world() - 1
+  int32_t world() const { return ref_.world; }  // number of ranks
   /// Runs a collective. Complete on return: dst is written, src may be overwritten.
   void run(const zr_coll& coll) const { submit(coll, nullptr); }
   /// Starts a collective. The memory of both views must stay valid until the Done is ready. Collectives complete in the

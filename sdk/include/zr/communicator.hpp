@@ -138,6 +138,8 @@ struct Communicator {
 }  // namespace zr
 #pragma GCC visibility pop
 
+// Exports class CLASS as a communicator with the id ID, as the only component of this library. Once per library, at
+// namespace scope.
 #define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION) \
   ZR_TAG(kind_communicator);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

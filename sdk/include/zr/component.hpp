@@ -27,10 +27,11 @@ constexpr zr_key key_of(uint32_t type, const char* name, const char* def, double
 constexpr zr_key key_bool(const char* name, const char* def, const char* meaning) {
   return key_of(ZR_KEY_BOOL, name, def, -kNoBound, kNoBound, nullptr, meaning);
 }
-/// An integer, or a floating-point number, from min to max.
+/// An integer from min to max.
 constexpr zr_key key_int(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_INT, name, def, min, max, nullptr, meaning);
 }
+/// A floating-point number from min to max.
 constexpr zr_key key_float(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_FLOAT, name, def, min, max, nullptr, meaning);
 }
@@ -38,13 +39,15 @@ constexpr zr_key key_float(const char* name, const char* def, double min, double
 constexpr zr_key key_text(const char* name, const char* def, const char* choices, const char* meaning) {
   return key_of(ZR_KEY_STRING, name, def, -kNoBound, kNoBound, choices, meaning);
 }
-/// A size ("32MiB"), a duration ("5min", bounds in seconds), or an array of numbers.
+/// A size, such as "32MiB", from min to max bytes.
 constexpr zr_key key_bytes(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_BYTES, name, def, min, max, nullptr, meaning);
 }
+/// A duration, such as "5min", from min to max seconds.
 constexpr zr_key key_duration(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_DURATION, name, def, min, max, nullptr, meaning);
 }
+/// An array of numbers, each from min to max.
 constexpr zr_key key_floats(const char* name, const char* def, double min, double max, const char* meaning) {
   return key_of(ZR_KEY_FLOATS, name, def, min, max, nullptr, meaning);
 }
@@ -56,6 +59,7 @@ constexpr zr_key per_group(zr_key key) {
 
 // ---- components and the module ----
 
+// Defines trait<T>: true if the class T has the member.
 #define ZR_DETECT(trait, member)       \
   template <class T, class = void>     \
   inline constexpr bool trait = false; \
@@ -86,8 +90,10 @@ template <class D, std::size_t... I>
 constexpr auto key_pointers(std::index_sequence<I...>) {
   return std::array<const zr_key*, sizeof...(I)>{&D::keys[I]...};
 }
+/// The schema of class D in the form of zr_component::keys.
 template <class D>
 struct Keys {
+  /// One pointer per entry of D::keys; static.
   static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
 };
 

@@ -17,8 +17,10 @@
 namespace zr {
 inline namespace sdk {
 
+/// The layout of one model for one rank count. The comment of this file describes it.
 class FlatLayout {
  public:
+  /// Flat elements [begin, end).
   struct Range {
     int64_t begin, end;                           // flat elements
     int64_t size() const { return end - begin; }  // elements
@@ -48,11 +50,10 @@ class FlatLayout {
     }
   }
 
-  int64_t trainable() const { return trainable_; }  // flat elements, padding included
-  int64_t total() const { return total_; }          // with frozen parameters
-  /// The flat offset of a parameter, and its elements.
-  int64_t offset(uint32_t param) const { return offset_[param]; }
-  int64_t count(uint32_t param) const { return in_->params[param]->count; }
+  int64_t trainable() const { return trainable_; }                           // flat elements, padding included
+  int64_t total() const { return total_; }                                   // with frozen parameters
+  int64_t offset(uint32_t param) const { return offset_[param]; }            // flat offset of a parameter
+  int64_t count(uint32_t param) const { return in_->params[param]->count; }  // its elements, without padding
 
   const std::vector<Range>& buckets() const { return buckets_; }  // in the order in which they are sent
   int64_t largest_bucket() const {                                // elements

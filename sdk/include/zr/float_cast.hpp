@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+// Every kernel gets a copy of its own, for its instruction set.
 #define ZR_ALWAYS_INLINE __attribute__((always_inline)) inline
 
 #pragma GCC visibility push(hidden)
@@ -30,6 +31,7 @@ ZR_ALWAYS_INLINE uint16_t to_bf16(float value) {
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
+/// Exact: every bf16 value is an fp32 value.
 ZR_ALWAYS_INLINE float from_bf16(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
 
 /// Rounds to nearest, ties to even; magnitudes of 65504 + half a step (65520) and more become infinity; a NaN becomes

@@ -24,8 +24,8 @@ inline namespace sdk {
 struct GradientBucket {
   /// Elements [first, first + count) of a parameter are at `offset` of the bucket. A run may span several parts.
   struct Run {
-    uint32_t param;
-    int64_t first, count, offset;
+    uint32_t param;                // index in the model's order
+    int64_t first, count, offset;  // elements
   };
   std::vector<Run> runs;        // of trainable parameters, in any order; elements outside of all runs are padding
   std::vector<int64_t> counts;  // elements of each rank's part, padding included
@@ -56,7 +56,7 @@ inline bool reduces_in_place(const zr_plan_in& in, GradientMemory memory) {
 /// Created in bind(). Not thread-safe, like the strategy that owns it. [use]
 class GradientBuckets {
  public:
-  static constexpr uint32_t kBucketBuffers = 2;
+  static constexpr uint32_t kBucketBuffers = 2;  // one is filled while the other is reduced
   /// For plan(): requests the buffers. `largest`: elements of the largest bucket; `total`: of all buckets. Returns the
   /// number of the first buffer; the next free number is that + buffers(memory). In the buffer for the full gradient
   /// the buckets are stored in reverse order: the one that is sent last comes first.
@@ -67,6 +67,7 @@ class GradientBuckets {
       plan.buffer(ZR_ROLE_BUCKET, "gradient bucket", largest, in.grad_dtype);
     return first;
   }
+  /// The number of buffers that plan() requests.
   static constexpr uint32_t buffers(GradientMemory memory) {
     return memory == GradientMemory::full ? 1 : kBucketBuffers;
   }

@@ -11,6 +11,7 @@
 #pragma once
 
 #if defined(__x86_64__)
+// Declares a kernel once per instruction set, in a namespace named after it.
 #define ZR_KERNEL(declaration) \
   namespace portable {         \
   declaration;                 \
@@ -21,6 +22,7 @@
   namespace avx512 {           \
   declaration;                 \
   }
+// The kernel for this machine, see zr::choose().
 #define ZR_CHOOSE(kernel) zr::choose(portable::kernel, avx2::kernel, avx512::kernel)
 #else
 #define ZR_KERNEL(declaration) \

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #if defined(__clang__)
+// An attribute for the analysis. The macros below use it.
 #define ZR_THREAD_ATTRIBUTE(x) __attribute__((x))
 #else
 #define ZR_THREAD_ATTRIBUTE(x)

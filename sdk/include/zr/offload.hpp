@@ -130,6 +130,8 @@ struct Offload {
 }  // namespace zr
 #pragma GCC visibility pop
 
+// Exports class CLASS as an offload tier with the id ID, as the only component of this library. Once per library, at
+// namespace scope.
 #define ZR_OFFLOAD(CLASS, ID, VENDOR, VERSION) \
   ZR_TAG(kind_offload);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -41,18 +41,19 @@ inline namespace sdk {
 
 /// One run of one parameter, lent for the call. The arrays do not overlap.
 struct Update {
-  float* weight;         // in/out: the fp32 master weight
-  const float* grad;     // in; multiply by mul, once, in fp32
-  int64_t first, count;  // the run, as indices into the flattened parameter
-  float mul;
+  float* weight;                 // in/out: the fp32 master weight
+  const float* grad;             // in; multiply by mul, once, in fp32
+  int64_t first, count;          // the run, as indices into the flattened parameter
+  float mul;                     // loss unscaling, mean and clipping in one factor
   int64_t step;                  // step count of this parameter: 1 at its first update
   double lr;                     // from the schedule, with the scale of the group applied
   uint16_t* out;                 // output, undefined on entry: the model's weight; null if that is `weight`
   zr_dtype out_dtype;            // ZR_BF16, ZR_F16, or ZR_F32 if out is null
   bool streams;                  // the parameter's `out` exceeds a core's cache: use non-temporal stores for it
   const zr_update_slice& slice;  // name, shape; may hold more elements than this run
-  const zr_step& job;
-  float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }  // an fp32 state
+  const zr_step& job;            // step count of the job, gradient norm
+  /// The elements of fp32 state `i` for this run.
+  float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }
 };
 
 /// An optimizer state with the shape of the parameter, fp32 by default. The host allocates it, zeroed.
@@ -188,6 +189,8 @@ struct Optimizer {
 }  // namespace zr
 #pragma GCC visibility pop
 
+// Exports class CLASS as an optimizer with the id ID, as the only component of this library. Once per library, at
+// namespace scope.
 #define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION) \
   ZR_TAG(kind_optimizer);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -20,85 +20,100 @@ inline namespace sdk {
 
 /// The kind of a reduction. dst is equal to src, or ZR_F32 if src is ZR_BF16 or ZR_F16.
 struct ReduceKind {
-  uint32_t reduce;  // ZR_SUM, ZR_MIN, ZR_MAX
-  bool accumulate;  // begins with the content of outs[0]
-  zr_dtype src, dst;
+  uint32_t reduce;    // ZR_SUM, ZR_MIN, ZR_MAX
+  bool accumulate;    // begins with the content of outs[0]
+  zr_dtype src, dst;  // of the sources and of the result
 };
 
-/// How an element is read into the type in which it is added (upcast), and written back, rounded once (downcast).
+/// fp32, added in fp32. Each of these structs says how an element is read into the type in which it is added (upcast),
+/// and written back, rounded once (downcast).
 struct F32Element {
-  using Stored = float;
-  using Accumulated = float;
-  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
-  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+  using Stored = float;                                                 // in memory
+  using Accumulated = float;                                            // while elements are added
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }    // exact
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }  // rounded once
 };
+/// fp64, added in fp64.
 struct F64Element {
-  using Stored = double;
-  using Accumulated = double;
-  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
-  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+  using Stored = double;                                                // in memory
+  using Accumulated = double;                                           // while elements are added
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }    // exact
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }  // rounded once
 };
+/// bf16, added in fp32.
 struct Bf16Element {
-  using Stored = uint16_t;
-  using Accumulated = float;
-  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_bf16(w); }
-  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_bf16(s); }
+  using Stored = uint16_t;                                                       // in memory
+  using Accumulated = float;                                                     // while elements are added
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_bf16(w); }  // exact
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_bf16(s); }  // rounded once
 };
+/// fp16, added in fp32.
 struct F16Element {
-  using Stored = uint16_t;
-  using Accumulated = float;
-  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_f16(w); }
-  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_f16(s); }
+  using Stored = uint16_t;                                                      // in memory
+  using Accumulated = float;                                                    // while elements are added
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return from_f16(w); }  // exact
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return to_f16(s); }  // rounded once
 };
+/// An integer, added in its own type.
 template <class T>
 struct IntElement {
-  using Stored = T;
-  using Accumulated = T;
-  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }
-  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }
+  using Stored = T;                                                     // in memory
+  using Accumulated = T;                                                // while elements are added
+  ZR_ALWAYS_INLINE static Accumulated upcast(Stored w) { return w; }    // exact
+  ZR_ALWAYS_INLINE static Stored downcast(Accumulated s) { return s; }  // rounded once
 };
 
 /// Addition without undefined behaviour on overflow: integers wrap.
 ZR_ALWAYS_INLINE float wrapping_add(float a, float b) { return a + b; }
-ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }
+ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }  // in fp64
+/// The same for int8_t.
 ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) {
   return static_cast<int8_t>(static_cast<uint8_t>(a) + static_cast<uint8_t>(b));
 }
-ZR_ALWAYS_INLINE uint8_t wrapping_add(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }
+ZR_ALWAYS_INLINE uint8_t wrapping_add(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }  // modulo 2^8
+/// The same for int32_t.
 ZR_ALWAYS_INLINE int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
+/// The same for int64_t.
 ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
 
-/// The three reductions. `first` begins a reduction with an element (a sum begins with +0, so -0 becomes +0), `apply`
-/// adds the next element. NaN propagates.
+/// ZR_SUM. It begins with +0, so that -0 becomes +0. NaN propagates.
 struct SumOp {
+  /// Begins a reduction with an element.
   template <class T>
   ZR_ALWAYS_INLINE static T first(T a) {
     return wrapping_add(T(0), a);
   }
+  /// Reduces `a` with the next element `b`.
   template <class T>
   ZR_ALWAYS_INLINE static T apply(T a, T b) {
     return wrapping_add(a, b);
   }
 };
+/// ZR_MIN. NaN propagates.
 struct MinOp {
+  /// Begins a reduction with an element.
   template <class T>
   ZR_ALWAYS_INLINE static T first(T a) {
     return a;
   }
+  /// Reduces `a` with the next element `b`.
   template <class T>
   ZR_ALWAYS_INLINE static T apply(T a, T b) {
     return b < a || b != b ? b : a;
   }
 };
+/// ZR_MAX. NaN propagates.
 struct MaxOp {
+  /// Begins a reduction with an element.
   template <class T>
   ZR_ALWAYS_INLINE static T first(T a) {
     return a;
   }
+  /// Reduces `a` with the next element `b`.
   template <class T>
   ZR_ALWAYS_INLINE static T apply(T a, T b) {
     return b > a || b != b ? b : a;

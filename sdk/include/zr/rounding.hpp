@@ -23,21 +23,22 @@ ZR_ALWAYS_INLINE void fetch_ahead(int64_t i, Arrays... arrays) {
   (__builtin_prefetch(arrays + i + 512, 1), ...);
 }
 
-/// How a loop stores each new master weight: `store(out, i, value)`. `downcasts`: store() writes to `out`.
-/// KeepFloat stores nothing: fp32 weights are their own master weights.
+/// How a loop stores each new master weight. KeepFloat stores nothing: fp32 weights are their own master weights.
 struct KeepFloat {
-  ZR_ALWAYS_INLINE static void store(uint16_t*, int64_t, float) {}
-  static constexpr bool downcasts = false;
+  ZR_ALWAYS_INLINE static void store(uint16_t*, int64_t, float) {}  // does nothing
+  static constexpr bool downcasts = false;                          // store() does not write to `out`
 };
 /// Rounds to bf16.
 struct RoundBf16 {
+  /// Writes `value`, rounded, to out[i].
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_bf16(value); }
-  static constexpr bool downcasts = true;
+  static constexpr bool downcasts = true;  // store() writes to `out`
 };
 /// Rounds to fp16.
 struct RoundF16 {
+  /// Writes `value`, rounded, to out[i].
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_f16(value); }
-  static constexpr bool downcasts = true;
+  static constexpr bool downcasts = true;  // store() writes to `out`
 };
 
 /// Calls loop(Rounding, first, count, out) for consecutive parts of [0, count). Each call handles `count` elements from

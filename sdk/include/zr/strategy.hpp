@@ -42,6 +42,7 @@ inline namespace sdk {
 /// Receives the result of plan(): first all buffers, then pieces in ascending order of parameter and element.
 class PlanBuilder {
  public:
+  /// `sink`: as plan() received it; it must outlive the builder.
   explicit PlanBuilder(const zr_plan_sink& sink) : sink_(sink) {}
   /// Requests zeroed memory on this rank that peers can read. Returns its number: 0, 1, ... tag (copied) is its name in
   /// the memory ledger.
@@ -78,8 +79,8 @@ class PlanBuilder {
 /// memory lives as long as the instance.
 struct Binding {
   const zr_view* buffers;  // in plan order
-  uint32_t n_buffers;
-  Comm comm;  // copyable
+  uint32_t n_buffers;      // length of `buffers`
+  Comm comm;               // copyable
 };
 
 /// Bytes per element.
@@ -97,6 +98,7 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
 inline uint32_t shared_weights_flag(const zr_plan_in& in) {
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
 }
+/// The smallest multiple of `multiple` that is at least `value`; both are positive or 0.
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 ZR_DETECT(has_abort, abort);
@@ -193,6 +195,8 @@ struct Strategy {
 }  // namespace zr
 #pragma GCC visibility pop
 
+// Exports class CLASS as a strategy with the id ID, as the only component of this library. Once per library, at
+// namespace scope.
 #define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION) \
   ZR_TAG(kind_strategy);                        \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

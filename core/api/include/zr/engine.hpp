@@ -30,7 +30,7 @@ struct LoadOptions {
 };
 /// The result of engine.load(): the checkpoint's folder, and the names of tensors that were not loaded.
 struct LoadReport {
-  std::string folder;
+  std::string folder;                    // path of the checkpoint's folder
   std::vector<std::string> missing;      // in the model, not in the checkpoint
   std::vector<std::string> unexpected;   // in the checkpoint, not in the model
   std::vector<std::string> other_shape;  // in both, with different shapes
@@ -84,7 +84,7 @@ class Engine {
   /// ExitRequest.
   Engine(const std::string& toml, torch::nn::Module& model);
   /// The same for a Program that main() has constructed. `name` (letters, digits, '-' and '_') gives this engine its
-  /// own folders, job.runs/job.name/<name>/ and checkpoint.dir/<name>/, for metrics and checkpoints. Engines that exist
+  /// own folders, job.runs/job.name/NAME/ and checkpoint.dir/NAME/, for metrics and checkpoints. Engines that exist
   /// at the same time need different names; an engine may reuse the name of one that was destroyed. Collective.
   Engine(const Program& program, torch::nn::Module& model, const std::string& name = "");
   /// The same for a TorchScript module, which must not have run yet. Disables for the whole process TorchScript's

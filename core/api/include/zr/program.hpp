@@ -23,12 +23,12 @@ struct Key {
   Key(std::string path, double def, std::string meaning, double min = -1e300, double max = 1e300);
   /// A string key. If `choices` is not empty, the value must be one of them.
   Key(std::string path, const char* def, std::string meaning, std::vector<std::string> choices = {});
-  std::string path;  // "model.layers"
-  std::string def;   // the default value as TOML text
-  uint32_t type;     // ZR_KEY_*
-  std::string meaning;
-  double min = -1e300, max = 1e300;
-  std::vector<std::string> choices;
+  std::string path;                  // "model.layers"
+  std::string def;                   // the default value as TOML text
+  uint32_t type;                     // ZR_KEY_*
+  std::string meaning;               // one line, no full stop
+  double min = -1e300, max = 1e300;  // inclusive bounds of numbers
+  std::vector<std::string> choices;  // of a string; empty: any text
 };
 
 /// A configuration that the program composes, for programs without a TOML file. One thread at a time.

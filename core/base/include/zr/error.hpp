@@ -26,9 +26,10 @@ class Error : public std::runtime_error {
   int exit_code() const noexcept { return exit_code_; }
 
  protected:
+  /// For subclasses: one of exit_code::, and the message.
   Error(int exit_code, const std::string& text) : std::runtime_error(text), exit_code_(exit_code) {}
-  Error(const Error&) = default;  // a copy of this class alone would lose the subclass
-  Error& operator=(const Error&) = default;
+  Error(const Error&) = default;             // a copy of this class alone would lose the subclass
+  Error& operator=(const Error&) = default;  // for subclasses
 
  private:
   int exit_code_;
@@ -38,12 +39,14 @@ class Error : public std::runtime_error {
 /// unless its comment says otherwise.
 class UserError : public Error {
  public:
+  /// `text`: what failed, where, why, and what to do.
   explicit UserError(const std::string& text) : Error(exit_code::user, text) {}
 };
 
 /// The machine lacks a resource or a file: memory, disk space, a plug-in, a permission.
 class EnvironmentError : public Error {
  public:
+  /// `text`: what failed, where, why, and what to do.
   explicit EnvironmentError(const std::string& text) : Error(exit_code::environment, text) {}
 };
 
@@ -51,12 +54,14 @@ class EnvironmentError : public Error {
 /// succeed after it; a program may still use its own data, and resume from a checkpoint in a new job.
 class PeerLostError : public Error {
  public:
+  /// `text`: what failed, where, why, and what to do.
   explicit PeerLostError(const std::string& text) : Error(exit_code::peer_lost, text) {}
 };
 
 /// A bug in Zeroth or in a plug-in.
 class InternalError : public Error {
  public:
+  /// `text`: what failed, where, why, and what to do.
   explicit InternalError(const std::string& text) : Error(exit_code::internal, text) {}
 };
 
@@ -64,7 +69,7 @@ class InternalError : public Error {
 /// or a query by `zeroth plan`, `explain`, `train` or `tune`. Not an error and not a std::exception. zr::guarded
 /// returns its code; a main() without zr::guarded catches it and returns the code.
 struct ExitRequest {
-  int exit_code;
+  int exit_code;  // 0, or one of exit_code::
 };
 
 }  // namespace zr

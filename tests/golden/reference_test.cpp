@@ -1,0 +1,93 @@
+// The reference of the installed headers (.ci/Doxyfile): Doxygen rejects a public name without a comment.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
+
+namespace {
+
+using zr::testing::shell;
+
+// Runs Doxygen with the project's settings; `changes` are settings that replace those.
+zr::testing::Outcome doxygen(const zr::test::Scratch& scratch, const std::string& changes = "") {
+  return shell("cd '" ZR_SOURCE_DIR "' && { cat .ci/Doxyfile; echo 'OUTPUT_DIRECTORY = " + scratch.folder().string() +
+               "'; echo '" + changes + "'; } | doxygen -");
+}
+
+class ReferenceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!zr::testing::has_program("doxygen")) GTEST_SKIP() << "needs doxygen (.ci/debian.txt)";
+  }
+  zr::test::Scratch scratch_;
+};
+
+TEST_F(ReferenceTest, EveryPublicNameHasAComment) {
+  const auto done = doxygen(scratch_);
+  EXPECT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(done.output, "");
+  const auto pages = shell("ls '" + scratch_.path("reference") + "'");
+  for (const char* page : {"classzr_1_1Engine.html", "classzr_1_1UserError.html", "structzr__strategy__api.html",
+                           "optimizer_8hpp.html", "module_8h.html"})
+    EXPECT_NE(pages.output.find(page), std::string::npos) << page << " is missing";
+}
+
+// The filter of .ci/Doxyfile makes Doxygen read the plain comments of the headers, and reports each name without one.
+TEST_F(ReferenceTest, NamesTheLineOfAMissingComment) {
+  const std::string cpp = scratch_.write("include/zr/planted.hpp",
+                                         "// A file.\n"                         // 1
+                                         "namespace zr {\n"                     // 2
+                                         "struct Bare {\n"                      // 3
+                                         "  int first, second;  // for both\n"  // 4
+                                         "  int third;\n"                       // 5
+                                         "};\n"                                 // 6
+                                         "// A function.\n"                     // 7
+                                         "int told(int argument);\n"            // 8
+                                         "int untold(int argument);\n"          // 9
+                                         "/// A class.\n"                       // 10
+                                         "class Told {\n"                       // 11
+                                         " public:\n"                           // 12
+                                         "  int size() const;  // elements\n"   // 13
+                                         "  int capacity() const;\n"            // 14
+                                         "  using Element = int;\n"             // 15
+                                         "\n"                                   // 16
+                                         " private:\n"                          // 17
+                                         "  int hidden_;\n"                     // 18
+                                         "};\n"                                 // 19
+                                         "enum class Untold { a, b };\n"        // 20
+                                         "}  // namespace zr\n"                 // 21
+                                         "#define ZR_UNTOLD 1\n");              // 22
+  const std::string c = scratch_.write("include/zr/planted.h",
+                                       "/* A file. */\n"                                           // 1
+                                       "typedef struct zr_bare {\n"                                // 2
+                                       "  uint32_t size, rsv; /* explained by zr/abi/base.h */\n"  // 3
+                                       "  int64_t told; /* elements */\n"                          // 4
+                                       "  int64_t untold;\n"                                       // 5
+                                       "} zr_bare;\n"                                              // 6
+                                       "/* A struct. */\n"                                         // 7
+                                       "typedef struct zr_told {\n"                                // 8
+                                       "  /* [any] A function. */\n"                               // 9
+                                       "  void (*told)(void *self);\n"                             // 10
+                                       "  void (*untold)(void *self);\n"                           // 11
+                                       "} zr_told;\n");                                            // 12
+  const auto done = doxygen(scratch_, "INPUT = " + scratch_.path("include"));
+  EXPECT_NE(done.code, 0);
+  std::vector<std::string> found;
+  const std::regex error("/(planted\\.\\w+:\\d+): error: (Member|Compound) ([\\w:]+)");
+  for (const std::string& line : done.lines())
+    if (std::smatch match; std::regex_search(line, match, error))
+      found.push_back(match[1].str() + " " + match[3].str());
+    else
+      ADD_FAILURE() << line;
+  EXPECT_THAT(found, testing::UnorderedElementsAre(
+                         "planted.h:2 zr_bare", "planted.h:5 untold", "planted.h:11 untold", "planted.hpp:3 zr::Bare",
+                         "planted.hpp:5 third", "planted.hpp:9 untold", "planted.hpp:14 capacity",
+                         "planted.hpp:15 Element", "planted.hpp:20 Untold", "planted.hpp:22 ZR_UNTOLD"));
+}
+
+}  // namespace
