@@ -1,4 +1,4 @@
-// Links between the Markdown files of the tree: the file exists, and the heading that an anchor names.
+// The Markdown files of the tree: links, files, and calls of the C++ API that they name exist.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <regex>
 #include <set>
 #include <string>
@@ -89,6 +90,59 @@ TEST(Documentation, IndexLinksToEveryPage) {
     if (entry.path().extension() == ".md" && entry.path().filename() != "index.md") {
       EXPECT_NE(index.find("(" + entry.path().filename().string() + ")"), index.npos) << entry.path();
     }
+}
+
+// Calls fn for each text in backticks, with its page and line.
+void each_quoted(const std::vector<fs::path>& of,
+                 const std::function<void(const std::string& text, const std::string& where)>& fn) {
+  static const std::regex quoted("`([^`]+)`");
+  for (const fs::path& page : of)
+    each_line(page, [&](const std::string& line, int number) {
+      // In a table of coming-from.md the first column has the names of others.
+      const std::size_t begin = page.filename() == "coming-from.md" && line[0] == '|' ? line.find(" | ") : 0;
+      if (begin == line.npos) return;
+      for (std::sregex_iterator at(line.begin() + static_cast<std::ptrdiff_t>(begin), line.end(), quoted), none;
+           at != none; ++at)
+        fn((*at)[1], fs::relative(page, kRoot).string() + ":" + std::to_string(number));
+    });
+}
+
+TEST(Documentation, NamesFilesThatExist) {
+  static const std::regex path(R"((core|plugins|sdk|tests|examples|docs|\.ci|\.github)/[\w./-]+)");
+  int checked = 0;
+  each_quoted(pages(), [&](const std::string& text, const std::string& where) {
+    if (!std::regex_match(text, path)) return;
+    ++checked;
+    bool exists = false;
+    for (const char* ending : {"", ".cpp", ".hpp"}) exists = exists || fs::exists(kRoot / (text + ending));
+    EXPECT_TRUE(exists) << where << ": there is no " << text;
+  });
+  EXPECT_GT(checked, 50);
+}
+
+TEST(Documentation, NamesCallsThatExist) {
+  std::string headers;
+  for (const char* folder : {"core/api/include", "core/base/include", "sdk/include"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder))
+      if (entry.is_regular_file()) {
+        std::ifstream in(entry.path());
+        headers.append(std::istreambuf_iterator<char>(in), {});
+      }
+  std::set<std::string> names;
+  static const std::regex word("\\w+"), call("\\bengine\\.(\\w+)\\(|\\bzr::(\\w+)");
+  for (std::sregex_iterator at(headers.begin(), headers.end(), word), none; at != none; ++at) names.insert(at->str());
+  std::vector<fs::path> users{kRoot / "README.md"};
+  for (const auto& entry : fs::directory_iterator(kRoot / "docs"))
+    if (entry.path().extension() == ".md") users.push_back(entry.path());
+  int checked = 0;
+  each_quoted(users, [&](const std::string& text, const std::string& where) {
+    for (std::sregex_iterator at(text.begin(), text.end(), call), none; at != none; ++at) {
+      const std::string name = (*at)[1].matched ? (*at)[1] : (*at)[2];
+      EXPECT_TRUE(names.count(name)) << where << ": no installed header declares " << name;
+      ++checked;
+    }
+  });
+  EXPECT_GT(checked, 100);
 }
 
 }  // namespace
