@@ -21,13 +21,13 @@ namespace {
 const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
 const char* kSingleFile = "model.safetensors";
 
-uint64_t index_key(const std::string& role, const std::string& name) {
+uint64_t index_key(const std::string& kind, const std::string& name) {
   return hash_of(name.data(), static_cast<int64_t>(name.size())) +
-         hash_of(role.data(), static_cast<int64_t>(role.size()));
+         hash_of(kind.data(), static_cast<int64_t>(kind.size()));
 }
 }  // namespace
 
-bool is_foreign(const std::string& path) {
+bool is_from_other_program(const std::string& path) {
   const fs::path root(path);
   std::error_code error;
   if (!fs::is_directory(root, error)) return path.ends_with(".safetensors");
@@ -36,9 +36,9 @@ bool is_foreign(const std::string& path) {
 }
 
 Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress)
-    : folder_(folder), foreign_(is_foreign(folder)) {
-  if (foreign_) {
-    open_foreign();
+    : folder_(folder), from_other_program_(is_from_other_program(folder)) {
+  if (from_other_program_) {
+    open_from_other_program();
   } else {
     const std::string path = (fs::path(folder) / kManifest).string();
     if (!path_exists(path))
@@ -54,7 +54,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   }
   index_.reserve(manifest_.tensors.size());
   for (uint32_t i = 0; i < manifest_.tensors.size(); ++i)
-    index_.emplace_back(index_key(manifest_.tensors[i].role, manifest_.tensors[i].name), i);
+    index_.emplace_back(index_key(manifest_.tensors[i].kind, manifest_.tensors[i].name), i);
   std::sort(index_.begin(), index_.end());
 }
 
@@ -81,7 +81,7 @@ void Checkpoint::check_index() const {
     fail_user(path + ": was changed since it was written" + kRemedy);
 }
 
-void Checkpoint::open_foreign() {
+void Checkpoint::open_from_other_program() {
   const fs::path root(folder_);
   std::error_code error;
   std::map<std::string, std::string> index;  // tensor -> file; empty for a single file
@@ -160,7 +160,7 @@ void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const
     const auto found = stored.find(tensor.name);
     if (found == stored.end() || found->second->dtype != tensor.dtype || found->second->shape != tensor.shape ||
         header.data + found->second->begin != tensor.at)
-      fail_user(printable((fs::path(folder_) / about.name).string() + ": its header does not describe " + tensor.role +
+      fail_user(printable((fs::path(folder_) / about.name).string() + ": its header does not describe " + tensor.kind +
                           " '" + tensor.name + "' as the manifest does") +
                 kRemedy);
     stored.erase(found);
@@ -171,11 +171,11 @@ void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const
               kRemedy);
 }
 
-const SavedTensor* Checkpoint::find(const std::string& role, const std::string& name) const {
-  const uint64_t key = index_key(role, name);
+const SavedTensor* Checkpoint::find(const std::string& kind, const std::string& name) const {
+  const uint64_t key = index_key(kind, name);
   for (auto at = std::lower_bound(index_.begin(), index_.end(), std::pair(key, 0u));
        at != index_.end() && at->first == key; ++at)
-    if (const SavedTensor& tensor = manifest_.tensors[at->second]; tensor.role == role && tensor.name == name)
+    if (const SavedTensor& tensor = manifest_.tensors[at->second]; tensor.kind == kind && tensor.name == name)
       return &tensor;
   return nullptr;
 }
@@ -192,7 +192,7 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
     hash.add(part, n);
   }
   if (hash.value() != chunk.hash)
-    fail_user(printable(file.path() + ": " + tensor.role + " '" + tensor.name) +
+    fail_user(printable(file.path() + ": " + tensor.kind + " '" + tensor.name) +
               "' was changed since it was written, within the " + std::to_string(chunk.bytes) + " bytes at " +
               std::to_string(tensor.at + first) + kRemedy);
 }
@@ -200,7 +200,7 @@ void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t fir
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
   if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
     fail_internal("cannot read bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " of " +
-                  tensor.role + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
+                  tensor.kind + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
   if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {

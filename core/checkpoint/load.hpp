@@ -15,7 +15,7 @@ namespace zr::host::checkpoint {
 
 /// Whether `path` holds weights of another program: a file NAME.safetensors, or a folder without a manifest that has
 /// model.safetensors or an index of several files.
-bool is_foreign(const std::string& path);
+bool is_from_other_program(const std::string& path);
 
 /// An open checkpoint, or open weights of another program. At most one thread at a time.
 class Checkpoint {
@@ -24,12 +24,12 @@ class Checkpoint {
   /// UserError naming the file that is missing, truncated, or differs from the manifest in step, run or contents.
   explicit Checkpoint(const std::string& folder, const std::function<void(int64_t, int64_t)>& on_progress = nullptr);
   /// Whether these are weights of another program: every tensor is a weight, and only the headers can be verified.
-  bool foreign() const { return foreign_; }
+  bool from_other_program() const { return from_other_program_; }
 
   const Manifest& manifest() const { return manifest_; }
   const std::string& folder() const { return folder_; }
   /// The tensor; null if the checkpoint does not have it.
-  const SavedTensor* find(const std::string& role, const std::string& name) const;
+  const SavedTensor* find(const std::string& kind, const std::string& name) const;
   /// Reads bytes [first, first + bytes) of the tensor. Throws UserError naming file, tensor and offset if a byte
   /// has changed. If only part of a chunk is needed, the full chunk is read into a buffer and verified.
   void read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const;
@@ -44,12 +44,12 @@ class Checkpoint {
   void check_tensors(uint32_t index, const TensorHeader& header) const;
   void check_step() const;
   void check_index() const;
-  void open_foreign();
+  void open_from_other_program();
   void take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
   std::string folder_;
   Manifest manifest_;
-  bool foreign_ = false;
-  std::vector<std::pair<uint64_t, uint32_t>> index_;  // hash of role and name, index of manifest_.tensors; sorted
+  bool from_other_program_ = false;
+  std::vector<std::pair<uint64_t, uint32_t>> index_;  // hash of kind and name, index of manifest_.tensors; sorted
   std::vector<File> files_;
   mutable std::vector<char> chunk_buffer_;
 };

@@ -49,7 +49,7 @@ bool is_plain(const std::string& name) {
 Json json_of(const SavedTensor& tensor) {
   Json chunks = Json::array();
   for (const Chunk& chunk : tensor.chunks) chunks.push_back({chunk.bytes, hex(chunk.hash)});
-  Json json{{"role", tensor.role}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
+  Json json{{"role", tensor.kind}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
             {"file", tensor.file}, {"at", tensor.at},     {"chunks", std::move(chunks)}};
   if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
   return json;
@@ -57,13 +57,13 @@ Json json_of(const SavedTensor& tensor) {
 
 SavedTensor tensor_of(const std::string& path, const JsonField& json, const std::vector<SavedFile>& files) {
   SavedTensor tensor;
-  tensor.role = json.at("role").text();
+  tensor.kind = json.at("role").text();
   tensor.name = json.at("name").text();
-  if (tensor.role.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
+  if (tensor.kind.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
     reject(path, "has a tensor whose name or role has more than " + std::to_string(kMaxNameBytes) + " bytes");
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
-  const std::string who = tensor.role + " '" + tensor.name + "'";
+  const std::string who = tensor.kind + " '" + tensor.name + "'";
   const auto shape = shape_of(json.at("shape").value());
   if (!shape) reject(path, who + " has an invalid shape");
   tensor.shape = *shape;
@@ -105,26 +105,26 @@ void check(const std::string& path, const Manifest& manifest) {
   std::set<std::pair<std::string, std::string>> names;
   std::map<std::string, const SavedTensor*> weights, buffers;
   for (const SavedTensor& tensor : manifest.tensors) {
-    if (tensor.role == "weight") weights.emplace(tensor.name, &tensor);
-    if (tensor.role == "buffer") buffers.emplace(tensor.name, &tensor);
+    if (tensor.kind == "weight") weights.emplace(tensor.name, &tensor);
+    if (tensor.kind == "buffer") buffers.emplace(tensor.name, &tensor);
   }
   std::map<std::pair<uint32_t, int64_t>, const SavedTensor*> offsets;  // by file and offset
   for (const SavedTensor& tensor : manifest.tensors) {
     const auto weight = weights.find(tensor.name);
-    if (tensor.role == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
+    if (tensor.kind == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
       reject(path, "master '" + tensor.name + "' does not match the shape of its weight");
-    if (const auto buffer = buffers.find(tensor.name); tensor.role == kRankBuffer)
+    if (const auto buffer = buffers.find(tensor.name); tensor.kind == kRankBuffer)
       check_rank_buffer(path, tensor, buffer == buffers.end() ? nullptr : buffer->second);
-    if (!names.emplace(tensor.role, tensor.name).second)
-      reject(path, tensor.role + " '" + tensor.name + "' is listed twice");
+    if (!names.emplace(tensor.kind, tensor.name).second)
+      reject(path, tensor.kind + " '" + tensor.name + "' is listed twice");
     if (tensor.bytes() > 0 && !offsets.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
-      reject(path, tensor.role + " '" + tensor.name + "' overlaps another tensor");
+      reject(path, tensor.kind + " '" + tensor.name + "' overlaps another tensor");
   }
   for (auto one = offsets.begin(); one != offsets.end(); ++one) {
     const auto next = std::next(one);
     if (next != offsets.end() && next->first.first == one->first.first &&
         next->first.second < one->first.second + one->second->bytes())
-      reject(path, next->second->role + " '" + next->second->name + "' overlaps '" + one->second->name + "' at byte " +
+      reject(path, next->second->kind + " '" + next->second->name + "' overlaps '" + one->second->name + "' at byte " +
                        std::to_string(next->first.second) + " of " + manifest.files[one->first.first].name);
   }
 }

@@ -1,4 +1,4 @@
-// The contents of a checkpoint: tensors by role and name, their files and offsets, and a hash for every chunk.
+// The contents of a checkpoint: tensors by kind and name, their files and offsets, and a hash for every chunk.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace zr::host::checkpoint {
 
 /// An unsharded tensor; it does not depend on how the tensor is sharded.
 struct TensorInfo {
-  std::string role;   // "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
+  std::string
+      kind;  // the manifest calls it "role": "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
   std::string name;   // name of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
@@ -20,7 +21,7 @@ struct TensorInfo {
   int64_t bytes() const;
 };
 
-/// Maximal length of a tensor's name or role in bytes.
+/// Maximal length of a tensor's name or kind in bytes.
 inline constexpr std::size_t kMaxNameBytes = 4096;
 
 struct Chunk {
@@ -41,7 +42,7 @@ struct SavedFile {
   int64_t data = 0;     // offset of the first data byte
 };
 
-/// The role of the values of a buffer on all ranks, if they differ: the rank is an additional first dimension.
+/// The kind of the values of a buffer on all ranks, if they differ: the rank is an additional first dimension.
 inline constexpr const char* kRankBuffer = "buffer.rank";
 
 struct Manifest {

@@ -25,10 +25,10 @@ struct Written {
 };
 
 // Weights and buffers share files, because other programs load exactly this set.
-std::string stem_of(const std::string& role) {
-  if (role == "weight" || role == "buffer") return "model";
-  if (role == kRankBuffer) return "rank-buffers";
-  std::string stem = role.starts_with("state.") ? role.substr(6) : role;
+std::string stem_of(const std::string& kind) {
+  if (kind == "weight" || kind == "buffer") return "model";
+  if (kind == kRankBuffer) return "rank-buffers";
+  std::string stem = kind.starts_with("state.") ? kind.substr(6) : kind;
   for (char& c : stem)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') c = '-';
   return stem;
@@ -46,20 +46,20 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
   layout.manifest.run = image.run;
   layout.manifest.metadata_json = image.metadata_json;
   for (const TensorInfo& tensor : image.tensors) {
-    if (tensor.name.size() > kMaxNameBytes || tensor.role.size() > kMaxNameBytes)
-      fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.role.size())) +
+    if (tensor.name.size() > kMaxNameBytes || tensor.kind.size() > kMaxNameBytes)
+      fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.kind.size())) +
                 " bytes, but a checkpoint allows at most " + std::to_string(kMaxNameBytes) +
                 "; give the modules shorter names");
     layout.manifest.tensors.emplace_back();
     static_cast<TensorInfo&>(layout.manifest.tensors.back()) = tensor;
   }
   std::map<std::string, std::vector<uint32_t>> stems;
-  std::map<std::string, std::string> roles;  // by stem; two states never share a file, even with equal stems
+  std::map<std::string, std::string> kinds;  // by stem; two states never share a file, even with equal stems
   for (uint32_t i = 0; i < image.tensors.size(); ++i) {
-    const std::string& role = image.tensors[i].role;
-    std::string stem = stem_of(role);
-    const bool state = role.starts_with("state.");
-    while (state && (stem == "model" || stem == "master" || !(roles.emplace(stem, role).first->second == role)))
+    const std::string& kind = image.tensors[i].kind;
+    std::string stem = stem_of(kind);
+    const bool state = kind.starts_with("state.");
+    while (state && (stem == "model" || stem == "master" || !(kinds.emplace(stem, kind).first->second == kind)))
       stem = "state-" + stem;
     stems[stem].push_back(i);
   }
@@ -100,7 +100,7 @@ std::string index_of(const Manifest& manifest) {
   std::vector<std::pair<std::string, std::string>> files;
   int64_t bytes = 0;
   for (const SavedTensor& tensor : manifest.tensors)
-    if (stem_of(tensor.role) == "model") {
+    if (stem_of(tensor.kind) == "model") {
       files.emplace_back(tensor.name, manifest.files[tensor.file].name);
       bytes += tensor.bytes();
     }
@@ -211,7 +211,7 @@ void take_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_r
   std::vector<int64_t> reached(manifest.tensors.size(), 0);
   for (const Written& one : all) {
     if (one.first != reached[one.tensor])
-      fail_internal("the ranks' parts of " + manifest.tensors[one.tensor].role + " '" +
+      fail_internal("the ranks' parts of " + manifest.tensors[one.tensor].kind + " '" +
                     manifest.tensors[one.tensor].name + "' overlap or leave a gap at byte " +
                     std::to_string(reached[one.tensor]));
     reached[one.tensor] += one.bytes;
@@ -219,7 +219,7 @@ void take_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_r
   }
   for (std::size_t i = 0; i < reached.size(); ++i)
     if (reached[i] != manifest.tensors[i].bytes())
-      fail_internal("no rank wrote the end of " + manifest.tensors[i].role + " '" + manifest.tensors[i].name + "'");
+      fail_internal("no rank wrote the end of " + manifest.tensors[i].kind + " '" + manifest.tensors[i].name + "'");
 }
 }  // namespace
 

@@ -123,7 +123,7 @@ void show_checkpoint(const std::string& folder) {
   std::cout << printable(checkpoint.folder()) << ": step " << manifest.step << " of run " << printable(manifest.run)
             << ", " << bytes_text(checkpoint.bytes()) << "\n";
   const checkpoint::CheckpointMetadata& facts = manifest.metadata;
-  if (!checkpoint.foreign()) {
+  if (!checkpoint.from_other_program()) {
     std::cout << "written by " << facts.world << " ranks under " << printable(facts.strategy) << " with "
               << printable(facts.optimizer) << "\n";
     if (!facts.last_step_applied) std::cout << "the last step was skipped because of non-finite gradients\n";
@@ -133,14 +133,14 @@ void show_checkpoint(const std::string& folder) {
       std::cout << (line.empty() ? "" : "  ") << printable(line) << "\n";
     std::cout << "\n";
   }
-  std::size_t name = 0, shape = 0, role = 0;
+  std::size_t name = 0, shape = 0, kind = 0;
   for (const checkpoint::SavedTensor& tensor : manifest.tensors) {
     name = std::max(name, printable(tensor.name).size());
-    role = std::max(role, printable(tensor.role).size());
+    kind = std::max(kind, printable(tensor.kind).size());
     shape = std::max(shape, shape_text(tensor.shape).size());
   }
   for (const checkpoint::SavedTensor& tensor : manifest.tensors)
-    std::cout << std::left << std::setw(static_cast<int>(role)) << printable(tensor.role) << "  "
+    std::cout << std::left << std::setw(static_cast<int>(kind)) << printable(tensor.kind) << "  "
               << std::setw(static_cast<int>(name)) << printable(tensor.name) << "  " << std::setw(5) << tensor.dtype
               << " " << std::right << std::setw(static_cast<int>(shape)) << shape_text(tensor.shape) << "  "
               << std::setw(10) << bytes_text(tensor.bytes()) << "\n";

@@ -148,8 +148,8 @@ void export_weights(const ExportOptions& options) {
   std::vector<ExportItem> items;
   int64_t all = 0;
   for (const checkpoint::SavedTensor& tensor : from.manifest().tensors) {
-    if (tensor.role != "weight" && tensor.role != "buffer") continue;
-    const bool converts = tensor.role == "weight" && wanted != ZR_NONE &&
+    if (tensor.kind != "weight" && tensor.kind != "buffer") continue;
+    const bool converts = tensor.kind == "weight" && wanted != ZR_NONE &&
                           checkpoint::safetensors_float(tensor.dtype) != ZR_NONE &&
                           checkpoint::safetensors_float(tensor.dtype) != wanted;
     const checkpoint::SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;

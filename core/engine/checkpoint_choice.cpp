@@ -40,7 +40,7 @@ std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallba
   std::string text;
   run_on_all_ranks(comm, [&] {
     if (comm.rank != 0) return;
-    if (checkpoint::is_foreign(path)) {
+    if (checkpoint::is_from_other_program(path)) {
       text = path + "\n";
       return;
     }

@@ -10,9 +10,9 @@ namespace zr::host::engine {
 
 void each_tensor(const plan::MemoryPlan& plan,
                  const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn) {
-  const auto of = [&](const plan::Parameter& p, const std::string& role, zr_dtype dtype) {
-    return checkpoint::TensorInfo{role, p.name, checkpoint::safetensors_name(dtype), p.shape,
-                                  role == "weight" ? p.aliases : std::vector<std::string>{}};
+  const auto of = [&](const plan::Parameter& p, const std::string& kind, zr_dtype dtype) {
+    return checkpoint::TensorInfo{kind, p.name, checkpoint::safetensors_name(dtype), p.shape,
+                                  kind == "weight" ? p.aliases : std::vector<std::string>{}};
   };
   const auto& parameters = plan.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
@@ -28,10 +28,10 @@ namespace {
 checkpoint::Slab slab_of(ShardedState& state, uint32_t param, const checkpoint::TensorInfo& tensor, uint32_t index,
                          int64_t first, int64_t count) {
   const int64_t size = checkpoint::stored_size(tensor.dtype);
-  checkpoint::Slab slab{index, first * size, count * size, state.memory_of(param, tensor.role, first, count), {}};
+  checkpoint::Slab slab{index, first * size, count * size, state.memory_of(param, tensor.kind, first, count), {}};
   if (!slab.data)
-    slab.read = [&state, param, role = tensor.role, size, start = first](int64_t from, int64_t bytes, void* to) {
-      state.each_memory(param, role, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
+    slab.read = [&state, param, kind = tensor.kind, size, start = first](int64_t from, int64_t bytes, void* to) {
+      state.each_memory(param, kind, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
                         [&](const void* memory, int64_t at, int64_t n) {
                           std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
                                       static_cast<std::size_t>(n * size));

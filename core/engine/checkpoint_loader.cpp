@@ -14,9 +14,9 @@
 namespace zr::host::engine {
 
 namespace {
-std::string who(const checkpoint::TensorInfo& tensor) { return tensor.role + " '" + tensor.name + "'"; }
+std::string who(const checkpoint::TensorInfo& tensor) { return tensor.kind + " '" + tensor.name + "'"; }
 
-bool is_weight(const checkpoint::TensorInfo& tensor) { return tensor.role == "weight" || tensor.role == "master"; }
+bool is_weight(const checkpoint::TensorInfo& tensor) { return tensor.kind == "weight" || tensor.kind == "master"; }
 
 // The name in the file for a weight of this model.
 std::string renamed(const std::string& name, const std::vector<config::Rename>& renames) {
@@ -71,18 +71,18 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
     const auto& aliases = context_.plan.input.parameters[param].aliases;
     names.insert(names.end(), aliases.begin(), aliases.end());
   }
-  std::vector<std::string> roles{tensor.role};
-  if (tensor.role == "master" || (tensor.role == "buffer" && from_.foreign())) roles.emplace_back("weight");
-  for (const std::string& role : roles)  // fp32 is its own master
+  std::vector<std::string> kinds{tensor.kind};
+  if (tensor.kind == "master" || (tensor.kind == "buffer" && from_.from_other_program())) kinds.emplace_back("weight");
+  for (const std::string& kind : kinds)  // fp32 is its own master
     for (const std::string& name : names)
-      if (const checkpoint::SavedTensor* saved = from_.find(role, renamed(name, how_.renames))) return saved;
+      if (const checkpoint::SavedTensor* saved = from_.find(kind, renamed(name, how_.renames))) return saved;
   return nullptr;
 }
 
 void CheckpointLoader::match() {
   std::set<const checkpoint::SavedTensor*> known;
   const auto take = [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    const bool state = tensor.role.starts_with("state.");
+    const bool state = tensor.kind.starts_with("state.");
     const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
     const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
     known.insert(saved);
@@ -101,8 +101,8 @@ void CheckpointLoader::match() {
     for (const model::ModelBuffer& buffer : context_.model.buffers())
       take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
-    if (known.count(&saved) || saved.role == "master" || saved.role == checkpoint::kRankBuffer) continue;
-    if (saved.role.starts_with("state."))
+    if (known.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
+    if (saved.kind.starts_with("state."))
       report_.dropped.push_back(who(saved));
     else
       report_.unexpected.push_back(who(saved));
@@ -125,9 +125,9 @@ void CheckpointLoader::check() const {
       fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
                 ", but the model has it as " + part.tensor.dtype +
                 ", and Zeroth cannot convert between them; load another checkpoint");
-    if (!how_.convert && part.tensor.role != "master")
+    if (!how_.convert && part.tensor.kind != "master")
       fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
-                (part.tensor.role == "weight" ? ", but train.dtype requires " : ", but this job requires ") +
+                (part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ") +
                 part.tensor.dtype +
                 "; set train.dtype to the checkpoint's dtype, or load with convert = true, which converts from the "
                 "fp32 master");
@@ -188,7 +188,7 @@ void CheckpointLoader::read() {
                         [&](int64_t first, int64_t count, void* memory) { read_part(part, first, count, memory); });
     } else {
       for (const uint32_t u : state.slices_of(part.param))
-        state.each_memory(part.param, part.tensor.role, state.slices()[u].first, state.slices()[u].count,
+        state.each_memory(part.param, part.tensor.kind, state.slices()[u].first, state.slices()[u].count,
                           offload::OptimizerStates::Access::write,
                           [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
     }
@@ -197,7 +197,7 @@ void CheckpointLoader::read() {
 
 void CheckpointLoader::each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {
   for (const Part& part : parts_)
-    if (part.tensor.role == "weight") fn(part.param, part.saved->name);
+    if (part.tensor.kind == "weight") fn(part.param, part.saved->name);
 }
 
 LoadReport CheckpointLoader::report() const {

@@ -276,7 +276,7 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
   check_renames(asked.renames, context_.plan.input.parameters, context_.model.buffers());
   const checkpoint::Checkpoint from = open(path, asked);
   LoadOptions how = asked;
-  how.weights_only |= from.foreign();
+  how.weights_only |= from.from_other_program();
   CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, how, change);
   loader.check();
   progress.begin_load();

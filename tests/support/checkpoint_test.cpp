@@ -60,10 +60,10 @@ std::map<std::string, std::string> CheckpointTest::contents(const std::string& f
   const host::checkpoint::Checkpoint checkpoint(folder);
   std::map<std::string, std::string> all;
   for (const host::checkpoint::SavedTensor& tensor : checkpoint.manifest().tensors) {
-    if (tensor.role.starts_with("buffer")) continue;  // batch statistics depend on how ranks split the batch
+    if (tensor.kind.starts_with("buffer")) continue;  // batch statistics depend on how ranks split the batch
     std::string bytes(static_cast<std::size_t>(tensor.bytes()), '\0');
     checkpoint.read(tensor, 0, tensor.bytes(), bytes.data());
-    all[tensor.role + " " + tensor.name + " " + tensor.dtype] = std::move(bytes);
+    all[tensor.kind + " " + tensor.name + " " + tensor.dtype] = std::move(bytes);
   }
   return all;
 }

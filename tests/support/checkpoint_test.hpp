@@ -41,7 +41,7 @@ class CheckpointTest : public ::testing::Test {
   std::vector<std::string> names_in(const std::string& folder) const;
   // Flips a bit of the byte at distance from_end from the end of a file.
   void damage(const std::string& file, std::size_t from_end = 5) const;
-  // All bytes of a checkpoint's tensors by role, name and dtype, without buffers.
+  // All bytes of a checkpoint's tensors by kind, name and dtype, without buffers.
   static std::map<std::string, std::string> contents(const std::string& folder);
   const Scratch scratch_;
 };

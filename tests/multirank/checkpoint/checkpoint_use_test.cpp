@@ -287,7 +287,7 @@ TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
   save("parity.model=everything train.dtype=bf16");
   ASSERT_EQ(shell(zeroth_bin() + "export c out --dtype fp32 --file-size 8KiB").code, 0);
   const host::checkpoint::Checkpoint from(scratch_.path("c/step-00000002")), out(scratch_.path("out"));
-  EXPECT_TRUE(out.foreign());
+  EXPECT_TRUE(out.from_other_program());
   EXPECT_GT(out.manifest().files.size(), 3u);
   for (const host::checkpoint::SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.role != "weight") continue;

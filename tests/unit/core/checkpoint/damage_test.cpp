@@ -121,7 +121,7 @@ TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
   refused(
       [](checkpoint::Manifest& m) {
         for (checkpoint::SavedTensor& tensor : m.tensors)
-          if (tensor.role == "master" && tensor.name == "block.weight") tensor.shape = {16384};
+          if (tensor.kind == "master" && tensor.name == "block.weight") tensor.shape = {16384};
       },
       "master 'block.weight' does not match the shape of its weight");
   refused(

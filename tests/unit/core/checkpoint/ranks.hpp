@@ -26,9 +26,9 @@ using namespace zr::host;
 /// Tensors of several types and sizes, one of which is empty; the seed determines their bytes.
 struct Model {
   explicit Model(unsigned seed) {
-    const auto add = [&](const std::string& role, const std::string& name, const std::string& dtype,
+    const auto add = [&](const std::string& kind, const std::string& name, const std::string& dtype,
                          std::vector<int64_t> shape) {
-      tensors.push_back({role, name, dtype, std::move(shape), {}});
+      tensors.push_back({kind, name, dtype, std::move(shape), {}});
       std::mt19937_64 random(seed * 1000 + static_cast<unsigned>(tensors.size()));
       std::string& one = bytes.emplace_back(static_cast<std::size_t>(tensors.back().bytes()), '\0');
       for (char& c : one) c = static_cast<char>(random());
@@ -147,13 +147,13 @@ inline void expect_holds(const std::string& folder, const Model& model, int n = 
   for (int r = 0; r < n; ++r)
     for (const checkpoint::Slab& slab : slabs_of(model, r, n, how)) {
       const checkpoint::TensorInfo& tensor = model.tensors[slab.tensor];
-      const checkpoint::SavedTensor* saved = checkpoint.find(tensor.role, tensor.name);
+      const checkpoint::SavedTensor* saved = checkpoint.find(tensor.kind, tensor.name);
       ASSERT_NE(saved, nullptr) << tensor.name;
       ASSERT_EQ(saved->shape, tensor.shape);
       std::string there(static_cast<std::size_t>(slab.bytes), '\0');
       checkpoint.read(*saved, slab.first, slab.bytes, there.data());
       ASSERT_TRUE(there.compare(0, there.size(), static_cast<const char*>(slab.data), there.size()) == 0)
-          << tensor.role << " " << tensor.name << " from " << slab.first;
+          << tensor.kind << " " << tensor.name << " from " << slab.first;
     }
 }
 
