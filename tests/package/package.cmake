@@ -1,5 +1,5 @@
 # Installs Zeroth into a scratch folder, builds the quickstart against it with find_package and a plug-in against its
-# SDK, and trains with both. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
+# SDK, and trains with both; also those that docs/ shows. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
   list(JOIN ARGN " " command)
@@ -29,6 +29,26 @@ function(must_fail text)
   if(at EQUAL -1)
     message(FATAL_ERROR "${command}\ndid not print '${text}':\n${said}")
   endif()
+endfunction()
+
+# Writes the files that a page of docs/ shows: each is the code block that follows the first mention of its name.
+function(extract page folder)
+  file(READ ${SOURCE}/docs/${page} text)
+  foreach(name ${ARGN})
+    set(rest "${text}")
+    foreach(mark "`${name}`" "```" "\n")
+      string(FIND "${rest}" "${mark}" at)
+      if(at EQUAL -1)
+        message(FATAL_ERROR "docs/${page} shows no file ${name}")
+      endif()
+      string(LENGTH "${mark}" length)
+      math(EXPR at "${at} + ${length}")
+      string(SUBSTRING "${rest}" ${at} -1 rest)
+    endforeach()
+    string(FIND "${rest}" "\n```" end)
+    string(SUBSTRING "${rest}" 0 ${end} block)
+    file(WRITE ${folder}/${name} "${block}\n")
+  endforeach()
 endfunction()
 
 file(REMOVE_RECURSE ${SCRATCH})
@@ -85,6 +105,15 @@ file(CREATE_LINK ${TORCH} ${SCRATCH}/torch SYMBOLIC)
 must(${project} -DTORCH_ROOT=${SCRATCH}/torch -S ${prefix}/share/zeroth/examples/quickstart -B ${SCRATCH}/quickstart)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/quickstart)
 
+# The program of docs/getting-started.md, built and trained as the page says.
+set(page ${SCRATCH}/app)
+extract(getting-started.md ${page} main.cpp CMakeLists.txt job.toml)
+must(${project} -DTORCH_ROOT=${SCRATCH}/torch -S ${page} -B ${page}/build)
+must(${CMAKE_COMMAND} --build ${page}/build)
+file(COPY ${page}/build/app DESTINATION ${page})
+must(${prefix}/bin/zeroth train ${page}/job.toml train.steps=100 job.runs="${SCRATCH}/runs")
+must_say("step 100 loss")
+
 # libtorch next to libzeroth.so is found without TORCH_ROOT. Checks the messages for a missing or different libtorch.
 file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
 must(${project} -S ${SOURCE}/examples/torchscript -B ${SCRATCH}/beside)
@@ -117,7 +146,13 @@ endif()
 must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
      -DZR_DEALT=${SOURCE}/tests/multirank/plugins/dealt.cpp)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
-must_fail("was installed without its engine" ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
+set(page ${SCRATCH}/descent)  # the plug-in of docs/writing-a-plugin.md
+extract(writing-a-plugin.md ${page} descent.cpp CMakeLists.txt)
+must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${page} -B ${page}/build)
+must(${CMAKE_COMMAND} --build ${page}/build)
+must(${prefix}/bin/zeroth plugins ${page}/build/plugins/zr_optimizer_descent.so)
+must_say("descent")
+must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
 find_program(pkg_config pkg-config REQUIRED)
 set(pc ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${prefix}/lib/pkgconfig ${pkg_config})
@@ -125,6 +160,7 @@ execute_process(COMMAND ${pc} --cflags zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_S
 must(c++ -std=c++17 -fsyntax-only ${flags} ${SOURCE}/tests/multirank/plugins/dealt.cpp)
 execute_process(COMMAND ${pc} --define-variable=torch_root=${TORCH} --cflags --libs zeroth
                 OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(engine_flags "${flags}")
 foreach(part -I${prefix}/lib/pkgconfig/../../include "-isystem ${TORCH}/include" -L${prefix}/lib/pkgconfig/../../lib
         -lzeroth -ltorch_cpu)
   string(FIND "${flags}" "${part}" at)
@@ -132,6 +168,13 @@ foreach(part -I${prefix}/lib/pkgconfig/../../include "-isystem ${TORCH}/include"
     message(FATAL_ERROR "pkg-config gives '${flags}', without ${part}")
   endif()
 endforeach()
+
+# The fragments of docs/training-from-cpp.md compile; snippets.hpp declares what they leave out.
+set(here ${SOURCE}/tests/package)
+execute_process(COMMAND awk -f ${here}/snippets.awk ${SOURCE}/docs/training-from-cpp.md
+                OUTPUT_FILE ${SCRATCH}/snippets.cpp COMMAND_ERROR_IS_FATAL ANY)
+separate_arguments(engine_flags)
+must(c++ -std=c++20 -fsyntax-only ${engine_flags} -I${here} ${SCRATCH}/snippets.cpp)
 
 # Moves the installation: a program linked before still runs and reports the library it uses; find_package finds it.
 file(RENAME ${prefix} ${SCRATCH}/moved)
