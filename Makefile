@@ -70,7 +70,7 @@ lint: build  ## checks format, names and common mistakes; warnings are errors (.
 	    echo 'lint: remedy: fix these; the full output is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
 
-docs:  ## the documentation as a site, with the reference of the public headers: build/site/index.html
+docs:  ## builds the documentation and the reference of the installed headers: build/site/index.html
 	@.ci/setup docs
 	@.ci/docs
 

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <regex>
 #include <string>
 #include <vector>
@@ -35,6 +38,26 @@ TEST_F(ReferenceTest, EveryPublicNameHasAComment) {
   for (const char* page : {"classzr_1_1Engine.html", "classzr_1_1UserError.html", "structzr__strategy__api.html",
                            "optimizer_8hpp.html", "module_8h.html"})
     EXPECT_NE(pages.output.find(page), std::string::npos) << page << " is missing";
+}
+
+// Doxygen 1.9.4 reports no enumerators.
+TEST_F(ReferenceTest, EveryEnumeratorHasAComment) {
+  const auto done = doxygen(scratch_, "GENERATE_XML = YES");
+  ASSERT_EQ(done.code, 0) << done.output;
+  static const std::regex name("<name>(\\w+)</name>"), tag("<[^>]*>|\\s");
+  const std::string begin = "<enumvalue ", end = "</enumvalue>", text_begin = "<briefdescription>";
+  int checked = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch_.path("xml"))) {
+    std::ifstream in(entry.path());
+    const std::string xml(std::istreambuf_iterator<char>(in), {});
+    for (auto at = xml.find(begin); at != xml.npos; at = xml.find(begin, at + 1), ++checked) {
+      const std::string one = xml.substr(at, xml.find(end, at) - at);
+      std::smatch match;
+      ASSERT_TRUE(std::regex_search(one, match, name)) << one;
+      EXPECT_NE(std::regex_replace(one.substr(one.find(text_begin)), tag, ""), "") << match[1] << " has no comment";
+    }
+  }
+  EXPECT_GT(checked, 80);
 }
 
 // The filter of .ci/Doxyfile makes Doxygen read the plain comments of the headers, and reports each name without one.

@@ -39,7 +39,10 @@ struct GradientBucket {
 
 /// Where gradients are stored until they are reduced: in two bucket buffers in turn, or in one buffer for the full
 /// gradient.
-enum class GradientMemory { double_buffered, full };
+enum class GradientMemory {
+  double_buffered,  // one bucket buffer is filled while the other is reduced
+  full,             // one buffer for all gradients
+};
 
 /// The gradient memory of a strategy that prefers `usual`: always `full` if the host accumulates gradients over
 /// micro-steps (ZR_PLAN_HOLD_GRADS).

@@ -19,7 +19,11 @@ struct Module;
 namespace zr {
 
 /// What engine.get() and engine.set() access: the parameter's value, its gradient, or one of its optimizer states.
-enum class TensorKind { value, gradient, state };
+enum class TensorKind {
+  value,     // fp32: the master weight, if the parameter has 16 bits
+  gradient,  // of the last step
+  state,     // of the optimizer, by name
+};
 
 /// Options of engine.load().
 struct LoadOptions {
