@@ -123,7 +123,7 @@ class Host {
     const Service* service = find<Service>(id);
     if (!service)
       throw PluginError(ZR_UNSUPPORTED,
-                        std::string("needs the host service \"") + id + "\", which this host does not offer");
+                        std::string("needs the service \"") + id + "\", which this engine does not offer");
     return *service;
   }
   /// Writes a line to the host's log. `level`: ZR_LOG_DEBUG to ZR_LOG_ERROR.

@@ -17,6 +17,13 @@
  *
  * Errors. A function that fails fills *error, leaves its outputs unchanged, and returns the code.
  *
+ * Terms. The host is the program that loads a plug-in: Zeroth's engine, or zeroth itself. Host memory is memory that
+ * the CPU addresses. A node is a computer that runs one or more ranks.
+ *
+ * Reserved members. Members named `rsv` are 0: whoever fills a struct sets them to 0, and the reader ignores them. The
+ * same holds for bits of `flags` that this version does not define. A later version may give them a
+ * meaning.
+ *
  * Versions. Sized structs (their first member is `size`) may get new members at the end in a later version; they are
  * always passed by pointer, and the receiver uses at most `size` bytes. Frozen structs never change. */
 #ifndef ZR_ABI_BASE_H
@@ -62,12 +69,12 @@ typedef struct zr_device { /* frozen */
   int32_t type, id;        /* type: DLPack's device codes: 1 = CPU, 2 = CUDA */
 } zr_device;
 
-/* A run of contiguous elements in memory that the view does not own. */
+/* Contiguous elements in memory that the view does not own. */
 typedef struct zr_view { /* frozen */
   void *data;            /* may be null only if count is 0 */
   int64_t count;         /* elements */
   zr_dtype dtype;
-  uint32_t flags; /* 0 */
+  uint32_t flags; /* reserved: 0 */
   zr_device device;
 } zr_view;
 
@@ -83,7 +90,7 @@ typedef struct zr_config_s zr_config;
 enum { ZR_KEY_BOOL = 1, ZR_KEY_INT, ZR_KEY_FLOAT, ZR_KEY_STRING, ZR_KEY_BYTES, ZR_KEY_DURATION, ZR_KEY_FLOATS };
 enum { ZR_KEY_PER_GROUP = 1u << 0 }; /* optimizers: a parameter group may override the key */
 typedef struct zr_key {
-  uint32_t size, type, flags, rsv; /* type: ZR_KEY_BOOL ... ZR_KEY_FLOATS; flags: ZR_KEY_PER_GROUP; rsv: 0 */
+  uint32_t size, type, flags, rsv; /* type: ZR_KEY_BOOL ... ZR_KEY_FLOATS; flags: ZR_KEY_PER_GROUP */
   const char *name;
   const char *def;     /* default as TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]"); NULL: the user must set the key */
   double min, max;     /* inclusive; sizes in bytes, durations in seconds; -INFINITY and INFINITY: no bound */

@@ -3,7 +3,7 @@
 #define ZR_ABI_COMMUNICATOR_EXTENSIONS_H
 #include "zr/abi/base.h"
 
-/* Extension "zr.communicator.shared_weights/1": memory that all ranks of one host share in place. */
+/* Extension "zr.communicator.shared_weights/1": memory that all ranks of one node share in place. */
 typedef struct zr_shared_weights_api {
   uint32_t size, rsv;
 

@@ -54,11 +54,12 @@ typedef struct zr_async_service {
   zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);
 } zr_async_service;
 
-/* "zr.host.memory/1": every long-lived byte is counted in the host's ledger. */
+/* "zr.host.memory/1": every long-lived byte is counted in the host's ledger. A tag names the memory there; it is
+ * copied. A tag that begins with a kind of the ledger and a colon ("all_gather: overflow") counts as that kind. */
 typedef struct zr_memory_service {
   uint32_t size, rsv;
 
-  /* [any] Allocates zeroed memory; *out is a view of U8. */
+  /* [any] Allocates zeroed memory; *out is a view of U8. align: a power of two, or 0; the alignment is at least 64. */
   zr_code (*alloc)(const zr_host *, uint64_t bytes, uint64_t align, const char *tag, zr_view *out, zr_error *);
 
   /* [any] Frees memory. The view is the one that alloc returned. */
@@ -75,8 +76,11 @@ typedef struct zr_task_service {
   /* [any] Returns the number of threads of this rank. */
   uint32_t (*width)(const zr_host *);
 
-  /* [step] [use] Calls fn for all of [0, n), cut into runs of at least `grain`, and returns when all calls have
-   * returned. fn is called [worker] and must not throw. ctx is passed to fn; or NULL. */
+  /* [step] [use] Cuts [0, n) into at most width() ranges of about equal length, calls fn(ctx, begin, end) once per
+   * range, also on the calling thread, and returns when all calls have returned. `grain` is the smallest number of
+   * indices that is worth a thread: every range has at least `grain` indices, unless n is smaller; then there is one
+   * range. A grain below 1 counts as 1. If n is 0, fn is not called. fn is called [worker] and must not throw. ctx is
+   * passed to fn; or NULL. */
   void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end),
                        void *ctx);
 } zr_task_service;
@@ -85,11 +89,13 @@ typedef struct zr_task_service {
 typedef struct zr_store_service {
   uint32_t size, rsv;
 
-  /* [control] [step] Stores a value under a key. */
+  /* [control] [step] Stores a value under a key. If the key has a value already, from any rank, the new value replaces
+   * it. key and value are copied. A value has at most 1 MiB. */
   zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *);
 
   /* [control] [step] Waits until some rank has put the key, and copies the value to out. timeout_ns < 0: the host's
-   * own limit. *bytes is the capacity of out on entry, and the length of the value on return. */
+   * own limit. *bytes is the capacity of out on entry, and the length of the value on return. ZR_INVALID if the value
+   * is longer than the capacity. ZR_COMM if the time limit passes or the job fails. The value stays in the store. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;
 
@@ -97,13 +103,13 @@ typedef struct zr_store_service {
 typedef struct zr_job_service {
   uint32_t size;
   int32_t rank, world;             /* of the job */
-  int32_t local_rank, local_world; /* on this host */
+  int32_t local_rank, local_world; /* on this node */
   uint32_t rsv;
   const char *job_id;     /* unique per launch */
   const char *run_folder; /* absolute; "" if the run has no run folder */
 } zr_job_service;
 
-/* "zr.host.machine/1": measurements of this machine, made once for all jobs. */
+/* "zr.host.machine/1": measurements of this node, made once for all jobs. */
 typedef struct zr_machine_service {
   uint32_t size, rsv;
 

@@ -35,17 +35,17 @@ enum {
   ZR_SLICE_WEIGHT_COPY = 1u << 0
 };
 
-/* A run of consecutive elements of one parameter that this rank updates. The views are lent for the call and do not
- * overlap. */
+/* A range of consecutive elements of one parameter that this rank updates. The views are valid during the call and do
+ * not overlap. */
 typedef struct zr_update_slice {
   uint32_t size, group;
   const char *name;
   const int64_t *shape; /* logical shape of the parameter, `ndim` long */
   int32_t ndim;
   uint32_t param;       /* index in the model's order */
-  int64_t first, count; /* the run, as indices into the flattened parameter */
+  int64_t first, count; /* the range, as indices into the flattened parameter */
 
-  /* The run that `grad` holds: the same run, or the full parameter with local gradients. */
+  /* The range that `grad` contains: the same range, or the full parameter with local gradients. */
   int64_t grad_first, grad_count;
   int64_t step; /* step count of this parameter: 1 at its first update */
   double lr;    /* from the schedule, with the scale of the group applied */

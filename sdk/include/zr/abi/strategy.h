@@ -37,7 +37,7 @@ typedef struct zr_plan_in { /* lives as long as the instance */
   uint32_t flags, rsv;           /* ZR_PLAN_*; since 0.2 */
 } zr_plan_in;
 
-/* What a buffer or a piece holds. */
+/* Buffer roles: what a buffer or a piece of a plan contains. (The role of a plug-in is its kind.) */
 enum {
   ZR_ROLE_WEIGHT = 1,   /* full weights */
   ZR_ROLE_GRAD,         /* the full gradient of one backward */
@@ -47,7 +47,7 @@ enum {
   ZR_ROLE_WEIGHT_SHARD  /* this rank's shard of the weights */
 };
 
-/* For full weights: one allocation that all ranks of a machine share. Every rank reads all of it and writes what it
+/* For full weights: one allocation that all ranks of a node share. Every rank reads all of it and writes what it
  * updates. */
 enum { ZR_BUFFER_SHARED = 1u << 0 };
 typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */
@@ -106,14 +106,18 @@ typedef struct zr_strategy_api {
   zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, uint32_t micro, zr_error *);
 
   /* [use] ZR_STEP_BEGIN: before the first backward of a step. ZR_BACKWARD_END: after each backward, with
-   * ZR_PLAN_HOLD_GRADS only after the last one of the step. ZR_STEP_END: after the update, or when the step is skipped
-   * or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. */
+   * ZR_PLAN_HOLD_GRADS only after the last one of the step. ZR_STEP_END: after the update and updated(), or when the
+   * step is skipped or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. */
   zr_code (*event)(void *self, uint32_t kind, uint32_t micro, zr_error *);
 
-  /* [step] On return every REDUCED_GRAD piece holds the sum over the step. */
+  /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. On
+   * return every REDUCED_GRAD piece holds the sum over the step. */
   zr_code (*grads_finish)(void *self, zr_error *);
 
-  /* [step] The weights of this rank's REDUCED_GRAD pieces have been updated. On return all weights are up to date. */
+  /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. On return all weights are up to date. Called
+   * after each update, before ZR_STEP_END; also, outside of steps, after a checkpoint was loaded and after the program
+   * set weights. Not called in a skipped or abandoned step: such a step changes no weight. All ranks make the same
+   * calls, so it may issue collectives. */
   zr_code (*updated)(void *self, zr_error *);
 
   /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
