@@ -27,9 +27,9 @@ enum class MemoryKind {
   activations
 };
 inline constexpr std::array<std::string_view, 3> kTierNames{"device", "host", "disk"};
-inline constexpr std::array<std::string_view, 11> kMemoryKindNames{"weights", "gradients", "master",       "slots",
-                                                                   "buckets", "window",    "communicator", "snapshot",
-                                                                   "staging", "other",     "activations"};
+inline constexpr std::array<std::string_view, 11> kMemoryKindNames{"weights", "gradients",  "master",       "optimizer",
+                                                                   "buckets", "all_gather", "communicator", "snapshot",
+                                                                   "staging", "other",      "activations"};
 
 /// Thread-safe. Bytes are counted as allocated, alignment padding included.
 class Ledger {

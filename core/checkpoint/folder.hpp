@@ -27,7 +27,7 @@ std::vector<std::string> checkpoints_in(const std::string& root);
 std::string find_checkpoint(const std::string& path);
 
 /// Locks a folder for the saves of one job until this object is destroyed or the process ends in any way. Throws
-/// UserError naming the owner's host and process if another process holds the lock.
+/// UserError naming the owner's host name and process id if another process holds the lock.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& root);

@@ -29,7 +29,7 @@ int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); 
 struct Memory {
   explicit Memory(int64_t size) : data(allocate_huge_pages(size)) {
     if (!data)
-      fail_environment("zeroth tune: cannot allocate " + bytes_text(size) + " for transfers; free memory on this host");
+      fail_environment("zeroth tune: cannot allocate " + bytes_text(size) + " for transfers; free memory on this node");
     std::mt19937_64 random(1);
     for (int64_t i = 0; i < size; i += 8) {
       const uint64_t word = random();

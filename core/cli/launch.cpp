@@ -367,7 +367,7 @@ void Launch::finish_if_done() {
 int launch(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > kMaxRanks)
     fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks: must be from 1 to " +
-              std::to_string(kMaxRanks) + " per host");
+              std::to_string(kMaxRanks) + " per node");
   return Launch(options).run();
 }
 

@@ -1,4 +1,4 @@
-// Starts a program once per rank on this host, hosts the job's store, merges the output, and waits for every rank.
+// Starts a program once per rank on this node, runs the job's store, merges the output, and waits for every rank.
 #pragma once
 
 #include <string>

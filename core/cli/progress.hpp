@@ -13,7 +13,8 @@
 
 namespace zr::host::cli {
 
-/// The destructor clears the line. The line is narrower than the terminal. Not thread-safe.
+/// A progress bar on one line, narrower than the terminal; nothing if stderr is not a terminal. The destructor clears
+/// the line. Not thread-safe.
 class Progress {
  public:
   explicit Progress(std::string what, int64_t all = 1) : what_(std::move(what)), all_(std::max<int64_t>(all, 1)) {}
@@ -21,7 +22,8 @@ class Progress {
     if (shown_ >= 0) std::fputs(std::string(kClearLine).c_str(), stderr);
   }
   Progress(const Progress&) = delete;
-  /// Shows that `done` of `all` is done. Without `all`: of the last value, first that of the constructor.
+  /// Redraws the bar if the percentage done / all has changed. at(done) uses the `all` of the previous call, or of the
+  /// constructor.
   void at(int64_t done, int64_t all) {
     all_ = std::max<int64_t>(all, 1);
     at(done);

@@ -34,7 +34,7 @@ class CommRuntime {
   ~CommRuntime();
   CommRuntime(const CommRuntime&) = delete;
 
-  /// Size of the staging buffer for the host's control messages, for this world size.
+  /// Size of the staging buffer for the engine's control messages, for this world size.
   static int64_t staging_bytes(int world);
 
   int rank() const;
@@ -54,11 +54,11 @@ class CommRuntime {
   /// Sends the bytes of `root` to all ranks; the other ranks need not know the length. Control traffic.
   std::string broadcast_bytes(const std::string& mine, int root, const char* label);
 
-  /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the host if the plug-in has no
+  /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the engine if the plug-in has no
   /// allocator. The alignment is at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag);
   void free(void* memory);
-  /// Allocates one block that all ranks on this host share; the ledger of this rank counts `share` bytes. Returns the
+  /// Allocates one block that all ranks on this node share; the ledger of this rank counts `share` bytes. Returns the
   /// writable address and the read-only address. Only for communicators with shared_weights_of(). Collective. Pass the
   /// writable address to free().
   std::pair<void*, const void*> allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
@@ -74,7 +74,7 @@ class CommRuntime {
   /// completion. `dst`: the memory that contains its destination. Replaces the earlier callback; an empty callback
   /// removes it. [use]
   void on_end(std::function<void(const zr_coll& coll, const void* dst)> ended);
-  /// Sets the object that stages placeholder addresses; it must outlive all collectives. Null: no staging. [use]
+  /// Sets the object that stages disk-backed addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
   /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.
   void set_trace(Trace* trace);

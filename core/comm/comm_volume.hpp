@@ -10,7 +10,7 @@
 
 namespace zr::host::comm {
 
-/// Bytes received by this rank per operation, without padding. Control traffic is that of the host itself (StepSync,
+/// Bytes received by this rank per operation, without padding. Control traffic is that of the engine itself (StepSync,
 /// export).
 struct CommVolume {
   std::array<int64_t, 16> bytes{};  // indexed by ZR_ALL_REDUCE...

@@ -1,4 +1,4 @@
-// The steps of one collective in the host: validate, number, describe, count, submit to the plug-in or compose, wait.
+// The steps of one collective in the engine: validate, number, describe, count, submit to the plug-in or compose, wait.
 #pragma once
 
 #include <atomic>
@@ -77,7 +77,7 @@ class Submission {
  private:
   struct Waiting;
   zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
-  struct StagedCollective {  // a collective whose placeholder addresses are replaced by memory
+  struct StagedCollective {  // a collective whose disk-backed addresses are replaced by memory
     zr_coll coll;
     uint64_t number;
   };

@@ -39,7 +39,7 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
     check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
     if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
       fail_environment(instance_->who("caps") +
-                       ": it does not support all_gather of bytes, from which the host composes missing operations; "
+                       ": it does not support all_gather of bytes, from which the engine composes missing operations; "
                        "choose another communicator");
   } catch (...) {
     api_->close(comm_);

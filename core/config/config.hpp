@@ -46,7 +46,7 @@ struct Rename {
 /// The validated configuration; immutable after check().
 class JobConfig {
  public:
-  /// The values of the host's keys, by table.
+  /// The values of the engine's keys, by table.
   const RunConfig& job() const { return host_.job; }
   const TrainConfig& train() const { return host_.train; }
   const GradientsConfig& gradients() const { return host_.gradients; }
@@ -112,7 +112,7 @@ class Document {
   /// The message "gpt.toml:1:1: unknown key ...; did you mean ...?" for a misspelt name of this role, or of its `use`;
   /// "" if no name is misspelt.
   std::string misspelt(const std::string& role) const;
-  /// Keys of the host that are needed to find all other keys; each is validated alone, before check().
+  /// Keys of the engine that are needed to find all other keys; each is validated alone, before check().
   Setting<std::string> program() const;
   /// job.ranks.
   Setting<int> ranks() const;

@@ -283,7 +283,7 @@ Entry Document::early(const std::string& path) const {
     if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
     return {key, std::move(got.value), std::move(got.written), origin};
   }
-  fail_internal("the host declares no key '" + path + "'");
+  fail_internal("the engine declares no key '" + path + "'");
 }
 
 Setting<std::string> Document::program() const { return setting_of<std::string>(early("job.program")); }

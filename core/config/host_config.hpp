@@ -1,4 +1,4 @@
-// The values of the host's keys as typed structs, one per table. core/config fills them once, after all values were
+// The values of the engine's keys as typed structs, one per table. core/config fills them once, after all values were
 // validated; the fields have the names of the keys, with a unit where the key's type gives one.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace zr::host::config {
 struct RunConfig {
   Setting<std::string> program;  // "": none
   Setting<int> ranks;            // as started by the launcher
-  Setting<int> threads;          // per rank; 0: the cores divided by the ranks of the host
+  Setting<int> threads;          // per rank; 0: the cores divided by the ranks of the node
   Setting<std::string> name;     // of the run folder in `runs`; never empty
   Setting<bool> trace;
   Setting<std::string> runs;  // folder, relative to the working directory
@@ -161,7 +161,7 @@ struct OffloadConfig {
   Setting<std::vector<std::string>> tiers;  // ids, in the order in which auto fills them
 };
 
-/// The values of all keys of the host, except the ids of the plug-ins (see Document::chosen).
+/// The values of all keys of the engine, except the ids of the plug-ins (see Document::chosen).
 struct HostConfig {
   RunConfig job;
   TrainConfig train;

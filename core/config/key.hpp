@@ -1,4 +1,4 @@
-// The declaration of one key of a TOML file, the same for the host, plug-ins and programs.
+// The declaration of one key of a TOML file, the same for the engine, plug-ins and programs.
 #pragma once
 
 #include <limits>
@@ -23,9 +23,9 @@ struct ConfigKey {
   std::string path() const { return table.empty() ? name : table + "." + name; }
 };
 
-/// The host's keys; `zeroth explain` prints them.
+/// The engine's keys; `zeroth explain` prints them.
 const std::vector<ConfigKey>& host_keys();
-/// A host key, or one of its values, that had another name in an earlier version.
+/// A key of the engine, or one of its values, that had another name in an earlier version.
 struct RenamedKey {
   std::string_view path, old_value;  // old_value: "" if the key itself was renamed
   std::string_view now;

@@ -1,5 +1,5 @@
 // Reads any key by its path. Only for core/config, and for zr::Program, whose keys have no struct; other code reads the
-// host's keys from the structs of host_config.hpp (tests/arch checks it).
+// engine's keys from the structs of host_config.hpp (tests/arch checks it).
 #pragma once
 
 #include <string_view>

@@ -133,10 +133,11 @@ std::vector<ConfigKey> make_host_keys() {
                       "training program: an executable next to this file or in bin/, or an absolute path"));
   keys.push_back(integer("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
   keys.push_back(
-      integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the host"));
+      integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the node"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
-  keys.push_back(text("job", "runs", "\"runs\"", "folder of the run folders, relative to the working directory"));
+  keys.push_back(
+      text("job", "runs", "\"runs\"", "folder that contains the run folders, relative to the working directory"));
   keys.push_back(integer("train", "steps", "100", 0, kMax, "optimizer steps to train"));
   keys.push_back(integer("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
   keys.push_back(text("train", "dtype", "\"fp32\"",
@@ -181,14 +182,14 @@ std::vector<ConfigKey> make_host_keys() {
   keys.push_back(budget);
   budget.name = "host_budget";
   budget.meaning =
-      "limit of host memory for all ranks of a host together, in addition to device memory: tiers, staging buffers, "
+      "limit of host memory for all ranks of a node together, in addition to device memory: tiers, staging buffers, "
       "copies for checkpoints; 0: no limit";
   keys.push_back(budget);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate; the full rate of the schedule"));
   add_schedules(keys);
   keys.push_back(integer("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "share_weights", "true",
-                      "ranks of a host share one copy of the weights, if strategy and communicator support it"));
+                      "ranks of a node share one copy of the weights, if strategy and communicator support it"));
   add_checkpoint(keys);
   add_offload(keys);
   ConfigKey timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",

@@ -9,7 +9,7 @@ namespace zr::host::config {
 template <class T>
 Setting<T> setting_of(const Entry& entry);
 
-/// The structs of a configuration with all keys of the host. InternalError if a key is missing.
+/// The structs of a configuration with all keys of the engine. InternalError if a key is missing.
 HostConfig read_host_config(const JobConfig& config);
 
 }  // namespace zr::host::config

@@ -17,7 +17,7 @@ struct Origin {
   bool given() const { return from == From::file || from == From::command_line || from == From::program; }
 };
 
-/// The value of one key of the host, and what a message needs to name it. Converts to its value.
+/// The value of one key of the engine, and what a message needs to name it. Converts to its value.
 template <class T>
 struct Setting {
   T value{};

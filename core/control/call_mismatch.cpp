@@ -38,7 +38,7 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
   };
   if (gathers_weights(a) || gathers_weights(b))
     return "operators on sharded parameters are collective: run the same operators in the same order on all ranks, or "
-           "keep parameters unsharded (communicator.share_weights = true on one host, a larger persistence_threshold "
+           "keep parameters unsharded (communicator.share_weights = true on one node, a larger persistence_threshold "
            "of the strategy, or a strategy that keeps full parameters on every rank)";
   return "";
 }

@@ -80,7 +80,7 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
 
 ControlClient::~ControlClient() { close(); }
 
-// The addresses to connect to. If this rank hosts the store, starts the store first.
+// The addresses to connect to. If this rank runs the store, starts the store first.
 std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline) {
   if (rank_info_.shares_secret && !rank_info_.hosts_store) rank_info_.ports.resize(1);  // JobSecret gives the port
   auto endpoints = resolve(rank_info_.address, rank_info_.ports, deadline);
@@ -97,7 +97,7 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   if (rank_info_.shares_secret) secret_->create({rank_info_.token, store_->port()});
   if (!address.is_unspecified() && !address.is_loopback()) warn_if_open(address.to_string());
   if (!address.is_unspecified()) return {tcp::endpoint(address, store_->port())};
-  warn_if_open("every address of this host");
+  warn_if_open("every address of this node");
   const boost::asio::ip::address own =
       address.is_v4() ? ip::address(ip::address_v4::loopback()) : ip::address(ip::address_v6::loopback());
   return {tcp::endpoint(own, store_->port())};

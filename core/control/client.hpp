@@ -1,4 +1,4 @@
-// The rank side of the control plane: one thread and one connection to the store. Rank 0 may also host the store.
+// The rank side of the control plane: one thread and one connection to the store. Rank 0 may also run the store.
 #pragma once
 
 #include <array>

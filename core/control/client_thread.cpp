@@ -193,9 +193,9 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
 }
 
 std::string ControlClient::store_host_text_locked() const {
-  if (rank_info_.launched) return "the launcher, which hosts the job's store,";
+  if (rank_info_.launched) return "the launcher, which runs the job's store,";
   const auto& peers = start_.peers;
-  return rank_text(0, peers.empty() ? 0 : peers[0].pid) + ", which hosts the job's store,";
+  return rank_text(0, peers.empty() ? 0 : peers[0].pid) + ", which runs the job's store,";
 }
 
 // The failure report from what this rank knows, without the store.

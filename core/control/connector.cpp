@@ -27,9 +27,9 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
       for (const auto& entry : found) endpoints.emplace_back(entry.endpoint().address(), port);
     if (!endpoints.empty()) return endpoints;
     if (std::chrono::steady_clock::now() + kResolvePause > deadline)
-      fail_environment(
-          "cannot resolve '" + host + "', the address of the job's store: " + error.message() +
-          ". It comes from MASTER_ADDR, ZR_STORE or the launcher's node list: name a host that all ranks can reach");
+      fail_environment("cannot resolve '" + host + "', the address of the job's store: " + error.message() +
+                       ". It comes from MASTER_ADDR, ZR_STORE or the launcher's node list: give a host name that all "
+                       "ranks can reach");
     std::this_thread::sleep_for(kResolvePause);
   }
 }
@@ -135,7 +135,7 @@ void Connector::next(std::size_t index, const std::string& why) {
              ? std::to_string(tried_.port())
              : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
         ": " + why_ +
-        ". Check that rank 0, which hosts the store, is running, and that this is its address; to use another "
+        ". Check that rank 0, which runs the store, is running, and that this is its address; to use another "
         "address, set ZR_STORE=host:port to the same value on every rank"));
   if (index + 1 < endpoints_.size()) return attempt(index + 1);
   timer_.expires_after(kPause);

@@ -27,8 +27,8 @@ struct Activity {
 inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + std::to_string(rank); }
 
 /// Sets the function that ends this process with the given exit code if its training thread does not notice a failure
-/// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, as at first: the process goes
-/// on, and the next call of the training thread fails. Thread-safe.
+/// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, the initial value: the process
+/// continues, and the next call of the training thread fails. Thread-safe.
 using EndProcess = void (*)(int exit_code);
 EndProcess end_absent_process_with(EndProcess end);
 
@@ -75,9 +75,9 @@ class Control {
   /// Replaces the owner's earlier callback; an empty callback removes it. Returns after a running callback has ended.
   /// If the job has failed already, the control thread calls the callback immediately.
   virtual void on_broken(const void* owner, std::function<void()> callback) = 0;
-  /// This rank leaves the job after `step` steps: normally, or because of an exception (`failed`). From then on its
-  /// silence is not a failure, but a peer that waits for this rank gets an error. A later set_activity() (by the next
-  /// Engine of the process) makes the rank a participant again. A process that ends normally leaves too.
+  /// Removes this rank from the job after `step` steps: normally, or because of an exception (`failed`). From then on
+  /// the silence of this rank is not a failure, but a peer that waits for it gets an error. A later set_activity() (by
+  /// the next Engine of the process) makes the rank a participant again. A process that ends normally leaves too.
   virtual void leave(int64_t step, bool failed) = 0;
 
  private:

@@ -53,7 +53,7 @@ std::vector<uint16_t> ports_from(int first) {
   return ports;
 }
 
-// Whether ranks that use this address are all on this host.
+// Whether ranks that use this address are all on this node.
 bool is_this_host(const std::string& address) {
   return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
 }
@@ -128,7 +128,8 @@ RankInfo from_openmpi(const From& from) {
     rank_info.ports = ports_from(port_of_job(rank_info.job));
   } else if (!read_store_address(from, rank_info)) {
     fail_environment(
-        "mpirun started ranks on several hosts and does not report which host has rank 0: pass that host and a free "
+        "mpirun started ranks on several nodes and does not report which node has rank 0: pass its host name and a "
+        "free "
         "port, mpirun -x ZR_STORE=host:port ...");
   }
   return rank_info;
@@ -144,7 +145,7 @@ RankInfo from_pmi(const From& from, int64_t parent) {
     rank_info.ports = ports_from(port_of_job(rank_info.job));
   } else if (rank_info.world > 1 && !read_store_address(from, rank_info)) {
     fail_environment(
-        "mpiexec does not give its ranks a common rendezvous address: pass rank 0's host and a free port, "
+        "mpiexec does not give its ranks a common rendezvous address: pass rank 0's host name and a free port, "
         "mpiexec -env ZR_STORE host:port ...");
   }
   if (rank_info.job.empty()) rank_info.job = "mpiexec-" + from.optional("ZR_STORE");

@@ -15,8 +15,8 @@ struct RankInfo {
   int local_rank = -1, local_world = -1;  // -1: counted later from the ranks' hosts
   std::string address;                    // host name or IP address of the store
   std::vector<uint16_t> ports;            // the store listens on the first free port of these
-  bool launched = false;                  // started by zeroth launch, which hosts the store
-  bool hosts_store = false;               // this rank hosts the store
+  bool launched = false;                  // started by zeroth launch, which runs the store
+  bool hosts_store = false;               // this rank runs the store
   std::string job;
   std::string token;           // what a rank presents to the store
   bool shares_secret = false;  // token is empty: rank 0 creates one and shares it in a file (JobSecret)

@@ -24,7 +24,7 @@ struct ReportLine {
   std::string state;
 };
 
-/// The text of the report. Host names are included if the job has more than one host.
+/// The text of the report. Host names are included if the job has more than one node.
 std::string failure_report_text(const std::string& headline, const std::vector<ReportLine>& lines);
 
 /// "waits 0.3s in all_reduce 'gradient bucket 3' (fp32, 4194304), collective 71, step 12"; `age_ms`: how

@@ -72,7 +72,7 @@ JobSecret::JobSecret(const std::string& job) : name_("job-" + hash_text(job)) {
   if (!made) why = std::strerror(errno);
   if (made) fd_ = open_private(folder_, why);
   if (fd_ < 0)
-    fail_environment("the ranks on this host cannot share a secret in " + folder_ + ": " + why +
+    fail_environment("the ranks on this node cannot share a secret in " + folder_ + ": " + why +
                      "; make it a folder that only this user can access" + kRemedy);
 }
 

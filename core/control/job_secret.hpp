@@ -1,4 +1,4 @@
-// A job's secret in a file that only this user can read. With it the ranks on one host keep other processes out of
+// A job's secret in a file that only this user can read. With it the ranks on one node keep other processes out of
 // their store when the launcher does not pass a secret.
 #pragma once
 

@@ -20,7 +20,7 @@ class Members {
   /// `launched`: ended() will be called for every rank. `machine`: the machine of the store, whose /proc can be read.
   Members(int world, bool launched, std::string machine);
 
-  /// The launcher started the rank's process.
+  /// Call when the launcher has started the rank's process.
   void started(int rank, int64_t pid);
   /// Adds the rank that a process claims in its hello. Returns "", or why the process cannot have this rank.
   std::string admit(const protocol::Hello& hello, Time now);
@@ -38,7 +38,8 @@ class Members {
   bool joined(int rank) const { return at(rank).joined; }
   std::vector<protocol::Peer> peers() const;
   bool broken() const { return cause_ != Cause::none; }
-  /// The report can be written: the surviving ranks have answered, and the exit statuses of the lost ranks are known.
+  /// True if the report can be written: the surviving ranks have answered, and the exit statuses of the lost ranks are
+  /// known.
   bool settled(Time since, Time now) const;
   /// Why the job failed: the notice sent before the ranks have answered; with their answers, the first line of the
   /// report, and the full report.

@@ -29,7 +29,7 @@ enum class Type : uint8_t {
   pong,            // empty; answers a heartbeat
   failure_notice,  // headline: the job has failed
   failure_report,  // text
-  goodbye,         // Heartbeat of the rank that hosts the store: it leaves normally
+  goodbye,         // Heartbeat of the rank that runs the store: it leaves normally
 };
 
 inline constexpr std::string_view kGreeting = "zeroth-control/1";
@@ -127,9 +127,9 @@ Start decode_start(std::string_view body);
 
 /// This process: pid, host name, machine.
 Peer this_peer();
-/// State letter of a process on this machine from /proc/<pid>/stat; 0 if the process does not exist.
+/// State letter of a process on this node from /proc/<pid>/stat; 0 if the process does not exist.
 char state_of(int64_t pid);
-/// The process does not exist on this machine, or is a zombie.
+/// True if the process does not exist on this node, or is a zombie.
 bool is_dead(int64_t pid);
 
 }  // namespace zr::host::control::protocol

@@ -113,7 +113,7 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
   fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " +
                    std::to_string(ports.front()) + (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") +
                    ": " + error.message() +
-                   ". Choose a free port on rank 0's host and set ZR_STORE=host:port on every rank");
+                   ". Choose a free port on rank 0's node and set ZR_STORE=host:port on every rank");
 }
 
 void Store::State::accept() {

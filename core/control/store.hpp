@@ -41,12 +41,12 @@ class Store {
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
   bool joined(int rank) const;
   bool broken() const;
-  /// The user stops the job: from now on, a rank that ends is not a failure.
+  /// Call when the user stops the job: from now on, a rank that ends is not a failure.
   void stop_failure_detection();
-  /// Failures are detected again, for example because the job does not stop.
+  /// Detects failures again, for example because the job did not stop.
   void resume_failure_detection();
-  /// The rank that hosts this store has left normally: notifies the other ranks, then closes. `then` runs when they
-  /// have read the message.
+  /// Call when the rank that runs this store has left normally: notifies the other ranks, then closes. `then` runs when
+  /// they have read the message.
   void finish(const protocol::Heartbeat& store_host, std::function<void()> then);
   void close();
   /// The value of the key; "" if no rank has put it.

@@ -1,4 +1,4 @@
-// The names of a process's engines, and whether engines that resume do so from checkpoints that were saved together.
+// The names of the engines of a process, and a check that engines resume from checkpoints that were saved together.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class EngineName {
   ~EngineName();
   EngineName(const EngineName&) = delete;
 
-  /// Sets the number of steps that this engine has made.
+  /// Sets the number of steps that this engine has completed.
   void at_step(int64_t step);
   /// This engine resumes from a checkpoint of `step`, which was saved when others() returned `others`.
   void loaded(int64_t step, const std::map<std::string, int64_t>& others);

@@ -22,10 +22,10 @@ class GradientFlow {
   void set_accumulation(int accumulation) { last_ = static_cast<uint32_t>(accumulation) - 1; }
   /// Begins a micro-step; 0 is the first of a step. `counts` false: gradients are received, but zeros replace them.
   void begin(uint32_t micro, bool counts);
-  /// An exception ended the micro-step's backward. Returns true, and undoes the micro-step, if the strategy had
-  /// received no gradient.
+  /// Call if an exception ended the micro-step's backward. If the strategy has received no gradient yet, undoes the
+  /// micro-step and returns true; otherwise returns false.
   bool cancel();
-  /// Autograd has computed this parameter's gradient. [use], any thread.
+  /// Call when autograd has computed this parameter's gradient. [use], any thread.
   void arrived(uint32_t param);
   /// From the next step on, checks gradients for non-finite elements as they are handed over, which reads them once
   /// more.

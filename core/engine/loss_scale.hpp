@@ -45,11 +45,11 @@ class LossScale {
   /// True if the limit of train.max_skipped_steps is reached, so the job ends.
   bool gives_up() const { return skips_ >= keys_.max_skips; }
 
-  /// A step was applied. Doubles the scale if the number of applied steps between it and the last overflow is a
+  /// Call after an applied step. Doubles the scale if the number of applied steps between it and the last overflow is a
   /// multiple of `window`, above 0.
   void made();
-  /// A step was skipped because gradients were not finite. Halves the scale, down to `least`, once `hysteresis` is used
-  /// up.
+  /// Call after a step that was skipped because gradients were not finite. Halves the scale, down to `least`, once
+  /// `hysteresis` is used up.
   void skipped();
 
  private:

@@ -27,8 +27,8 @@ class NormBlocks {
   /// Call before the last micro-batch of a step: from now on reduced gradients are final, so arrived() adds up their
   /// blocks.
   void expect();
-  /// These reduced gradients are final: adds up their blocks while they are in the cache. `values`: their memory, also
-  /// if their addresses are placeholders. [use]
+  /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
+  /// memory, also if their addresses are disk-backed. [use]
   void arrived(const zr_view& gradients, const void* values);
   /// Adds up this rank's blocks that have not arrived; returns the number of non-finite elements in all its blocks.
   int64_t sum();

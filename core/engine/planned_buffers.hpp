@@ -17,8 +17,8 @@ class PlannedBuffers {
   PlannedBuffers(const RankContext& context, offload::Tiers& tiers);
   PlannedBuffers(const PlannedBuffers&) = delete;
 
-  /// By buffer of the plan: the address at which this rank reads and writes it. An address in pages() is a placeholder
-  /// without memory.
+  /// By buffer of the plan: the address at which this rank reads and writes it. An address in pages() is
+  /// disk-backed: it has no memory.
   const std::vector<void*>& memory() const { return memory_; }
   /// By buffer of the plan: the read-only address if the ranks share the buffer; null: it is not shared.
   const std::vector<const void*>& readers() const { return readers_; }

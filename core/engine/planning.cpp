@@ -191,7 +191,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
   const std::pair<int64_t, const char*> holders[] = {
       {context.communicator.value_or(0),
-       "start fewer ranks on this host, because the communicator of each rank takes memory"},
+       "start fewer ranks on this node, because the communicator of each rank takes memory"},
       {context.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
       {kinds[MemoryKind::master] + kinds[MemoryKind::slots],
        "keep more of offload.optimizer on the device, or set it to a disk tier"},
@@ -202,7 +202,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
   const auto most = std::max_element(std::begin(holders), std::end(holders),
                                      [](const auto& one, const auto& other) { return one.first < other.first; });
   fail_user("memory.host_budget is " + bytes_text(budget) + " (" + budget.origin.text() + "), but the plan takes " +
-            bytes_text(bytes) + " of host memory for all ranks of a host together\n" + plan.text("plan", context) +
+            bytes_text(bytes) + " of host memory for all ranks of a node together\n" + plan.text("plan", context) +
             "raise memory.host_budget, or " + most->second);
 }
 

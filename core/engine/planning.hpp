@@ -22,7 +22,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
 /// The optimizer's granularity: ZR_ELEMENTWISE, for example.
 uint32_t granularity_of(const plugin::Instance& optimizer);
 /// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `local`: ranks per
-/// host; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
+/// node; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
                const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int local, int64_t other_bytes,
                bool elementwise);
@@ -30,12 +30,12 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
 /// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world);
-/// Bytes of host memory of `local` ranks on one host: tiers, communicators, copies for checkpoints.
+/// Bytes of host memory of `local` ranks on one node: tiers, communicators, copies for checkpoints.
 int64_t host_bytes(const plan::MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
 /// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int local,
                        const plan::PlanContext& context);
-/// True if ranks that are all on one host share one copy of the weights; never with memory.device_budget.
+/// True if ranks that are all on one node share one copy of the weights; never with memory.device_budget.
 bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world);
 /// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
 bool snapshots(const config::JobConfig& config);

@@ -16,7 +16,7 @@
 
 namespace zr::host::engine {
 
-/// Throws if a plug-in's call failed. If the communicator or the host caused the failure, throws its exception. `who`
+/// Throws if a plug-in's call failed. If the communicator or the engine caused the failure, throws its exception. `who`
 /// names the plug-in and the call.
 using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
 

@@ -20,12 +20,12 @@ class TrainingProgress {
   /// Takes the other values from the configuration.
   TrainingProgress(const config::JobConfig& config, std::size_t parameters);
 
-  int64_t step() const { return step_; }                               // number of steps made
-  int64_t updates() const { return updates_; }                         // steps not skipped; the schedule's clock
-  int64_t samples() const { return samples_; }                         // of all ranks, in all steps
-  int64_t steps() const { return steps_; }                             // train.steps
+  int64_t step() const { return step_; }        // completed steps
+  int64_t updates() const { return updates_; }  // steps that were not skipped; the index for the learning-rate schedule
+  int64_t samples() const { return samples_; }  // of all ranks, in all steps
+  int64_t steps() const { return steps_; }      // train.steps
   bool last_step_applied() const { return applied_; }                  // whether it updated the weights
-  int64_t steps_of_run() const { return step_ - begun_; }              // steps made since this run began
+  int64_t steps_of_run() const { return step_ - begun_; }              // steps completed since this run began
   bool updated_in_run() const { return updates_ != updates_before_; }  // whether a step of this run updated the weights
   bool stopped() const { return stopped_; }                            // a signal made this step the last one
   void stop() { stopped_ = true; }
@@ -43,7 +43,7 @@ class TrainingProgress {
   int accumulation() const { return accumulation_; }
   /// Sets the number of micro-steps of the steps that follow. Call it between steps.
   void set_accumulation(int accumulation) { accumulation_ = accumulation; }
-  int micro() const { return micro_; }  // number of micro-steps made in the current step
+  int micro() const { return micro_; }  // completed micro-steps of the current step
   /// True if the current step has all its micro-steps.
   bool at_boundary() const { return micro_ == accumulation_; }
   bool in_backward() const { return in_backward_; }                // stays true if an exception ended backward
@@ -57,19 +57,19 @@ class TrainingProgress {
   void begin_micro(double loss, double weight);
   void cancel_micro();  // undoes begin_micro()
   void end_micro();     // ends the micro-step
-  /// Discards the micro-steps made in the current step, so that the step begins again.
+  /// Discards the completed micro-steps of the current step, so that the step begins again.
   void drop_micro_steps();
 
   /// Sets the factor of the reduced gradients in the next update.
   void set_grad_mul(float factor) { grad_mul_ = factor; }
-  /// Sets the learning rate of the step that is being made.
+  /// Sets the learning rate of the current step.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
   /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
   void made(double loss, double grad_norm, bool applied);
-  /// Discards the losses, weights and tokens of the step that was made. samples: of all ranks in this step.
+  /// Discards the losses, weights and tokens of the completed step. samples: of all ranks in this step.
   void end_step(int64_t samples);
 
   /// Continues from a checkpoint's counters; the run begins at this step.

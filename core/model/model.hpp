@@ -57,7 +57,7 @@ class Model {
     std::function<void(const uint32_t* params, uint32_t n, bool begins)> scope;
   };
   virtual void on_use(Uses uses) = 0;  // replaces the previous callbacks
-  /// From now on the parameter's data is `memory`, which all ranks of this host read in place. Operators never write to
+  /// From now on the parameter's data is `memory`, which all ranks of this node read in place. Operators never write to
   /// it.
   virtual void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) = 0;
   /// From now on the parameter has memory only if attach() gives it some, between begin() and end() of a use.

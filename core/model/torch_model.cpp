@@ -155,7 +155,7 @@ void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
   state_->intercept(
       param, torch_type(dtype),
-      "' is shared by the ranks of this host (communicator.share_weights): it has memory only inside operators; "
+      "' is shared by the ranks of this node (communicator.share_weights): it has memory only inside operators; "
       "read or write it within a zr::gather(parameter) scope");
   state_->entries[param].shared = memory;
   state_->entries[param].placeholder->attach(const_cast<void*>(memory));

@@ -60,7 +60,7 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
     disks.push_back(tier.get());
     align = std::max(align, tier->info().align);
   }
-  staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "tiles in flight");
+  staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "states in flight");
   registered_ = RegisteredMemory(staging_.data(), staging_.bytes(), std::move(disks));
   writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(tiles))));
 }

@@ -37,18 +37,20 @@ class TierFailure {
   std::string text_;
 };
 
-/// A transfer in progress. Its memory must be valid until it is over.
+/// A transfer in progress. The memory that it reads or writes must stay valid until is_over() returns true or wait()
+/// returns.
 class Transfer {
  public:
   Transfer() = default;
   /// Takes over the reference to `done`. `what` names the data in errors.
   Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
   ~Transfer();  // waits
-  /// Leaves the other one empty.
+  /// Leaves `other` empty.
   Transfer(Transfer&& other) noexcept;
   /// Swaps the two transfers.
   Transfer& operator=(Transfer&& other) noexcept;
-  /// Returns when it is over. If it failed, throws EnvironmentError with the tier's error and the data's name.
+  /// Returns when the transfer is over. If it failed, throws EnvironmentError with the tier's error and the data's
+  /// name.
   void wait();
   bool is_over() const;
   zr_done* done() const { return done_; }
@@ -60,17 +62,17 @@ class Transfer {
   std::shared_ptr<TierFailure> failure_;  // of the tier
 };
 
-/// Calls on one thread at a time, except the counts, failed() and failure().
+/// One caller at a time. Exceptions: any thread may call read_bytes(), written_bytes(), failed() and failure().
 class TierStore {
  public:
-  /// Opens the tier. `index`: in the plan's list of tiers.
+  /// Opens the tier. `index`: its position in the plan's list of tiers.
   TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index);
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
   const plan::TierInfo& info() const { return info_; }
   int index() const { return index_; }
-  /// The contents of an allocation, for the ledger.
+  /// What an allocation contains, for the ledger.
   struct LedgerEntry {
     MemoryKind kind;
     std::string tag;
@@ -93,7 +95,7 @@ class TierStore {
   /// Records transfers as spans of `trace`, which must outlive them. Null: no trace.
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  /// True if the start of a transfer failed, or a transfer that was waited for: data on this tier is incomplete.
+  /// True if a transfer could not be started, or wait() found that one failed: data on this tier is incomplete.
   bool failed() const { return !failure().empty(); }
   /// The error of the first failed transfer; empty if none failed.
   std::string failure() const { return failure_->text(); }

@@ -41,7 +41,7 @@ void each_holding(const MemoryPlan& plan, F&& fn) {
     }
   fn(on(0), MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
   static const TierInfo staging{"host memory", Tier::host};
-  if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "tiles in flight", plan.staging_bytes(), ZR_U8);
+  if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "states in flight", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, MemoryKind::staging, "activations in flight", bytes, ZR_U8);
   for (const TierInfo& tier : tiers)
@@ -181,15 +181,15 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   const Traffic moved = traffic();
   const auto communication = [&](const std::string& what, const Traffic::Part& part) {
     if (part.bytes() > 0)
-      out += row("communication", what + " per step",
+      out += row("communication", what,
                  std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
                      std::to_string(part.size) + " x " + std::to_string(part.peers),
                  part.bytes());
   };
-  communication("gradients", moved.gradients);
-  communication("reduced gradients", moved.reduced_gradients);
-  communication("new weights", moved.weights);
-  communication("at most, all-gathers", moved.gathers);
+  communication("gradients per step", moved.gradients);
+  communication("reduced gradients per step", moved.reduced_gradients);
+  communication("new weights per step", moved.weights);
+  communication("all-gathers per step, at most", moved.gathers);
   return out;
 }
 

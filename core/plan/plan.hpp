@@ -40,8 +40,8 @@ struct PlanInput {
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
   std::vector<zr_slot> slots;            // of the optimizer
-  bool alias = false;                    // the ranks of one host can share memory
-  bool hold_gradients = false;           // gradients.reduce = "last_micro_step": the host accumulates gradients first
+  bool alias = false;                    // the ranks of one node can share memory
+  bool hold_gradients = false;           // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype grad_dtype = ZR_F32;          // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;  // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
@@ -53,8 +53,8 @@ struct Buffer {
   std::string tag;
   int64_t elements;
   zr_dtype dtype;
-  bool alias = false;  // one memory for all ranks of the host
-  /// Bytes that count for `rank`: its share of an aliased buffer, so that the ranks of a host count the buffer once.
+  bool alias = false;  // one memory for all ranks of the node
+  /// Bytes that count for `rank`: its share of a shared buffer, so that the ranks of a node count the buffer once.
   int64_t bytes(int rank, int world) const;
 };
 

@@ -52,7 +52,7 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
   std::string ids;
   for (const auto& id : missing_services)
     if (text.find(id) == text.npos) ids += (ids.empty() ? "" : ", ") + id;
-  if (!ids.empty()) text += " (it requested " + ids + ", which this host does not offer)";
+  if (!ids.empty()) text += " (it requested " + ids + ", which this engine does not offer)";
   return missing_services.empty() ? text : text + "; install a newer zeroth, or a plug-in for this one";
 }
 

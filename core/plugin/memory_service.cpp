@@ -21,7 +21,7 @@ zr_code fail_with(zr_error* error, zr_code code, const std::string& text) {
   return code;
 }
 
-// A tag may begin with a ledger kind: "window: double buffer". Other tags count as `fallback`.
+// A tag may begin with a ledger kind: "all_gather: double buffer". Other tags count as `fallback`.
 MemoryKind kind_of_tag(const std::string& tag, MemoryKind fallback) {
   const std::string start = tag.substr(0, tag.find(':'));
   for (std::size_t i = 0; i < kMemoryKindNames.size(); ++i)
@@ -45,7 +45,7 @@ void free_view(const zr_host* abi, const zr_view* view) {
     const std::lock_guard lock(host.memory().mutex);
     const auto at = host.memory().blocks.find(view->data);
     if (at == host.memory().blocks.end()) {
-      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the host did not allocate");
+      abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the engine did not allocate");
       return;
     }
     block = std::move(at->second);
@@ -56,7 +56,7 @@ void free_view(const zr_host* abi, const zr_view* view) {
 }
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
-  if (!abi->ctx) return fail_with(error, ZR_STATE, "the host of this instance no longer exists");
+  if (!abi->ctx) return fail_with(error, ZR_STATE, "the engine of this instance no longer exists");
   if (align & (align - 1))
     return fail_with(error, ZR_INVALID, "alignment " + std::to_string(align) + " is not a power of two");
   if (align > uint64_t{1} << 47)

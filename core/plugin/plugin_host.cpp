@@ -68,7 +68,7 @@ PluginHost::PluginHost(Ledger& ledger, ThreadPool& pool) : state_(std::make_uniq
 PluginHost::~PluginHost() {
   state_->abi->ctx = nullptr;
   if (const int64_t left = state_->memory.clear(state_->ledger))
-    log(ZR_LOG_WARN, "plug-ins did not free " + bytes_text(left) + " of host memory; the host frees it now");
+    log(ZR_LOG_WARN, "plug-ins did not free " + bytes_text(left) + " of host memory; the engine frees it now");
 }
 
 void PluginHost::offer(const std::string& id, const void* table) {

@@ -42,7 +42,7 @@ class PluginHost {
   std::exception_ptr take_failure();
   /// State of the memory service: the blocks that plug-ins hold. [any]
   struct Memory;
-  Memory& memory();  // the state of the memory service
+  Memory& memory();  // [any]
 
  private:
   struct State;

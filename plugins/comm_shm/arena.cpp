@@ -94,9 +94,9 @@ void Arena::connect(int peer, const MemoryFileAddress& address) {
   const std::string who = "rank " + std::to_string(peer);
   if (address.boot != mine.boot)
     throw zr::PluginError(ZR_UNSUPPORTED,
-                          "comm_shm connects ranks of one host only: " + who + " is on host '" + address.host +
+                          "comm_shm connects ranks of one node only: " + who + " is on host '" + address.host +
                               "', this is rank " + std::to_string(rank_) + " on '" + mine.host +
-                              "'; start all ranks on one host, or choose a communicator for several hosts");
+                              "'; start all ranks on one node, or choose a communicator for several nodes");
   if (address.container != mine.container)
     throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
                                               address.host + "' is in another container (PID namespace) than rank " +
@@ -120,7 +120,7 @@ void Arena::extend(uint64_t bytes, const char* what) {
     throw zr::PluginError(ZR_NOMEM,
                           "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what +
                               "): the machine has " + std::to_string(left) +
-                              " bytes available; use fewer ranks on this host, or a strategy that shards more",
+                              " bytes available; use fewer ranks on this node, or a strategy that shards more",
                           ENOMEM);
   const auto offset = static_cast<off_t>(end_);
   int error = 0;

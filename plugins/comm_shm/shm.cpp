@@ -1,4 +1,4 @@
-// The communicator "shm": the ranks of one host read each other's memory in place.
+// The communicator "shm": the ranks of one node read each other's memory in place.
 #include "shm_communicator.hpp"
 
 namespace {

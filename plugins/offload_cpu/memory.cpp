@@ -24,7 +24,7 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20, kHugeFrom = uint64_t{4} << 20,
 [[noreturn]] void reject(uint64_t bytes, const std::string& tag, const std::string& why, int error) {
   throw zr::PluginError(ZR_NOMEM,
                         "tier cpu: cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "': " + why +
-                            "; offload less, run fewer ranks on this host, or offload to a disk",
+                            "; offload less, run fewer ranks on this node, or offload to a disk",
                         error);
 }
 

@@ -118,7 +118,7 @@ zr_view GatherScheduler::alloc_overflow(int64_t bytes, bool stays) {
   zr_view memory{};
   zr_error error = zr::no_error();
   zr::check(host_.need<zr_memory_service>().alloc(host_.abi(), static_cast<uint64_t>(bytes), 64,
-                                                  "window: gathered weights, overflow", &memory, &error),
+                                                  "all_gather: gathered weights, overflow", &memory, &error),
             error);
   return memory;
 }

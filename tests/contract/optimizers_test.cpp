@@ -342,7 +342,7 @@ TEST(OptimizerErrorsTest, NameAServiceThatTheHostDoesNotOffer) {
   zr_error error = OptimizerUnderTest::no_error();
   void* self = &error;
   EXPECT_EQ(adamw.component().create(&bare, &config, &self, &error), ZR_UNSUPPORTED);
-  EXPECT_STREQ(error.msg, "needs the host service \"zr.host.config/1\", which this host does not offer");
+  EXPECT_STREQ(error.msg, "needs the service \"zr.host.config/1\", which this engine does not offer");
   EXPECT_EQ(self, &error) << "outputs are untouched on failure";
 }
 

@@ -1,4 +1,4 @@
-// docs/configuration.md is generated from the schema: the host's keys and those of the plug-ins in plugins/.
+// docs/configuration.md is generated from the schema: the engine's keys and those of the plug-ins in plugins/.
 // ZR_UPDATE_GOLDEN=1 rewrites it.
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ std::string generated() {
         add(key);
   std::string text =
       "# Configuration reference\n\n"
-      "A job is one TOML file. This page lists every key of the host and of the plug-ins that Zeroth ships. It is "
+      "A job is one TOML file. This page lists every key of the engine and of the plug-ins that Zeroth ships. It is "
       "generated "
       "from the\nschema by a test, so it is complete. `zeroth explain FILE` shows the values of a job and where each "
       "one "

@@ -37,7 +37,7 @@ struct Machine {
   std::string tiles(const std::string& keys) const {  // tiles that a plan keeps in flight
     const std::string text = run("plan --params 1e8 offload.optimizer=nvme offload.nvme.path=" + disk + " " + keys);
     std::smatch match;
-    const std::regex row("tiles in flight on host memory +([^\n]+)\n");
+    const std::regex row("states in flight on host memory +([^\n]+)\n");
     return std::regex_search(text, match, row) ? match[1].str() : text;
   }
 };

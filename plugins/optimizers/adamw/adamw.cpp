@@ -11,11 +11,12 @@ constexpr double kBelowOne = 1 - 0x1p-53;
 class AdamW : public zr::Optimizer<AdamW> {
  public:
   static constexpr zr_key keys[] = {
-      zr::per_group(zr::key_float("beta1", "0.9", 0, kBelowOne, "Decay of the mean of gradients per step")),
-      zr::per_group(zr::key_float("beta2", "0.999", 0, kBelowOne, "Decay of the mean of squared gradients per step")),
-      zr::per_group(zr::key_float("eps", "1e-8", 0, 1, "Added to the root of the mean square")),
+      zr::per_group(zr::key_float("beta1", "0.9", 0, kBelowOne, "decay per update of the running mean of gradients")),
       zr::per_group(
-          zr::key_float("weight_decay", "0.01", 0, zr::kNoBound, "Share of a weight lost per step and per unit of lr")),
+          zr::key_float("beta2", "0.999", 0, kBelowOne, "decay per update of the running mean of squared gradients")),
+      zr::per_group(zr::key_float("eps", "1e-8", 0, 1, "added to the square root in the denominator")),
+      zr::per_group(zr::key_float("weight_decay", "0.01", 0, zr::kNoBound,
+                                  "decoupled weight decay: an update multiplies the weight by 1 - lr x weight_decay")),
   };
   static constexpr zr_slot slots[] = {zr::slot("exp_avg"), zr::slot("exp_avg_sq")};
   static constexpr bool rounds = true;

@@ -7,11 +7,12 @@ namespace {
 class Sgd : public zr::Optimizer<Sgd> {
  public:
   static constexpr zr_key keys[] = {
-      zr::key_float("momentum", "0", 0, zr::kNoBound, "Share of the last direction that is kept; 0: no buffer"),
-      zr::key_float("dampening", "0", -zr::kNoBound, 1, "Share of the gradient that is not added to the buffer"),
-      zr::key_bool("nesterov", "false", "Use Nesterov momentum; needs momentum above 0 and dampening 0"),
+      zr::key_float("momentum", "0", 0, zr::kNoBound, "momentum factor; 0: no momentum buffer"),
+      zr::key_float("dampening", "0", -zr::kNoBound, 1,
+                    "fraction of the gradient that is not added to the momentum buffer"),
+      zr::key_bool("nesterov", "false", "use Nesterov momentum; needs momentum above 0 and dampening 0"),
       zr::per_group(
-          zr::key_float("weight_decay", "0", 0, zr::kNoBound, "Share of a weight that is added to its gradient")),
+          zr::key_float("weight_decay", "0", 0, zr::kNoBound, "fraction of the weight that is added to its gradient")),
   };
   static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
   static constexpr bool rounds = true;

@@ -157,14 +157,14 @@ TEST_F(CheckpointTest, UsesNoMoreMemoryThanOneChunkOrOwnShard) {
     const Json memory = summary(name).at("memory");
     return memory.contains(tier) && memory[tier].contains(kind) ? memory[tier][kind]["peak"].get<int64_t>() : 0;
   };
-  for (const std::string kind : {"weights", "gradients", "slots", "buckets", "window", "other"})
+  for (const std::string kind : {"weights", "gradients", "optimizer", "buckets", "all_gather", "other"})
     for (const std::string name : {"async", "sync", "resumed"})
       EXPECT_EQ(peak(name, "device", kind.c_str()), peak("plain", "device", kind.c_str())) << name << " " << kind;
   EXPECT_EQ(peak("sync", "host", "snapshot"), 0);
   const Json snapshot = summary("async").at("memory").at("host").at("snapshot");
   const double planned = snapshot["planned"], measured = snapshot["peak"];
   const double shard =
-      static_cast<double>(peak("plain", "device", "slots")) * 3 / 2;  // fp32 weights plus two optimizer states
+      static_cast<double>(peak("plain", "device", "optimizer")) * 3 / 2;  // fp32 weights plus two optimizer states
   EXPECT_NEAR(measured, planned, 0.02 * planned);
   EXPECT_NEAR(planned, shard, 0.02 * shard) << "the snapshot must hold one copy of the rank's own shard";
   const int64_t extra = peak("resumed", "host", "other") - peak("plain", "host", "other");

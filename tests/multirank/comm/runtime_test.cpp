@@ -112,7 +112,7 @@ TEST(CommRuntimeTest, OpenFailsWithoutAllGatherOfBytes) {
     CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world),
                 {.id = "poor", .keys = "gathers = false\n"});
     expect_failure([&] { rig.open(); }, exit_code::environment,
-                   HasSubstr("it does not support all_gather of bytes, from which the host composes missing "
+                   HasSubstr("it does not support all_gather of bytes, from which the engine composes missing "
                              "operations; choose another communicator"));
   }));
 }

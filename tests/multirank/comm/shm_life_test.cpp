@@ -157,7 +157,7 @@ TEST(CommShmMemoryTest, AllocationsAreZeroedAlignedRecordedAndFreed) {
       EXPECT_THAT(error.msg,
                   testing::AllOf(
                       HasSubstr("cannot allocate 1125899906842624 bytes of shared memory (a buffer): the machine has "),
-                      HasSubstr(" bytes available; use fewer ranks on this host, or a strategy that shards more")));
+                      HasSubstr(" bytes available; use fewer ranks on this node, or a strategy that shards more")));
     }
     for (const auto& row : rig.ledger().rows()) EXPECT_EQ(row.now, 0);
   }));
@@ -202,8 +202,8 @@ TEST(CommShmOpenTest, RejectsRanksOnAnotherHost) {
   EXPECT_THAT(
       ranks[0].threw,
       testing::AllOf(
-          HasSubstr("comm_shm connects ranks of one host only: rank 1 is on host 'far-away', this is rank 0 on '"),
-          HasSubstr("start all ranks on one host, or choose a communicator for several hosts")));
+          HasSubstr("comm_shm connects ranks of one node only: rank 1 is on host 'far-away', this is rank 0 on '"),
+          HasSubstr("start all ranks on one node, or choose a communicator for several nodes")));
   EXPECT_FALSE(ranks[1].ok());
 }
 

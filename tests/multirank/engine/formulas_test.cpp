@@ -93,7 +93,7 @@ TEST_P(EngineFormulasTest, CommunicationAndLedgerBytesMatchFormulas) {
     const bool sharded = c.strategy != "zero0";
     const int64_t share = sharded ? padded / N : padded, slack = sharded && N > 1 ? norm_blocks : 32 * 15;
     EXPECT_EQ(memory["weights"]["peak"], c.w() * full) << where;
-    EXPECT_NEAR(memory["slots"]["peak"], 8 * share, 8 * slack) << where;
+    EXPECT_NEAR(memory["optimizer"]["peak"], 8 * share, 8 * slack) << where;
     EXPECT_EQ(memory.contains("master"), c.w() == 2) << where;
     if (c.w() == 2) {
       EXPECT_NEAR(memory["master"]["peak"], 4 * share, 4 * slack) << where;
@@ -158,8 +158,8 @@ TEST_P(EngineFormulasTest, ShardedWeightBytesMatchFormulas) {
         // slack includes alignment.
         const int64_t slack = 8 * 1024 + 32 * 20;
         EXPECT_NEAR(memory["weights"]["peak"], w * full / N, w * slack) << where;
-        EXPECT_NEAR(memory["slots"]["peak"], 8 * padded / N, 8 * slack) << where;
-        EXPECT_LE(memory["window"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
+        EXPECT_NEAR(memory["optimizer"]["peak"], 8 * padded / N, 8 * slack) << where;
+        EXPECT_LE(memory["all_gather"]["peak"], 16384 + w * (577 * 36 + 32 + 577 + 32)) << where;
         EXPECT_EQ(s["communication_bytes"]["reduce_scatter"],
                   3 * (reduce == "last_micro_step" ? 4 : A * w) * P * (N - 1))
             << where;

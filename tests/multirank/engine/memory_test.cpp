@@ -366,14 +366,14 @@ TEST_P(MemoryFormulasTest, PredictEveryKindWithinTwoPercent) {
                last = c.reduce == "last_micro_step";
     const double share = replicated ? 1 : 1.0 / N;
     expect("weights", c.w() * P * (sharded_weights ? share : 1));
-    expect("slots", 8 * P * share);
+    expect("optimizer", 8 * P * share);
     expect("master", c.w() < 4 ? 4 * P * share : 0);
     const bool flat = c.strategy == "zero1" && !last;  // unsharded gradients of one backward, plus the reduced shard
     expect("gradients", last ? 4 * P : 4 * P * share + (flat ? c.w() * P : 0));
     EXPECT_LE(holds("buckets"), last || flat ? 0 : 2 * kBucket) << where;
     EXPECT_GE(holds("buckets"), last || flat ? 0 : kBucket) << where;
-    EXPECT_LE(holds("window"), sharded_weights ? 40 * 448 * c.w() + kPrefetch + kLayer * c.w() + 64 : 0) << where;
-    EXPECT_GE(holds("window"), sharded_weights && N > 1 ? kPrefetch : 0) << where;
+    EXPECT_LE(holds("all_gather"), sharded_weights ? 40 * 448 * c.w() + kPrefetch + kLayer * c.w() + 64 : 0) << where;
+    EXPECT_GE(holds("all_gather"), sharded_weights && N > 1 ? kPrefetch : 0) << where;
     expect("other", 4 * 448 * 448);  // the largest parameter, in transit at the start
   }
 }

@@ -75,10 +75,10 @@ TEST(Torchrun, SurvivorsNameKilledRank) {
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == victim) continue;
       EXPECT_EQ(jobs[size_t(rank)]->wait(kSoon), 4);
-      EXPECT_THAT(jobs[size_t(rank)]->err(),
-                  HasSubstr(victim == 0 ? "rank 0 (pid " + pid +
-                                              "), which hosts the job's store, is lost: its connection closed"
-                                        : "rank 2 (pid " + pid + ") is lost: its connection closed"));
+      EXPECT_THAT(
+          jobs[size_t(rank)]->err(),
+          HasSubstr(victim == 0 ? "rank 0 (pid " + pid + "), which runs the job's store, is lost: its connection closed"
+                                : "rank 2 (pid " + pid + ") is lost: its connection closed"));
       EXPECT_THAT(jobs[size_t(rank)]->err(),
                   ContainsRegex("rank " + std::to_string(rank) + "  pid [0-9]+ +(waits|computing)"));
     }
@@ -119,7 +119,7 @@ TEST(Torchrun, SurvivorNamesStoppedStoreHost) {
   EXPECT_THAT(jobs[1]->err(),
               ContainsRegex(
                   "rank 1: all_reduce 'gradient bucket [01]' .fp32, 4096. has not completed within 600ms; rank 0 .pid "
-                  "[0-9]+., which hosts the job's store, has not answered for [0-9.]+s, and its process is "
+                  "[0-9]+., which runs the job's store, has not answered for [0-9.]+s, and its process is "
                   "stopped .T."));
 }
 
@@ -226,7 +226,7 @@ TEST(ControlJoinTest, ReportsAddressWithoutStore) {
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.err(), testing::MatchesRegex(
                              "zeroth: error: rank 1 cannot find the store of its job at 127.0.0.1 port 15000: rank 0 "
-                             "has not written the job's secret to .*/job-[0-9a-f]+. Check that rank 0, which hosts the "
+                             "has not written the job's secret to .*/job-[0-9a-f]+. Check that rank 0, which runs the "
                              "store, is running, and that this is its address; to use another address, set "
                              "ZR_STORE=host:port to the same value on every rank\n"));
 }
@@ -389,8 +389,8 @@ INSTANTIATE_TEST_SUITE_P(Invalid, LauncherVariablesTest,
                                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                                 {"PMIX_NAMESPACE", "7"}},
-                                               "mpirun started ranks on several hosts and does not report which host "
-                                               "has rank 0: pass that host and a free port, mpirun -x "
+                                               "mpirun started ranks on several nodes and does not report which node "
+                                               "has rank 0: pass its host name and a free port, mpirun -x "
                                                "ZR_STORE=host:port ..."}),
                          [](const auto& info) { return info.param.name; });
 }  // namespace

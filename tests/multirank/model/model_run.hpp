@@ -17,7 +17,7 @@ using engine_tests::Run;
 using engine_tests::same;
 using zr::test::RankBodyOf;
 
-/// A strategy, and whether the ranks of a host share weights. A single rank always has `share` set.
+/// A strategy, and whether the ranks of a node share weights. A single rank always has `share` set.
 struct SharingMode {
   std::string strategy;
   bool share;

@@ -145,7 +145,7 @@ TEST_F(ShardedParametersTest, OwnersWriteSharedWeightsOnce) {
       }
     }
   rejects(converts_module,
-          "parameter 'first.weight' is shared by the ranks of this host (communicator.share_weights): it has memory "
+          "parameter 'first.weight' is shared by the ranks of this node (communicator.share_weights): it has memory "
           "only inside "
           "operators; read or write it within a zr::gather(parameter) scope; to replace its data, " +
               kInstead,
@@ -247,7 +247,7 @@ TEST_F(ShardedParametersTest, RejectsAStepInsideAScope) {
           "before the call",
           "zero1 communicator.share_weights=true");
   for (const auto* body : {&reads_pointer, &saves_module})
-    rejects(*body, "parameter 'first.weight' is shared by the ranks of this host",
+    rejects(*body, "parameter 'first.weight' is shared by the ranks of this node",
             "zero2 communicator.share_weights=true");
   rejects(steps_within_scope,
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "

@@ -25,8 +25,8 @@ TEST_F(OffloadAutoTest, FillsTheDeviceThenHostThenDisk) {
   const Json plain = summary("a").at("memory").at("device");
   int64_t device = 16 << 10;
   for (const auto& [kind, bytes] : plain.items())
-    if (kind != "slots") device += bytes.at("peak").get<int64_t>();
-  const int64_t all = plain.at("slots").at("peak");
+    if (kind != "optimizer") device += bytes.at("peak").get<int64_t>();
+  const int64_t all = plain.at("optimizer").at("peak");
   const std::string tiers = " offload.nvme.path=" + scratch_.path("swap") +
                             " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=auto "
                             "memory.device_budget=" +
@@ -37,7 +37,7 @@ TEST_F(OffloadAutoTest, FillsTheDeviceThenHostThenDisk) {
       model);
   EXPECT_EQ(hash("a"), plain_hash);
   for (const char* tier : {"device", "host", "disk"}) {
-    const int64_t part = number("a", "/memory/" + std::string(tier) + "/slots/peak");
+    const int64_t part = number("a", "/memory/" + std::string(tier) + "/optimizer/peak");
     EXPECT_GT(part, all / 8) << tier;
     EXPECT_LT(part, all * 2 / 3) << tier;
   }
@@ -48,10 +48,10 @@ TEST_F(OffloadAutoTest, FillsTiersInTheConfiguredOrder) {
       " strategy=zero2 parity.model=large offload.optimizer=auto memory.device_budget=" + std::to_string(860 << 10) +
       "B offload.nvme.path=" + scratch_.path("swap") + " offload.tiers=";
   run(2, "job.name=a" + budget + "\"cpu\"\njob.name=b" + budget + "\"nvme\"\n");
-  EXPECT_GT(number("a", "/memory/host/slots/peak"), 0);
-  EXPECT_EQ(number("a", "/memory/disk/slots/peak"), 0);
-  EXPECT_EQ(number("b", "/memory/host/slots/peak"), 0);
-  EXPECT_GT(number("b", "/memory/disk/slots/peak"), 0);
+  EXPECT_GT(number("a", "/memory/host/optimizer/peak"), 0);
+  EXPECT_EQ(number("a", "/memory/disk/optimizer/peak"), 0);
+  EXPECT_EQ(number("b", "/memory/host/optimizer/peak"), 0);
+  EXPECT_GT(number("b", "/memory/disk/optimizer/peak"), 0);
   EXPECT_EQ(hash("a"), hash("b"));
 }
 

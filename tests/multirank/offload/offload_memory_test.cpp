@@ -78,7 +78,7 @@ TEST_F(OffloadTest, EveryTierMatchesThePlan) {
   EXPECT_EQ(number("cpu", "/memory/host/slots/peak"), slots);
   EXPECT_EQ(number("cpu", "/memory/host/gradients/peak") + number("cpu", "/memory/device/gradients/peak"),
             number("plain", "/memory/device/gradients/peak"));
-  EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("slots"));
+  EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("optimizer"));
   EXPECT_GT(number("nvme", "/memory/host/other/peak"), 0) << "checksums";
   EXPECT_EQ(number("nvme", "/memory/host/other/planned"), number("nvme", "/memory/host/other/peak"));
   EXPECT_EQ(number("nvme", "/memory/disk/master/peak"), master);
@@ -93,7 +93,7 @@ TEST_F(OffloadTest, RejectsAPlanOverTheHostBudget) {
   EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
   EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
   EXPECT_THAT(refused.output, HasSubstr("host memory    communicator"));
-  EXPECT_THAT(refused.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this host, because the "
+  EXPECT_THAT(refused.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this node, because the "
                                         "communicator of each rank takes memory"));
 }
 

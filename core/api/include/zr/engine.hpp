@@ -244,7 +244,7 @@ class Engine {
   ///
   /// Call it between steps, outside zr::gather and Evaluation, with the same changes on all ranks; otherwise all ranks
   /// throw and nothing changes. If nothing has changed, it does nothing. It writes the state to the folder `refresh` of
-  /// its run folder (job.runs/job.name/RUN) and reads it back, so ranks on several hosts need that folder on a shared
+  /// its run folder (job.runs/job.name/RUN) and reads it back, so ranks on several nodes need that folder on a shared
   /// file system.
   /// If it fails while it reads the state back, the engine becomes unusable, and the error names the checkpoint to
   /// load.

@@ -14,7 +14,7 @@ namespace zr {
 ///
 /// The end of the scope stores the written values in the engine; write the same values on all ranks. If an exception
 /// ends the scope, the written values are discarded. If the engine is destroyed first, the end has no effect. Weights
-/// that the ranks of a host share (communicator.share_weights) are copied for the scope, so it needs memory for them.
+/// that the ranks of a node share (communicator.share_weights) are copied for the scope, so it needs memory for them.
 ///
 /// The begin and the end are collective under every strategy. Use the scope on the training thread and end it before
 /// engine.step(). Throws zr::Error.

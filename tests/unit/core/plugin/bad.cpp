@@ -61,7 +61,7 @@ zr_code create(const zr_host* host, const zr_config* config, void** self, zr_err
 #elif defined(BAD_LEAK)
   const auto* lender = static_cast<const zr_memory_service*>(host->service(host, "zr.host.memory/1"));
   zr_view view;
-  lender->alloc(host, 3 << 20, 64, "window: forgotten", &view, error);
+  lender->alloc(host, 3 << 20, 64, "all_gather: forgotten", &view, error);
 #endif
   const auto* values = static_cast<const zr_config_service*>(host->service(host, "zr.host.config/1"));
   double rate = 0;

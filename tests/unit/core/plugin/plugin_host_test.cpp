@@ -62,7 +62,7 @@ TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{};
   CallError error;
-  ASSERT_EQ(memory->alloc(host.abi(), 100, 64, "window: double buffer", &view, &error), ZR_OK);
+  ASSERT_EQ(memory->alloc(host.abi(), 100, 64, "all_gather: double buffer", &view, &error), ZR_OK);
   memory->account(host.abi(), "arena", 1000);
   const auto rows = ledger.rows();
   ASSERT_EQ(rows.size(), 2u);
@@ -173,10 +173,10 @@ TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
     plugin::PluginHost host(ledger, pool);
     const plugin::Component leak = load_plugin("leak");
     const plugin::Instance instance(host, leak, config_of(leak), "optimizer.bad");
-    EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "a tag \"window\" counts as weights";
+    EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "a tag \"all_gather\" counts as device memory";
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "zeroth: warning: plug-ins did not free 3.00 MiB of host memory; the host frees it now\n");
+            "zeroth: warning: plug-ins did not free 3.00 MiB of host memory; the engine frees it now\n");
   EXPECT_TRUE(ledger.holders().empty());
 }
 

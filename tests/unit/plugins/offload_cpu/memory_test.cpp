@@ -66,7 +66,7 @@ TEST(CpuTierTest, ReportsRequiredAndAvailableBytes) {
   EXPECT_EQ(answer.code, ZR_NOMEM);
   EXPECT_EQ(answer.text.find("tier cpu: cannot allocate 35184372088832 bytes for 'masters': "), 0u) << answer.text;
   EXPECT_NE(answer.text.find(" bytes are available ("), std::string::npos) << answer.text;
-  EXPECT_NE(answer.text.find("; offload less, run fewer ranks on this host, or offload to a disk"), std::string::npos);
+  EXPECT_NE(answer.text.find("; offload less, run fewer ranks on this node, or offload to a disk"), std::string::npos);
 }
 
 TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
