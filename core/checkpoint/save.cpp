@@ -131,7 +131,7 @@ Directory begin(const Directory& root, const std::string& name, const Layout& la
 }
 
 // Opens the folder that rank 0 created, in another process and perhaps on another host. Its owner must be the user that
-// owns the files that this host creates in it.
+// owns the files that this node creates in it.
 Directory open_folder(const Directory& root, const std::string& name, int rank) {
   Directory folder = root.existing(name);
   const std::string own = ".rank-" + std::to_string(rank);

@@ -104,7 +104,7 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
 }
 
 // The address that the other ranks connect to, so that the store is not reachable from other networks. All addresses if
-// that address does not belong to this host (a forwarded port), or if its name resolves to loopback here although ranks
+// that address does not belong to this node (a forwarded port), or if its name resolves to loopback here although ranks
 // on other hosts connect.
 ip::address ControlClient::address_to_bind(const ip::address& remote) {
   const bool one_host = rank_info_.local_world == rank_info_.world || rank_info_.address == "localhost" ||

@@ -48,7 +48,7 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
-  /// `one_host`: all ranks are known to be on one host, as with `zeroth train`.
+  /// `one_host`: all ranks are known to be on one node, as with `zeroth train`.
   Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
           bool one_host = false);
   ~Planner();

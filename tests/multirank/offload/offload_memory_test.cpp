@@ -73,16 +73,16 @@ TEST_F(OffloadTest, EveryTierMatchesThePlan) {
       }
   }
   const int64_t master = number("plain", "/memory/device/master/peak"),
-                slots = number("plain", "/memory/device/slots/peak");
+                slots = number("plain", "/memory/device/optimizer/peak");
   EXPECT_EQ(number("cpu", "/memory/host/master/peak"), master);
-  EXPECT_EQ(number("cpu", "/memory/host/slots/peak"), slots);
+  EXPECT_EQ(number("cpu", "/memory/host/optimizer/peak"), slots);
   EXPECT_EQ(number("cpu", "/memory/host/gradients/peak") + number("cpu", "/memory/device/gradients/peak"),
             number("plain", "/memory/device/gradients/peak"));
   EXPECT_FALSE(summary("cpu").at("memory").at("device").contains("optimizer"));
   EXPECT_GT(number("nvme", "/memory/host/other/peak"), 0) << "checksums";
   EXPECT_EQ(number("nvme", "/memory/host/other/planned"), number("nvme", "/memory/host/other/peak"));
   EXPECT_EQ(number("nvme", "/memory/disk/master/peak"), master);
-  EXPECT_EQ(number("nvme", "/memory/disk/slots/peak"), slots);
+  EXPECT_EQ(number("nvme", "/memory/disk/optimizer/peak"), slots);
   EXPECT_FALSE(summary("nvme").at("memory").at("device").contains("master"));
 }
 
@@ -134,8 +134,8 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
   const std::map<int64_t, std::string> each = losses("large");
   ASSERT_EQ(each.size(), 4u);
   EXPECT_LT(std::stod(each.at(4)), std::stod(each.at(1)));
-  EXPECT_EQ(number("large", "/memory/disk/slots/peak"), number("large", "/memory/disk/slots/planned"));
-  EXPECT_GT(number("large", "/memory/disk/slots/peak") >> 20, 1300);
+  EXPECT_EQ(number("large", "/memory/disk/optimizer/peak"), number("large", "/memory/disk/optimizer/planned"));
+  EXPECT_GT(number("large", "/memory/disk/optimizer/peak") >> 20, 1300);
 }
 
 }  // namespace

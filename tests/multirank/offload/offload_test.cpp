@@ -152,7 +152,8 @@ TEST_F(OffloadTest, MovesEveryStateOncePerStepEachWay) {
   for (const std::string steps : {"2", "3", "4"})
     jobs += "job.name=s" + steps + " train.steps=" + steps + disk() + "parity.model=large\n";
   run(2, jobs, "strategy=zero2 train.dtype=bf16");
-  const int64_t disk_bytes = number("s3", "/memory/disk/slots/planned") + number("s3", "/memory/disk/master/planned");
+  const int64_t disk_bytes =
+      number("s3", "/memory/disk/optimizer/planned") + number("s3", "/memory/disk/master/planned");
   for (const char* way : {"/tiers/nvme/read_bytes", "/tiers/nvme/written_bytes"}) {
     EXPECT_EQ(number("s3", way) - number("s2", way), disk_bytes) << way;
     EXPECT_EQ(number("s4", way) - number("s3", way), disk_bytes) << way;
