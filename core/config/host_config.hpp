@@ -74,7 +74,7 @@ struct Fp16Config {
 /// [memory]
 struct MemoryConfig {
   Setting<int64_t> device_budget_bytes;  // per rank; 0: no limit
-  Setting<int64_t> host_budget_bytes;    // of all ranks of a host together; 0: no limit
+  Setting<int64_t> host_budget_bytes;    // of all ranks of a node together; 0: no limit
 };
 
 /// [optimizer], without the plug-in's own table.
