@@ -69,7 +69,7 @@ void Engine::refresh() {
         if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
       return list;
     };
-    if (!before.session->refresh().agree_on_change(look, change)) return;
+    if (!before.session->refresh().compare_changes(look, change)) return;
     *handed = before.session->hand_over(std::move(change));
     before.torch_model->hand_over();
   }

@@ -6,13 +6,11 @@
 
 namespace zr {
 
-using host::engine::LogicalRole;
-
 namespace {
-LogicalRole role_of(TensorKind kind) {
-  return kind == TensorKind::value      ? LogicalRole::value
-         : kind == TensorKind::gradient ? LogicalRole::gradient
-                                        : LogicalRole::state;
+host::engine::TensorKind engine_kind(TensorKind kind) {
+  return kind == TensorKind::value      ? host::engine::TensorKind::value
+         : kind == TensorKind::gradient ? host::engine::TensorKind::gradient
+                                        : host::engine::TensorKind::state;
 }
 }  // namespace
 
@@ -39,7 +37,7 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
-        session.tensors().read(index, role_of(kind), slot, tensor.data_ptr<float>());
+        session.tensors().read(index, engine_kind(kind), slot, tensor.data_ptr<float>());
         return tensor;
       });
 }
@@ -64,7 +62,7 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
           host::fail_user(text.str());
         }
         const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
-        session.tensors().write(index, role_of(kind), slot, values.data_ptr<float>());
+        session.tensors().write(index, engine_kind(kind), slot, values.data_ptr<float>());
       });
 }
 

@@ -59,7 +59,7 @@ constexpr Column kColumns[] = {
     {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
     {"other", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
     {"= total", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
-    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.traffic().bytes(); }},
+    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.communication().bytes(); }},
 };
 
 std::string right(const std::string& text, std::size_t width) {

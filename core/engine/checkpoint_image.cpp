@@ -80,7 +80,7 @@ checkpoint::CheckpointContents image_of(const StepContext& context, ShardedState
   checkpoint::CheckpointContents image;
   each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
     const auto index = static_cast<uint32_t>(image.tensors.size());
-    for (const auto& [first, count] : context.plan.saved_runs(param))
+    for (const auto& [first, count] : context.plan.saved_ranges(param))
       image.slabs.push_back(slab_of(state, param, tensor, index, first, count));
     image.tensors.push_back(std::move(tensor));
   });

@@ -339,7 +339,7 @@ void Checkpointer::begin() {
     else if (comm.rank == 0)
       report_no_checkpoint(dir);
     if (comm.rank == 0)
-      for (const std::string& line : parts_.name.different_moments()) log(ZR_LOG_WARN, line);
+      for (const std::string& line : parts_.name.mismatch_warnings()) log(ZR_LOG_WARN, line);
     if (found) return;
   }
   if (const std::string& init = config.checkpoint().init; !init.empty()) {

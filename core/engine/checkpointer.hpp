@@ -53,8 +53,8 @@ class Checkpointer {
   /// At the end of the job: waits for the background save, logs its failure, and releases folder locks and memory.
   void close();
 
-  /// See peers_of().
-  checkpoint::CheckpointComm peers() const { return peers_of(context_.setup.control); }
+  /// See checkpoint_comm_of().
+  checkpoint::CheckpointComm peers() const { return checkpoint_comm_of(context_.setup.control); }
 
  private:
   checkpoint::CheckpointContents present();

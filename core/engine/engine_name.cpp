@@ -1,11 +1,11 @@
 #include "engine/engine_name.hpp"
 
 #include <algorithm>
-#include <mutex>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "checkpoint/folder.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::engine {
 
@@ -16,8 +16,8 @@ struct Alive {
   std::map<std::string, int64_t> others;  // steps of the other engines when that checkpoint was saved
 };
 
-std::mutex g_mutex;
-std::map<std::string, Alive>& alive() {  // by run folder
+Mutex g_mutex;
+std::map<std::string, Alive>& alive() ZR_REQUIRES(g_mutex) {  // by run folder
   static std::map<std::string, Alive> engines;
   return engines;
 }
@@ -66,7 +66,7 @@ EngineName::EngineName(const std::string& name, const std::string& run_folder, c
   if (!name.empty() && !is_valid(name))
     fail_user("zr::Engine(program, model, \"" + name + "\"): an engine's name is 1 to 64 letters, digits, '-' and " +
               "'_', begins with a letter, and is not \"lock\", \"latest\" or \"step-...\"");
-  const std::lock_guard lock(g_mutex);
+  const MutexLock lock(g_mutex);
   if (alive().emplace(run_folder, Alive{name, checkpoints, 0, 0, {}}).second) return;
   fail_user((name.empty() ? "this process already has a zr::Engine without a name"
                           : "this process already has a zr::Engine named '" + name + "'") +
@@ -75,24 +75,24 @@ EngineName::EngineName(const std::string& name, const std::string& run_folder, c
 }
 
 EngineName::~EngineName() {
-  const std::lock_guard lock(g_mutex);
+  const MutexLock lock(g_mutex);
   alive().erase(run_folder_);
 }
 
 void EngineName::at_step(int64_t step) {
-  const std::lock_guard lock(g_mutex);
+  const MutexLock lock(g_mutex);
   alive().at(run_folder_).step = step;
 }
 
 void EngineName::loaded(int64_t step, const std::map<std::string, int64_t>& others) {
-  const std::lock_guard lock(g_mutex);
+  const MutexLock lock(g_mutex);
   Alive& own = alive().at(run_folder_);
   own.step = own.begun = step;
   own.others = others;
 }
 
 std::map<std::string, int64_t> EngineName::others() const {
-  const std::lock_guard lock(g_mutex);
+  const MutexLock lock(g_mutex);
   std::map<std::string, int64_t> steps;
   for (const auto& [folder, one] : alive())
     if (are_together(one, alive().at(run_folder_))) steps[one.name] = one.step;
@@ -100,8 +100,8 @@ std::map<std::string, int64_t> EngineName::others() const {
 }
 
 // Of two engines that were saved together, the checkpoint saved last contains the step of the other one's save.
-std::vector<std::string> EngineName::different_moments() const {
-  const std::lock_guard lock(g_mutex);
+std::vector<std::string> EngineName::mismatch_warnings() const {
+  const MutexLock lock(g_mutex);
   std::vector<std::string> lines;
   const Alive& own = alive().at(run_folder_);
   for (const auto& [folder, one] : alive()) {

@@ -25,7 +25,7 @@ class EngineName {
   std::map<std::string, int64_t> others() const;
   /// A warning for each of those engines whose checkpoint was not saved together with this engine's, for example
   /// because the job ended between their saves. Engines that have trained since their load are not compared.
-  std::vector<std::string> different_moments() const;
+  std::vector<std::string> mismatch_warnings() const;
 
  private:
   std::string run_folder_;

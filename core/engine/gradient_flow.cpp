@@ -35,7 +35,7 @@ void GradientFlow::event(uint32_t kind) {
 }
 
 void GradientFlow::begin(uint32_t micro, bool counts) {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   micro_ = micro;
   active_ = true;
   counts_ = counts;
@@ -53,7 +53,7 @@ void GradientFlow::begin(uint32_t micro, bool counts) {
 }
 
 bool GradientFlow::cancel() {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   active_ = false;
   if (std::any_of(taken_.begin(), taken_.end(), [](int64_t n) { return n > 0; })) return false;
   for (uint32_t param = 0; param < taken_.size(); ++param) model_.drop_gradient(param);
@@ -62,7 +62,7 @@ bool GradientFlow::cancel() {
 }
 
 void GradientFlow::arrived(uint32_t param) {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   const std::string& name = plan_.input.parameters[param].name;
   if (!active_)
     fail_user("backward() ran outside engine.backward() and computed a gradient for '" + name +
@@ -95,7 +95,7 @@ bool GradientFlow::deliver(uint32_t param) {
     }
     context_.check(code, error, strategy_.who("grad_destination"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
-        dst.dtype != plan_.input.grad_dtype)
+        dst.dtype != plan_.input.communicated_grad_dtype)
       fail_internal(strategy_.who("grad_destination") + " returned an invalid destination for '" + parameter.name +
                     "': " + std::to_string(dst.count) + " elements from element " + std::to_string(first));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
@@ -142,7 +142,7 @@ void GradientFlow::deliver_waiting() {
 }
 
 void GradientFlow::end() {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   active_ = step_begun_ = false;
   for (std::size_t i = 0; i < present_.size(); ++i) touched_[i] |= counts_ && present_[i];
   // Last parameters first, as backward visits them: strategies fill buckets from the end.

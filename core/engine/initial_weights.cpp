@@ -27,7 +27,7 @@ void take_parameters(const StepContext& context, ShardedState& state, float* val
   if (model.deferred() > 0) {
     const auto load = [&](uint32_t param, float* out) {
       model.check_scope(param, "engine.get('" + parameters[param].name + "')");
-      state.read(param, LogicalRole::value, "", 0, parameters[param].count, out);
+      state.read(param, TensorKind::value, "", 0, parameters[param].count, out);
     };
     const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kTag, bytes); };
     model.construct({values, take, load, account}, context.rank() == 0);
@@ -41,7 +41,7 @@ void take_parameters(const StepContext& context, ShardedState& state, float* val
 
 void bind(const StepContext& context, const PlannedBuffers& buffers) {
   const zr_dtype dtype = context.plan.input.weight_dtype;
-  for (const plan::Piece& piece : context.plan.mine.weights) {
+  for (const plan::Piece& piece : context.plan.rank_plan.weights) {
     if (piece.shard || piece.count != context.plan.input.parameters[piece.param].count) continue;
     const int64_t offset = piece.offset * size_of(dtype);
     if (const void* reader = buffers.readers()[piece.buffer])
@@ -52,7 +52,7 @@ void bind(const StepContext& context, const PlannedBuffers& buffers) {
 }
 }  // namespace
 
-void take_rank_zero(const StepContext& context, ShardedState& state) {
+void broadcast_initial_weights(const StepContext& context, ShardedState& state) {
   comm::CommRuntime& comm = context.comm;
   int64_t largest = 0;
   for (const plan::Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);

@@ -8,6 +8,6 @@ namespace zr::host::engine {
 
 /// Constructs a deferred model, broadcasts rank 0's parameters and buffers, and binds parameters that are unsharded on
 /// this rank to the state's memory. Collective; once per state, before any other use of it.
-void take_rank_zero(const StepContext& context, ShardedState& state);
+void broadcast_initial_weights(const StepContext& context, ShardedState& state);
 
 }  // namespace zr::host::engine

@@ -27,7 +27,7 @@ void check_strategy(const PlannedJob& job) {
   if (api->acquire && api->release) return;
   const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const plan::Piece& piece : job.plan.mine.weights)
+  for (const plan::Piece& piece : job.plan.rank_plan.weights)
     unsharded[piece.param] |= piece.count == parameters[piece.param].count;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0)
@@ -54,7 +54,7 @@ void check_optimizer(const PlannedJob& job) {
                 "' is not a sharded state with one element per parameter element, the only kind that Zeroth supports; "
                 "choose another optimizer");
   if (desc.granularity == ZR_ELEMENTWISE) return;
-  for (const plan::Piece& piece : job.plan.mine.reduced_gradients) {
+  for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
     const bool complete = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::engine {
 
@@ -23,9 +23,9 @@ namespace {
 constexpr int kFormat = 1;
 
 void warn_once(const std::string& file, const std::string& why) {
-  static std::mutex mutex;
-  static std::set<std::string> reported;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::set<std::string> reported ZR_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   if (reported.insert(file).second)
     log(ZR_LOG_WARN,
         file + ": not a valid machine profile (" + why + "); ignoring it; remove the file, or run `zeroth tune` again");

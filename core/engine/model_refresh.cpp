@@ -34,7 +34,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
     error = std::current_exception();
     text = std::string("engine.refresh() failed on rank ") + std::to_string(context_.rank()) + ": " + thrown.what();
   }
-  const checkpoint::CheckpointComm comm = peers_of(context_.setup.control);
+  const checkpoint::CheckpointComm comm = checkpoint_comm_of(context_.setup.control);
   std::string first;
   for (const std::string& other : comm.gather(text))
     if (first.empty()) first = other;
@@ -43,7 +43,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
   if (!first.empty()) fail_user(first);
 }
 
-bool ModelRefresh::agree_on_change(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
+bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
                                    ParameterChange& change) {
   if (parts_.progress.within_step())
     fail_user(

@@ -24,7 +24,7 @@ class ModelRefresh {
   /// Checks that training can continue with the parameters that `look` returns, and that all ranks made the same
   /// change. Returns false if nothing changed on any rank. A failure on any rank, also of `look`, is thrown on all
   /// ranks, before anything changes.
-  bool agree_on_change(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
+  bool compare_changes(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,
                        ParameterChange& change);
   /// Saves the state for the next session, and fills in the members of RefreshState that this object can provide; the
   /// caller sets the others. A failure changes nothing.

@@ -22,7 +22,7 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
       disk_buffers_(disk_buffers),
       blocks_(context.plan.norm_blocks),
       window_(window) {
-  provides_.resize(blocks_.provided.size());
+  provides_.resize(blocks_.blocks_per_rank.size());
   int64_t first = 0;
   std::size_t slice = 0;
   for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
@@ -30,7 +30,7 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
     const plan::Parameter& parameter = plan_.input.parameters[i];
     if (parameter.frozen) continue;
     for (const plan::Segment& segment : plan_.segments[i]) {
-      const int provider = blocks_.everywhere ? plan_.rank : segment.owners.front();
+      const int provider = blocks_.replicated ? plan_.rank : segment.owners.front();
       provides_[static_cast<std::size_t>(provider)].push_back(
           {first + segment.first / plan::kNormBlock, plan::norm_blocks_of(segment.count)});
       if (provider == plan_.rank) provide(i, segment, slices, slice);
@@ -38,18 +38,18 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
     first += plan::norm_blocks_of(parameter.count);
   }
   int64_t mine = 0;
-  for (const update::NormBlockRun& run : own_) mine += plan::norm_blocks_of(run.values.count);
+  for (const update::NormBlockRange& run : own_) mine += plan::norm_blocks_of(run.values.count);
   own_sums_ =
       static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
   double* out = own_sums_;
-  for (update::NormBlockRun& run : own_) {
+  for (update::NormBlockRange& run : own_) {
     run.out = out;
     out += plan::norm_blocks_of(run.values.count);
   }
   for (std::size_t i = 0; i < own_.size(); ++i) run_at_.emplace_back(bytes_of(own_[i].values), i);
   std::sort(run_at_.begin(), run_at_.end());
   ready_.assign(static_cast<std::size_t>(mine), 0);
-  if (blocks_.everywhere) return;
+  if (blocks_.replicated) return;
   const int64_t held = std::min(window_, blocks_.total);
   received_ =
       static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
@@ -97,7 +97,7 @@ void NormBlocks::arrived(const zr_view& gradients, const void* values) {
                              [](const char* address, const auto& entry) { return address < entry.first; });
   if (at != run_at_.begin()) --at;
   for (; at != run_at_.end() && at->first < end; ++at) {
-    const update::NormBlockRun& run = own_[at->second];
+    const update::NormBlockRange& run = own_[at->second];
     const char* from = at->first;
     // Only blocks whose elements have all arrived.
     const int64_t first = begin <= from ? 0 : ((begin - from) / size + plan::kNormBlock - 1) / plan::kNormBlock;
@@ -114,8 +114,8 @@ void NormBlocks::arrived(const zr_view& gradients, const void* values) {
 
 int64_t NormBlocks::sum() {
   early_ = std::count(ready_.begin(), ready_.end(), 1);
-  std::vector<update::NormBlockRun> missing;
-  for (const update::NormBlockRun& run : own_) {
+  std::vector<update::NormBlockRange> missing;
+  for (const update::NormBlockRange& run : own_) {
     const char* ready = ready_.data() + (run.out - own_sums_);
     for (int64_t block = 0, all = plan::norm_blocks_of(run.values.count); block < all;) {
       int64_t next = block;
@@ -127,7 +127,7 @@ int64_t NormBlocks::sum() {
       block = next + 1;
     }
   }
-  std::erase_if(missing, [&](const update::NormBlockRun& run) {
+  std::erase_if(missing, [&](const update::NormBlockRange& run) {
     if (!disk_buffers_ || !disk_buffers_->holds(run.values.data)) return false;
     disk_buffers_->visit(
         run.values, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
@@ -140,7 +140,7 @@ int64_t NormBlocks::sum() {
   expects_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
-  for (const update::NormBlockRun& run : own_)
+  for (const update::NormBlockRange& run : own_)
     for (int64_t block = 0; block < plan::norm_blocks_of(run.values.count); ++block)
       if (!std::isfinite(run.out[block]))
         non_finite += non_finite_of(part_of(run.values, block * plan::kNormBlock,
@@ -197,7 +197,7 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
 
 NormBlocks::Norm NormBlocks::ordered_sum() {
   Norm norm;
-  if (blocks_.everywhere) {
+  if (blocks_.replicated) {
     take(own_sums_, 0, blocks_.total, norm);
     return norm;
   }

@@ -23,7 +23,7 @@ class NormBlocks {
   NormBlocks(const NormBlocks&) = delete;
 
   /// True if every rank computes all blocks itself, without an exchange.
-  bool everywhere() const { return blocks_.everywhere; }
+  bool replicated() const { return blocks_.replicated; }
   /// Call before the last micro-batch of a step: from now on reduced gradients are final, so arrived() adds up their
   /// blocks.
   void expect();
@@ -63,7 +63,7 @@ class NormBlocks {
   const int64_t window_;
   std::vector<int64_t> first_block_;                         // by parameter
   std::vector<std::vector<Run>> provides_;                   // by rank, ascending: blocks that it provides
-  std::vector<update::NormBlockRun> own_;                    // reduced gradients of this rank's blocks, in that order
+  std::vector<update::NormBlockRange> own_;                  // reduced gradients of this rank's blocks, in that order
   std::vector<std::size_t> at_;                              // by rank: its first run that is not fully gathered
   std::vector<std::pair<const char*, std::size_t>> run_at_;  // address of reduced gradients -> index in own_, sorted
   std::vector<char> ready_;                                  // by own block: not 0 if it has been added up

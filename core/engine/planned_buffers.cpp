@@ -22,9 +22,9 @@ bool holds_weights(uint32_t role) {
 std::vector<comm::LiveRuns> live_runs(const plan::MemoryPlan& plan, const std::vector<void*>& buffers) {
   std::vector<comm::LiveRuns> live;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const plan::Buffer& buffer = plan.mine.buffers[i];
+    const plan::Buffer& buffer = plan.rank_plan.buffers[i];
     comm::LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
-    for (const auto* pieces : {&plan.mine.weights, &plan.mine.reduced_gradients})
+    for (const auto* pieces : {&plan.rank_plan.weights, &plan.rank_plan.reduced_gradients})
       for (const plan::Piece& piece : *pieces)
         if (piece.buffer == i) runs.runs.emplace_back(piece.offset, piece.offset + piece.count);
     std::sort(runs.runs.begin(), runs.runs.end());
@@ -41,7 +41,7 @@ PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers
     disk_buffers_.reset(new offload::DiskBackedBuffers(plan, tiers, context.comm, context.ledger));
     context.comm.set_collective_staging(disk_buffers_.get());
   }
-  for (const plan::Buffer& buffer : plan.mine.buffers) {
+  for (const plan::Buffer& buffer : plan.rank_plan.buffers) {
     allocate(buffer, plan.input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].tier);
     views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, {1, 0}});
   }
@@ -59,7 +59,7 @@ void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
   }
   const void* reader = nullptr;
   void* writer = nullptr;
-  if (b.alias)
+  if (b.shared)
     std::tie(writer, reader) =
         comm.allocate_shared(bytes, b.bytes(comm.rank(), comm.world()), Tier::device, kind_of(b.role), b.tag);
   else
@@ -72,7 +72,7 @@ void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
 void PlannedBuffers::free_all_but_weights() {
   disk_buffers_.reset();
   for (std::size_t i = 0; i < owned_.size(); ++i)
-    if (!holds_weights(context_.plan.mine.buffers[i].role)) owned_[i].reset();
+    if (!holds_weights(context_.plan.rank_plan.buffers[i].role)) owned_[i].reset();
 }
 
 }  // namespace zr::host::engine

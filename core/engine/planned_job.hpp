@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -17,6 +16,7 @@
 #include "model/model.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::engine {
 
@@ -45,7 +45,7 @@ struct PlannedJob {
   std::vector<std::unique_ptr<plugin::Instance>> tiers;        // not open; empty once ShardedState has them
   const plan::MemoryPlan plan;
   comm::CommRuntime comm;
-  std::recursive_mutex use;  // see StepContext
+  RecursiveMutex use;  // see StepContext
   const StepContext context;
 };
 

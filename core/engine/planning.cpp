@@ -82,7 +82,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   input.parameters = std::move(parameters);
   input.world = world;
   input.weight_dtype = types.weights;
-  input.grad_dtype = types.gradients;
+  input.communicated_grad_dtype = types.gradients;
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
   input.hold_gradients = config.gradients().reduce == config::GradientReduction::last_micro_step;
@@ -103,22 +103,22 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
     fail_internal("the tier '" + id + "' was not loaded");
   };
-  plan::TierRequest& wanted = input.wanted;
+  plan::TierRequest& request = input.tier_request;
   const config::OffloadConfig& offload = config.offload();
-  wanted.states = index(offload.optimizer);
-  wanted.reduced_gradients = index(offload.gradients);
-  wanted.shards = index(offload.parameters);
-  wanted.activations = index(offload.activations);
-  wanted.device_fraction = offload.device_fraction;
-  wanted.elementwise = elementwise;
+  request.states = index(offload.optimizer);
+  request.reduced_gradients = index(offload.gradients);
+  request.shards = index(offload.parameters);
+  request.activations = index(offload.activations);
+  request.device_fraction = offload.device_fraction;
+  request.elementwise = elementwise;
   const plan::PlanContext known = measured_activations(config, job.engine);
-  wanted.activations_known = known.activations.has_value();
-  wanted.activations_on_device = known.activations.value_or(0);
-  wanted.activations_offloaded = known.offloaded_activations;
-  wanted.device_capacity = config.memory().device_budget_bytes;
+  request.activations_known = known.activations.has_value();
+  request.activations_on_device = known.activations.value_or(0);
+  request.activations_offloaded = known.offloaded_activations;
+  request.device_capacity = config.memory().device_budget_bytes;
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
-    wanted.host_capacity = std::max<int64_t>(budget / local - other_bytes, 1);
-  wanted.snapshot = snapshots(config);
+    request.host_capacity = std::max<int64_t>(budget / local - other_bytes, 1);
+  request.snapshot = snapshots(config);
 }
 
 namespace {
@@ -142,10 +142,10 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
   const auto text_of = [](const config::Setting<config::TierChoice>& choice) {
     return choice.key + " = \"" + choice->text + "\" (" + choice.origin.text() + "): ";
   };
-  bool shards = std::any_of(plan.mine.buffers.begin(), plan.mine.buffers.end(),
+  bool shards = std::any_of(plan.rank_plan.buffers.begin(), plan.rank_plan.buffers.end(),
                             [](const plan::Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
   std::vector<int64_t> unsharded(plan.input.parameters.size(), 0);  // per parameter; a rank's part may be empty
-  for (const plan::Piece& piece : plan.mine.weights)
+  for (const plan::Piece& piece : plan.rank_plan.weights)
     if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
   for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
   if (offload.parameters->names_tier() && !shards)
@@ -160,16 +160,16 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
                      "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
-  const auto role_of = [&](const plan::Piece& piece) { return plan.mine.buffers[piece.buffer].role; };
+  const auto role_of = [&](const plan::Piece& piece) { return plan.rank_plan.buffers[piece.buffer].role; };
   if (on_disk(plan.placement.reduced_gradients) && !offload.gradients->automatic())
-    for (const plan::Piece& piece : plan.mine.reduced_gradients)
+    for (const plan::Piece& piece : plan.rank_plan.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
         fail_user(text_of(offload.gradients) + "strategy '" + strategy +
-                  "' accumulates gradients in place in the buffer '" + plan.mine.buffers[piece.buffer].tag +
+                  "' accumulates gradients in place in the buffer '" + plan.rank_plan.buffers[piece.buffer].tag +
                   "', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced gradients, "
                   "gradients.reduce = \"each_micro_step\", or a tier in memory");
   if (on_disk(plan.placement.shards))
-    for (const plan::Piece& piece : plan.mine.weights)
+    for (const plan::Piece& piece : plan.rank_plan.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
         fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' keeps '" +
                   plan.input.parameters[piece.param].name +
@@ -241,7 +241,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   input_ = plan_input(job.config, *optimizer_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
-  input_.alias = one_host && shares_weights(job.config, job.communicator, world);
+  input_.share_weights = one_host && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;

@@ -61,7 +61,7 @@ void Saver::close() {
   locks_.clear();
 }
 
-checkpoint::CheckpointComm peers_of(const std::shared_ptr<control::Control>& of) {
+checkpoint::CheckpointComm checkpoint_comm_of(const std::shared_ptr<control::Control>& of) {
   if (of->world() == 1) return checkpoint::single_rank_comm();
   // Counts the objects of all Engines of this process; all ranks create them in the same order.
   static std::atomic<uint64_t> objects{0};

@@ -18,7 +18,7 @@ namespace zr::host::engine {
 
 /// Communication between the ranks of a job through the control plane's store. Create one object per save, load or
 /// other decision, on all ranks in the same order.
-checkpoint::CheckpointComm peers_of(const std::shared_ptr<control::Control>& control);
+checkpoint::CheckpointComm checkpoint_comm_of(const std::shared_ptr<control::Control>& control);
 
 /// Training thread only; all ranks call the same methods in the same order.
 class Saver {
@@ -27,8 +27,8 @@ class Saver {
   ~Saver();  // the same as close()
   Saver(const Saver&) = delete;
 
-  /// See peers_of().
-  checkpoint::CheckpointComm peers() { return peers_of(control_); }
+  /// See checkpoint_comm_of().
+  checkpoint::CheckpointComm peers() { return checkpoint_comm_of(control_); }
   /// Locks `root` for this job until close(). If another process holds the lock, throws UserError, naming the
   /// owner, on all ranks.
   void lock_folder(const std::string& root);

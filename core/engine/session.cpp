@@ -20,7 +20,7 @@ namespace {
 // Rank 0 locks the run folder; if this fails, all ranks throw.
 std::shared_ptr<RunRecorder> make_record(const PlannedJob& job) {
   std::shared_ptr<RunRecorder> record;
-  run_on_all_ranks(peers_of(job.setup.control), [&] {
+  run_on_all_ranks(checkpoint_comm_of(job.setup.control), [&] {
     record = std::make_shared<RunRecorder>(job.config(), job.setup.engine, job.world(), job.rank());
   });
   return record;
@@ -82,7 +82,7 @@ TrainingParts Session::parts() {
 
 // Called when every check has passed: creates this run's folder.
 void Session::accept() {
-  const checkpoint::CheckpointComm peers = peers_of(job_.setup.control);
+  const checkpoint::CheckpointComm peers = checkpoint_comm_of(job_.setup.control);
   run_on_all_ranks(peers, [&] {
     if (rank() == 0) recorder_->accept();
   });
@@ -169,7 +169,7 @@ bool Session::step() {
   step_recorder_.lap(Phase::reduce);
 
   const bool averaged = average_gradients();
-  const GlobalStats global = agree_on_step();
+  const GlobalStats global = exchange_statistics();
   const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
@@ -201,7 +201,7 @@ bool Session::average_gradients() {
   if (!update_.edits_gradients()) return false;
   const StepSync::Totals totals = step_sync_.totals(progress_.weights(), gradients_.touched());
   const double divisor = totals.weight * progress_.loss_scale().value();
-  if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // agree_on_step() rejects the step
+  if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // exchange_statistics() rejects the step
   std::exception_ptr failure;
   try {
     update_.edit_gradients(divisor, totals.touched);
@@ -218,7 +218,7 @@ bool Session::average_gradients() {
             "; the model is unchanged; see that rank's error");
 }
 
-GlobalStats Session::agree_on_step() {
+GlobalStats Session::exchange_statistics() {
   monitor_.take_written();
   const int64_t samples = progress_.accumulation() * config().train().micro_batch;
   const GlobalStats global = step_sync_.exchange(
@@ -379,7 +379,7 @@ void Session::return_weights(zr_dtype dtype) {
   for (uint32_t param = 0; param < count; ++param) {
     if (!memory[param]) continue;
     if (converts) {
-      tensors_.read(param, LogicalRole::value, "", static_cast<float*>(memory[param]));
+      tensors_.read(param, TensorKind::value, "", static_cast<float*>(memory[param]));
     } else {
       const auto bytes = static_cast<std::size_t>(plan().input.parameters[param].count * size_of(dtype));
       weights_.with_full(param, [&](const void* full) { std::memcpy(memory[param], full, bytes); });

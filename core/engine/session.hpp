@@ -94,7 +94,7 @@ class Session {
   void accept();
   // If the program edits gradients: averages and edits them, and returns true.
   bool average_gradients();
-  GlobalStats agree_on_step();
+  GlobalStats exchange_statistics();
   void update_weights(const GlobalStats& global, double rate, double norm);
   void finish_step(const GlobalStats& global, double rate);
   void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }

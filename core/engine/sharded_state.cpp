@@ -45,7 +45,7 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
     });
   make_slices();
   bind_strategy();
-  take_rank_zero(context_, *this);
+  broadcast_initial_weights(context_, *this);
 }
 
 // Frees the buffers without weights first, then the model allocates its own memory for the weights.
@@ -58,7 +58,7 @@ ShardedState::ModelRelease::~ModelRelease() {
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
   const plan::MemoryPlan& plan = context_.plan;
-  const plan::RankPlan& mine = plan.mine;
+  const plan::RankPlan& mine = plan.rank_plan;
   const std::vector<zr_view>& views = buffers_.views();
   const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
   weights_of_ = ByParam(mine.weights, params);
@@ -74,7 +74,7 @@ void ShardedState::make_slices() {
       fail_internal(context_.strategy.who("plan") + " assigns reduced gradients of '" +
                     plan.input.parameters[reduced.param].name +
                     "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
-    for (const plan::StateRun& run : states_.runs(mine.state_offset[i], reduced.count)) {
+    for (const plan::StateRange& run : states_.runs(mine.state_offset[i], reduced.count)) {
       const int64_t skip = run.first - mine.state_offset[i], first = reduced.first + skip;
       update::UpdateSlice slice{reduced.param,
                                 first,
@@ -111,7 +111,7 @@ std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
   std::vector<const update::UpdateSlice*> bound;
   for (const update::UpdateSlice& slice : slices_)
     for (const uint32_t w : weights_of_[slice.param])
-      if (const plan::Piece& piece = context_.plan.mine.weights[w];
+      if (const plan::Piece& piece = context_.plan.rank_plan.weights[w];
           !piece.shard && piece.count == context_.plan.input.parameters[slice.param].count &&
           !buffers_.readers()[piece.buffer])
         bound.push_back(&slice);
@@ -127,9 +127,9 @@ offload::TierWaits ShardedState::waits() const {
   return all;
 }
 
-std::optional<std::size_t> ShardedState::array_of(LogicalRole role, const std::string& slot) const {
-  if (role == LogicalRole::value && context_.plan.has_master) return master_array();
-  if (role != LogicalRole::state) return {};
+std::optional<std::size_t> ShardedState::array_of(TensorKind kind, const std::string& slot) const {
+  if (kind == TensorKind::value && context_.plan.has_master) return master_array();
+  if (kind != TensorKind::state) return {};
   const std::vector<zr_slot>& slots = context_.plan.input.slots;
   std::string list;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -193,11 +193,11 @@ void ShardedState::edit_gradients(
   }
 }
 
-void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count,
+void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot, int64_t first, int64_t count,
                         float* out) {
   const plan::MemoryPlan& plan = context_.plan;
   const plan::Parameter& parameter = plan.input.parameters[param];
-  const auto array = array_of(role, slot);
+  const auto array = array_of(kind, slot);
   for (const uint32_t u : slices_of_[param]) {
     const update::UpdateSlice& slice = slices_[u];
     const auto [from, n] = common(first, count, slice.first, slice.count);
@@ -209,14 +209,14 @@ void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slo
             });
       continue;
     }
-    const zr_view view = part_of(role == LogicalRole::value ? slice.weight : slice.grad, from - slice.first, n);
+    const zr_view view = part_of(kind == TensorKind::value ? slice.weight : slice.grad, from - slice.first, n);
     reach(view, offload::OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
       update::upcast(memory, view.dtype, some, out + (from - first) + at);
     });
   }
   if (parameter.frozen)
     for (const uint32_t w : weights_of_[param]) {
-      const plan::Piece& piece = plan.mine.weights[w];
+      const plan::Piece& piece = plan.rank_plan.weights[w];
       const auto [from, n] = common(first, count, piece.first, piece.count);
       if (n == 0) continue;
       reach(weights_at(piece, from, n), offload::OptimizerStates::Access::read, param,
@@ -237,7 +237,7 @@ void ShardedState::read(uint32_t param, LogicalRole role, const std::string& slo
 }
 
 void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
-  const auto array = array_of(LogicalRole::state, slot);
+  const auto array = array_of(TensorKind::state, slot);
   for (const uint32_t u : slices_of_[param])
     visit(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
           [&](void* memory, int64_t from, int64_t count) {
@@ -248,7 +248,7 @@ void ShardedState::write_state(uint32_t param, const std::string& slot, const fl
 void ShardedState::own_weights(uint32_t param,
                                const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   for (const uint32_t w : weights_of_[param]) {
-    const plan::Piece& piece = context_.plan.mine.weights[w];
+    const plan::Piece& piece = context_.plan.rank_plan.weights[w];
     if (!buffers_.readers()[piece.buffer]) {
       reach(weights_at(piece, piece.first, piece.count), offload::OptimizerStates::Access::write, param,
             [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
@@ -293,7 +293,7 @@ uint64_t ShardedState::hash_of_weights(const update::UpdateSlice& slice) {
   return hash.value();
 }
 
-bool ShardedState::adopt_master(const update::UpdateSlice& slice) {
+bool ShardedState::sync_master_from_weights(const update::UpdateSlice& slice) {
   if (!context_.plan.has_master) return false;
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   bool changed = false;
@@ -331,7 +331,7 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     at += n;
   }
   for (const uint32_t w : weights_of_[param]) {
-    const plan::Piece& piece = plan.mine.weights[w];
+    const plan::Piece& piece = plan.rank_plan.weights[w];
     if (at >= end || at < piece.first || at >= piece.first + piece.count) continue;
     const int64_t n = std::min(end, piece.first + piece.count) - at;
     reach(weights_at(piece, at, n), use, param,
@@ -350,7 +350,7 @@ const char* ShardedState::memory_of(uint32_t param, const std::string& role, int
   for (const uint32_t u : slices_of_[param]) one &= states_.in_memory(slices_[u].tier) || role == "weight";
   if (pages() && role == "weight")
     for (const uint32_t w : weights_of_[param])
-      one &= !pages()->holds(buffers_.memory()[context_.plan.mine.weights[w].buffer]);
+      one &= !pages()->holds(buffers_.memory()[context_.plan.rank_plan.weights[w].buffer]);
   if (!one) return nullptr;
   each_memory(param, role, first, count, offload::OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
     one = n == count;

@@ -22,7 +22,7 @@
 namespace zr::host::engine {
 
 /// The tensors of a parameter. `value` is the fp32 master if there is one, otherwise the weight.
-enum class LogicalRole { value, gradient, state };
+enum class TensorKind { value, gradient, state };
 
 /// Training thread only, except store_full(). A method is collective only if its comment says so.
 class ShardedState {
@@ -56,7 +56,7 @@ class ShardedState {
 
   /// Writes elements [first, first + count) of a tensor to `out` on every rank, as fp32. Gradients are not scaled.
   /// `slot` names an optimizer state. Collective.
-  void read(uint32_t param, LogicalRole role, const std::string& slot, int64_t first, int64_t count, float* out);
+  void read(uint32_t param, TensorKind kind, const std::string& slot, int64_t first, int64_t count, float* out);
   /// Writes this rank's part of an optimizer state from the full tensor.
   void write_state(uint32_t param, const std::string& slot, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
@@ -78,7 +78,7 @@ class ShardedState {
   const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
   /// Sets each master of the slice to its weight if the weight differs from the rounded master. Returns true if any
   /// differed.
-  bool adopt_master(const update::UpdateSlice& slice);
+  bool sync_master_from_weights(const update::UpdateSlice& slice);
   /// The hash of the slice's weights.
   uint64_t hash_of_weights(const update::UpdateSlice& slice);
   /// Sets this rank's optimizer states of a parameter to zero.
@@ -105,7 +105,7 @@ class ShardedState {
   std::size_t master_array() const { return 0; }
   std::size_t slot_array(std::size_t slot) const { return slot + (context_.plan.has_master ? 1 : 0); }
   // The array in OptimizerStates that contains a role; nullopt: it is in a buffer of the plan.
-  std::optional<std::size_t> array_of(LogicalRole role, const std::string& slot) const;
+  std::optional<std::size_t> array_of(TensorKind kind, const std::string& slot) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
              offload::OptimizerStates::Access use, const Visit& fn);

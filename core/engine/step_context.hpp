@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <string>
 
 #include "base/error.hpp"
@@ -13,6 +12,7 @@
 #include "model/model.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::engine {
 
@@ -36,7 +36,7 @@ struct StepContext : RankContext {
   const plugin::Instance& strategy;
   const plugin::Instance& optimizer;
   CallCheck check;
-  std::recursive_mutex& use;  // locked during [use] calls of the strategy
+  RecursiveMutex& use;  // locked during [use] calls of the strategy
 
   const config::JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }

@@ -88,8 +88,8 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   all.norm_blocks += norm.own();
   all.norm_blocks_early += norm.early();
   const offload::DiskBackedBuffers* pages = state_.pages();
-  all.paged_reads += pages ? pages->reads() : 0;
-  all.paged_reads_ahead += pages ? pages->reads_ahead() : 0;
+  all.disk_reads += pages ? pages->reads() : 0;
+  all.disk_reads_ahead += pages ? pages->reads_ahead() : 0;
   return all;
 }
 

@@ -72,7 +72,7 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
     std::memcpy(&header, bytes.data(), sizeof header);
     // If all ranks have the same reduced gradients, they count the same elements.
     global.non_finite =
-        norm_.everywhere() ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
+        norm_.replicated() ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
     global.tokens += header.tokens;
     global.stop = std::max(global.stop, header.stop);
     global.save_failed |= header.save_failed != 0;

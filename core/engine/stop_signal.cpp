@@ -2,10 +2,10 @@
 
 #include <signal.h>
 
-#include <mutex>
 #include <utility>
 
 #include "control/control.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::engine {
 
@@ -15,10 +15,10 @@ void record(int signal) { g_received = signal; }
 
 // The process's previous handlers, and the number of StopSignal objects; several may exist at a time.
 struct Handlers {
-  std::mutex mutex;
-  int users = 0;
-  struct sigaction term {
-  }, interrupt{};
+  Mutex mutex;
+  int users ZR_GUARDED_BY(mutex) = 0;
+  struct sigaction term ZR_GUARDED_BY(mutex) {};
+  struct sigaction interrupt ZR_GUARDED_BY(mutex) {};
 };
 Handlers& handlers() {
   static Handlers all;
@@ -28,7 +28,7 @@ Handlers& handlers() {
 
 StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std::move(control)) {
   Handlers& all = handlers();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   if (all.users++ > 0) return;
   struct sigaction action {};
   action.sa_handler = record;
@@ -41,7 +41,7 @@ StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std
 
 StopSignal::~StopSignal() {
   Handlers& all = handlers();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   if (--all.users > 0) return;
   control_->put(control::saves_on_signal_key(control_->rank()), "no");
   ::sigaction(SIGTERM, &all.term, nullptr);

@@ -67,20 +67,20 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   parts_.step_recorder.restart_clock();
 }
 
-void TensorAccess::read(uint32_t param, LogicalRole role, const std::string& slot, float* out) {
+void TensorAccess::read(uint32_t param, TensorKind kind, const std::string& slot, float* out) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
-  if (role == LogicalRole::value) {
+  if (kind == TensorKind::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, "engine.get('" + parameter.name + "')");
     parts_.weights.take_written();
   }
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
-  if (role == LogicalRole::gradient) progress.check_gradients(parameter.name);
-  if (parameter.frozen && role != LogicalRole::value)
+  if (kind == TensorKind::gradient) progress.check_gradients(parameter.name);
+  if (parameter.frozen && kind != TensorKind::value)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
-  parts_.state.read(param, role, slot, 0, parameter.count, out);
-  if (role == LogicalRole::gradient)
+  parts_.state.read(param, kind, slot, 0, parameter.count, out);
+  if (kind == TensorKind::gradient)
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
@@ -94,18 +94,18 @@ void TensorAccess::check_same_values(const plan::Parameter& parameter, const flo
                 " passes different values than rank 0; pass the same tensor on all ranks");
 }
 
-void TensorAccess::write(uint32_t param, LogicalRole role, const std::string& slot, const float* values) {
+void TensorAccess::write(uint32_t param, TensorKind kind, const std::string& slot, const float* values) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
-  if (role == LogicalRole::gradient)
+  if (kind == TensorKind::gradient)
     fail_user("engine.set('" + parameter.name +
               "', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() computes it; set the "
               "value or an optimizer state");
-  if (role == LogicalRole::state && parameter.frozen)
+  if (kind == TensorKind::state && parameter.frozen)
     fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
   check_same_values(parameter, values);
-  if (role == LogicalRole::state) return parts_.state.write_state(param, slot, values);
+  if (kind == TensorKind::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes("engine.set('" + parameter.name + "')");
-  if (context_.plan.input.alias)
+  if (context_.plan.input.share_weights)
     context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
   parts_.weights.take_written();
   parts_.state.store(param, values);
@@ -131,7 +131,7 @@ std::string TensorAccess::weights_hash() {
     hash.add(parameter.name.c_str(), std::ssize(parameter.name) + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
-      parts_.state.read(param, LogicalRole::value, "", first, count, values.data());
+      parts_.state.read(param, TensorKind::value, "", first, count, values.data());
       hash.add(values.data(), count * 4);
     }
   }

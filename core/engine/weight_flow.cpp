@@ -19,7 +19,7 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
       comm_(context.comm) {
   const auto& parameters = plan_.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const plan::Piece& piece : plan_.mine.weights)
+  for (const plan::Piece& piece : plan_.rank_plan.weights)
     unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
   for (uint32_t i = 0; i < unsharded.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
@@ -40,7 +40,7 @@ void WeightFlow::start() {
   model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
                  [this](uint32_t param, const void* full) {
-                   const std::lock_guard lock(context_.use);
+                   const RecursiveMutexLock lock(context_.use);
                    const comm::CallScope call(comm_,
                                               "an in-place write to '" + plan_.input.parameters[param].name + "'");
                    comm_.barrier("shared weights");  // no rank reads it while its owners write
@@ -59,7 +59,7 @@ void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
   if (std::this_thread::get_id() != thread_)
     fail_user(name + " was called on another thread than the one that created the engine; use one thread for both");
   const std::string call = name + (begins ? "" : " at the end of its scope");
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   const comm::CallScope scope(comm_, call);
   comm_.barrier(call.c_str());
 }
@@ -75,7 +75,7 @@ void WeightFlow::with_full(uint32_t param, const std::function<void(const void* 
 }
 
 void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   std::vector<uint32_t> absent;
   for (uint32_t i = 0; i < n; ++i)
     if (users_[params[i]] == 0) absent.push_back(params[i]);
@@ -106,7 +106,7 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
 }
 
 void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
-  const std::lock_guard lock(context_.use);
+  const RecursiveMutexLock lock(context_.use);
   std::vector<uint32_t> unused;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t param = params[i];

@@ -37,7 +37,7 @@ void WeightMonitor::take_written() {
   ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
-    for (const uint32_t u : state.slices_of(param)) changed |= state.adopt_master(state.slices()[u]);
+    for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
     return changed;
   };
   for (const uint32_t param : context_.model.written()) {
@@ -52,7 +52,7 @@ void WeightMonitor::take_written() {
   for (const uint32_t param : context_.model.exposed())
     if (sync_master_from_weights(param)) report(param);
   for (const update::UpdateSlice* slice : samples_.changed())
-    if (state.adopt_master(*slice)) report(slice->param);
+    if (state.sync_master_from_weights(*slice)) report(slice->param);
   samples_.remember();
 }
 

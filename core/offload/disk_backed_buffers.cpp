@@ -12,15 +12,15 @@ namespace zr::host::offload {
 
 namespace {
 constexpr const char* kTag = "disk-backed buffers in flight";
-constexpr int kAhead = 2;  // ranges that are read ahead
+constexpr int kPrefetchedRanges = 2;  // ranges that are read ahead
 }  // namespace
 
 DiskBackedBuffers::DiskBackedBuffers(const plan::MemoryPlan& plan, Tiers& tiers, comm::CommRuntime& comm,
                                      Ledger& ledger)
     : plan_(plan), comm_(comm), ledger_(ledger), disk_staging_(plan_disk_staging(plan)) {
-  buffers_.resize(plan.mine.buffers.size());
+  buffers_.resize(plan.rank_plan.buffers.size());
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    const plan::Buffer& b = plan.mine.buffers[i];
+    const plan::Buffer& b = plan.rank_plan.buffers[i];
     const auto tier = static_cast<std::size_t>(plan.tier_of(b));
     if (plan.input.tiers[tier].in_memory() || b.elements == 0) continue;
     const MemoryKind kind = b.role == ZR_ROLE_REDUCED_GRAD ? MemoryKind::gradients : MemoryKind::weights;
@@ -53,7 +53,7 @@ DiskBackedBuffers::BufferRange DiskBackedBuffers::range_of(const zr_view& view) 
 
 void DiskBackedBuffers::grow(int64_t bytes) {
   auto* memory = static_cast<char*>(comm_.allocate(bytes, disk_staging_.align, Tier::host, MemoryKind::staging, kTag));
-  PeerBuffer staging{{memory, Free{&comm_}}, {}};
+  PeerBuffer staging{{memory, CommunicatorFree{&comm_}}, {}};
   staging.registered = RegisteredMemory(memory, bytes, stores_);
   peer_memory_.push_back(std::move(staging));
   staging_.add(memory, bytes);
@@ -61,39 +61,39 @@ void DiskBackedBuffers::grow(int64_t bytes) {
 
 void DiskBackedBuffers::wait(const BufferRange& range, double& seconds) {
   const auto begin = std::chrono::steady_clock::now();
-  range.buffer->wait(range.move);
+  range.buffer->wait(range.transfer);
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // Frees the staging memory of writes that are over.
-void DiskBackedBuffers::sweep() {
-  for (auto at = behind_.begin(); at != behind_.end();) {
-    if (!at->buffer->is_over(at->move)) {
+void DiskBackedBuffers::release_finished_writes() {
+  for (auto at = writing_.begin(); at != writing_.end();) {
+    if (!at->buffer->is_over(at->transfer)) {
       ++at;
       continue;
     }
     staging_.release(at->staging);
     const BufferRange over = *at;
-    at = behind_.erase(at);
-    over.buffer->wait(over.move);
+    at = writing_.erase(at);
+    over.buffer->wait(over.transfer);
   }
 }
 
 // Allocates staging memory for a range. If none is free, drops ranges that were read ahead, then waits for writes.
 // Returns false if collectives in progress must free memory first.
-bool DiskBackedBuffers::take_staging(BufferRange& range) {
-  sweep();
+bool DiskBackedBuffers::allocate_staging(BufferRange& range) {
+  release_finished_writes();
   const int64_t bytes = staging_bytes_of(range);
   if (!staging_.fits_when_empty(bytes)) {
     ledger_.plan(Tier::host, MemoryKind::staging, bytes);
     grow(bytes);
   }
   while (!(range.staging = staging_.allocate(bytes))) {
-    if (!ahead_.empty()) {
-      drop_ahead(std::prev(ahead_.end()));
-    } else if (!behind_.empty()) {
-      const BufferRange first = behind_.front();
-      behind_.pop_front();
+    if (!prefetched_.empty()) {
+      discard_prefetched(std::prev(prefetched_.end()));
+    } else if (!writing_.empty()) {
+      const BufferRange first = writing_.front();
+      writing_.pop_front();
       staging_.release(first.staging);
       wait(first, waits_.write);
     } else if (!staged_.empty()) {
@@ -106,46 +106,46 @@ bool DiskBackedBuffers::take_staging(BufferRange& range) {
   return true;
 }
 
-void DiskBackedBuffers::drop_ahead(std::list<BufferRange>::iterator at) {
+void DiskBackedBuffers::discard_prefetched(std::list<BufferRange>::iterator at) {
   const BufferRange range = *at;
-  ahead_.erase(at);
+  prefetched_.erase(at);
   staging_.release(range.staging);
-  range.buffer->wait(range.move);
+  range.buffer->wait(range.transfer);
 }
 
-void DiskBackedBuffers::drop_ahead(const BufferRange& overlapping) {
-  for (auto at = ahead_.begin(); at != ahead_.end();) {
-    const auto one = at++;
-    if (one->overlaps(overlapping)) drop_ahead(one);
+void DiskBackedBuffers::discard_prefetched(const BufferRange& overlapping) {
+  for (auto at = prefetched_.begin(); at != prefetched_.end();) {
+    const auto range = at++;
+    if (range->overlaps(overlapping)) discard_prefetched(range);
   }
 }
 
 void DiskBackedBuffers::read(BufferRange& range) {
   const auto begin = std::chrono::steady_clock::now();
-  range.move = range.buffer->read(range.from, range.to, range.staging, range.what);
+  range.transfer = range.buffer->read(range.from, range.to, range.staging, range.what);
   waits_.write += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // True if a collective in progress will write a byte of the range. Bytes are compared, not blocks: a block that two
 // ranges share is resident.
-bool DiskBackedBuffers::is_entered_to_write(const BufferRange& range) const {
+bool DiskBackedBuffers::will_be_written(const BufferRange& range) const {
   for (const auto& [number, ranges] : staged_)
-    for (const BufferRange& one : ranges)
-      if (one.writes && one.buffer == range.buffer && one.from < range.to && range.from < one.to) return true;
+    for (const BufferRange& other : ranges)
+      if (other.writes && other.buffer == range.buffer && other.from < range.to && range.from < other.to) return true;
   return false;
 }
 
 uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   BufferRange src, dst;
   if (comm::reads_src(coll, comm_.rank()) && coll.src.count > 0) src = range_of(coll.src);
   if (comm::writes_dst(coll, comm_.rank()) && coll.dst.count > 0) dst = range_of(coll.dst);
   if (!src.buffer && !dst.buffer) return kNotStaged;
-  if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
   const bool inside = src.buffer && src.buffer == dst.buffer && dst.from <= src.from && src.to <= dst.to;
   for (const BufferRange* read : {&src, accumulates ? &dst : nullptr})
-    if (read && read->buffer && is_entered_to_write(*read)) return kNoCapacity;
+    if (read && read->buffer && will_be_written(*read)) return kNoCapacity;
   dst.writes = true;
   for (BufferRange* range : {&src, &dst})
     if (range->buffer)
@@ -157,17 +157,17 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     BufferRange& range = ranges[i];
     const bool reads = !range.writes || accumulates;
-    const auto came = std::find_if(ahead_.begin(), ahead_.end(), [&](const BufferRange& one) {
-      return reads && one.buffer == range.buffer && one.from == range.from && one.to == range.to;
+    const auto prefetched = std::find_if(prefetched_.begin(), prefetched_.end(), [&](const BufferRange& other) {
+      return reads && other.buffer == range.buffer && other.from == range.from && other.to == range.to;
     });
-    if (came != ahead_.end()) {
+    if (prefetched != prefetched_.end()) {
       ++reads_ahead_;
-      range.staging = came->staging;
-      range.move = came->move;
-      ahead_.erase(came);
-    } else if (!take_staging(range)) {
+      range.staging = prefetched->staging;
+      range.transfer = prefetched->transfer;
+      prefetched_.erase(prefetched);
+    } else if (!allocate_staging(range)) {
       for (std::size_t before = 0; before < i; ++before) {
-        if (ranges[before].move) ranges[before].buffer->wait(ranges[before].move);
+        if (ranges[before].transfer) ranges[before].buffer->wait(ranges[before].transfer);
         staging_.release(ranges[before].staging);
       }
       return kNoCapacity;
@@ -175,14 +175,14 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
       read(range);
     }
   }
-  const uint64_t number = ++last_;
+  const uint64_t number = ++last_number_;
   auto& kept = staged_[number] = ranges;
   for (BufferRange& range : kept) {
     if (range.writes) range.buffer->prepare_write(range.from, range.to, range.what);
-    reads_ += range.move != 0;
-    if (range.move) wait(range, waits_.read);
-    follow(range, range.move != 0);
-    range.move = 0;
+    reads_ += range.transfer != 0;
+    if (range.transfer) wait(range, waits_.read);
+    record_access(range, range.transfer != 0);
+    range.transfer = 0;
     (range.writes ? coll.dst : coll.src).data = range.data();
   }
   if (inside) {
@@ -194,42 +194,42 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
       wait(src, waits_.read);
     }
   }
-  read_ahead();
+  prefetch();
   return number;
 }
 
-void DiskBackedBuffers::unstage(uint64_t number, bool well) noexcept {
-  const std::lock_guard lock(mutex_);
+void DiskBackedBuffers::unstage(uint64_t number, bool succeeded) noexcept {
+  const MutexLock lock(mutex_);
   const auto at = staged_.find(number);
   if (at == staged_.end()) return;
   for (BufferRange& range : at->second) try {
-      if (range.writes && well) {
-        drop_ahead(range);
-        range.move = range.buffer->write(range.from, range.to, range.staging, range.what);
-        behind_.push_back(range);
+      if (range.writes && succeeded) {
+        discard_prefetched(range);
+        range.transfer = range.buffer->write(range.from, range.to, range.staging, range.what);
+        writing_.push_back(range);
       } else {
         staging_.release(range.staging);
       }
     } catch (...) {
-      failed_ = std::current_exception();
+      failure_ = std::current_exception();
     }
   staged_.erase(at);
 }
 
 // Records a range, and checks that this step still follows the order of the last one.
-void DiskBackedBuffers::follow(const BufferRange& range, bool reads) {
+void DiskBackedBuffers::record_access(const BufferRange& range, bool reads) {
   const std::size_t i = this_step_.size();
-  follows_ = follows_ && i < last_step_.size() && last_step_[i].range.buffer == range.buffer &&
-             last_step_[i].range.from == range.from && last_step_[i].range.to == range.to &&
-             last_step_[i].reads == reads;
+  order_matches_ = order_matches_ && i < last_step_.size() && last_step_[i].range.buffer == range.buffer &&
+                   last_step_[i].range.from == range.from && last_step_[i].range.to == range.to &&
+                   last_step_[i].reads == reads;
   this_step_.push_back({range, reads});
 }
 
 // Starts the next reads of the recorded order, except ranges that are written before they are read.
-void DiskBackedBuffers::read_ahead() {
-  if (!follows_) return;
+void DiskBackedBuffers::prefetch() {
+  if (!order_matches_) return;
   int read = 0;
-  for (std::size_t i = this_step_.size(); i < last_step_.size() && read < kAhead; ++i) {
+  for (std::size_t i = this_step_.size(); i < last_step_.size() && read < kPrefetchedRanges; ++i) {
     if (!last_step_[i].reads) continue;
     ++read;
     BufferRange next = last_step_[i].range;
@@ -238,19 +238,19 @@ void DiskBackedBuffers::read_ahead() {
       for (const BufferRange& range : ranges) wait |= range.writes && range.overlaps(next);
     for (std::size_t k = this_step_.size(); k < i; ++k)
       wait |= last_step_[k].range.writes && last_step_[k].range.overlaps(next);
-    for (const BufferRange& range : ahead_) wait |= range.overlaps(next);
+    for (const BufferRange& range : prefetched_) wait |= range.overlaps(next);
     if (wait || !(next.staging = staging_.allocate(staging_bytes_of(next)))) continue;
-    ahead_.push_back(next);
-    ahead_.back().move = next.buffer->read(next.from, next.to, next.staging, next.what);
+    prefetched_.push_back(next);
+    prefetched_.back().transfer = next.buffer->read(next.from, next.to, next.staging, next.what);
   }
 }
 
 void DiskBackedBuffers::step_end() {
-  const std::lock_guard lock(mutex_);
-  while (!ahead_.empty()) drop_ahead(ahead_.begin());
+  const MutexLock lock(mutex_);
+  while (!prefetched_.empty()) discard_prefetched(prefetched_.begin());
   last_step_ = std::move(this_step_);
   this_step_.clear();
-  follows_ = true;
+  order_matches_ = true;
 }
 
 }  // namespace zr::host::offload

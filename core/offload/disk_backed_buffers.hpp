@@ -7,7 +7,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "plan/disk_staging.hpp"
 #include "plan/plan.hpp"
 #include "update/update.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::offload {
 
@@ -36,33 +36,43 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   bool holds(const void* at) const { return find(at) != nullptr; }
 
   /// Implements CollectiveStaging: reads a collective's input into staging memory, unless it was read ahead.
-  uint64_t stage(zr_coll& coll) override;
+  uint64_t stage(zr_coll& coll) override ZR_EXCLUDES(mutex_);
   /// Starts to write the results of a collective to disk.
-  void unstage(uint64_t number, bool well) noexcept override;
+  void unstage(uint64_t number, bool succeeded) noexcept override ZR_EXCLUDES(mutex_);
   /// Ends the recorded order of collectives: the next step reads ahead in this order.
-  void step_end();
+  void step_end() ZR_EXCLUDES(mutex_);
 
   /// Calls fn(memory, first, count) over all elements of a view of disk-backed addresses, in parts. With Access::read,
   /// parts begin at norm blocks; with Access::write, fn must write all elements. `what` names the elements in errors.
-  void visit(const zr_view& view, OptimizerStates::Access use, const std::string& what,
-             const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
+  void visit(const zr_view& view, OptimizerStates::Access access, const std::string& what,
+             const std::function<void(void* memory, int64_t first, int64_t count)>& fn) ZR_EXCLUDES(mutex_);
   /// Passes slices of touched parameters to `work` in parts whose reduced gradients and weights are in memory, then
   /// writes the new weights to disk.
   void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
+              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work) ZR_EXCLUDES(mutex_);
 
-  const TierWaits& waits() const { return waits_; }  // of the training thread
+  /// Waits of the training thread.
+  TierWaits waits() const ZR_EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    return waits_;
+  }
   /// Number of ranges that collectives read.
-  int64_t reads() const { return reads_; }
+  int64_t reads() const ZR_EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    return reads_;
+  }
   /// Number of these that were read ahead.
-  int64_t reads_ahead() const { return reads_ahead_; }
+  int64_t reads_ahead() const ZR_EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    return reads_ahead_;
+  }
 
  private:
   struct BufferRange {  // a range of a buffer, and its staging memory
     DiskBackedBuffer* buffer = nullptr;
     int64_t from = 0, to = 0;  // bytes
     char* staging = nullptr;
-    uint64_t move = 0;  // number of its transfer; 0: none
+    uint64_t transfer = 0;  // number of its transfer; 0: none
     bool writes = false;
     std::string what{};
     int64_t staging_bytes() const { return buffer->block_end(to) - buffer->block_begin(from); }
@@ -72,7 +82,7 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
              buffer->block_begin(other.from) < buffer->block_end(to);
     }
   };
-  struct Seen {  // an entry of the recorded order
+  struct RecordedAccess {  // an entry of the recorded order
     BufferRange range;
     bool reads;
   };
@@ -80,12 +90,12 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
     std::vector<update::UpdateSlice> slices;
     std::vector<BufferRange> reduced_gradients, weights;
   };
-  struct Free {
+  struct CommunicatorFree {
     comm::CommRuntime* comm;
     void operator()(char* memory) const { comm->free(memory); }
   };
   struct PeerBuffer {  // memory that peers can read
-    std::unique_ptr<char, Free> memory;
+    std::unique_ptr<char, CommunicatorFree> memory;
     RegisteredMemory registered;
   };
   DiskBackedBuffer* find(const void* at) const;
@@ -93,18 +103,18 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   int64_t staging_bytes_of(const BufferRange& range) const {
     return (range.staging_bytes() + disk_staging_.align - 1) / disk_staging_.align * disk_staging_.align;
   }
-  void grow(int64_t bytes);
-  bool is_entered_to_write(const BufferRange& range) const;
-  bool take_staging(BufferRange& range);
-  void sweep();
-  void drop_ahead(std::list<BufferRange>::iterator at);
-  void drop_ahead(const BufferRange& overlapping);
-  void read(BufferRange& range);
+  void grow(int64_t bytes) ZR_REQUIRES(mutex_);
+  bool will_be_written(const BufferRange& range) const ZR_REQUIRES(mutex_);
+  bool allocate_staging(BufferRange& range) ZR_REQUIRES(mutex_);
+  void release_finished_writes() ZR_REQUIRES(mutex_);
+  void discard_prefetched(std::list<BufferRange>::iterator at) ZR_REQUIRES(mutex_);
+  void discard_prefetched(const BufferRange& overlapping) ZR_REQUIRES(mutex_);
+  void read(BufferRange& range) ZR_REQUIRES(mutex_);
   void wait(const BufferRange& range, double& seconds);
-  void follow(const BufferRange& range, bool reads);
-  void read_ahead();
+  void record_access(const BufferRange& range, bool reads) ZR_REQUIRES(mutex_);
+  void prefetch() ZR_REQUIRES(mutex_);
   bool fill(Chunk& chunk, update::UpdateSlice& rest) const;
-  void begin(Chunk& chunk, char* staging);
+  void start_reads(Chunk& chunk, char* staging) ZR_REQUIRES(mutex_);
   std::string name_of(const char* what, const update::UpdateSlice& slice) const;
 
   const plan::MemoryPlan& plan_;
@@ -112,21 +122,22 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   Ledger& ledger_;
   plan::DiskStaging disk_staging_;
   std::vector<TierStore*> stores_;  // tiers of the buffers
-  std::vector<PeerBuffer> peer_memory_;
+  std::vector<PeerBuffer> peer_memory_ ZR_GUARDED_BY(mutex_);
   TrackedMemory chunks_;         // kChunksInFlight of them
   RegisteredMemory registered_;  // of chunks_
   std::vector<std::unique_ptr<DiskBackedBuffer>>
       buffers_;  // by buffer of the plan; null: in memory. Destroyed first, because its destructor waits
-  mutable std::mutex mutex_;
-  StagingAllocator staging_;                                       // in peer_memory_
-  std::unordered_map<uint64_t, std::vector<BufferRange>> staged_;  // by number
-  std::list<BufferRange> ahead_, behind_;                          // read ahead; being written
-  std::vector<Seen> last_step_, this_step_;
-  bool follows_ = false;  // this step has the order of the last one so far
-  uint64_t last_ = 0;
-  int64_t reads_ = 0, reads_ahead_ = 0;
-  std::exception_ptr failed_;
-  TierWaits waits_;
+  mutable Mutex mutex_;
+  StagingAllocator staging_ ZR_GUARDED_BY(mutex_);                                       // in peer_memory_
+  std::unordered_map<uint64_t, std::vector<BufferRange>> staged_ ZR_GUARDED_BY(mutex_);  // by number
+  std::list<BufferRange> prefetched_ ZR_GUARDED_BY(mutex_);                              // read, or being read
+  std::list<BufferRange> writing_ ZR_GUARDED_BY(mutex_);                                 // being written
+  std::vector<RecordedAccess> last_step_ ZR_GUARDED_BY(mutex_), this_step_ ZR_GUARDED_BY(mutex_);
+  bool order_matches_ ZR_GUARDED_BY(mutex_) = false;  // this step has the order of the last one so far
+  uint64_t last_number_ ZR_GUARDED_BY(mutex_) = 0;
+  int64_t reads_ ZR_GUARDED_BY(mutex_) = 0, reads_ahead_ ZR_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);  // of a write; the next call throws it
+  TierWaits waits_ ZR_GUARDED_BY(mutex_);
 };
 
 }  // namespace zr::host::offload

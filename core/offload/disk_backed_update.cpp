@@ -11,30 +11,30 @@ std::string DiskBackedBuffers::name_of(const char* what, const update::UpdateSli
   return std::string(what) + " of '" + plan_.input.parameters[slice.param].name + "'";
 }
 
-void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access use, const std::string& what,
+void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access access, const std::string& what,
                               const std::function<void(void*, int64_t, int64_t)>& fn) {
   if (view.count == 0) return;
-  const std::lock_guard lock(mutex_);
-  if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   const BufferRange all = range_of(view);
   const int64_t size = size_of(view.dtype), norm_block = plan::kNormBlock * size, block = all.buffer->block();
-  const int64_t most = (disk_staging_.chunk_bytes() - 2 * block) / norm_block * norm_block;
+  const int64_t max_bytes = (disk_staging_.chunk_bytes() - 2 * block) / norm_block * norm_block;
   for (int64_t at = all.from; at < all.to;) {
     BufferRange part = all;
     part.from = at;
-    part.to = std::min(all.to, at + most);
-    if (use != OptimizerStates::Access::read && part.to < all.to) part.to = part.to / block * block;
+    part.to = std::min(all.to, at + max_bytes);
+    if (access != OptimizerStates::Access::read && part.to < all.to) part.to = part.to / block * block;
     part.staging = chunks_.data();
     part.what = what;
-    if (use != OptimizerStates::Access::write) {
+    if (access != OptimizerStates::Access::write) {
       read(part);
       wait(part, waits_.read);
     }
     fn(part.data(), (at - all.from) / size, (part.to - at) / size);
-    if (use != OptimizerStates::Access::read) {
-      drop_ahead(part);
+    if (access != OptimizerStates::Access::read) {
+      discard_prefetched(part);
       part.buffer->prepare_write(part.from, part.to, what);
-      part.move = part.buffer->write(part.from, part.to, part.staging, what);
+      part.transfer = part.buffer->write(part.from, part.to, part.staging, what);
       wait(part, waits_.write);
     }
     at = part.to;
@@ -63,7 +63,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
     if (!chunk.slices.empty()) return false;
     if (weights.buffer)
       count = (weights.buffer->block_begin(weights.from + count * weight_size) - weights.from) / weight_size;
-    if (count <= 0 || !plan_.input.wanted.elementwise)
+    if (count <= 0 || !plan_.input.tier_request.elementwise)
       fail_internal("a staging chunk is too small for an update slice");
   }
   update::UpdateSlice slice = rest;
@@ -90,7 +90,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
 }
 
 // Starts to read a chunk, and points its slices to the staging memory.
-void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
+void DiskBackedBuffers::start_reads(Chunk& chunk, char* staging) {
   char *gradients = staging, *weights = staging + disk_staging_.chunk_gradients;
   std::size_t next_gradient = 0, next_weight = 0;
   for (update::UpdateSlice& slice : chunk.slices) {
@@ -116,9 +116,9 @@ void DiskBackedBuffers::begin(Chunk& chunk, char* staging) {
 
 void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
                                const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
-  const std::lock_guard lock(mutex_);
-  if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
-  while (!ahead_.empty()) drop_ahead(ahead_.begin());
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  while (!prefetched_.empty()) discard_prefetched(prefetched_.begin());
   std::vector<update::UpdateSlice> in_memory;
   std::vector<Chunk> chunks(1);
   for (const update::UpdateSlice& slice : slices) {
@@ -134,12 +134,12 @@ void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, c
   if (chunks.back().slices.empty()) return;
   const auto wait_all = [&](std::vector<BufferRange>& ranges, double& seconds) {
     for (const BufferRange& range : ranges)
-      if (range.move) wait(range, seconds);
+      if (range.transfer) wait(range, seconds);
   };
   const int64_t staging = disk_staging_.chunk_gradients + disk_staging_.chunk_weights;
-  const auto start = [&](std::size_t i) {
+  const auto start = [&](std::size_t i) ZR_REQUIRES(mutex_) {
     if (i >= plan::kChunksInFlight) wait_all(chunks[i - plan::kChunksInFlight].weights, waits_.write);
-    begin(chunks[i], chunks_.data() + static_cast<int64_t>(i % plan::kChunksInFlight) * staging);
+    start_reads(chunks[i], chunks_.data() + static_cast<int64_t>(i % plan::kChunksInFlight) * staging);
   };
   start(0);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -149,7 +149,7 @@ void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, c
     wait_all(chunk.weights, waits_.read);
     work(chunk.slices);
     for (BufferRange& range : chunk.weights)
-      range.move = range.buffer->write(range.from, range.to, range.staging, range.what);
+      range.transfer = range.buffer->write(range.from, range.to, range.staging, range.what);
   }
   for (Chunk& chunk : chunks) wait_all(chunk.weights, waits_.write);
 }

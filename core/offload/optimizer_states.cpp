@@ -20,7 +20,7 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
     return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::slots;
   };
   allocations_.resize(plan.input.tiers.size());
-  for (const plan::StateRun& at : plan.placement.states) {
+  for (const plan::StateRange& at : plan.placement.states) {
     runs_.push_back({at, {}, {}, {}});
     Run& run = runs_.back();
     if (!in_memory(at.tier)) continue;
@@ -65,8 +65,8 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
   writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(tiles))));
 }
 
-std::vector<plan::StateRun> OptimizerStates::runs(int64_t first, int64_t count) const {
-  std::vector<plan::StateRun> runs;
+std::vector<plan::StateRange> OptimizerStates::runs(int64_t first, int64_t count) const {
+  std::vector<plan::StateRange> runs;
   for (const Run& run : runs_) {
     const int64_t begin = std::max(first, run.at.first), end = std::min(first + count, run.at.first + run.at.count);
     if (begin < end) runs.push_back({run.at.tier, begin, end - begin});
@@ -105,7 +105,7 @@ void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what
 void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Access use, const std::string& what,
                             const std::function<void(void*, int64_t, int64_t)>& fn) {
   const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
-  for (const plan::StateRun& run : runs(first, count)) {
+  for (const plan::StateRange& run : runs(first, count)) {
     if (in_memory(run.tier)) {
       fn(view(array, run.first, run.count).data, run.first, run.count);
       continue;

@@ -29,7 +29,7 @@ class OptimizerStates {
   OptimizerStates(const OptimizerStates&) = delete;
 
   /// The runs of elements [first, first + count) of the state space, each on one tier.
-  std::vector<plan::StateRun> runs(int64_t first, int64_t count) const;
+  std::vector<plan::StateRange> runs(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
   /// Elements of an array (MemoryPlan::state_arrays) within one run that is in memory.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
@@ -54,7 +54,7 @@ class OptimizerStates {
 
  private:
   struct Run {
-    plan::StateRun at;
+    plan::StateRange at;
     std::vector<void*> memory;                // by array; empty on disk
     std::vector<TrackedMemory> owned;         // by array; on the device
     std::vector<TierAllocation> allocations;  // by array; on a tier in memory

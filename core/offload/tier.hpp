@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "plan/placement.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/offload.h"
+#include "zr/mutex.hpp"
 
 namespace zr::host::offload {
 
@@ -24,17 +24,17 @@ plan::TierInfo tier_info_of(const plugin::Instance& tier);
 class TierFailure {
  public:
   void note(const std::string& text) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (text_.empty()) text_ = text;
   }
   std::string text() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return text_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::string text_;
+  mutable Mutex mutex_;
+  std::string text_ ZR_GUARDED_BY(mutex_);
 };
 
 /// A transfer in progress. The memory that it reads or writes must stay valid until is_over() returns true or wait()

@@ -25,7 +25,7 @@ template <class F>
 void each_holding(const MemoryPlan& plan, F&& fn) {
   const std::vector<TierInfo>& tiers = plan.input.tiers;
   const auto on = [&](int tier) -> const TierInfo& { return tiers[static_cast<std::size_t>(tier)]; };
-  for (const Buffer& b : plan.mine.buffers) {
+  for (const Buffer& b : plan.rank_plan.buffers) {
     const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
     fn(on(plan.tier_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
   }
@@ -33,7 +33,7 @@ void each_holding(const MemoryPlan& plan, F&& fn) {
   for (std::size_t a = 0; a < arrays.size(); ++a)
     for (std::size_t tier = 0; tier < tiers.size(); ++tier) {
       int64_t elements = 0;
-      for (const StateRun& run : plan.placement.states)
+      for (const StateRange& run : plan.placement.states)
         if (run.tier == static_cast<int>(tier)) elements += run.count;
       if (elements > 0 || tier == 0)
         fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::slots, arrays[a].name, elements,
@@ -60,8 +60,8 @@ int64_t elements_of(const std::vector<Piece>& pieces) {
 
 int64_t MemoryPlan::NormBlocks::bytes(int rank) const {
   const int64_t window = std::min(total, kNormBlockWindow);
-  const int64_t mine = std::max<int64_t>(everywhere ? total : provided[static_cast<std::size_t>(rank)], 1);
-  return 8 * (everywhere ? mine : mine + std::max<int64_t>(window, 1) + window);
+  const int64_t own = std::max<int64_t>(replicated ? total : blocks_per_rank[static_cast<std::size_t>(rank)], 1);
+  return 8 * (replicated ? own : own + std::max<int64_t>(window, 1) + window);
 }
 
 int64_t MemoryPlan::working_bytes() const {
@@ -70,7 +70,7 @@ int64_t MemoryPlan::working_bytes() const {
   return std::max(largest * 4, norm_blocks.bytes(rank));
 }
 
-std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_runs(uint32_t param) const {
+std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_ranges(uint32_t param) const {
   std::vector<std::pair<int64_t, int64_t>> runs;
   for (const Segment& segment : segments[param]) {
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
@@ -92,7 +92,7 @@ int64_t MemoryPlan::snapshot_bytes() const {
     if (segments.empty()) {
       elements = (p.count + input.world - 1) / input.world;  // plan_of_rank(): an approximation
     } else {
-      for (const auto& [first, count] : saved_runs(i)) elements += count;
+      for (const auto& [first, count] : saved_ranges(i)) elements += count;
     }
     bytes += elements * (size_of(input.weight_dtype) + (p.frozen ? 0 : states));
   }
@@ -119,30 +119,31 @@ void MemoryPlan::add_to(Ledger& ledger) const {
     for (const auto& [kind, bytes] : bytes_by_kind(tier)) ledger.plan(tier, kind, bytes);
 }
 
-Traffic MemoryPlan::traffic() const {
+StepCommunication MemoryPlan::communication() const {
   int64_t all = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0;
   for (const Parameter& p : input.parameters) {
     all += p.count;
     trainable += p.frozen ? 0 : p.count;
   }
-  for (const Piece& piece : mine.weights) {
+  for (const Piece& piece : rank_plan.weights) {
     const Parameter& p = input.parameters[piece.param];
     if (piece.count != p.count) continue;
     unsharded += p.count;
     unsharded_trainable += p.frozen ? 0 : p.count;
   }
   const int64_t peers = input.world - 1, micro_steps = input.accumulation;
-  const int64_t w = size_of(input.weight_dtype), r = size_of(input.grad_dtype), g = size_of(input.reduced_grad_dtype);
-  const bool everywhere = elements_of(mine.reduced_gradients) == trainable;
-  Traffic traffic;
-  traffic.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, peers};
-  if (everywhere) {
-    traffic.reduced_gradients = {1, trainable, g, peers};
-  } else if (!input.alias) {
-    traffic.weights = {1, unsharded_trainable, w, peers};
+  const int64_t w = size_of(input.weight_dtype), r = size_of(input.communicated_grad_dtype),
+                g = size_of(input.reduced_grad_dtype);
+  const bool replicated = elements_of(rank_plan.reduced_gradients) == trainable;
+  StepCommunication communication;
+  communication.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, peers};
+  if (replicated) {
+    communication.reduced_gradients = {1, trainable, g, peers};
+  } else if (!input.share_weights) {
+    communication.weights = {1, unsharded_trainable, w, peers};
   }
-  traffic.gathers = {2 * micro_steps, all - unsharded, w, peers};
-  return traffic;
+  communication.gathers = {2 * micro_steps, all - unsharded, w, peers};
+  return communication;
 }
 
 namespace {
@@ -178,18 +179,18 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
                              : "  activations    unknown until measured by a run\n";
   if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
-  const Traffic moved = traffic();
-  const auto communication = [&](const std::string& what, const Traffic::Part& part) {
+  const StepCommunication step = communication();
+  const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
     if (part.bytes() > 0)
       out += row("communication", what,
                  std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
                      std::to_string(part.size) + " x " + std::to_string(part.peers),
                  part.bytes());
   };
-  communication("gradients per step", moved.gradients);
-  communication("reduced gradients per step", moved.reduced_gradients);
-  communication("new weights per step", moved.weights);
-  communication("all-gathers per step, at most", moved.gathers);
+  add_row("gradients per step", step.gradients);
+  add_row("reduced gradients per step", step.reduced_gradients);
+  add_row("new weights per step", step.weights);
+  add_row("all-gathers per step, at most", step.gathers);
   return out;
 }
 

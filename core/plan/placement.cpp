@@ -21,16 +21,16 @@ int64_t state_bytes(const MemoryPlan& plan) {  // per element, all arrays
 
 // The last position at or before `element` where the state space may be cut.
 int64_t cut_before(const MemoryPlan& plan, int64_t element) {
-  const std::vector<int64_t>& starts = plan.mine.state_offset;
-  if (element >= plan.mine.state_elements) return plan.mine.state_elements;
+  const std::vector<int64_t>& starts = plan.rank_plan.state_offset;
+  if (element >= plan.rank_plan.state_elements) return plan.rank_plan.state_elements;
   const auto after = std::upper_bound(starts.begin(), starts.end(), element);
   if (after == starts.begin()) return 0;
   const int64_t start = *(after - 1);
-  return plan.input.wanted.elementwise ? start + (element - start) / kNormBlock * kNormBlock : start;
+  return plan.input.tier_request.elementwise ? start + (element - start) / kNormBlock * kNormBlock : start;
 }
 
 // Cuts a run into tiles: enough elements to keep the tier busy, and complete pieces if the optimizer needs them.
-void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement) {
+void cut_tiles(const MemoryPlan& plan, const StateRange& run, Placement& placement) {
   const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(run.tier)];
   const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
   if (arrays.empty()) return;
@@ -42,8 +42,8 @@ void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement
     if (tile.tier == run.tier) end_of_tiles = tile.at + tile.bytes;
   for (int64_t first = run.first, end = run.first + run.count; first < end;) {
     int64_t next = std::min(end, first + wanted);
-    if (!plan.input.wanted.elementwise && next < end) {
-      const auto& starts = plan.mine.state_offset;
+    if (!plan.input.tier_request.elementwise && next < end) {
+      const auto& starts = plan.rank_plan.state_offset;
       const auto after = std::upper_bound(starts.begin(), starts.end(), first);
       next = std::max(cut_before(plan, next), after == starts.end() ? end : std::min(*after, end));
     }
@@ -59,27 +59,28 @@ void cut_tiles(const MemoryPlan& plan, const StateRun& run, Placement& placement
 // Assigns tiers, one part after another, by the memory that the plan then takes on each tier.
 class TierAssigner {
  public:
-  explicit TierAssigner(MemoryPlan& plan) : plan_(plan), wanted_(plan.input.wanted) {
+  explicit TierAssigner(MemoryPlan& plan) : plan_(plan), request_(plan.input.tier_request) {
     plan.placement = {};
     const auto bytes_of = [&](uint32_t role) {
       int64_t bytes = 0;
-      for (const Buffer& b : plan.mine.buffers)
+      for (const Buffer& b : plan.rank_plan.buffers)
         if (b.role == role) bytes += b.bytes(plan.rank, plan.input.world);
       return bytes;
     };
     shards_ = bytes_of(ZR_ROLE_WEIGHT_SHARD);
     gradients_ = bytes_of(ZR_ROLE_REDUCED_GRAD);
     // Parts with a fixed tier count from the start; other parts count only when they have a tier.
-    plan.placement.shards = std::max(wanted_.shards, 0);
-    plan.placement.reduced_gradients = std::max(wanted_.reduced_gradients, 0);
-    undecided_ = (wanted_.shards == kAnyTier ? shards_ : 0) + (wanted_.reduced_gradients == kAnyTier ? gradients_ : 0);
-    if (wanted_.states != kAnyTier) put_states({{0, stays()}, {wanted_.states, all()}});
+    plan.placement.shards = std::max(request_.shards, 0);
+    plan.placement.reduced_gradients = std::max(request_.reduced_gradients, 0);
+    undecided_ =
+        (request_.shards == kAnyTier ? shards_ : 0) + (request_.reduced_gradients == kAnyTier ? gradients_ : 0);
+    if (request_.states != kAnyTier) put_states({{0, stays()}, {request_.states, all()}});
   }
   void assign() {
     activations();
-    if (shards_ > 0) decide("weight shards", "parameters", wanted_.shards, plan_.placement.shards, shards_);
+    if (shards_ > 0) decide("weight shards", "parameters", request_.shards, plan_.placement.shards, shards_);
     if (gradients_ > 0)
-      decide("reduced gradients", "gradients", wanted_.reduced_gradients, plan_.placement.reduced_gradients,
+      decide("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
              gradients_);
     states();
   }
@@ -88,19 +89,19 @@ class TierAssigner {
   static constexpr int64_t kNoLimit = int64_t{1} << 60;
   int tiers() const { return static_cast<int>(plan_.input.tiers.size()); }
   const TierInfo& info(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)]; }
-  int64_t all() const { return plan_.mine.state_elements; }
+  int64_t all() const { return plan_.rank_plan.state_elements; }
   int64_t each() const { return std::max<int64_t>(state_bytes(plan_), 1); }
   int64_t stays() const {
-    return wanted_.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all()) * wanted_.device_fraction);
+    return request_.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all()) * request_.device_fraction);
   }
 
   // Free bytes of a tier; negative if the plan exceeds its capacity.
   int64_t left(Tier tier) const {
-    if (tier == Tier::device && wanted_.device_capacity > 0 && tiers() > 1)
-      return wanted_.device_capacity - plan_.bytes(tier) + undecided_ - activations_on_device_;
-    if (tier == Tier::host && wanted_.host_capacity > 0)
-      return wanted_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
-             (wanted_.snapshot ? plan_.snapshot_bytes() : 0);
+    if (tier == Tier::device && request_.device_capacity > 0 && tiers() > 1)
+      return request_.device_capacity - plan_.bytes(tier) + undecided_ - activations_on_device_;
+    if (tier == Tier::host && request_.host_capacity > 0)
+      return request_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
+             (request_.snapshot ? plan_.snapshot_bytes() : 0);
     return kNoLimit;
   }
   int64_t left(int tier) const { return left(info(tier).tier); }
@@ -156,32 +157,32 @@ class TierAssigner {
   }
   // True if operators use a shard buffer in place.
   bool shards_used_in_place() const {
-    return std::any_of(plan_.mine.weights.begin(), plan_.mine.weights.end(), [&](const Piece& piece) {
-      return plan_.mine.buffers[piece.buffer].role == ZR_ROLE_WEIGHT_SHARD && !piece.shard;
+    return std::any_of(plan_.rank_plan.weights.begin(), plan_.rank_plan.weights.end(), [&](const Piece& piece) {
+      return plan_.rank_plan.buffers[piece.buffer].role == ZR_ROLE_WEIGHT_SHARD && !piece.shard;
     });
   }
 
   // Activations come first because they are used most often, twice per micro-step. Temporaries stay on the device: half
   // of the bytes, until a run has measured them.
   void activations() {
-    const int64_t quarter = wanted_.device_capacity / 4,
-                  known = wanted_.activations_on_device + wanted_.activations_offloaded;
-    const int64_t bytes = wanted_.activations_known ? known : quarter;
+    const int64_t quarter = request_.device_capacity / 4,
+                  known = request_.activations_on_device + request_.activations_offloaded;
+    const int64_t bytes = request_.activations_known ? known : quarter;
     const auto put = [&](int tier) {
       plan_.placement.activations = tier;
-      const bool measured_there = tier > 0 && wanted_.activations_offloaded > 0;
-      activations_on_device_ = measured_there ? wanted_.activations_on_device : tier > 0 ? bytes / 2 : bytes;
+      const bool measured_there = tier > 0 && request_.activations_offloaded > 0;
+      activations_on_device_ = measured_there ? request_.activations_on_device : tier > 0 ? bytes / 2 : bytes;
       activations_on_host_ =
-          info(tier).tier == Tier::host ? (measured_there ? wanted_.activations_offloaded : bytes) : 0;
+          info(tier).tier == Tier::host ? (measured_there ? request_.activations_offloaded : bytes) : 0;
     };
-    if (wanted_.activations != kAnyTier) {
-      put(wanted_.activations);
-      return report("activations", wanted_.activations, requested_by("activations", wanted_.activations));
+    if (request_.activations != kAnyTier) {
+      put(request_.activations);
+      return report("activations", request_.activations, requested_by("activations", request_.activations));
     }
     const std::vector<std::string> before = capacities();
     const int tier = first_that_fits(true, put);
     const std::string what =
-        wanted_.activations_known ? bytes_text(bytes) + " measured; "
+        request_.activations_known ? bytes_text(bytes) + " measured; "
         : quarter > 0 ? bytes_text(quarter) + " assumed, a quarter of the budget, until a run has measured them; "
                       : "";
     report("activations", tier, "auto: " + what + upto(before, tier));
@@ -199,7 +200,7 @@ class TierAssigner {
       if (cut > at) placement.states.push_back({tier, at, cut - at});
       at = cut;
     }
-    for (const StateRun& run : placement.states)
+    for (const StateRange& run : placement.states)
       if (!info(run.tier).in_memory()) cut_tiles(plan_, run, placement);
   }
   void states() {
@@ -207,11 +208,11 @@ class TierAssigner {
       plan_.placement.states = {{0, 0, all()}};
       return report("states", 0, "the optimizer has none");
     }
-    if (wanted_.states != kAnyTier) {
-      for (const StateRun& run : plan_.placement.states)
+    if (request_.states != kAnyTier) {
+      for (const StateRange& run : plan_.placement.states)
         report(share(run.count), run.tier,
-               run.tier == 0 && wanted_.states != 0 ? "offload.device_fraction = " + shortest(wanted_.device_fraction)
-                                                    : requested_by("optimizer", run.tier));
+               run.tier == 0 && request_.states != 0 ? "offload.device_fraction = " + shortest(request_.device_fraction)
+                                                     : requested_by("optimizer", run.tier));
       return;
     }
     const std::vector<std::string> before = capacities();
@@ -227,7 +228,7 @@ class TierAssigner {
     }
     move_states_to_disk(ends);
     int64_t placed = 0;
-    for (const StateRun& run : plan_.placement.states) {
+    for (const StateRange& run : plan_.placement.states) {
       report(share(run.count), run.tier,
              "auto: " + bytes_text((all() - placed) * each()) + "; " + upto(before, run.tier));
       placed += run.count;
@@ -247,7 +248,7 @@ class TierAssigner {
   }
   // One past the last element on a tier; 0 if the tier has none.
   int64_t end_on(int tier) const {
-    for (const StateRun& run : plan_.placement.states)
+    for (const StateRange& run : plan_.placement.states)
       if (run.tier == tier) return run.first + run.count;
     return 0;
   }
@@ -256,7 +257,7 @@ class TierAssigner {
   }
 
   MemoryPlan& plan_;
-  const TierRequest& wanted_;
+  const TierRequest& request_;
   int64_t shards_ = 0, gradients_ = 0;  // bytes
   int64_t undecided_ = 0;               // bytes that the plan counts on the device until their tier is known
   int64_t activations_on_device_ = 0, activations_on_host_ = 0;  // bytes of activations: on the device, in host memory
@@ -288,7 +289,7 @@ int64_t MemoryPlan::activation_staging_bytes() const {
 int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   int64_t stored = 0;
   const auto here = [&](int index) { return &input.tiers[static_cast<std::size_t>(index)] == &tier; };
-  for (const Buffer& b : mine.buffers)
+  for (const Buffer& b : rank_plan.buffers)
     if (here(tier_of(b))) stored += round_up(b.bytes(rank, input.world), tier.align);
   for (const StateTile& tile : placement.tiles)
     if (here(tile.tier)) stored += tile.bytes;

@@ -35,7 +35,7 @@ struct TierRequest {
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one tier.
-struct StateRun {
+struct StateRange {
   int tier;
   int64_t first, count;
 };
@@ -56,8 +56,8 @@ struct TierAssignment {
 };
 
 struct Placement {
-  std::vector<StateRun> states;  // ascending; they cover the state space
-  std::vector<StateTile> tiles;  // of the runs on disk; ascending
+  std::vector<StateRange> states;  // ascending; they cover the state space
+  std::vector<StateTile> tiles;    // of the runs on disk; ascending
   int reduced_gradients = 0, shards = 0, activations = 0;
   int64_t largest_tile = 0;           // bytes
   std::vector<TierAssignment> parts;  // for placement_text()

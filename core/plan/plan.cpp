@@ -14,20 +14,20 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
     params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
                        static_cast<int32_t>(p.shape.size()), p.group, p.count});
   for (const zr_param& p : params_) pointers_.push_back(&p);
-  in_ = {
-      sizeof(zr_plan_in),
-      rank,
-      input.world,
-      input.weight_dtype,
-      input.grad_dtype,
-      input.reduced_grad_dtype,
-      input.hold_gradients ? 1 : input.accumulation,
-      static_cast<uint32_t>(params_.size()),
-      kNormBlock,
-      kAlign,
-      pointers_.data(),
-      (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | (input.alias ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u),
-      0};
+  in_ = {sizeof(zr_plan_in),
+         rank,
+         input.world,
+         input.weight_dtype,
+         input.communicated_grad_dtype,
+         input.reduced_grad_dtype,
+         input.hold_gradients ? 1 : input.accumulation,
+         static_cast<uint32_t>(params_.size()),
+         kNormBlock,
+         kAlign,
+         pointers_.data(),
+         (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) |
+             (input.share_weights ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u),
+         0};
 }
 
 namespace {
@@ -62,11 +62,11 @@ class Collector {
   void buffer(const zr_buffer& b) {
     if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WEIGHT_SHARD)
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " has a negative size, or an unknown dtype or role");
-    const bool alias = b.flags & ZR_BUFFER_SHARED;
-    if (alias && (!input_.alias || b.role != ZR_ROLE_WEIGHT))
+    const bool shared = b.flags & ZR_BUFFER_SHARED;
+    if (shared && (!input_.share_weights || b.role != ZR_ROLE_WEIGHT))
       wrong("buffer " + std::to_string(plan_.buffers.size()) + " is shared by all ranks, but " +
-            (input_.alias ? "only unsharded weights can be shared" : "this job does not share weights"));
-    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, alias});
+            (input_.share_weights ? "only unsharded weights can be shared" : "this job does not share weights"));
+    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, shared});
   }
 
   void piece(const zr_piece& p) {
@@ -129,12 +129,12 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
 
 MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
   MemoryPlan::NormBlocks norm_blocks;
-  norm_blocks.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
+  norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
     if (plan.input.parameters[i].frozen) continue;
     for (const Segment& segment : plan.segments[i]) {
-      norm_blocks.provided[static_cast<std::size_t>(segment.owners.front())] += norm_blocks_of(segment.count);
-      norm_blocks.everywhere &= segment.owners.size() == static_cast<std::size_t>(plan.input.world);
+      norm_blocks.blocks_per_rank[static_cast<std::size_t>(segment.owners.front())] += norm_blocks_of(segment.count);
+      norm_blocks.replicated &= segment.owners.size() == static_cast<std::size_t>(plan.input.world);
     }
     norm_blocks.total += norm_blocks_of(plan.input.parameters[i].count);
   }
@@ -143,11 +143,11 @@ MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
 
 MemoryPlan::NormBlocks norm_blocks_of_rank(const MemoryPlan& plan) {
   MemoryPlan::NormBlocks norm_blocks;
-  norm_blocks.provided.assign(static_cast<std::size_t>(plan.input.world), 0);
-  int64_t& mine = norm_blocks.provided[static_cast<std::size_t>(plan.rank)];
-  for (const Piece& piece : plan.mine.reduced_gradients) mine += norm_blocks_of(piece.count);
+  norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
+  int64_t& own = norm_blocks.blocks_per_rank[static_cast<std::size_t>(plan.rank)];
+  for (const Piece& piece : plan.rank_plan.reduced_gradients) own += norm_blocks_of(piece.count);
   for (const Parameter& p : plan.input.parameters) norm_blocks.total += p.frozen ? 0 : norm_blocks_of(p.count);
-  norm_blocks.everywhere = mine == norm_blocks.total;
+  norm_blocks.replicated = own == norm_blocks.total;
   return norm_blocks;
 }
 
@@ -182,26 +182,26 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
   for (std::size_t i = 0; i < held.size(); ++i) plan.segments.push_back(cut_by_owner(input.parameters[i], held[i]));
   plan.norm_blocks = norm_blocks_of_all_ranks(plan);
   for (plan.rank = 0; plan.rank < input.world; ++plan.rank) {
-    plan.mine = std::move(ranks[static_cast<std::size_t>(plan.rank)]);
+    plan.rank_plan = std::move(ranks[static_cast<std::size_t>(plan.rank)]);
     assign_tiers(plan);
     plan.max_host_bytes += plan.bytes(Tier::host);
     plan.max_bytes = std::max(plan.max_bytes, plan.bytes());
-    ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.mine);
+    ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.rank_plan);
   }
   plan.rank = rank;
-  plan.mine = std::move(ranks[static_cast<std::size_t>(rank)]);
+  plan.rank_plan = std::move(ranks[static_cast<std::size_t>(rank)]);
   assign_tiers(plan);
   return plan;
 }
 
 int64_t Buffer::bytes(int rank, int world) const {
   const auto upto = [&](int64_t r) { return elements / world * r + elements % world * r / world; };
-  return (alias ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
+  return (shared ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
 }
 
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {
   MemoryPlan plan = empty_plan(input, rank);
-  plan.mine = collect_plan(input, rank, strategy);
+  plan.rank_plan = collect_plan(input, rank, strategy);
   plan.norm_blocks = norm_blocks_of_rank(plan);
   assign_tiers(plan);
   plan.max_bytes = plan.bytes();

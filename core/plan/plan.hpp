@@ -39,13 +39,13 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;            // of the optimizer
-  bool alias = false;                    // the ranks of one node can share memory
-  bool hold_gradients = false;           // gradients.reduce = "last_micro_step": the engine accumulates gradients first
-  zr_dtype grad_dtype = ZR_F32;          // of one backward's gradient, as communicated or held
-  zr_dtype reduced_grad_dtype = ZR_F32;  // of the sum over micro-batches and ranks
+  std::vector<zr_slot> slots;   // of the optimizer
+  bool share_weights = false;   // the ranks share one copy of unsharded weights
+  bool hold_gradients = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
+  zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
+  zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
-  TierRequest wanted;
+  TierRequest tier_request;
 };
 
 struct Buffer {
@@ -53,8 +53,8 @@ struct Buffer {
   std::string tag;
   int64_t elements;
   zr_dtype dtype;
-  bool alias = false;  // one memory for all ranks of the node
-  /// Bytes that count for `rank`: its share of a shared buffer, so that the ranks of a node count the buffer once.
+  bool shared = false;  // one memory for all ranks of the node
+  /// Bytes that count for `rank`: its part of a shared buffer, so that the ranks of a node count the buffer once.
   int64_t bytes(int rank, int world) const;
 };
 
@@ -82,7 +82,7 @@ struct Segment {
 
 /// Bytes communicated per step: received, summed over ranks, without alignment and control traffic
 /// (docs/memory-and-communication.md). They follow from which rank holds what, independent of the strategy.
-struct Traffic {
+struct StepCommunication {
   /// One kind of collective. times: per step; elements: per time; size: bytes per element; peers: world size - 1.
   struct Part {
     int64_t times = 0, elements = 0, size = 0, peers = 0;
@@ -109,14 +109,14 @@ struct PlanContext {
 struct MemoryPlan {
   PlanInput input;
   int rank = 0;
-  RankPlan mine;                               // of `rank`
+  RankPlan rank_plan;                          // of `rank`
   std::vector<std::vector<Segment>> segments;  // per parameter
   bool has_master = false;                     // weights are narrower than fp32
   /// Norm blocks that the ranks exchange.
   struct NormBlocks {
-    std::vector<int64_t> provided;  // number that each rank provides
+    std::vector<int64_t> blocks_per_rank;  // number that each rank contributes
     int64_t total = 0;
-    bool everywhere = true;         // every rank has all of them without an exchange
+    bool replicated = true;         // every rank computes all of them without an exchange
     int64_t bytes(int rank) const;  // memory of a rank for them
   };
   NormBlocks norm_blocks;
@@ -142,7 +142,7 @@ struct MemoryPlan {
   /// Bytes of working memory of this rank: a parameter that rank 0 sends at the start, later the norm blocks.
   int64_t working_bytes() const;
   /// Runs (first, count) of a parameter that this rank saves; ranks with equal copies share the work.
-  std::vector<std::pair<int64_t, int64_t>> saved_runs(uint32_t param) const;
+  std::vector<std::pair<int64_t, int64_t>> saved_ranges(uint32_t param) const;
   /// Bytes of host memory for a copy of the weights, masters and states that this rank saves.
   int64_t snapshot_bytes() const;
   /// Bytes of this rank by kind, in the ledger's order, and in total; without activations.
@@ -150,7 +150,7 @@ struct MemoryPlan {
   int64_t bytes(Tier tier = Tier::device) const;
   /// Adds all planned bytes of this rank to `ledger`.
   void add_to(Ledger& ledger) const;
-  Traffic traffic() const;
+  StepCommunication communication() const;
   /// The table of `zeroth plan`: bytes by kind with their arithmetic.
   std::string text(const std::string& title, const PlanContext& context) const;
 };

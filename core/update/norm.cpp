@@ -51,16 +51,16 @@ void norm_block_sums(const zr_view& values, double* out) {
   each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
 }
 
-void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs) {
-  std::vector<NormBlockRun> parts;  // cut to a size that spreads over many threads
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& runs) {
+  std::vector<NormBlockRange> parts;  // cut to a size that spreads over many threads
   constexpr int64_t kPart = 64 * plan::kNormBlock;
-  for (const NormBlockRun& run : runs)
+  for (const NormBlockRange& run : runs)
     for (int64_t first = 0; first < run.values.count; first += kPart)
       parts.push_back(
           {part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / plan::kNormBlock});
   pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const NormBlockRun& part = parts[static_cast<std::size_t>(i)];
+      const NormBlockRange& part = parts[static_cast<std::size_t>(i)];
       norm_block_sums(part.values, part.out);
     }
   });

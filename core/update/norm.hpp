@@ -17,12 +17,12 @@ inline constexpr int kLanes = 16;
 /// out[(count + 1023) / 1024]. Squares of fp32 are exact in double, so a sum is finite exactly if all its elements are.
 void norm_block_sums(const zr_view& values, double* out);
 /// The arguments of one norm_block_sums() call.
-struct NormBlockRun {
+struct NormBlockRange {
   zr_view values;
   double* out;
 };
 /// Computes many runs, in parallel on the pool.
-void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRun>& runs);
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& runs);
 /// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);
 

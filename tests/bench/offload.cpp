@@ -254,7 +254,7 @@ std::vector<Row> on_disk(const std::string& toml, const std::string& folder) {
     if (round < 0) continue;
     ours.push_back(step);
     alone.push_back(probe);
-    const auto elements = static_cast<double>(job.session.plan().mine.state_elements);
+    const auto elements = static_cast<double>(job.session.plan().rank_plan.state_elements);
     bytes.push_back(static_cast<double>(moved(job) - before) / elements);
   }
   constexpr double kFormula = 24;  // master and two states, 4 bytes each, both ways

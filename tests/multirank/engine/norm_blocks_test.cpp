@@ -86,7 +86,7 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
         const plan::MemoryPlan plan = make_plan(input(GetParam()), rank.rank, dealt(replicated));
         std::vector<std::vector<float>> sums;
         std::vector<update::UpdateSlice> slices;
-        for (const plan::Piece& piece : plan.mine.reduced_gradients) {
+        for (const plan::Piece& piece : plan.rank_plan.reduced_gradients) {
           sums.emplace_back();
           for (int64_t i = 0; i < piece.count; ++i) sums.back().push_back(value(piece.param, piece.first + i));
           slices.push_back({piece.param,

@@ -32,27 +32,27 @@ TEST_F(EngineNameTest, RecordsTheStepsOfOtherEnginesInItsCheckpointFolder) {
 TEST_F(EngineNameTest, AcceptsEnginesThatWereSavedInTurn) {
   critic_.loaded(50, {{"actor", 9}});  // takes five steps per step of the actor, and is saved before it
   actor_.loaded(10, {{"critic", 50}});
-  EXPECT_THAT(actor_.different_moments(), IsEmpty());
-  EXPECT_THAT(critic_.different_moments(), IsEmpty());
+  EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
+  EXPECT_THAT(critic_.mismatch_warnings(), IsEmpty());
 }
 
 TEST_F(EngineNameTest, NamesTheEngineWhoseCheckpointIsNewer) {
   scratch_.write("ck/critic/step-00000008/manifest.json", "{}");
   critic_.loaded(10, {{"actor", 9}});
   actor_.loaded(8, {{"critic", 8}});
-  EXPECT_THAT(actor_.different_moments(),
+  EXPECT_THAT(actor_.mismatch_warnings(),
               ElementsAre("engine 'actor' resumes from step 8, saved when engine 'critic' was at step 8, but engine "
                           "'critic' starts from step 10: the job ended between their saves, or a checkpoint was "
                           "removed; to resume both from the same point, remove the checkpoints of 'critic' after step "
                           "8 in " +
                           ck_ + "/critic and resume again"));
-  EXPECT_EQ(critic_.different_moments(), actor_.different_moments()) << "the order of construction does not matter";
+  EXPECT_EQ(critic_.mismatch_warnings(), actor_.mismatch_warnings()) << "the order of construction does not matter";
 }
 
 TEST_F(EngineNameTest, SuggestsNothingThatWouldLoseTheRun) {
   critic_.loaded(10, {{"actor", 9}});
   actor_.loaded(8, {{"critic", 8}});  // checkpoint.keep = 1
-  EXPECT_THAT(actor_.different_moments(),
+  EXPECT_THAT(actor_.mismatch_warnings(),
               ElementsAre(HasSubstr("or a checkpoint was removed; " + ck_ +
                                     "/critic has no checkpoint of step 8, so they cannot resume from the same point; "
                                     "keep more checkpoints (checkpoint.keep)")));
@@ -60,17 +60,17 @@ TEST_F(EngineNameTest, SuggestsNothingThatWouldLoseTheRun) {
 
 TEST_F(EngineNameTest, NamesTheEngineThatHasNoCheckpoint) {
   actor_.loaded(2, {{"critic", 2}});
-  EXPECT_THAT(critic_.different_moments(),
+  EXPECT_THAT(critic_.mismatch_warnings(),
               ElementsAre(HasSubstr("but engine 'critic' starts from step 0: the job ended between their saves")));
 }
 
 TEST_F(EngineNameTest, IgnoresEnginesThatTrainedOrWithoutRecords) {
   critic_.loaded(10, {});
   actor_.loaded(8, {});
-  EXPECT_THAT(actor_.different_moments(), IsEmpty());
+  EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
   critic_.loaded(10, {{"actor", 10}});
   critic_.at_step(11);
-  EXPECT_THAT(actor_.different_moments(), IsEmpty());
+  EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
 }
 
 }  // namespace

@@ -135,8 +135,8 @@ class DiskRig {
       in.parameters.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
     in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
     in.tiers.push_back(tiers[1]->info());
-    in.wanted.states = in.wanted.reduced_gradients = 1;
-    in.wanted.device_fraction = 0.4;
+    in.tier_request.states = in.tier_request.reduced_gradients = 1;
+    in.tier_request.device_fraction = 0.4;
     return host::plan::make_plan(in, 0, [](const zr_plan_in& given, const zr_plan_sink& sink) {
       const auto aligned = [&](int64_t count) { return (count + given.align - 1) / given.align * given.align; };
       int64_t elements = 0;

@@ -52,7 +52,7 @@ struct Job {
 
 int64_t states_on(const plan::MemoryPlan& plan, Place place) {
   int64_t bytes = 0;
-  for (const plan::StateRun& run : plan.placement.states) bytes += run.tier == place ? 8 * run.count : 0;
+  for (const plan::StateRange& run : plan.placement.states) bytes += run.tier == place ? 8 * run.count : 0;
   return bytes;
 }
 
@@ -68,13 +68,13 @@ TEST(PlacementTest, StatesFillEachBudgetWithoutExceedingIt) {
       SCOPED_TRACE(std::to_string(on_device >> 20) + " MiB for states on the device, " + std::to_string(host >> 20) +
                    " of host memory");
       Job job;
-      job.in.wanted.states = plan::kAnyTier;
-      job.in.wanted.activations_known = true;
-      job.in.wanted.device_capacity = job.all_on_device() - kStates + on_device;
-      job.in.wanted.host_capacity = host;
+      job.in.tier_request.states = plan::kAnyTier;
+      job.in.tier_request.activations_known = true;
+      job.in.tier_request.device_capacity = job.all_on_device() - kStates + on_device;
+      job.in.tier_request.host_capacity = host;
       const plan::MemoryPlan plan = job.plan();
       EXPECT_EQ(states_on(plan, device), on_device / (8 * plan::kNormBlock) * 8 * plan::kNormBlock);
-      EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity);
+      EXPECT_LE(plan.bytes(), job.in.tier_request.device_capacity);
       EXPECT_LE(plan.bytes(Tier::host), host);
       EXPECT_EQ(states_on(plan, device) + states_on(plan, cpu) + states_on(plan, nvme), kStates);
       const bool fit = on_device + host >= kStates;
@@ -86,41 +86,41 @@ TEST(PlacementTest, StatesFillEachBudgetWithoutExceedingIt) {
 
 TEST(PlacementTest, StatesLeaveCapacityForACheckpointCopy) {
   Job job;
-  job.in.wanted.states = plan::kAnyTier;
-  job.in.wanted.activations_known = true;
-  job.in.wanted.device_capacity = job.all_on_device() - kStates;
-  job.in.wanted.host_capacity = 150 * kMiB;
+  job.in.tier_request.states = plan::kAnyTier;
+  job.in.tier_request.activations_known = true;
+  job.in.tier_request.device_capacity = job.all_on_device() - kStates;
+  job.in.tier_request.host_capacity = 150 * kMiB;
   EXPECT_EQ(states_on(job.plan(), cpu), kStates);
-  job.in.wanted.snapshot = true;
+  job.in.tier_request.snapshot = true;
   const plan::MemoryPlan plan = job.plan();
   EXPECT_GT(states_on(plan, cpu), 0);
-  EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.wanted.host_capacity);
+  EXPECT_LE(plan.bytes(Tier::host) + plan.snapshot_bytes(), job.in.tier_request.host_capacity);
 }
 
 TEST(PlacementTest, ReducedGradientsUseADiskOnlyWhenItsBuffersTakeLess) {
   Job job;
-  job.in.wanted.reduced_gradients = plan::kAnyTier;
-  job.in.wanted.activations_known = true;
-  job.in.wanted.device_capacity = job.all_on_device() - kMiB;
-  job.in.wanted.host_capacity = 40 * kMiB;
+  job.in.tier_request.reduced_gradients = plan::kAnyTier;
+  job.in.tier_request.activations_known = true;
+  job.in.tier_request.device_capacity = job.all_on_device() - kMiB;
+  job.in.tier_request.host_capacity = 40 * kMiB;
   EXPECT_EQ(job.plan().placement.reduced_gradients, cpu);
-  job.in.wanted.host_capacity =
+  job.in.tier_request.host_capacity =
       30 * kMiB;  // two megabytes short, and two parameters of 16 MiB pass through pages of 32
   EXPECT_EQ(job.plan().placement.reduced_gradients, device) << "over by one, which is least";
-  job.in.wanted.device_capacity = job.all_on_device() - 32 * kMiB;
+  job.in.tier_request.device_capacity = job.all_on_device() - 32 * kMiB;
   EXPECT_EQ(job.plan().placement.reduced_gradients, cpu) << "over by two, which is least";
   Job small(64);
-  small.in.wanted = job.in.wanted;
+  small.in.tier_request = job.in.tier_request;
   EXPECT_EQ(small.plan().placement.reduced_gradients, nvme) << "pages take 18 MiB";
 }
 
 TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {
   Job job(64);
   job.shards = true;
-  job.in.wanted.shards = plan::kAnyTier;
-  job.in.wanted.activations_known = true;
-  job.in.wanted.device_capacity = job.all_on_device() - 40 * kMiB;
-  job.in.wanted.host_capacity = 24 * kMiB;
+  job.in.tier_request.shards = plan::kAnyTier;
+  job.in.tier_request.activations_known = true;
+  job.in.tier_request.device_capacity = job.all_on_device() - 40 * kMiB;
+  job.in.tier_request.host_capacity = 24 * kMiB;
   EXPECT_EQ(job.plan().placement.shards, nvme) << "gathered around their uses";
   job.used_whole = true;
   EXPECT_EQ(job.plan().placement.shards, cpu) << "over by eight, which is least";
@@ -128,49 +128,49 @@ TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {
 
 TEST(PlacementTest, ActivationsUseTheDiskWhenMemoryIsFull) {
   Job job;
-  job.in.wanted.activations = plan::kAnyTier;
-  job.in.wanted.activations_known = true;
-  job.in.wanted.activations_on_device = 100 * kMiB;
-  job.in.wanted.device_capacity = job.all_on_device() + 100 * kMiB;
-  job.in.wanted.host_capacity = 120 * kMiB;
+  job.in.tier_request.activations = plan::kAnyTier;
+  job.in.tier_request.activations_known = true;
+  job.in.tier_request.activations_on_device = 100 * kMiB;
+  job.in.tier_request.device_capacity = job.all_on_device() + 100 * kMiB;
+  job.in.tier_request.host_capacity = 120 * kMiB;
   EXPECT_EQ(why(job.plan(), "activations"), "device: auto: 100.00 MiB measured; device has 100.00 MiB left");
-  job.in.wanted.device_capacity -= 1;
+  job.in.tier_request.device_capacity -= 1;
   EXPECT_EQ(why(job.plan(), "activations"),
             "cpu: auto: 100.00 MiB measured; device has 100.00 MiB left, cpu has 120.00 MiB left");
-  job.in.wanted.host_capacity = 99 * kMiB;
+  job.in.tier_request.host_capacity = 99 * kMiB;
   EXPECT_EQ(why(job.plan(), "activations"),
             "nvme: auto: 100.00 MiB measured; device has 100.00 MiB left, cpu has 99.00 MiB left, nvme has no budget");
 }
 
 TEST(PlacementTest, UnmeasuredActivationsGetAQuarterOfTheDevice) {
   Job job;
-  job.in.wanted.activations = job.in.wanted.states = plan::kAnyTier;
-  job.in.wanted.device_capacity = 4 * job.all_on_device();
+  job.in.tier_request.activations = job.in.tier_request.states = plan::kAnyTier;
+  job.in.tier_request.device_capacity = 4 * job.all_on_device();
   EXPECT_EQ(job.plan().placement.activations, device);
   EXPECT_EQ(states_on(job.plan(), device), kStates);
-  job.in.wanted.device_capacity = job.all_on_device();
+  job.in.tier_request.device_capacity = job.all_on_device();
   const plan::MemoryPlan plan = job.plan();
   EXPECT_EQ(plan.placement.activations, device);
-  EXPECT_LE(plan.bytes(), job.in.wanted.device_capacity * 3 / 4) << "states make way";
+  EXPECT_LE(plan.bytes(), job.in.tier_request.device_capacity * 3 / 4) << "states make way";
   // Activations that were measured as 0 bytes reserve nothing.
-  job.in.wanted.activations_known = true;
+  job.in.tier_request.activations_known = true;
   EXPECT_EQ(states_on(job.plan(), device), kStates);
 }
 
 TEST(PlacementTest, ReportsAnOptimizerWithoutStates) {
   Job job;
   job.in.slots.clear();
-  job.in.wanted.states = nvme;
+  job.in.tier_request.states = nvme;
   EXPECT_EQ(why(job.plan(), "states"), "device: the optimizer has none");
 }
 
 TEST(PlacementTest, CutsOnlyBetweenFullParameters) {
   Job job;
-  job.in.wanted.states = plan::kAnyTier;
-  job.in.wanted.activations_known = true;
-  job.in.wanted.elementwise = false;
-  job.in.wanted.device_capacity = job.all_on_device() - kStates + 40 * kMiB;
-  job.in.wanted.host_capacity = 200 * kMiB;
+  job.in.tier_request.states = plan::kAnyTier;
+  job.in.tier_request.activations_known = true;
+  job.in.tier_request.elementwise = false;
+  job.in.tier_request.device_capacity = job.all_on_device() - kStates + 40 * kMiB;
+  job.in.tier_request.host_capacity = 200 * kMiB;
   const plan::MemoryPlan plan = job.plan();
   EXPECT_EQ(states_on(plan, device), kStates / 2);
   EXPECT_EQ(states_on(plan, cpu), kStates / 2);

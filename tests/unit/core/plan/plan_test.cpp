@@ -61,7 +61,7 @@ TEST(MemoryPlanTest, NamesEveryRankAsOwnerOfReplicatedState) {
   const plan::MemoryPlan plan = make_plan(input({3000, 50}, 3), 1, everywhere());
   ASSERT_EQ(plan.segments.size(), 2u);
   EXPECT_EQ(plan.segments[0][0].owners, (std::vector<int>{0, 1, 2}));
-  EXPECT_EQ(plan.mine.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
+  EXPECT_EQ(plan.rank_plan.state_elements, 3008 + 64) << "state of each piece starts at a multiple of 32 elements";
 }
 
 TEST(MemoryPlanTest, RejectsAPieceCutInsideANormBlock) {
@@ -201,13 +201,13 @@ TEST(MemoryPlanTest, OfOneRankHasTheSameBytesAsTheFullPlan) {
   for (const auto& strategy : {everywhere(), halved()})
     for (const int rank : {0, 1}) {
       plan::PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
-      in.grad_dtype = ZR_BF16;
+      in.communicated_grad_dtype = ZR_BF16;
       in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
       const plan::MemoryPlan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
       EXPECT_EQ(alone.bytes_by_kind(), whole.bytes_by_kind());
       EXPECT_EQ(alone.norm_blocks.total, whole.norm_blocks.total);
-      EXPECT_EQ(alone.norm_blocks.everywhere, whole.norm_blocks.everywhere);
-      EXPECT_EQ(alone.traffic().bytes(), whole.traffic().bytes());
+      EXPECT_EQ(alone.norm_blocks.replicated, whole.norm_blocks.replicated);
+      EXPECT_EQ(alone.communication().bytes(), whole.communication().bytes());
       EXPECT_GE(whole.max_bytes, whole.bytes());
     }
 }
@@ -223,27 +223,27 @@ TEST(MemoryPlanTest, FindsTheRankThatHoldsMost) {
 
 TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
   plan::PlanInput in = input({30000, 5000}, 3, ZR_BF16);
-  in.grad_dtype = ZR_BF16;
+  in.communicated_grad_dtype = ZR_BF16;
   in.accumulation = 4;
   const int64_t P = 35000;
-  const plan::Traffic replicated = plan_of_rank(in, 0, everywhere()).traffic();
+  const plan::StepCommunication replicated = plan_of_rank(in, 0, everywhere()).communication();
   EXPECT_EQ(replicated.gradients.bytes(), 4 * P * 2 * 2);
   EXPECT_EQ(replicated.reduced_gradients.bytes(), P * 4 * 2) << "fp32 sums to everyone";
   EXPECT_EQ(replicated.weights.bytes() + replicated.gathers.bytes(), 0);
   in.world = 2;
   in.hold_gradients = true;
-  in.grad_dtype = ZR_F32;
-  const plan::Traffic sharded = plan_of_rank(in, 0, halved()).traffic();
+  in.communicated_grad_dtype = ZR_F32;
+  const plan::StepCommunication sharded = plan_of_rank(in, 0, halved()).communication();
   EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "accumulated gradients are sent once";
   EXPECT_EQ(sharded.weights.bytes(), P * 2);
   EXPECT_EQ(sharded.reduced_gradients.bytes(), 0);
   in.world = 1;
-  EXPECT_EQ(plan_of_rank(in, 0, everywhere()).traffic().bytes(), 0);
+  EXPECT_EQ(plan_of_rank(in, 0, everywhere()).communication().bytes(), 0);
 }
 
 TEST(MemoryPlanTest, PrintsTheArithmeticAndUnknownActivations) {
   plan::PlanInput in = input({30000}, 2, ZR_BF16);
-  in.grad_dtype = ZR_BF16;
+  in.communicated_grad_dtype = ZR_BF16;
   const plan::MemoryPlan plan = plan_of_rank(in, 0, everywhere());
   const std::string text = plan.text("plan: x + y", {});
   for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
