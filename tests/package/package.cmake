@@ -169,9 +169,10 @@ foreach(part -I${prefix}/lib/pkgconfig/../../include "-isystem ${TORCH}/include"
   endif()
 endforeach()
 
-# The fragments of docs/training-from-cpp.md compile; snippets.hpp declares what they leave out.
+# The C++ of README.md and of docs/ compiles; snippets.hpp declares what the fragments leave out.
 set(here ${SOURCE}/tests/package)
-execute_process(COMMAND awk -f ${here}/snippets.awk ${SOURCE}/docs/training-from-cpp.md
+execute_process(COMMAND awk -f ${here}/snippets.awk ${SOURCE}/README.md ${SOURCE}/docs/getting-started.md
+                        ${SOURCE}/docs/training-from-cpp.md
                 OUTPUT_FILE ${SCRATCH}/snippets.cpp COMMAND_ERROR_IS_FATAL ANY)
 separate_arguments(engine_flags)
 must(c++ -std=c++20 -fsyntax-only ${engine_flags} -I${here} ${SCRATCH}/snippets.cpp)

@@ -1,20 +1,27 @@
-// What the fragments of docs/training-from-cpp.md use without declaring it (package.cmake).
+// What the C++ fragments of README.md and docs/ use without declaring it, and the headers of their programs
+// (package.cmake).
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/data.h>
-#include <torch/types.h>
+#include <torch/nn.h>
 
 #include <cmath>
 #include <iostream>
 #include <utility>
 
 #include "zr/engine.hpp"
+#include "zr/parameters.hpp"
+#include "zr/recompute.hpp"
 #include "zr/sampler.hpp"
 
-inline int64_t correct, total;            // counts of one rank
-inline torch::Tensor predictions, noise;  // any tensors
+inline int64_t correct, total;               // counts of one rank
+inline torch::Tensor predictions, noise, x;  // any tensors
 inline torch::data::datasets::TensorDataset dataset{torch::Tensor()};
 inline std::size_t size;  // samples of the dataset
+inline int config;        // of a model
+using Gpt = torch::nn::ReLU;
 
 template <class Batch>
 torch::Tensor loss_of(const Batch& batch);
+torch::Tensor batch(int64_t step, int64_t micro_batch, int64_t samples);

@@ -1,6 +1,8 @@
 // Activation checkpointing (recomputation): a block saves only its inputs in forward, and runs again in backward.
 //
-//   x = recompute ? zr::checkpoint([block](torch::Tensor x) { return block->forward(x); }, x) : block->forward(x);
+//   x = zr::checkpoint([block](torch::Tensor x) mutable { return block->forward(x); }, x);
+//
+// `mutable` is needed if `block` is a TORCH_MODULE holder, whose operator-> of a const holder returns a const module.
 #pragma once
 
 #include <torch/types.h>
