@@ -210,7 +210,7 @@ int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return state_->setup().config.job().ranks; }
 
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
-  const host::control::EndProcess before = host::control::end_absent_process_with(end);
+  const host::control::ExitFunction before = host::control::set_exit_function(end);
   int code = 0;
   try {
     call(ctx);
@@ -219,7 +219,7 @@ int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   } catch (...) {
     code = host::report_program_exception();
   }
-  host::control::end_absent_process_with(before);
+  host::control::set_exit_function(before);
   return code;
 }
 

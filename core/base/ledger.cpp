@@ -5,7 +5,7 @@
 namespace zr::host {
 
 void Ledger::plan(Tier tier, MemoryKind kind, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   entries_[{tier, kind}].planned += bytes;
   totals_[tier].planned += bytes;
 }
@@ -25,27 +25,27 @@ void Ledger::add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes
   std::function<void(int64_t)> changed;
   int64_t now = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     add_locked(tier, kind, tag, bytes, bytes);
     now = totals_[tier].now;
-    if (const auto at = changed_.find(tier); at != changed_.end()) changed = at->second;
+    if (const auto at = on_change_.find(tier); at != on_change_.end()) changed = at->second;
   }
   if (changed) changed(now);
 }
 
 void Ledger::observe(Tier tier, MemoryKind kind, std::string_view tag, int64_t now, int64_t peak) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int64_t before = entries_[{tier, kind}].now;
   add_locked(tier, kind, tag, now - before, peak - before);
 }
 
 void Ledger::on_change(Tier tier, std::function<void(int64_t now)> changed) {
-  const std::lock_guard lock(mutex_);
-  changed_[tier] = std::move(changed);
+  const MutexLock lock(mutex_);
+  on_change_[tier] = std::move(changed);
 }
 
 std::vector<Ledger::Row> Ledger::rows() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Row> rows;
   for (const auto& [key, entry] : entries_)
     if (entry.planned || entry.peak) rows.push_back({key.first, key.second, entry.planned, entry.now, entry.peak});
@@ -53,32 +53,32 @@ std::vector<Ledger::Row> Ledger::rows() const {
 }
 
 std::vector<std::pair<std::string, int64_t>> Ledger::holders() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<std::pair<std::string, int64_t>> held(tags_.begin(), tags_.end());
   std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   return held;
 }
 
 int64_t Ledger::held(Tier tier, MemoryKind kind) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = entries_.find({tier, kind});
   return at == entries_.end() ? 0 : at->second.now;
 }
 
 int64_t Ledger::held(Tier tier) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = totals_.find(tier);
   return at == totals_.end() ? 0 : at->second.now;
 }
 
 int64_t Ledger::planned(Tier tier) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = totals_.find(tier);
   return at == totals_.end() ? 0 : at->second.planned;
 }
 
 int64_t Ledger::peak(Tier tier) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto at = totals_.find(tier);
   return at == totals_.end() ? 0 : at->second.peak;
 }

@@ -5,10 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host {
 
@@ -62,12 +63,12 @@ class Ledger {
   struct Entry {
     int64_t planned = 0, now = 0, peak = 0;
   };
-  void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak);  // needs mutex_
-  mutable std::mutex mutex_;
-  std::map<std::pair<Tier, MemoryKind>, Entry> entries_;
-  std::map<std::string, int64_t, std::less<>> tags_;
-  std::map<Tier, Entry> totals_;
-  std::map<Tier, std::function<void(int64_t)>> changed_;
+  void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak) ZR_REQUIRES(mutex_);
+  mutable Mutex mutex_;
+  std::map<std::pair<Tier, MemoryKind>, Entry> entries_ ZR_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t, std::less<>> tags_ ZR_GUARDED_BY(mutex_);  // bytes held now
+  std::map<Tier, Entry> totals_ ZR_GUARDED_BY(mutex_);
+  std::map<Tier, std::function<void(int64_t)>> on_change_ ZR_GUARDED_BY(mutex_);
 };
 
 }  // namespace zr::host

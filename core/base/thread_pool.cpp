@@ -5,7 +5,8 @@
 #include <boost/asio/thread_pool.hpp>
 #include <exception>
 #include <latch>
-#include <mutex>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host {
 
@@ -27,13 +28,13 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain, const std::function<void
   const int64_t runs = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, width_);
   if (runs == 1) return fn(0, n);
   std::latch finished(runs - 1);
-  std::mutex mutex;
+  Mutex mutex;
   std::exception_ptr first;
   const auto run = [&](int64_t i) {
     try {
       fn(n * i / runs, n * (i + 1) / runs);
     } catch (...) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (!first) first = std::current_exception();
     }
   };

@@ -24,7 +24,7 @@ std::string microseconds(std::chrono::steady_clock::duration duration) {
   return text;
 }
 
-constexpr std::size_t kBuffer = 64 << 10;
+constexpr std::size_t kMaxUnwrittenBytes = 64 << 10;
 }  // namespace
 
 Trace::Trace(int rank) : rank_(rank) {
@@ -36,26 +36,26 @@ Trace::~Trace() {
   if (!file_) return;
   text_ += "]\n";
   try {
-    flush();
+    flush_locked();
   } catch (const Error& failure) {
     log(ZR_LOG_ERROR, failure.what());
   }
 }
 
 void Trace::open(File file) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   file_.emplace(std::move(file));
-  flush();
+  flush_locked();
 }
 
-void Trace::flush() {
-  file_->write(at_, text_.data(), static_cast<int64_t>(text_.size()));
-  at_ += static_cast<int64_t>(text_.size());
+void Trace::flush_locked() {
+  file_->write(bytes_written_, text_.data(), static_cast<int64_t>(text_.size()));
+  bytes_written_ += static_cast<int64_t>(text_.size());
   text_.clear();
 }
 
 void Trace::span(const std::string& track, const std::string& name, Time begin, Time end) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (failed_) return;
   const auto [at, fresh] = tracks_.emplace(track, static_cast<int>(tracks_.size()) + 1);
   const std::string ids = ", \"pid\": " + std::to_string(rank_) + ", \"tid\": " + std::to_string(at->second);
@@ -63,9 +63,9 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
     text_ += ",\n{\"ph\": \"M\", \"name\": \"thread_name\"" + ids + ", \"args\": {\"name\": " + quoted(track) + "}}";
   text_ += ",\n{\"ph\": \"X\", \"name\": " + quoted(name) + ids +
            ", \"ts\": " + microseconds(begin.time_since_epoch()) + ", \"dur\": " + microseconds(end - begin) + "}";
-  if (!file_ || text_.size() <= kBuffer) return;
+  if (!file_ || text_.size() <= kMaxUnwrittenBytes) return;
   try {
-    flush();
+    flush_locked();
   } catch (const Error& failure) {  // training continues without a trace
     log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace is incomplete from here on");
     file_.reset();

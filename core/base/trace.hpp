@@ -3,11 +3,11 @@
 
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/file.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host {
 
@@ -20,19 +20,19 @@ class Trace {
   ~Trace();  // completes the file; logs a write error
   Trace(const Trace&) = delete;
   /// Writes all spans so far, and later ones, to the empty `file`. Call it once. Throws EnvironmentError.
-  void open(File file);
+  void open(File file) ZR_EXCLUDES(mutex_);
   /// Records a span from begin to end; the first span of a track creates it. Logs a write error and closes the file.
-  void span(const std::string& track, const std::string& name, Time begin, Time end);
+  void span(const std::string& track, const std::string& name, Time begin, Time end) ZR_EXCLUDES(mutex_);
 
  private:
-  void flush();
-  std::mutex mutex_;
-  std::optional<File> file_;
-  bool failed_ = false;  // the file could not be written: spans are dropped
-  std::string text_;     // not written yet
-  int64_t at_ = 0;       // bytes written
-  int rank_;
-  std::map<std::string, int> tracks_;
+  void flush_locked() ZR_REQUIRES(mutex_);
+  const int rank_;
+  Mutex mutex_;
+  std::optional<File> file_ ZR_GUARDED_BY(mutex_);
+  bool failed_ ZR_GUARDED_BY(mutex_) = false;  // the file could not be written: spans are dropped
+  std::string text_ ZR_GUARDED_BY(mutex_);     // not written yet
+  int64_t bytes_written_ ZR_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> tracks_ ZR_GUARDED_BY(mutex_);  // thread id in the file, by track
 };
 
 }  // namespace zr::host

@@ -41,7 +41,7 @@ bool same_file(int a, int b) {
 
 OutputWriter::~OutputWriter() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
@@ -57,34 +57,34 @@ void OutputWriter::start() {
 }
 
 void OutputWriter::write(int fd, std::string text) {
-  const std::lock_guard lock(mutex_);
-  bytes_ += text.size();
+  const MutexLock lock(mutex_);
+  queued_bytes_ += text.size();
   queue_.emplace_back(fd, std::move(text));
   changed_.notify_all();
 }
 
 bool OutputWriter::congested() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_ > kCongested;
+  const MutexLock lock(mutex_);
+  return queued_bytes_ > kCongested;
 }
 
 bool OutputWriter::failed() const { return error() != 0; }
 
 int OutputWriter::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 
 void OutputWriter::flush() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty(); });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return queue_.empty(); });
 }
 
 void OutputWriter::run() {
   std::set<int> gone;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     const auto& [fd, text] = queue_.front();  // stays in place while others append
     lock.unlock();
@@ -95,7 +95,7 @@ void OutputWriter::run() {
     }
     lock.lock();
     if (error_ == 0) error_ = error;
-    bytes_ -= queue_.front().second.size();
+    queued_bytes_ -= queue_.front().second.size();
     queue_.pop_front();
     changed_.notify_all();
   }

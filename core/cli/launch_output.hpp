@@ -3,15 +3,15 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host::cli {
 
@@ -23,24 +23,24 @@ class OutputWriter {
   /// Starts the thread; text that is written earlier is queued.
   void start();
   /// Queues text for a descriptor. Does not block.
-  void write(int fd, std::string text);
+  void write(int fd, std::string text) ZR_EXCLUDES(mutex_);
   /// True if more than 4 MiB are queued.
-  bool congested() const;
+  bool congested() const ZR_EXCLUDES(mutex_);
   /// True if a write failed (the reader has ended, the disk is full). Further text for that descriptor is dropped.
-  bool failed() const;
+  bool failed() const ZR_EXCLUDES(mutex_);
   /// The errno of the first failed write, or 0.
-  int error() const;
+  int error() const ZR_EXCLUDES(mutex_);
   /// Blocks until the queue is empty.
-  void flush();
+  void flush() ZR_EXCLUDES(mutex_);
 
  private:
-  void run();
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<int, std::string>> queue_;
-  std::size_t bytes_ = 0;
-  bool stopping_ = false;
-  int error_ = 0;
+  void run() ZR_EXCLUDES(mutex_);
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::deque<std::pair<int, std::string>> queue_ ZR_GUARDED_BY(mutex_);
+  std::size_t queued_bytes_ ZR_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ZR_GUARDED_BY(mutex_) = false;
+  int error_ ZR_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };
 

@@ -3,12 +3,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -90,7 +88,7 @@ class Submission {
   zr_code finish(zr_code code, zr_error* error);
   zr_code fail_job(const std::string& mine, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
-  void watch(const std::stop_token& stop);
+  void run_watchdog(const std::stop_token& stop);
   void ended(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
@@ -121,9 +119,7 @@ class Submission {
   // Watchdog: ends calls that exceed the time limit inside the plug-in.
   std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits
   std::atomic<bool> too_long_{false};
-  std::mutex watch_mutex_;
-  std::condition_variable_any watch_end_;
-  std::jthread watch_;
+  std::jthread watchdog_;
 };
 
 }  // namespace zr::host::comm

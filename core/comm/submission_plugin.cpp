@@ -1,10 +1,12 @@
 // The plug-in of Submission: opening and closing, the watchdog for waits inside the plug-in, and memory that the
 // plug-in allocates.
 #include <algorithm>
+#include <condition_variable>
 #include <utility>
 
 #include "comm/done.hpp"
 #include "comm/submission.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::comm {
 
@@ -45,7 +47,7 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
     api_->close(comm_);
     throw;
   }
-  watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  watchdog_ = std::jthread([this](const std::stop_token& stop) { run_watchdog(stop); });
   control_->on_broken(this, [this] { abort(); });
 }
 
@@ -53,15 +55,17 @@ void Submission::close() {
   for (; !staged_.empty(); staged_.pop_front()) done_release(staged_.front());
   if (!comm_) return;
   control_->on_broken(this, {});
-  watch_ = {};
+  watchdog_ = {};
   api_->close(comm_);
   comm_ = nullptr;
 }
 
-void Submission::watch(const std::stop_token& stop) {
+void Submission::run_watchdog(const std::stop_token& stop) {
   const auto tick = std::clamp(timeout_ / 10, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
-  std::unique_lock lock(watch_mutex_);
-  while (!watch_end_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+  Mutex mutex;  // guards nothing: the condition variable only sleeps until the stop request
+  std::condition_variable_any stopped;
+  MutexLock lock(mutex);
+  while (!stopped.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
     const int64_t since = waiting_since_.load(std::memory_order_relaxed);
     if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count())
       continue;

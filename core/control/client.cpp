@@ -45,31 +45,32 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
   const auto deadline = Clock::now() + timeout;
   activity_.what = "join";
   activity_.waiting = true;
-  activity_since_ = last_heard_ = Clock::now();
+  activity_since_ = last_message_at_ = Clock::now();
   if (rank_info_.shares_secret) secret_ = std::make_unique<JobSecret>(rank_info_.job);
   auto endpoints = find_store(deadline);
-  const auto hello = [this]() -> std::optional<Connector::Greeting> {
-    const bool others = rank_info_.shares_secret && !rank_info_.hosts_store;
-    const auto shared = others ? secret_->read() : std::optional(JobSecret::Shared{rank_info_.token, 0});
+  const auto first_message = [this]() -> std::optional<Connector::FirstMessage> {
+    const bool reads_secret = rank_info_.shares_secret && !rank_info_.hosts_store;
+    const auto shared = reads_secret ? secret_->read() : std::optional(JobSecret::Shared{rank_info_.token, 0});
     if (!shared) return {};
-    return Connector::Greeting{
-        protocol::encode(protocol::Hello{rank_info_.job, shared->token, rank_info_.rank, rank_info_.world, self_}),
-        shared->port};
+    return Connector::FirstMessage{protocol::encode(protocol::JoinRequest{rank_info_.job, shared->token,
+                                                                          rank_info_.rank, rank_info_.world, self_}),
+                                   shared->port};
   };
-  connector_ = std::make_shared<Connector>(
-      io_, std::move(endpoints), hello, secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
-      deadline, "rank " + std::to_string(rank_info_.rank));
-  connector_->start([this](std::shared_ptr<Connection> connection) { welcomed(std::move(connection)); },
+  connector_ =
+      std::make_shared<Connector>(io_, std::move(endpoints), first_message,
+                                  secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
+                                  deadline, "rank " + std::to_string(rank_info_.rank));
+  connector_->start([this](std::shared_ptr<Connection> connection) { on_connected(std::move(connection)); },
                     [this](const Error& failure) {
-                      const std::lock_guard lock(mutex_);
+                      const MutexLock lock(mutex_);
                       failure_ = error_with(failure.exit_code(), failure.what());
                       changed_.notify_all();
                     });
-  sigset_t all, before;  // only the program's own threads handle signals
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t all_signals, mask;  // only the program's own threads handle signals
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_SETMASK, &all_signals, &mask);
   thread_ = std::thread([this] { io_.run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   try {
     wait_joined(deadline);
   } catch (...) {
@@ -98,9 +99,9 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
   if (!address.is_unspecified() && !address.is_loopback()) warn_if_open(address.to_string());
   if (!address.is_unspecified()) return {tcp::endpoint(address, store_->port())};
   warn_if_open("every address of this node");
-  const boost::asio::ip::address own =
+  const boost::asio::ip::address loopback =
       address.is_v4() ? ip::address(ip::address_v4::loopback()) : ip::address(ip::address_v6::loopback());
-  return {tcp::endpoint(own, store_->port())};
+  return {tcp::endpoint(loopback, store_->port())};
 }
 
 // The address that the other ranks connect to, so that the store is not reachable from other networks. All addresses if
@@ -130,30 +131,29 @@ void ControlClient::warn_if_open(const std::string& address) const {
 
 void ControlClient::wait_joined(Clock::time_point deadline) {
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-  std::unique_lock lock(mutex_);
-  const auto over = [&] { return joined_ || failure_ || broken(); };
-  changed_.wait_until(lock, deadline, over);
-  if (!over() && !connection_made_) changed_.wait_for(lock, kFailureReportTimeout, over);  // the connector reports why
+  MutexLock lock(mutex_);
+  const auto joined_or_failed = [&]() ZR_REQUIRES(mutex_) { return joined_ || failure_ || broken(); };
+  changed_.wait_until(lock, deadline, joined_or_failed);
+  if (!joined_or_failed() && !connection_made_)
+    changed_.wait_for(lock, kFailureReportTimeout, joined_or_failed);  // the connector reports why
   if (failure_) std::rethrow_exception(failure_);
-  const bool all_here = joined_;
+  const bool all_joined = joined_;
+  if (all_joined && !broken()) return count_local_ranks_locked();
   lock.unlock();
   if (broken()) throw PeerLostError(report(""));
-  if (!all_here) {
-    throw PeerLostError(
-        report("not all ranks have joined within " + duration_text(static_cast<double>(limit.count()) / 1000)));
-  }
-  count_locals();
+  throw PeerLostError(
+      report("not all ranks have joined within " + duration_text(static_cast<double>(limit.count()) / 1000)));
 }
 
-void ControlClient::count_locals() {
-  int before = 0, all = 0;
+void ControlClient::count_local_ranks_locked() {
+  int lower = 0, local = 0;  // ranks on this machine: those below this rank, and all
   for (std::size_t rank = 0; rank < start_.peers.size(); ++rank) {
     if (start_.peers[rank].machine != self_.machine) continue;
-    ++all;
-    if (static_cast<int>(rank) < rank_info_.rank) ++before;
+    ++local;
+    if (static_cast<int>(rank) < rank_info_.rank) ++lower;
   }
-  if (rank_info_.local_rank < 0) rank_info_.local_rank = before;
-  if (rank_info_.local_world < 0) rank_info_.local_world = all;
+  if (rank_info_.local_rank < 0) rank_info_.local_rank = lower;
+  if (rank_info_.local_world < 0) rank_info_.local_world = local;
 }
 
 void ControlClient::post_send(std::string message) {
@@ -175,17 +175,17 @@ void ControlClient::put(const std::string& key, const std::string& value) {
 void ControlClient::drop(const std::string& key) { post_send(protocol::Writer().text(key).message(Type::drop)); }
 
 std::string ControlClient::get(const std::string& key, std::chrono::milliseconds timeout) {
-  std::unique_lock lock(mutex_);
-  const uint64_t id = ++last_id_;
+  MutexLock lock(mutex_);
+  const uint64_t id = ++last_get_id_;
   auto& result = gets_[id];
-  getting_ = key;
-  getting_since_ = Clock::now();
+  awaited_key_ = key;
+  get_since_ = Clock::now();
   post_send(protocol::Writer().u64(id).text(key).message(Type::get));
-  changed_.wait_for(lock, timeout, [&] { return result || broken() || store_gone_; });
+  changed_.wait_for(lock, timeout, [&]() ZR_REQUIRES(mutex_) { return result || broken() || store_gone_; });
   const auto value = std::move(result);
   const bool gone = store_gone_;
   gets_.erase(id);
-  const std::string waited = std::exchange(getting_, "");
+  const std::string waited = std::exchange(awaited_key_, "");
   if (value) return *value;
   lock.unlock();
   if (broken()) throw PeerLostError(report(""));
@@ -195,10 +195,10 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
 }
 
 void ControlClient::set_activity(const Activity& activity) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (left_) {
     left_ = false;
-    if (deferred_) boost::asio::post(io_, [this, headline = *deferred_] { broke(headline); });
+    if (late_failure_) boost::asio::post(io_, [this, headline = *late_failure_] { handle_job_failure(headline); });
   }
   activity_.sequence = activity.sequence;
   activity_.fingerprint = activity.fingerprint;
@@ -208,38 +208,42 @@ void ControlClient::set_activity(const Activity& activity) {
   activity_.what.assign(activity.what, 0, protocol::kMaxWhatBytes);
   activity_since_ = Clock::now();
   if (activity.fingerprint == 0 || activity.sequence == 0) return;
-  if (calls_made_ > 0 && calls_[(calls_made_ - 1) % calls_.size()].sequence == activity.sequence) return;
-  protocol::Call& call = calls_[calls_made_++ % calls_.size()];
+  if (collectives_issued_ > 0 &&
+      collectives_[(collectives_issued_ - 1) % collectives_.size()].sequence == activity.sequence)
+    return;
+  protocol::IssuedCollective& call = collectives_[collectives_issued_++ % collectives_.size()];
   call.sequence = activity.sequence;
   call.fingerprint = activity.fingerprint;
   call.what.assign(activity_.what);
 }
 
-std::string ControlClient::report(const std::string& mine) {
-  std::unique_lock lock(mutex_);
+std::string ControlClient::report(const std::string& observation) {
+  MutexLock lock(mutex_);
   reported_ = true;
   if (!broken() && !store_gone_)
-    post_send(protocol::Writer().text(mine.substr(0, protocol::kMaxReportBytes)).message(Type::report));
-  changed_.wait_for(lock, kFailureReportTimeout, [&] { return failure_report_ || store_gone_; });
+    post_send(protocol::Writer().text(observation.substr(0, protocol::kMaxReportBytes)).message(Type::report));
+  changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_ || store_gone_; });
   if (!failure_report_) {
-    std::string headline = headline_.empty() ? "rank " + std::to_string(rank_info_.rank) + ": " + mine : headline_;
+    std::string headline =
+        headline_.empty() ? "rank " + std::to_string(rank_info_.rank) + ": " + observation : headline_;
     if (!store_gone_) {
       headline += "; " + store_host_text_locked() + " has not answered for " +
-                  duration_text(static_cast<double>(ms_since(last_heard_)) / 1000);
+                  duration_text(static_cast<double>(ms_since(last_message_at_)) / 1000);
       const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
       const std::string state = near ? process_state_text(protocol::state_of(start_.peers[0].pid)) : "";
       if (!state.empty()) headline += ", and its process is " + state;
     }
-    failure_report_ = own_failure_report_locked(headline);
+    failure_report_ = local_failure_report_locked(headline);
   }
   std::string text = *failure_report_;
-  if (!broken()) boost::asio::post(io_, [this, headline = text.substr(0, text.find('\n'))] { broke(headline); });
+  if (!broken())
+    boost::asio::post(io_, [this, headline = text.substr(0, text.find('\n'))] { handle_job_failure(headline); });
   return text;
 }
 
 void ControlClient::on_broken(const void* owner, std::function<void()> callback) {
   {
-    const std::lock_guard lock(callback_mutex_);
+    const RecursiveMutexLock lock(callback_mutex_);
     callbacks_.erase(owner);
     if (callback) callbacks_.emplace(owner, std::move(callback));
   }
@@ -254,24 +258,24 @@ void ControlClient::leave_locked(int64_t step, bool failed) {
   left_sequence_ = activity_.sequence;
   left_step_ = step;
   left_failed_ = failed;
-  calls_made_ = calls_reported_ = 0;
+  collectives_issued_ = collectives_sent_ = 0;
   activity_.what.clear();
   activity_.waiting = false;
   post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));
 }
 
 void ControlClient::leave(int64_t step, bool failed) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   leave_locked(step, failed);
 }
 
 void ControlClient::close() {
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (closed_) return;
     // The other ranks wait for the failure report, which the store on this rank writes.
     if (rank_info_.hosts_store && broken())
-      changed_.wait_for(lock, kFailureReportTimeout, [&] { return failure_report_.has_value(); });
+      changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_.has_value(); });
     if (joined_) leave_locked(activity_.step, false);
     closed_ = true;
   }

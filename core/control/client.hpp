@@ -7,9 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -20,6 +18,7 @@
 #include "control/environment.hpp"
 #include "control/job_secret.hpp"
 #include "control/store.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::control {
 
@@ -29,7 +28,7 @@ class ControlClient final : public Control {
   ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout);
   ~ControlClient() override;
   /// Calls leave() if the caller has not, and ends the thread. Idempotent. Must not be called in a forked child.
-  void close();
+  void close() ZR_EXCLUDES(mutex_);
 
   int rank() const override { return rank_info_.rank; }
   int world() const override { return rank_info_.world; }
@@ -37,27 +36,27 @@ class ControlClient final : public Control {
   int local_world() const override { return rank_info_.local_world; }
   const std::string& job_id() const override { return start_.job; }
   void put(const std::string& key, const std::string& value) override;
-  std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override ZR_EXCLUDES(mutex_);
   void drop(const std::string& key) override;
-  void set_activity(const Activity& activity) override;
+  void set_activity(const Activity& activity) override ZR_EXCLUDES(mutex_);
   bool broken() const override { return broken_.load(std::memory_order_relaxed); }
-  std::string report(const std::string& mine) override;
-  void on_broken(const void* owner, std::function<void()> callback) override;
-  void leave(int64_t step, bool failed) override;
+  std::string report(const std::string& observation) override ZR_EXCLUDES(mutex_);
+  void on_broken(const void* owner, std::function<void()> callback) override ZR_EXCLUDES(callback_mutex_);
+  void leave(int64_t step, bool failed) override ZR_EXCLUDES(mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;
   // Called on the control thread.
-  void welcomed(std::shared_ptr<Connection> connection);
-  void message(protocol::Type type, std::string_view body);
-  void lost_store();
-  void send_heartbeat();
+  void on_connected(std::shared_ptr<Connection> connection) ZR_EXCLUDES(mutex_);
+  void on_message(protocol::Type type, std::string_view body) ZR_EXCLUDES(mutex_);
+  void on_store_lost() ZR_EXCLUDES(mutex_);
+  void send_heartbeat() ZR_EXCLUDES(mutex_);
   void schedule_heartbeat(std::chrono::milliseconds pause);
-  void check_store_host();
-  bool store_host_is_dead() const;
-  void broke(const std::string& headline);
-  void run_callbacks();
-  void end_if_absent();
+  void check_store_host() ZR_EXCLUDES(mutex_);
+  bool store_host_is_dead() const ZR_EXCLUDES(mutex_);
+  void handle_job_failure(const std::string& headline) ZR_EXCLUDES(mutex_, callback_mutex_);
+  void run_callbacks() ZR_EXCLUDES(callback_mutex_);
+  void end_if_unresponsive() ZR_EXCLUDES(mutex_);
   void shut_down();
   void stop_if_done();
   // Called on any thread.
@@ -65,13 +64,13 @@ class ControlClient final : public Control {
   std::vector<boost::asio::ip::tcp::endpoint> find_store(Clock::time_point deadline);
   boost::asio::ip::address address_to_bind(const boost::asio::ip::address& remote);
   void warn_if_open(const std::string& address) const;
-  void wait_joined(Clock::time_point deadline);
-  void count_locals();
+  void wait_joined(Clock::time_point deadline) ZR_EXCLUDES(mutex_);
+  void count_local_ranks_locked() ZR_REQUIRES(mutex_);
   void post_send(std::string message);
-  void leave_locked(int64_t step, bool failed);
-  protocol::Heartbeat heartbeat_locked();
-  std::string own_failure_report_locked(const std::string& headline) const;
-  std::string store_host_text_locked() const;
+  void leave_locked(int64_t step, bool failed) ZR_REQUIRES(mutex_);
+  protocol::Heartbeat heartbeat_locked() ZR_REQUIRES(mutex_);
+  std::string local_failure_report_locked(const std::string& headline) const ZR_REQUIRES(mutex_);
+  std::string store_host_text_locked() const ZR_REQUIRES(mutex_);
 
   RankInfo rank_info_;
   const int64_t pid_;
@@ -90,29 +89,38 @@ class ControlClient final : public Control {
   bool store_finished_ = true;
 
   std::atomic<bool> broken_{false};
-  std::recursive_mutex callback_mutex_;  // held while a callback runs
-  std::map<const void*, std::function<void()>> callbacks_;
+  RecursiveMutex callback_mutex_;  // held while a callback runs
+  std::map<const void*, std::function<void()>> callbacks_ ZR_GUARDED_BY(callback_mutex_);
 
-  mutable std::mutex mutex_;  // guards all members below
-  std::condition_variable changed_;
-  std::exception_ptr failure_;  // why joining failed
-  bool connection_made_ = false, joined_ = false, reported_ = false, closed_ = false, store_gone_ = false,
-       left_ = false;
-  protocol::Start start_;
-  Activity activity_;
-  std::string getting_;  // the key that get() waits for
-  Clock::time_point activity_since_, getting_since_, last_heard_;
-  std::array<protocol::Call, protocol::kMaxCalls> calls_;  // ring buffer of the most recent collectives
-  uint64_t calls_made_ = 0, calls_reported_ = 0;
-  bool heartbeat_is_due_ = false;  // the step has changed since the last heartbeat
-  uint64_t leaves_ = 0, left_sequence_ = 0;
-  int64_t left_step_ = 0;
-  bool left_failed_ = false;
-  std::string headline_;
-  std::optional<std::string> deferred_;  // headline of a failure that came after this rank had left
-  std::optional<std::string> failure_report_;
-  uint64_t last_id_ = 0;
-  std::map<uint64_t, std::optional<std::string>> gets_;
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);  // why joining failed
+  bool connection_made_ ZR_GUARDED_BY(mutex_) = false;
+  bool joined_ ZR_GUARDED_BY(mutex_) = false;
+  bool reported_ ZR_GUARDED_BY(mutex_) = false;
+  bool closed_ ZR_GUARDED_BY(mutex_) = false;
+  bool store_gone_ ZR_GUARDED_BY(mutex_) = false;
+  bool left_ ZR_GUARDED_BY(mutex_) = false;
+  protocol::Start start_ ZR_GUARDED_BY(mutex_);  // constant once joined_ is set
+  Activity activity_ ZR_GUARDED_BY(mutex_);
+  std::string awaited_key_ ZR_GUARDED_BY(mutex_);  // the key that get() waits for
+  Clock::time_point activity_since_ ZR_GUARDED_BY(mutex_);
+  Clock::time_point get_since_ ZR_GUARDED_BY(mutex_);
+  Clock::time_point last_message_at_ ZR_GUARDED_BY(mutex_);  // from the store
+  // Ring buffer of the most recent collectives, and how many have been issued and sent to the store.
+  std::array<protocol::IssuedCollective, protocol::kMaxCollectives> collectives_ ZR_GUARDED_BY(mutex_);
+  uint64_t collectives_issued_ ZR_GUARDED_BY(mutex_) = 0;
+  uint64_t collectives_sent_ ZR_GUARDED_BY(mutex_) = 0;
+  bool heartbeat_is_due_ ZR_GUARDED_BY(mutex_) = false;  // the step has changed since the last heartbeat
+  uint64_t leaves_ ZR_GUARDED_BY(mutex_) = 0;
+  uint64_t left_sequence_ ZR_GUARDED_BY(mutex_) = 0;
+  int64_t left_step_ ZR_GUARDED_BY(mutex_) = 0;
+  bool left_failed_ ZR_GUARDED_BY(mutex_) = false;
+  std::string headline_ ZR_GUARDED_BY(mutex_);
+  std::optional<std::string> late_failure_ ZR_GUARDED_BY(mutex_);  // headline of a failure after this rank had left
+  std::optional<std::string> failure_report_ ZR_GUARDED_BY(mutex_);
+  uint64_t last_get_id_ ZR_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::optional<std::string>> gets_ ZR_GUARDED_BY(mutex_);  // values of pending gets, by id
 };
 
 }  // namespace zr::host::control

@@ -23,28 +23,28 @@ int64_t ControlClient::ms_since(Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - then).count();
 }
 
-void ControlClient::welcomed(std::shared_ptr<Connection> connection) {
+void ControlClient::on_connected(std::shared_ptr<Connection> connection) {
   connection_ = std::move(connection);
-  connection_->hand_over([this](Type type, std::string_view body) { message(type, body); }, [this] { lost_store(); },
-                         protocol::kMaxBytes);
+  connection_->set_callbacks([this](Type type, std::string_view body) { on_message(type, body); },
+                             [this] { on_store_lost(); }, protocol::kMaxBytes);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     connection_made_ = true;
-    last_heard_ = Clock::now();
+    last_message_at_ = Clock::now();
   }
   send_heartbeat();
 }
 
-void ControlClient::message(Type type, std::string_view body) {
+void ControlClient::on_message(Type type, std::string_view body) {
   protocol::Reader reader(body);
-  std::unique_lock lock(mutex_);
-  last_heard_ = Clock::now();
+  MutexLock lock(mutex_);
+  last_message_at_ = Clock::now();
   switch (type) {
     case Type::start:
       start_ = protocol::decode_start(body);
       joined_ = true;
       activity_ = {};
-      activity_since_ = last_heard_;
+      activity_since_ = last_message_at_;
       connection_->send(protocol::encode(Type::heartbeat, heartbeat_locked()));
       break;
     case Type::value: {
@@ -55,7 +55,7 @@ void ControlClient::message(Type type, std::string_view body) {
     case Type::failure_notice: {
       const std::string headline = reader.text();
       lock.unlock();
-      return broke(headline);
+      return handle_job_failure(headline);
     }
     case Type::failure_report: failure_report_ = reader.text(); break;
     case Type::goodbye: store_host_left_ = protocol::decode_heartbeat(body); break;
@@ -65,9 +65,9 @@ void ControlClient::message(Type type, std::string_view body) {
   changed_.notify_all();
 }
 
-void ControlClient::lost_store() {
+void ControlClient::on_store_lost() {
   connection_ = nullptr;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   store_gone_ = true;
   changed_.notify_all();
   if (closed_) {
@@ -76,21 +76,21 @@ void ControlClient::lost_store() {
   }
   if (store_host_left_) return;
   const std::string headline = broken() ? headline_ : store_host_text_locked() + " is lost: its connection closed";
-  if (!failure_report_) failure_report_ = own_failure_report_locked(headline);
+  if (!failure_report_) failure_report_ = local_failure_report_locked(headline);
   lock.unlock();
-  broke(headline);
+  handle_job_failure(headline);
 }
 
 void ControlClient::send_heartbeat() {
   if (connection_) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     heartbeat_is_due_ = false;
     connection_->send(protocol::encode(Type::heartbeat, heartbeat_locked()));
   }
   if (store_host_left_) check_store_host();
   if (connection_ && store_host_is_dead()) {
     std::exchange(connection_, nullptr)->close();
-    lost_store();
+    on_store_lost();
   }
   schedule_heartbeat(kHeartbeatInterval);
 }
@@ -104,31 +104,31 @@ void ControlClient::schedule_heartbeat(std::chrono::milliseconds pause) {
 
 // Checks the process, because a child that rank 0 forked may keep the connection open after rank 0 dies.
 bool ControlClient::store_host_is_dead() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto& peers = start_.peers;
-  return !rank_info_.launched && !closed_ && !peers.empty() && ms_since(last_heard_) > kSilenceMs &&
+  return !rank_info_.launched && !closed_ && !peers.empty() && ms_since(last_message_at_) > kSilenceMs &&
          peers[0].machine == self_.machine && protocol::is_dead(peers[0].pid);
 }
 
 // After rank 0, the store host, has left normally, only this rank can detect that it waits for rank 0 in vain.
 void ControlClient::check_store_host() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (left_ || closed_ || !activity_.waiting) return;
   const bool in_vain = store_host_left_->leaves > leaves_ ? activity_.sequence > store_host_left_->left_sequence : true;
   if (!in_vain) return;
   const std::string headline = "rank 0 " + left_while_awaited_text(*store_host_left_) + " while rank " +
                                std::to_string(rank_info_.rank) + " waits in " + activity_.what;
-  if (!failure_report_) failure_report_ = own_failure_report_locked(headline);
+  if (!failure_report_) failure_report_ = local_failure_report_locked(headline);
   lock.unlock();
-  broke(headline);
+  handle_job_failure(headline);
 }
 
-void ControlClient::broke(const std::string& headline) {
+void ControlClient::handle_job_failure(const std::string& headline) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (broken() || closed_) return;
     if (left_) {
-      deferred_ = headline;
+      late_failure_ = headline;
       return;
     }
     headline_ = headline;
@@ -141,26 +141,26 @@ void ControlClient::broke(const std::string& headline) {
   run_callbacks();
   grace_timer_.expires_after(kGrace);
   grace_timer_.async_wait([this](const error_code& error) {
-    if (!error) end_if_absent();
+    if (!error) end_if_unresponsive();
   });
 }
 
 void ControlClient::run_callbacks() {
-  const std::lock_guard lock(callback_mutex_);
+  const RecursiveMutexLock lock(callback_mutex_);
   for (const auto& [owner, callback] : std::exchange(callbacks_, {})) callback();
 }
 
 namespace {
-std::atomic<EndProcess> end_process{nullptr};
+std::atomic<ExitFunction> exit_function{nullptr};
 }  // namespace
 
-EndProcess end_absent_process_with(EndProcess end) { return end_process.exchange(end); }
+ExitFunction set_exit_function(ExitFunction end) { return exit_function.exchange(end); }
 
 // The training thread computes, or blocks where it cannot see the failure.
-void ControlClient::end_if_absent() {
-  const EndProcess end = end_process;
+void ControlClient::end_if_unresponsive() {
+  const ExitFunction end = exit_function;
   if (!end) return;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (reported_ || left_ || closed_) return;
   std::string text =
       "rank " + std::to_string(rank_info_.rank) + " (pid " + std::to_string(pid_) +
@@ -176,19 +176,21 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
   protocol::Heartbeat heartbeat;
   heartbeat.activity = activity_;
   heartbeat.age_ms = ms_since(activity_since_);
-  if (!getting_.empty()) {
-    heartbeat.activity.what = ("get of key '" + getting_ + "'").substr(0, protocol::kMaxWhatBytes);
+  if (!awaited_key_.empty()) {
+    heartbeat.activity.what = ("get of key '" + awaited_key_ + "'").substr(0, protocol::kMaxWhatBytes);
     heartbeat.activity.waiting = true;
-    heartbeat.age_ms = ms_since(getting_since_);
+    heartbeat.age_ms = ms_since(get_since_);
   }
   heartbeat.leaves = leaves_;
   heartbeat.left_sequence = left_sequence_;
   heartbeat.left_step = left_step_;
   heartbeat.left = left_;
   heartbeat.failed = left_failed_;
-  const uint64_t first = std::max(calls_reported_, calls_made_ > calls_.size() ? calls_made_ - calls_.size() : 0);
-  for (uint64_t i = first; i < calls_made_; ++i) heartbeat.recent.push_back(calls_[i % calls_.size()]);
-  calls_reported_ = calls_made_;
+  const uint64_t first = std::max(
+      collectives_sent_, collectives_issued_ > collectives_.size() ? collectives_issued_ - collectives_.size() : 0);
+  for (uint64_t i = first; i < collectives_issued_; ++i)
+    heartbeat.recent.push_back(collectives_[i % collectives_.size()]);
+  collectives_sent_ = collectives_issued_;
   return heartbeat;
 }
 
@@ -199,15 +201,15 @@ std::string ControlClient::store_host_text_locked() const {
 }
 
 // The failure report from what this rank knows, without the store.
-std::string ControlClient::own_failure_report_locked(const std::string& headline) const {
+std::string ControlClient::local_failure_report_locked(const std::string& headline) const {
   std::vector<ReportLine> lines;
   for (std::size_t i = 0; i < start_.peers.size(); ++i) {
     const auto& peer = start_.peers[i];
-    const bool mine = static_cast<int>(i) == rank_info_.rank;
+    const bool is_this_rank = static_cast<int>(i) == rank_info_.rank;
     const char process = peer.machine == self_.machine ? protocol::state_of(peer.pid) : '?';
     std::string state = process == '?' ? "unknown" : process ? process_state_text(process) : "its process is gone";
-    if (mine) state = activity_text(activity_, ms_since(activity_since_));
-    if (!mine && i == 0 && store_host_left_) state = left_text(*store_host_left_);
+    if (is_this_rank) state = activity_text(activity_, ms_since(activity_since_));
+    if (!is_this_rank && i == 0 && store_host_left_) state = left_text(*store_host_left_);
     lines.push_back({static_cast<int>(i), peer.pid, peer.host, state});
   }
   return failure_report_text(headline, lines);
@@ -220,7 +222,7 @@ void ControlClient::shut_down() {
   if (store_) {
     protocol::Heartbeat farewell;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       farewell = heartbeat_locked();
     }
     store_->finish(farewell, [this] {

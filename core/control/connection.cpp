@@ -24,15 +24,15 @@ Connection::Connection(tcp::socket socket) : socket_(std::move(socket)) {
   socket_.set_option(tcp::no_delay(true), ignored);
 }
 
-void Connection::start(OnMessage on_message, OnClosed on_closed, uint32_t most) {
-  hand_over(std::move(on_message), std::move(on_closed), most);
+void Connection::start(OnMessage on_message, OnClosed on_closed, uint32_t max_message_bytes) {
+  set_callbacks(std::move(on_message), std::move(on_closed), max_message_bytes);
   read_header();
 }
 
-void Connection::hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most) {
+void Connection::set_callbacks(OnMessage on_message, OnClosed on_closed, uint32_t max_message_bytes) {
   on_message_ = std::move(on_message);
   on_closed_ = std::move(on_closed);
-  most_ = most;
+  max_message_bytes_ = max_message_bytes;
 }
 
 void Connection::read_header() {
@@ -42,7 +42,7 @@ void Connection::read_header() {
                             if (error) return fail();
                             uint32_t bytes = 0;
                             for (int i = 3; i >= 0; --i) bytes = bytes << 8 | static_cast<uint8_t>(header_[size_t(i)]);
-                            if (bytes > most_) return fail();
+                            if (bytes > max_message_bytes_) return fail();
                             read_body(static_cast<protocol::Type>(header_[4]), bytes);
                           });
 }
@@ -54,7 +54,7 @@ void Connection::read_body(protocol::Type type, uint32_t bytes) {
                             if (closed_) return;
                             if (error) return fail();
                             try {
-                              const OnMessage on_message = on_message_;  // it may call hand_over()
+                              const OnMessage on_message = on_message_;  // it may call set_callbacks()
                               on_message(type, body_);
                             } catch (const protocol::Malformed&) {
                               return fail();

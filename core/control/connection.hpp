@@ -20,11 +20,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   explicit Connection(boost::asio::ip::tcp::socket socket);  // takes a connected socket
   /// Starts reading. If on_message throws protocol::Malformed, the connection closes. on_closed is called once, when
-  /// the peer or an error closes the connection; it is not called after close(). Messages of more than `most` bytes are
-  /// malformed.
-  void start(OnMessage on_message, OnClosed on_closed, uint32_t most);
+  /// the peer or an error closes the connection; it is not called after close(). Messages of more than
+  /// `max_message_bytes` bytes are malformed.
+  void start(OnMessage on_message, OnClosed on_closed, uint32_t max_message_bytes);
   /// Replaces the callbacks and the limit from the next message on.
-  void hand_over(OnMessage on_message, OnClosed on_closed, uint32_t most);
+  void set_callbacks(OnMessage on_message, OnClosed on_closed, uint32_t max_message_bytes);
   /// Queues a message. If more than 64 MiB are queued because the peer does not read, the connection closes as after an
   /// error.
   void send(std::string message);
@@ -41,7 +41,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::ip::tcp::socket socket_;
   OnMessage on_message_;
   OnClosed on_closed_;
-  uint32_t most_ = 0;
+  uint32_t max_message_bytes_ = 0;
   std::array<char, protocol::kHeaderBytes> header_{};
   std::string body_;
   std::deque<std::string> queue_;

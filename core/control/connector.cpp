@@ -10,8 +10,8 @@ using boost::system::error_code;
 using protocol::Type;
 
 namespace {
-constexpr auto kPatience = std::chrono::seconds(2);     // time limit per address
-constexpr auto kPause = std::chrono::milliseconds(20);  // pause before all addresses are tried again
+constexpr auto kEndpointTimeout = std::chrono::seconds(2);           // time limit per address
+constexpr auto kPauseBetweenRounds = std::chrono::milliseconds(20);  // pause before all addresses are tried again
 constexpr auto kResolvePause = std::chrono::milliseconds(200);
 }  // namespace
 
@@ -34,76 +34,77 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
   }
 }
 
-Connector::Connector(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints, Hello hello,
-                     std::string no_hello, Time deadline, std::string who)
+Connector::Connector(boost::asio::io_context& io, std::vector<tcp::endpoint> endpoints,
+                     FirstMessageSource first_message, std::string no_message_reason, Time deadline,
+                     std::string rank_name)
     : io_(io),
       endpoints_(std::move(endpoints)),
-      hello_(std::move(hello)),
-      no_hello_(std::move(no_hello)),
-      who_(std::move(who)),
+      first_message_(std::move(first_message)),
+      no_message_reason_(std::move(no_message_reason)),
+      rank_name_(std::move(rank_name)),
       deadline_(deadline),
       timer_(io) {}
 
-void Connector::start(Welcomed welcomed, Failed failed) {
-  welcomed_ = std::move(welcomed);
-  failed_ = std::move(failed);
-  attempt(0);
+void Connector::start(OnConnected on_connected, OnFailed on_failed) {
+  on_connected_ = std::move(on_connected);
+  on_failed_ = std::move(on_failed);
+  try_endpoint(0);
 }
 
 void Connector::stop() {
-  over_ = true;
+  finished_ = true;
   timer_.cancel();
   if (connection_) connection_->close();
   if (socket_) {
     error_code ignored;
     socket_->close(ignored);
   }
-  welcomed_ = nullptr;
-  failed_ = nullptr;
+  on_connected_ = nullptr;
+  on_failed_ = nullptr;
 }
 
 void Connector::fail(const Error& failure) {
-  const Failed failed = std::move(failed_);
+  const OnFailed on_failed = std::move(on_failed_);
   stop();
-  failed(failure);
+  on_failed(failure);
 }
 
-void Connector::attempt(std::size_t index) {
-  tried_ = endpoints_[index];
-  const auto hello = hello_();
-  if (!hello) return next(index, no_hello_);
-  if (hello->port) tried_.port(hello->port);
+void Connector::try_endpoint(std::size_t index) {
+  endpoint_ = endpoints_[index];
+  const auto first_message = first_message_();
+  if (!first_message) return try_next(index, no_message_reason_);
+  if (first_message->port) endpoint_.port(first_message->port);
   const auto self = shared_from_this();
-  const uint64_t mine = ++attempt_;
+  const uint64_t this_attempt = ++attempt_;
   socket_ = std::make_shared<tcp::socket>(io_);
-  timer_.expires_after(kPatience);
-  timer_.async_wait([this, self, mine, index](const error_code& error) {
-    if (!error && !over_ && mine == attempt_) next(index, "no answer");
+  timer_.expires_after(kEndpointTimeout);
+  timer_.async_wait([this, self, this_attempt, index](const error_code& error) {
+    if (!error && !finished_ && this_attempt == attempt_) try_next(index, "no answer");
   });
-  socket_->async_connect(
-      tried_, [this, self, mine, index, socket = socket_, message = hello->message](const error_code& error) {
-        if (over_ || mine != attempt_) return;
-        if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
-          return fail(EnvironmentError(who_ + " cannot reach the job's store at " +
-                                       endpoints_[index].address().to_string() + ": " + error.message() +
-                                       "; the loopback interface is down: enable it with `ip link set lo up`"));
-        if (error) return next(index, error.message());
-        greet(index, std::move(*socket), message);
-      });
+  socket_->async_connect(endpoint_, [this, self, this_attempt, index, socket = socket_,
+                                     message = first_message->message](const error_code& error) {
+    if (finished_ || this_attempt != attempt_) return;
+    if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
+      return fail(EnvironmentError(rank_name_ + " cannot reach the job's store at " +
+                                   endpoints_[index].address().to_string() + ": " + error.message() +
+                                   "; the loopback interface is down: enable it with `ip link set lo up`"));
+    if (error) return try_next(index, error.message());
+    request_to_join(index, std::move(*socket), message);
+  });
 }
 
-void Connector::greet(std::size_t index, tcp::socket socket, const std::string& message) {
+void Connector::request_to_join(std::size_t index, tcp::socket socket, const std::string& message) {
   const auto self = shared_from_this();
-  const uint64_t mine = attempt_;
+  const uint64_t this_attempt = attempt_;
   connection_ = std::make_shared<Connection>(std::move(socket));
   connection_->start(
-      [this, self, mine, index](Type type, std::string_view body) {
-        if (over_ || mine != attempt_) return;
+      [this, self, this_attempt, index](Type type, std::string_view body) {
+        if (finished_ || this_attempt != attempt_) return;
         if (type == Type::welcome) {
-          over_ = true;
+          finished_ = true;
           timer_.cancel();
-          failed_ = nullptr;
-          return std::exchange(welcomed_, nullptr)(std::exchange(connection_, nullptr));
+          on_failed_ = nullptr;
+          return std::exchange(on_connected_, nullptr)(std::exchange(connection_, nullptr));
         }
         if (type != Type::reject) throw protocol::Malformed("neither welcome nor reject");
         protocol::Reader reader(body);
@@ -111,18 +112,18 @@ void Connector::greet(std::size_t index, tcp::socket socket, const std::string& 
         const std::string text = reader.text();
         if (code == exit_code::peer_lost) return fail(PeerLostError(text));
         if (code == exit_code::environment) return fail(EnvironmentError(text));
-        next(index, text);
+        try_next(index, text);
       },
-      [this, self, mine, index] {
-        if (!over_ && mine == attempt_) next(index, "it closed the connection");
+      [this, self, this_attempt, index] {
+        if (!finished_ && this_attempt == attempt_) try_next(index, "it closed the connection");
       },
       protocol::kMaxBytes);
   connection_->send(message);
 }
 
-void Connector::next(std::size_t index, const std::string& why) {
+void Connector::try_next(std::size_t index, const std::string& problem) {
   ++attempt_;
-  why_ = why;
+  last_problem_ = problem;
   if (connection_) std::exchange(connection_, nullptr)->close();
   if (socket_) {
     error_code ignored;
@@ -130,17 +131,17 @@ void Connector::next(std::size_t index, const std::string& why) {
   }
   if (std::chrono::steady_clock::now() >= deadline_)
     return fail(EnvironmentError(
-        who_ + " cannot find the store of its job at " + tried_.address().to_string() + " port " +
+        rank_name_ + " cannot find the store of its job at " + endpoint_.address().to_string() + " port " +
         (endpoints_.front().port() == endpoints_.back().port()
-             ? std::to_string(tried_.port())
+             ? std::to_string(endpoint_.port())
              : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
-        ": " + why_ +
+        ": " + last_problem_ +
         ". Check that rank 0, which runs the store, is running, and that this is its address; to use another "
         "address, set ZR_STORE=host:port to the same value on every rank"));
-  if (index + 1 < endpoints_.size()) return attempt(index + 1);
-  timer_.expires_after(kPause);
-  timer_.async_wait([this, self = shared_from_this(), mine = attempt_](const error_code& error) {
-    if (!error && !over_ && mine == attempt_) attempt(0);
+  if (index + 1 < endpoints_.size()) return try_endpoint(index + 1);
+  timer_.expires_after(kPauseBetweenRounds);
+  timer_.async_wait([this, self = shared_from_this(), this_attempt = attempt_](const error_code& error) {
+    if (!error && !finished_ && this_attempt == attempt_) try_endpoint(0);
   });
 }
 

@@ -2,14 +2,13 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/client.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::control {
 
@@ -24,41 +23,41 @@ class SingleRankControl final : public Control {
   int local_world() const override { return 1; }
   const std::string& job_id() const override { return job_; }
   void put(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     values_[key] = value;
     changed_.notify_all();
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; }))
+    MutexLock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&]() ZR_REQUIRES(mutex_) { return values_.count(key) > 0; }))
       throw PeerLostError("no rank has put '" + key + "' into the job's store within " +
                           duration_text(static_cast<double>(timeout.count()) / 1000));
     return values_[key];
   }
   void drop(const std::string& key) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     values_.erase(key);
   }
   void set_activity(const Activity&) override {}
   bool broken() const override { return false; }
-  std::string report(const std::string& mine) override { return "rank 0: " + mine; }
+  std::string report(const std::string& observation) override { return "rank 0: " + observation; }
   void on_broken(const void*, std::function<void()>) override {}
   void leave(int64_t, bool) override {}
 
  private:
   const std::string job_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<std::string, std::string> values_ ZR_GUARDED_BY(mutex_);
 };
 
 // The process's membership in the job. It ends when the process exits, even if other code still holds the Control. A
 // forked child must not touch the socket, which it shares with the parent, or the thread, which it does not have.
 struct Membership {
-  std::mutex mutex;
-  std::shared_ptr<Control> control;
-  std::shared_ptr<ControlClient> client;
-  pid_t pid = 0;
+  Mutex mutex;
+  std::shared_ptr<Control> control ZR_GUARDED_BY(mutex);
+  std::shared_ptr<ControlClient> client ZR_GUARDED_BY(mutex);
+  pid_t pid ZR_GUARDED_BY(mutex) = 0;
 
   ~Membership() {
     if (!client) return;
@@ -73,7 +72,7 @@ struct Membership {
 
 std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   static Membership membership;
-  const std::lock_guard lock(membership.mutex);
+  const MutexLock lock(membership.mutex);
   if (membership.control) return membership.control;
   const auto rank_info = find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid());
   if (rank_info && (rank_info->world > 1 || rank_info->launched)) {
@@ -81,9 +80,9 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
     membership.control = membership.client;
     membership.pid = getpid();
   } else {
-    const std::string own = "alone-" + std::to_string(getpid()) + "-" +
+    const std::string job = "alone-" + std::to_string(getpid()) + "-" +
                             std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
-    membership.control = std::make_shared<SingleRankControl>(own);
+    membership.control = std::make_shared<SingleRankControl>(job);
   }
   return membership.control;
 }

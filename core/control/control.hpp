@@ -29,8 +29,8 @@ inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + s
 /// Sets the function that ends this process with the given exit code if its training thread does not notice a failure
 /// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, the initial value: the process
 /// continues, and the next call of the training thread fails. Thread-safe.
-using EndProcess = void (*)(int exit_code);
-EndProcess end_absent_process_with(EndProcess end);
+using ExitFunction = void (*)(int exit_code);
+ExitFunction set_exit_function(ExitFunction end);
 
 /// One per process and job. All methods are thread-safe.
 class Control {
@@ -65,10 +65,10 @@ class Control {
   virtual bool broken() const = 0;
   /// Returns the failure report: a table of the ranks that died or hang, and of the collective in which each rank
   /// waited. The store collects the final status of the other ranks for up to 1 s. Call it after broken() becomes true,
-  /// or when a collective failed or exceeded its time limit; `mine` says what this rank observed and is sent to all
-  /// ranks. The call makes the job fail on all ranks. If a rank does not call it within 2 s after a failure, the
-  /// control thread calls the function that end_absent_process_with() has set.
-  virtual std::string report(const std::string& mine) = 0;
+  /// or when a collective failed or exceeded its time limit; `observation` says what this rank observed and is sent to
+  /// all ranks. The call makes the job fail on all ranks. If a rank does not call it within 2 s after a failure, the
+  /// control thread calls the function that set_exit_function() has set.
+  virtual std::string report(const std::string& observation) = 0;
   /// Returns the number of the next collective and advances the counter.
   uint64_t next_sequence() { return ++sequence_; }
   /// Registers a callback that the control thread calls once when the job fails; it should unblock the communicator.

@@ -12,7 +12,7 @@ constexpr int kMaxRanks = 4096;
 constexpr int kPortsTried = 8;
 
 // Reads the variables of one launcher; error messages name the launcher.
-struct From {
+struct LauncherVariables {
   const Variables& variables;
   std::string launcher;
 
@@ -26,17 +26,17 @@ struct From {
       fail_environment(std::string(name) + " is not set, but " + launcher + "'s other variables are: " + remedy);
     return value;
   }
-  int number(const char* name, int least, int most, const char* remedy) const {
+  int number(const char* name, int minimum, int maximum, const char* remedy) const {
     const std::string value = text(name, remedy);
     int result = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (error != std::errc() || end != value.data() + value.size() || result < least || result > most)
-      fail_environment(std::string(name) + "=" + value + " is not a number from " + std::to_string(least) + " to " +
-                       std::to_string(most) + ": " + remedy);
+    if (error != std::errc() || end != value.data() + value.size() || result < minimum || result > maximum)
+      fail_environment(std::string(name) + "=" + value + " is not a number from " + std::to_string(minimum) + " to " +
+                       std::to_string(maximum) + ": " + remedy);
     return result;
   }
-  int number_or(const char* name, int least, int most, int otherwise, const char* remedy) const {
-    return optional(name).empty() ? otherwise : number(name, least, most, remedy);
+  int number_or(const char* name, int minimum, int maximum, int fallback, const char* remedy) const {
+    return optional(name).empty() ? fallback : number(name, minimum, maximum, remedy);
   }
 };
 
@@ -59,8 +59,8 @@ bool is_this_host(const std::string& address) {
 }
 
 // Reads ZR_STORE=host:port, which users may set under any launcher.
-bool read_store_address(const From& from, RankInfo& rank_info) {
-  const std::string store = from.optional("ZR_STORE");
+bool read_store_address(const LauncherVariables& variables, RankInfo& rank_info) {
+  const std::string store = variables.optional("ZR_STORE");
   if (store.empty()) return false;
   const auto colon = store.rfind(':');
   int port = 0;
@@ -72,61 +72,62 @@ bool read_store_address(const From& from, RankInfo& rank_info) {
   return true;
 }
 
-RankInfo ranks(const From& from, const char* rank, const char* world, const char* remedy) {
+RankInfo ranks(const LauncherVariables& variables, const char* rank, const char* world, const char* remedy) {
   RankInfo rank_info;
-  rank_info.launcher = from.launcher;
-  rank_info.world = from.number(world, 1, kMaxRanks, remedy);
-  rank_info.rank = from.number(rank, 0, rank_info.world - 1, remedy);
+  rank_info.launcher = variables.launcher;
+  rank_info.world = variables.number(world, 1, kMaxRanks, remedy);
+  rank_info.rank = variables.number(rank, 0, rank_info.world - 1, remedy);
   rank_info.hosts_store = rank_info.rank == 0;
   return rank_info;
 }
 
-void read_local_ranks(const From& from, RankInfo& rank_info, const char* rank, const char* world, const char* remedy) {
-  rank_info.local_world = from.number_or(world, 1, rank_info.world, -1, remedy);
-  rank_info.local_rank =
-      from.number_or(rank, 0, (rank_info.local_world < 0 ? rank_info.world : rank_info.local_world) - 1, -1, remedy);
+void read_local_ranks(const LauncherVariables& variables, RankInfo& rank_info, const char* rank, const char* world,
+                      const char* remedy) {
+  rank_info.local_world = variables.number_or(world, 1, rank_info.world, -1, remedy);
+  rank_info.local_rank = variables.number_or(
+      rank, 0, (rank_info.local_world < 0 ? rank_info.world : rank_info.local_world) - 1, -1, remedy);
 }
 
-RankInfo from_zeroth(const From& from) {
+RankInfo from_zeroth(const LauncherVariables& variables) {
   const char* remedy = "start the program with `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
-  RankInfo rank_info = ranks(from, "ZR_RANK", "ZR_WORLD", remedy);
+  RankInfo rank_info = ranks(variables, "ZR_RANK", "ZR_WORLD", remedy);
   rank_info.launched = true;
   rank_info.hosts_store = false;
-  read_local_ranks(from, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
-  if (!read_store_address(from, rank_info)) from.text("ZR_STORE", remedy);
-  rank_info.job = from.text("ZR_JOB", remedy);
-  rank_info.token = from.text("ZR_TOKEN", remedy);
+  read_local_ranks(variables, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
+  if (!read_store_address(variables, rank_info)) variables.text("ZR_STORE", remedy);
+  rank_info.job = variables.text("ZR_JOB", remedy);
+  rank_info.token = variables.text("ZR_TOKEN", remedy);
   return rank_info;
 }
 
-RankInfo from_torchrun(const From& from) {
+RankInfo from_torchrun(const LauncherVariables& variables) {
   const char* remedy = "start the program with torchrun or `zeroth launch`, or unset RANK and WORLD_SIZE";
-  RankInfo rank_info = ranks(from, "RANK", "WORLD_SIZE", remedy);
-  read_local_ranks(from, rank_info, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
+  RankInfo rank_info = ranks(variables, "RANK", "WORLD_SIZE", remedy);
+  read_local_ranks(variables, rank_info, "LOCAL_RANK", "LOCAL_WORLD_SIZE", remedy);
   if (rank_info.world == 1) {
     rank_info.job = "torchrun";
     return rank_info;
   }
-  rank_info.address = from.text("MASTER_ADDR", remedy);
-  const int port = from.number("MASTER_PORT", 1, 65534, remedy);
+  rank_info.address = variables.text("MASTER_ADDR", remedy);
+  const int port = variables.number("MASTER_PORT", 1, 65534, remedy);
   rank_info.ports = ports_from(port + 1);  // MASTER_PORT itself is used by the store of torchrun
-  rank_info.job = "torchrun-" + from.optional("TORCHELASTIC_RUN_ID") + "-" + rank_info.address + "-" +
-                  std::to_string(port) + "-" + from.optional("TORCHELASTIC_RESTART_COUNT");
+  rank_info.job = "torchrun-" + variables.optional("TORCHELASTIC_RUN_ID") + "-" + rank_info.address + "-" +
+                  std::to_string(port) + "-" + variables.optional("TORCHELASTIC_RESTART_COUNT");
   return rank_info;
 }
 
-RankInfo from_openmpi(const From& from) {
+RankInfo from_openmpi(const LauncherVariables& variables) {
   const char* remedy = "start the program with mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
-  RankInfo rank_info = ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
-  read_local_ranks(from, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
-  rank_info.job =
-      "mpirun-" +
-      from.text(from.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid" : "PMIX_NAMESPACE", remedy);
-  rank_info.token = from.optional("OMPI_MCA_orte_precondition_transports");
+  RankInfo rank_info = ranks(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
+  read_local_ranks(variables, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
+  rank_info.job = "mpirun-" + variables.text(variables.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid"
+                                                                                          : "PMIX_NAMESPACE",
+                                             remedy);
+  rank_info.token = variables.optional("OMPI_MCA_orte_precondition_transports");
   if (rank_info.local_world == rank_info.world) {
     rank_info.address = "127.0.0.1";
     rank_info.ports = ports_from(port_of_job(rank_info.job));
-  } else if (!read_store_address(from, rank_info)) {
+  } else if (!read_store_address(variables, rank_info)) {
     fail_environment(
         "mpirun started ranks on several nodes and does not report which node has rank 0: pass its host name and a "
         "free "
@@ -135,32 +136,32 @@ RankInfo from_openmpi(const From& from) {
   return rank_info;
 }
 
-RankInfo from_pmi(const From& from, int64_t parent) {
+RankInfo from_pmi(const LauncherVariables& variables, int64_t parent) {
   const char* remedy = "start the program with mpiexec or `zeroth launch`, or unset PMI_RANK";
-  RankInfo rank_info = ranks(from, "PMI_RANK", "PMI_SIZE", remedy);
-  read_local_ranks(from, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
+  RankInfo rank_info = ranks(variables, "PMI_RANK", "PMI_SIZE", remedy);
+  read_local_ranks(variables, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
   if (rank_info.local_world == rank_info.world) {  // one proxy process is the parent of all ranks
     rank_info.job = "mpiexec-" + std::to_string(parent);
     rank_info.address = "127.0.0.1";
     rank_info.ports = ports_from(port_of_job(rank_info.job));
-  } else if (rank_info.world > 1 && !read_store_address(from, rank_info)) {
+  } else if (rank_info.world > 1 && !read_store_address(variables, rank_info)) {
     fail_environment(
         "mpiexec does not give its ranks a common rendezvous address: pass rank 0's host name and a free port, "
         "mpiexec -env ZR_STORE host:port ...");
   }
-  if (rank_info.job.empty()) rank_info.job = "mpiexec-" + from.optional("ZR_STORE");
+  if (rank_info.job.empty()) rank_info.job = "mpiexec-" + variables.optional("ZR_STORE");
   return rank_info;
 }
 
-RankInfo from_slurm(const From& from) {
+RankInfo from_slurm(const LauncherVariables& variables) {
   const char* remedy = "start the program with srun or `zeroth launch`, or unset SLURM_PROCID";
-  RankInfo rank_info = ranks(from, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
-  rank_info.local_rank = from.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
-  rank_info.job = "srun-" + from.text("SLURM_JOB_ID", remedy) + "." + from.text("SLURM_STEP_ID", remedy);
-  if (from.optional("SLURM_STEP_NUM_NODES") == "1") {
+  RankInfo rank_info = ranks(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
+  rank_info.local_rank = variables.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
+  rank_info.job = "srun-" + variables.text("SLURM_JOB_ID", remedy) + "." + variables.text("SLURM_STEP_ID", remedy);
+  if (variables.optional("SLURM_STEP_NUM_NODES") == "1") {
     rank_info.address = "127.0.0.1";
   } else {
-    rank_info.address = first_host(from.text("SLURM_STEP_NODELIST", remedy));
+    rank_info.address = first_host(variables.text("SLURM_STEP_NODELIST", remedy));
   }
   rank_info.ports = ports_from(port_of_job(rank_info.job));
   return rank_info;
@@ -194,10 +195,10 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
     return {};
   }
   // An address and a secret that the user sets override the derived ones.
-  const From from{variables, rank_info.launcher};
+  const LauncherVariables from_user{variables, rank_info.launcher};
   const bool one_host = rank_info.local_world == rank_info.world || is_this_host(rank_info.address);
-  if (!read_store_address(from, rank_info) && one_host && rank_info.world > 1) rank_info.address = "127.0.0.1";
-  if (has("ZR_TOKEN")) rank_info.token = from.optional("ZR_TOKEN");
+  if (!read_store_address(from_user, rank_info) && one_host && rank_info.world > 1) rank_info.address = "127.0.0.1";
+  if (has("ZR_TOKEN")) rank_info.token = from_user.optional("ZR_TOKEN");
   if (!rank_info.token.empty() || rank_info.world == 1) return rank_info;
   rank_info.shares_secret = one_host;
   rank_info.guessable = !one_host;

@@ -22,24 +22,24 @@ Members::Members(int world, bool launched, std::string machine)
 
 void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
-std::string Members::admit(const protocol::Hello& hello, Time now) {
-  if (hello.world != world())
-    return "rank " + std::to_string(hello.rank) + " expects " + std::to_string(hello.world) +
+std::string Members::admit(const protocol::JoinRequest& request, Time now) {
+  if (request.world != world())
+    return "rank " + std::to_string(request.rank) + " expects " + std::to_string(request.world) +
            " ranks, but the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
-  if (hello.rank < 0 || hello.rank >= world())
-    return "rank " + std::to_string(hello.rank) + " is out of range (world size " + std::to_string(world()) + ")";
-  Member& member = at(static_cast<int>(hello.rank));
+  if (request.rank < 0 || request.rank >= world())
+    return "rank " + std::to_string(request.rank) + " is out of range (world size " + std::to_string(world()) + ")";
+  Member& member = at(static_cast<int>(request.rank));
   if (member.joined)
-    return rank_text(static_cast<int>(hello.rank), member.peer.pid) + " has joined already, but pid " +
-           std::to_string(hello.peer.pid) + " on " + hello.peer.host +
+    return rank_text(static_cast<int>(request.rank), member.peer.pid) + " has joined already, but pid " +
+           std::to_string(request.peer.pid) + " on " + request.peer.host +
            " has the same rank: give each process its own rank";
   member.joined = member.connected = true;
-  member.peer = hello.peer;
+  member.peer = request.peer;
   member.heard = now;
   member.heartbeat.activity.what = "join";
   member.heartbeat.activity.waiting = true;
   for (int rank = 0; rank < world(); ++rank)
-    if (at(rank).exit_status && !at(rank).joined) note(Cause::lost, rank, "");
+    if (at(rank).exit_status && !at(rank).joined) record_cause(Cause::lost, rank, "");
   return "";
 }
 
@@ -59,14 +59,14 @@ void Members::on_final_status(int rank, const protocol::Heartbeat& heartbeat, Ti
 }
 
 void Members::reported(int rank, const std::string& text) {
-  at(rank).said = text;
-  note(Cause::reported, rank, text);
+  at(rank).reported_text = text;
+  record_cause(Cause::reported, rank, text);
 }
 
 void Members::disconnected(int rank) {
   Member& member = at(rank);
   member.connected = false;
-  if (!member.heartbeat.left) return note(Cause::lost, rank, "");
+  if (!member.heartbeat.left) return record_cause(Cause::lost, rank, "");
   detect_waits_on_departed();
 }
 
@@ -85,31 +85,32 @@ void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
   if (!member.joined) member.peer.pid = pid;
   if (member.peer.pid == pid) member.connected = false;
   const bool others_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
-  if (!exit_status.good() || (!member.joined && others_joined)) note(Cause::lost, rank, "");
+  if (!exit_status.good() || (!member.joined && others_joined)) record_cause(Cause::lost, rank, "");
 }
 
-void Members::note(Cause cause, int rank, std::string text) {
+void Members::record_cause(Cause cause, int rank, std::string text) {
   if (cause <= cause_) return;  // the first event of a cause is the origin; later ones are consequences
   cause_ = cause;
-  culprit_ = rank;
-  text_ = std::move(text);
+  cause_rank_ = rank;
+  cause_text_ = std::move(text);
 }
 
 void Members::compare(int rank, const protocol::Heartbeat& heartbeat) {
   for (const auto& call : heartbeat.recent) {
     if (call.sequence == 0 || call.fingerprint == 0) continue;
     const auto [first, fresh] =
-        issued_.try_emplace({heartbeat.leaves, call.sequence}, Issued{rank, call.fingerprint, call.what});
+        first_issues_.try_emplace({heartbeat.leaves, call.sequence}, FirstIssue{rank, call.fingerprint, call.what});
     if (fresh || first->second.rank == rank || first->second.fingerprint == call.fingerprint) continue;
-    Issued low = first->second, high{rank, call.fingerprint, call.what};
+    FirstIssue low = first->second, high{rank, call.fingerprint, call.what};
     if (low.rank > high.rank) std::swap(low, high);
     const std::string remedy = mismatch_remedy(low.what, high.what);
-    note(Cause::mismatch, rank,
-         "collective " + std::to_string(call.sequence) + " differs between ranks: rank " + std::to_string(low.rank) +
-             " issued " + low.what + ", rank " + std::to_string(high.rank) + " issued " + high.what +
-             ". All ranks must issue the same collectives in the same order" + (remedy.empty() ? "" : "; " + remedy));
+    record_cause(Cause::mismatch, rank,
+                 "collective " + std::to_string(call.sequence) + " differs between ranks: rank " +
+                     std::to_string(low.rank) + " issued " + low.what + ", rank " + std::to_string(high.rank) +
+                     " issued " + high.what + ". All ranks must issue the same collectives in the same order" +
+                     (remedy.empty() ? "" : "; " + remedy));
   }
-  while (issued_.size() > kMaxIssued) issued_.erase(issued_.begin());
+  while (first_issues_.size() > kMaxIssued) first_issues_.erase(first_issues_.begin());
 }
 
 bool Members::waits_for_departed(const Member& waiting, const Member& other) const {
@@ -131,7 +132,8 @@ void Members::detect_waits_on_departed() {
   for (int gone = 0; gone < world(); ++gone) {
     if (at(gone).heartbeat.leaves == 0) continue;
     for (int waiting = 0; waiting < world(); ++waiting)
-      if (waits_for_departed(at(waiting), at(gone))) return note(Cause::left, gone, waited_for_departed(gone, waiting));
+      if (waits_for_departed(at(waiting), at(gone)))
+        return record_cause(Cause::left, gone, waited_for_departed(gone, waiting));
   }
 }
 
@@ -150,7 +152,7 @@ bool Members::silent(int rank) const {
   return member.connected && !member.answered && !member.heartbeat.left;
 }
 
-bool Members::settled(Time since, Time now) const {
+bool Members::report_is_ready(Time since, Time now) const {
   // The report of a rank may arrive shortly before the death that caused it is detected.
   if (cause_ == Cause::reported && now - since < kReportGrace) return false;
   for (int rank = 0; rank < world(); ++rank) {
@@ -161,7 +163,7 @@ bool Members::settled(Time since, Time now) const {
   return true;
 }
 
-std::string Members::why(int rank) const {
+std::string Members::loss_reason(int rank) const {
   const Member& member = at(rank);
   if (!member.exit_status) {
     const bool dead = member.peer.machine == machine_ && protocol::is_dead(member.peer.pid);
@@ -176,10 +178,10 @@ std::string Members::why(int rank) const {
 // The ranks that may have caused a reported failure: those that have not reached the same collective.
 std::string Members::state_of_other_ranks(Time now) const {
   std::string text;
-  const auto& reporter = at(culprit_).heartbeat;
+  const auto& reporter = at(cause_rank_).heartbeat;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
-    if (rank == culprit_) continue;
+    if (rank == cause_rank_) continue;
     if (!member.joined) {
       text += "; " + rank_text(rank, member.peer.pid) + " has not joined";
     } else if (member.heartbeat.left) {
@@ -199,8 +201,8 @@ std::string Members::state_of_other_ranks(Time now) const {
 }
 
 std::string Members::failure_notice() const {
-  if (cause_ == Cause::lost) return rank_text(culprit_, at(culprit_).peer.pid) + " " + why(culprit_);
-  return cause_ == Cause::reported ? "rank " + std::to_string(culprit_) + ": " + text_ : text_;
+  if (cause_ == Cause::lost) return rank_text(cause_rank_, at(cause_rank_).peer.pid) + " " + loss_reason(cause_rank_);
+  return cause_ == Cause::reported ? "rank " + std::to_string(cause_rank_) + ": " + cause_text_ : cause_text_;
 }
 
 std::string Members::headline(Time now) const {
@@ -212,13 +214,13 @@ std::string Members::state(int rank, Time now) const {
   const std::string doing = activity_text(member.heartbeat.activity, member.heartbeat.age_ms);
   std::string text;
   if (member.exit_status && !(member.exit_status->good() && member.heartbeat.left)) {
-    text = why(rank) + (member.joined && !member.heartbeat.left ? "; last seen: " + doing : "");
+    text = loss_reason(rank) + (member.joined && !member.heartbeat.left ? "; last seen: " + doing : "");
   } else if (!member.joined) {
     text = "has not joined the job";
   } else if (member.heartbeat.left) {
     text = left_text(member.heartbeat);
   } else if (!member.connected) {
-    text = why(rank) + "; last seen: " + doing;
+    text = loss_reason(rank) + "; last seen: " + doing;
   } else if (!member.answered) {
     const std::string process =
         member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
@@ -227,8 +229,8 @@ std::string Members::state(int rank, Time now) const {
   } else {
     text = doing;
   }
-  const bool in_headline = cause_ == Cause::reported && member.said == text_;
-  return member.said.empty() || in_headline ? text : text + "; reported: " + member.said;
+  const bool in_headline = cause_ == Cause::reported && member.reported_text == cause_text_;
+  return member.reported_text.empty() || in_headline ? text : text + "; reported: " + member.reported_text;
 }
 
 std::string Members::failure_report(Time now) const {

@@ -22,8 +22,8 @@ class Members {
 
   /// Call when the launcher has started the rank's process.
   void started(int rank, int64_t pid);
-  /// Adds the rank that a process claims in its hello. Returns "", or why the process cannot have this rank.
-  std::string admit(const protocol::Hello& hello, Time now);
+  /// Adds the rank that a process claims in its join request. Returns "", or why the process cannot have this rank.
+  std::string admit(const protocol::JoinRequest& request, Time now);
   void on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now);
   /// The same, for the heartbeat with which a rank answers the failure notice.
   void on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now);
@@ -40,7 +40,7 @@ class Members {
   bool broken() const { return cause_ != Cause::none; }
   /// True if the report can be written: the surviving ranks have answered, and the exit statuses of the lost ranks are
   /// known.
-  bool settled(Time since, Time now) const;
+  bool report_is_ready(Time since, Time now) const;
   /// Why the job failed: the notice sent before the ranks have answered; with their answers, the first line of the
   /// report, and the full report.
   std::string failure_notice() const;
@@ -55,9 +55,9 @@ class Members {
     protocol::Heartbeat heartbeat;
     Time heard{};
     std::optional<ExitStatus> exit_status;
-    std::string said;
+    std::string reported_text;
   };
-  struct Issued {
+  struct FirstIssue {
     int rank;
     uint64_t fingerprint;
     std::string what;
@@ -65,24 +65,25 @@ class Members {
   Member& at(int rank) { return members_[static_cast<std::size_t>(rank)]; }
   const Member& at(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   int world() const { return static_cast<int>(members_.size()); }
-  void note(Cause cause, int rank, std::string text);
+  void record_cause(Cause cause, int rank, std::string text);
   void compare(int rank, const protocol::Heartbeat& heartbeat);
   std::string waited_for_departed(int gone, int waiting) const;
   void detect_waits_on_departed();
   bool waits_for_departed(const Member& waiting, const Member& other) const;
   bool silent(int rank) const;
-  std::string why(int rank) const;
+  std::string loss_reason(int rank) const;
   std::string state(int rank, Time now) const;
   std::string state_of_other_ranks(Time now) const;
 
   const bool launched_;
   const std::string machine_;
   std::vector<Member> members_;
-  int departed_ = 0;                                        // ranks that left at least once
-  std::map<std::pair<uint64_t, uint64_t>, Issued> issued_;  // by (leaves, sequence): the rank that issued it first
+  int departed_ = 0;  // ranks that left at least once
+  std::map<std::pair<uint64_t, uint64_t>, FirstIssue>
+      first_issues_;  // by (leaves, sequence): the rank that issued it first
   Cause cause_ = Cause::none;
-  int culprit_ = 0;
-  std::string text_;
+  int cause_rank_ = 0;
+  std::string cause_text_;
 };
 
 }  // namespace zr::host::control

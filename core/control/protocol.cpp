@@ -52,9 +52,9 @@ uint64_t Reader::u64() {
 
 std::string Reader::text() { return std::string(take(u64())); }
 
-std::string Reader::text(std::size_t most) {
+std::string Reader::text(std::size_t max_bytes) {
   const uint64_t bytes = u64();
-  if (bytes > most) throw Malformed("a text is too long");
+  if (bytes > max_bytes) throw Malformed("a text is too long");
   return std::string(take(bytes));
 }
 
@@ -62,32 +62,32 @@ void Reader::end() const {
   if (!rest_.empty()) throw Malformed("the message has trailing bytes");
 }
 
-std::string encode(const Hello& hello) {
+std::string encode(const JoinRequest& request) {
   return Writer()
-      .text(kGreeting)
-      .text(hello.job)
-      .text(hello.token)
-      .i64(hello.rank)
-      .i64(hello.world)
-      .i64(hello.peer.pid)
-      .text(hello.peer.host)
-      .text(hello.peer.machine)
-      .message(Type::hello);
+      .text(kProtocolName)
+      .text(request.job)
+      .text(request.token)
+      .i64(request.rank)
+      .i64(request.world)
+      .i64(request.peer.pid)
+      .text(request.peer.host)
+      .text(request.peer.machine)
+      .message(Type::join_request);
 }
 
-Hello decode_hello(std::string_view body) {
+JoinRequest decode_join_request(std::string_view body) {
   Reader reader(body);
-  if (reader.text() != kGreeting) throw Malformed("another protocol or version");
-  Hello hello;
-  hello.job = reader.text();
-  hello.token = reader.text();
-  hello.rank = reader.i64();
-  hello.world = reader.i64();
-  hello.peer.pid = reader.i64();
-  hello.peer.host = printable(reader.text());
-  hello.peer.machine = reader.text();
+  if (reader.text() != kProtocolName) throw Malformed("another protocol or version");
+  JoinRequest request;
+  request.job = reader.text();
+  request.token = reader.text();
+  request.rank = reader.i64();
+  request.world = reader.i64();
+  request.peer.pid = reader.i64();
+  request.peer.host = printable(reader.text());
+  request.peer.machine = reader.text();
   reader.end();
-  return hello;
+  return request;
 }
 
 std::string encode(Type type, const Heartbeat& heartbeat) {
@@ -100,7 +100,8 @@ std::string encode(Type type, const Heartbeat& heartbeat) {
       .u8(heartbeat.left)
       .u8(heartbeat.failed)
       .u64(heartbeat.recent.size());
-  for (const auto& call : heartbeat.recent) writer.u64(call.sequence).u64(call.fingerprint).text(call.what);
+  for (const auto& collective : heartbeat.recent)
+    writer.u64(collective.sequence).u64(collective.fingerprint).text(collective.what);
   return writer.message(type);
 }
 
@@ -118,14 +119,14 @@ Heartbeat decode_heartbeat(std::string_view body) {
   heartbeat.left_step = reader.i64();
   heartbeat.left = reader.u8() != 0;
   heartbeat.failed = reader.u8() != 0;
-  const uint64_t calls = reader.u64();
-  if (calls > kMaxCalls) throw Malformed("a heartbeat has too many calls");
-  for (uint64_t n = calls; n > 0; --n) {
-    Call call;
-    call.sequence = reader.u64();
-    call.fingerprint = reader.u64();
-    call.what = printable(reader.text(kMaxWhatBytes));
-    heartbeat.recent.push_back(std::move(call));
+  const uint64_t collectives = reader.u64();
+  if (collectives > kMaxCollectives) throw Malformed("a heartbeat has too many calls");
+  for (uint64_t n = collectives; n > 0; --n) {
+    IssuedCollective collective;
+    collective.sequence = reader.u64();
+    collective.fingerprint = reader.u64();
+    collective.what = printable(reader.text(kMaxWhatBytes));
+    heartbeat.recent.push_back(std::move(collective));
   }
   reader.end();
   return heartbeat;

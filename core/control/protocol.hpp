@@ -14,13 +14,13 @@ namespace zr::host::control::protocol {
 
 enum class Type : uint8_t {
   // To the store:
-  hello = 1,     // Hello
-  put,           // key, value
-  get,           // id, key
-  heartbeat,     // Heartbeat, every 200 ms
-  final_status,  // Heartbeat: the final status of a rank, its answer to failure_notice
-  report,        // text: what a rank observed; makes the job fail
-  drop,          // key; the store removes the key and its value
+  join_request = 1,  // JoinRequest
+  put,               // key, value
+  get,               // id, key
+  heartbeat,         // Heartbeat, every 200 ms
+  final_status,      // Heartbeat: the final status of a rank, its answer to failure_notice
+  report,            // text: what a rank observed; makes the job fail
+  drop,              // key; the store removes the key and its value
   // From the store:
   welcome = 65,    // empty
   reject,          // exit code (0: another address may have the right store), text
@@ -32,15 +32,15 @@ enum class Type : uint8_t {
   goodbye,         // Heartbeat of the rank that runs the store: it leaves normally
 };
 
-inline constexpr std::string_view kGreeting = "zeroth-control/1";
+inline constexpr std::string_view kProtocolName = "zeroth-control/1";
 inline constexpr uint32_t kHeaderBytes = 5;
-inline constexpr uint32_t kMaxHelloBytes = 4096;  // limit until a connection has presented the token
+inline constexpr uint32_t kMaxJoinRequestBytes = 4096;  // limit until a connection has presented the token
 inline constexpr uint32_t kMaxBytes = 4u << 20;
 inline constexpr uint32_t kMaxValueBytes = 1u << 20;
 inline constexpr uint32_t kMaxKeyBytes = 4096;
 inline constexpr uint32_t kMaxWhatBytes = 300;          // of the text of an activity
 inline constexpr uint32_t kMaxReportBytes = 64u << 10;  // of the text of a report
-inline constexpr uint32_t kMaxCalls = 64;               // per heartbeat
+inline constexpr uint32_t kMaxCollectives = 64;         // per heartbeat
 
 struct Malformed : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -70,8 +70,8 @@ class Reader {
   uint64_t u64();
   int64_t i64() { return static_cast<int64_t>(u64()); }
   std::string text();
-  /// The next text; throws Malformed if it has more than `most` bytes.
-  std::string text(std::size_t most);
+  /// The next text; throws Malformed if it has more than `max_bytes` bytes.
+  std::string text(std::size_t max_bytes);
   /// Throws Malformed if bytes are left.
   void end() const;
 
@@ -92,14 +92,14 @@ struct Start {
   std::vector<Peer> peers;
 };
 
-struct Hello {
+struct JoinRequest {
   std::string job, token;
   int64_t rank = 0, world = 0;
   Peer peer;
 };
 
 /// One collective that a rank issued.
-struct Call {
+struct IssuedCollective {
   uint64_t sequence = 0, fingerprint = 0;
   std::string what;
 };
@@ -111,17 +111,17 @@ struct Heartbeat {
   int64_t age_ms = 0;  // since the activity was set
   uint64_t leaves = 0, left_sequence = 0;
   int64_t left_step = 0;
-  bool left = false;         // the rank has left and not joined in again
-  bool failed = false;       // it left because of an exception
-  std::vector<Call> recent;  // since the previous heartbeat, at most 64
+  bool left = false;                     // the rank has left and not joined in again
+  bool failed = false;                   // it left because of an exception
+  std::vector<IssuedCollective> recent;  // since the previous heartbeat, at most 64
 };
 
 /// The complete message, including the header.
-std::string encode(const Hello& hello);
+std::string encode(const JoinRequest& request);
 std::string encode(Type type, const Heartbeat& heartbeat);
 std::string encode(const Start& start);
 /// Decodes a body; throws Malformed.
-Hello decode_hello(std::string_view body);
+JoinRequest decode_join_request(std::string_view body);
 Heartbeat decode_heartbeat(std::string_view body);
 Start decode_start(std::string_view body);
 

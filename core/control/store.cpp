@@ -20,7 +20,7 @@ using protocol::Type;
 
 namespace {
 constexpr auto kFinalStatusTimeout = std::chrono::seconds(1);
-constexpr auto kHelloTimeout = std::chrono::seconds(5);
+constexpr auto kJoinRequestTimeout = std::chrono::seconds(5);
 constexpr auto kPoll = std::chrono::milliseconds(10);
 constexpr auto kWatch = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxPendingConnections = 256;
@@ -58,8 +58,8 @@ struct Store::State : std::enable_shared_from_this<State> {
 
   void listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports);
   void accept();
-  void greet(tcp::socket socket);
-  void hello(std::shared_ptr<Connection> connection, const protocol::Hello& hello);
+  void receive_join_request(tcp::socket socket);
+  void handle_join_request(std::shared_ptr<Connection> connection, const protocol::JoinRequest& request);
   void admit(int rank, const std::shared_ptr<Connection>& connection);
   void message(int rank, Type type, std::string_view body);
   void put(int rank, std::string key, std::string value);
@@ -87,10 +87,10 @@ struct Store::State : std::enable_shared_from_this<State> {
   std::map<std::string, Value> values;
   std::map<int, std::size_t> bytes_of_rank;  // memory of the values that each rank put
   std::size_t bytes_of_values = 0;
-  std::optional<Clock::time_point> broke;
+  std::optional<Clock::time_point> failed_at;
   std::string failure_report;
   bool detects_failures = true;
-  std::function<void()> finished;
+  std::function<void()> on_all_disconnected;
 };
 
 void Store::State::listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports) {
@@ -119,7 +119,7 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
 void Store::State::accept() {
   acceptor.async_accept([this, self = shared_from_this()](const error_code& error, tcp::socket socket) {
     if (!acceptor.is_open()) return;
-    if (!error && pending_connections.size() < kMaxPendingConnections) greet(std::move(socket));
+    if (!error && pending_connections.size() < kMaxPendingConnections) receive_join_request(std::move(socket));
     if (!error) return accept();
     poll.expires_after(std::chrono::milliseconds(100));  // out of file descriptors: retry later
     poll.async_wait([this, self](const error_code&) {
@@ -128,49 +128,53 @@ void Store::State::accept() {
   });
 }
 
-void Store::State::greet(tcp::socket socket) {
+void Store::State::receive_join_request(tcp::socket socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
-  auto timeout = std::make_shared<boost::asio::steady_timer>(io, kHelloTimeout);
+  auto timeout = std::make_shared<boost::asio::steady_timer>(io, kJoinRequestTimeout);
   pending_connections[connection.get()] = {connection, timeout};
-  const auto forget = [this, self = shared_from_this(), key = connection.get()] { pending_connections.erase(key); };
-  timeout->async_wait([forget, connection](const error_code& error) {
+  const auto forget_connection = [this, self = shared_from_this(), key = connection.get()] {
+    pending_connections.erase(key);
+  };
+  timeout->async_wait([forget_connection, connection](const error_code& error) {
     if (error) return;
     connection->close();
-    forget();
+    forget_connection();
   });
   connection->start(
       [this, self = shared_from_this(), key = connection.get()](Type type, std::string_view body) {
-        if (type != Type::hello) throw protocol::Malformed("expected a hello first");
+        if (type != Type::join_request) throw protocol::Malformed("expected a join request first");
         const auto at = pending_connections.find(key);
-        if (at != pending_connections.end()) hello(at->second.connection, protocol::decode_hello(body));
+        if (at != pending_connections.end())
+          handle_join_request(at->second.connection, protocol::decode_join_request(body));
       },
-      forget, protocol::kMaxHelloBytes);
+      forget_connection, protocol::kMaxJoinRequestBytes);
 }
 
-void Store::State::hello(std::shared_ptr<Connection> connection, const protocol::Hello& hello) {
+void Store::State::handle_join_request(std::shared_ptr<Connection> connection, const protocol::JoinRequest& request) {
   const auto reject = [&](int code, const std::string& text) {  // the connection stays pending until its timeout
     connection->send(protocol::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::reject));
     connection->finish();
   };
-  if (hello.job != options.job || !same_secret(hello.token, options.token))
+  if (request.job != options.job || !same_secret(request.token, options.token))
     return reject(0, "this store belongs to another job");
-  if (broke) return reject(exit_code::peer_lost, failure_report.empty() ? members.failure_notice() : failure_report);
-  const std::string reason = members.admit(hello, Clock::now());
+  if (failed_at)
+    return reject(exit_code::peer_lost, failure_report.empty() ? members.failure_notice() : failure_report);
+  const std::string reason = members.admit(request, Clock::now());
   if (!reason.empty()) return reject(exit_code::environment, reason);
   pending_connections.erase(connection.get());
-  admit(static_cast<int>(hello.rank), connection);
+  admit(static_cast<int>(request.rank), connection);
 }
 
 void Store::State::admit(int rank, const std::shared_ptr<Connection>& connection) {
   const auto self = shared_from_this();
-  connection->hand_over([this, self, rank](Type type, std::string_view body) { message(rank, type, body); },
-                        [this, self, rank] {
-                          ranks.erase(rank);
-                          members.disconnected(rank);
-                          check_for_failure();
-                          if (finished && ranks.empty()) std::exchange(finished, nullptr)();
-                        },
-                        protocol::kMaxBytes);
+  connection->set_callbacks([this, self, rank](Type type, std::string_view body) { message(rank, type, body); },
+                            [this, self, rank] {
+                              ranks.erase(rank);
+                              members.disconnected(rank);
+                              check_for_failure();
+                              if (on_all_disconnected && ranks.empty()) std::exchange(on_all_disconnected, nullptr)();
+                            },
+                            protocol::kMaxBytes);
   ranks[rank].connection = connection;
   connection->send(protocol::Writer().message(Type::welcome));
   if (members.all_joined()) send_to_all(protocol::encode(protocol::Start{options.job_id, members.peers()}));
@@ -209,18 +213,20 @@ void Store::State::put(int rank, std::string key, std::string value) {
   const auto at = values.find(key);
   const std::size_t before = at == values.end() ? 0 : key.size() + at->second.bytes.size() + kOverheadOfValue;
   const std::size_t bytes = key.size() + value.size() + kOverheadOfValue;
-  std::size_t& mine = bytes_of_rank[rank];
+  std::size_t& bytes_of_this_rank = bytes_of_rank[rank];
   const std::size_t freed = at != values.end() && at->second.rank == rank ? before : 0;
-  if (mine - freed + bytes > kMaxValueBytesOfRank || bytes_of_values - before + bytes > kMaxValueBytesOfAll) {
-    const bool own = mine - freed + bytes > kMaxValueBytesOfRank;
-    members.reported(rank, "the job's store is full: cannot put '" + key + "', because " +
-                               (own ? "the values of one rank may use at most " + bytes_text(kMaxValueBytesOfRank)
-                                    : "the values of all ranks may use at most " + bytes_text(kMaxValueBytesOfAll)) +
-                               "; put less data, or put \"\" under keys that every rank has read");
+  if (bytes_of_this_rank - freed + bytes > kMaxValueBytesOfRank ||
+      bytes_of_values - before + bytes > kMaxValueBytesOfAll) {
+    const bool over_rank_limit = bytes_of_this_rank - freed + bytes > kMaxValueBytesOfRank;
+    members.reported(
+        rank, "the job's store is full: cannot put '" + key + "', because " +
+                  (over_rank_limit ? "the values of one rank may use at most " + bytes_text(kMaxValueBytesOfRank)
+                                   : "the values of all ranks may use at most " + bytes_text(kMaxValueBytesOfAll)) +
+                  "; put less data, or put \"\" under keys that every rank has read");
     return check_for_failure();
   }
   if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
-  mine += bytes;
+  bytes_of_this_rank += bytes;
   bytes_of_values += bytes - before;
   for (auto& [rank, peer] : ranks)
     for (auto at = peer.pending_gets.begin(); at != peer.pending_gets.end();) {
@@ -253,15 +259,15 @@ void Store::State::get(int rank, uint64_t id, std::string key) {
 }
 
 void Store::State::check_for_failure() {
-  if (broke || !detects_failures || !members.broken()) return;
-  broke = Clock::now();
+  if (failed_at || !detects_failures || !members.broken()) return;
+  failed_at = Clock::now();
   send_to_all(protocol::Writer().text(members.failure_notice()).message(Type::failure_notice));
   await_failure_report();
 }
 
 void Store::State::await_failure_report() {
   const auto now = Clock::now();
-  if (!members.settled(*broke, now) && now - *broke < kFinalStatusTimeout) {
+  if (!members.report_is_ready(*failed_at, now) && now - *failed_at < kFinalStatusTimeout) {
     poll.expires_after(kPoll);
     poll.async_wait([this, self = shared_from_this()](const error_code& error) {
       if (!error) await_failure_report();
@@ -294,7 +300,7 @@ void Store::State::close() {
   for (auto& [rank, peer] : ranks) peer.connection->close();
   pending_connections.clear();
   ranks.clear();
-  finished = nullptr;
+  on_all_disconnected = nullptr;
 }
 
 Store::Store(boost::asio::io_context& io, Options options, const boost::asio::ip::address& address,
@@ -321,7 +327,7 @@ std::string Store::value(const std::string& key) const {
   return at == state_->values.end() ? "" : at->second.bytes;
 }
 std::size_t Store::bytes() const { return state_->bytes_of_values; }
-bool Store::broken() const { return state_->broke.has_value(); }
+bool Store::broken() const { return state_->failed_at.has_value(); }
 void Store::stop_failure_detection() { state_->detects_failures = false; }
 void Store::resume_failure_detection() {
   state_->detects_failures = true;
@@ -337,7 +343,7 @@ void Store::finish(const protocol::Heartbeat& store_host, std::function<void()> 
     peer.connection->finish();
   }
   if (state_->ranks.empty()) return then();
-  state_->finished = std::move(then);
+  state_->on_all_disconnected = std::move(then);
 }
 
 void Store::close() { state_->close(); }

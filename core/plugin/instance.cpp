@@ -1,9 +1,9 @@
 // The life of a component: module startup (once), create with the values of its table, destroy, module shutdown.
 #include <map>
-#include <mutex>
 
 #include "base/error.hpp"
 #include "plugin/plugin_host.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::plugin {
 
@@ -25,8 +25,8 @@ void call(const std::string& who, F&& fn) {
 }
 
 struct Users {
-  std::mutex mutex;
-  std::map<const zr_module*, int> count;
+  Mutex mutex;
+  std::map<const zr_module*, int> count ZR_GUARDED_BY(mutex);
 };
 Users& users() {
   static auto* all = new Users;
@@ -35,15 +35,17 @@ Users& users() {
 
 // Startup runs before the first create, shutdown after the last destroy; both may run several times.
 void start(PluginHost& host, const zr_module* module, const std::string& who) {
-  const std::lock_guard lock(users().mutex);
-  if (users().count[module] == 0 && module->startup)
+  Users& all = users();
+  const MutexLock lock(all.mutex);
+  if (all.count[module] == 0 && module->startup)
     call(who, [&](zr_error* error) { return module->startup(host.abi(), error); });
-  ++users().count[module];
+  ++all.count[module];
 }
 
 void stop(const zr_module* module) {
-  const std::lock_guard lock(users().mutex);
-  if (--users().count[module] == 0 && module->shutdown) module->shutdown();
+  Users& all = users();
+  const MutexLock lock(all.mutex);
+  if (--all.count[module] == 0 && module->shutdown) module->shutdown();
 }
 
 // The plug-in's text may not name the missing services; the host knows which ones it requested.

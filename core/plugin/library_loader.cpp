@@ -7,10 +7,10 @@
 #include <charconv>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "plugin/elf.hpp"
 #include "plugin/probe.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::plugin {
 
@@ -50,10 +50,11 @@ std::string abi_problem(unsigned major, unsigned minor) {
 
 // The libraries of this process; never destroyed, so that none is unloaded.
 struct Loaded {
-  std::mutex mutex;
-  bool probes = false;
-  std::map<std::pair<dev_t, ino_t>, std::string> probed;  // the problem per file, or ""
-  std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries;
+  Mutex mutex;
+  bool probes ZR_GUARDED_BY(mutex) = false;
+  std::map<std::pair<dev_t, ino_t>, std::string> probed ZR_GUARDED_BY(mutex);  // the problem per file, or ""
+  std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries
+      ZR_GUARDED_BY(mutex);
 };
 Loaded& loaded() {
   static auto* all = new Loaded;
@@ -121,7 +122,7 @@ std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   return module ? module_problem(module, tags) : problem;
 }
 
-const std::string& probe(Loaded& all, const Tags& tags) {
+const std::string& probe(Loaded& all, const Tags& tags) ZR_REQUIRES(all.mutex) {
   const auto [at, fresh] = all.probed.try_emplace({tags.file.device, tags.file.inode});
   if (fresh && all.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
   return at->second;
@@ -129,13 +130,17 @@ const std::string& probe(Loaded& all, const Tags& tags) {
 
 }  // namespace
 
-void probe_before_loading() { loaded().probes = true; }
+void probe_before_loading() {
+  Loaded& all = loaded();
+  const MutexLock lock(all.mutex);
+  all.probes = true;
+}
 
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags) {
   PluginValidation validation{file, false, tags.rejection, {}};
   if (!validation.reason.empty()) return validation;
   Loaded& all = loaded();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   const auto& key = tags.file.path;
   auto at = all.libraries.find(key);
   if (at == all.libraries.end()) {

@@ -42,14 +42,15 @@ void free_view(const zr_host* abi, const zr_view* view) {
   PluginHost& host = PluginHost::from_abi(abi);
   PluginHost::Memory::Block block;
   {
-    const std::lock_guard lock(host.memory().mutex);
-    const auto at = host.memory().blocks.find(view->data);
-    if (at == host.memory().blocks.end()) {
+    PluginHost::Memory& memory = host.memory();
+    const MutexLock lock(memory.mutex);
+    const auto at = memory.blocks.find(view->data);
+    if (at == memory.blocks.end()) {
       abi->log(abi, ZR_LOG_ERROR, "a plug-in freed memory that the engine did not allocate");
       return;
     }
     block = std::move(at->second);
-    host.memory().blocks.erase(at);
+    memory.blocks.erase(at);
   }
   block.free(view->data);
   host.ledger().add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
@@ -79,15 +80,17 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       return fail_with(error, ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "'");
     const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
     {
-      const std::lock_guard lock(host.memory().mutex);
-      host.memory().blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag};
+      PluginHost::Memory& memory = host.memory();
+      const MutexLock lock(memory.mutex);
+      memory.blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag};
     }
     try {
       host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));
     } catch (const std::exception& over) {  // exceeds the budget
       free_view(abi, &view);
-      const std::lock_guard lock(host.memory().mutex);
-      host.memory().failure = std::current_exception();
+      PluginHost::Memory& memory = host.memory();
+      const MutexLock lock(memory.mutex);
+      memory.failure = std::current_exception();
       return fail_with(error, ZR_NOMEM, over.what());
     }
   }
@@ -107,14 +110,15 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
 }  // namespace
 
 std::exception_ptr PluginHost::take_failure() {
-  const std::lock_guard lock(memory().mutex);
-  return std::exchange(memory().failure, nullptr);
+  Memory& state = memory();
+  const MutexLock lock(state.mutex);
+  return std::exchange(state.failure, nullptr);
 }
 
 const zr_memory_service kMemoryService{sizeof(zr_memory_service), 0, alloc, free_view, account};
 
 int64_t PluginHost::Memory::clear(Ledger& ledger) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   int64_t bytes = 0;
   for (auto& [memory, block] : blocks) {
     block.free(memory);

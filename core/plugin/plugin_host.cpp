@@ -1,12 +1,12 @@
 #include "plugin/plugin_host.hpp"
 
-#include <mutex>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "plugin/services.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::plugin {
 
@@ -27,9 +27,9 @@ void log_for_plugin(const zr_host*, int32_t level, const char* text) { log(level
 
 // Creates a zr_host that lives until the process ends, because plug-ins may keep it.
 zr_host* make_abi() {
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto* all = new std::vector<std::unique_ptr<zr_host>>;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   return all->emplace_back(std::make_unique<zr_host>()).get();
 }
 
@@ -41,15 +41,15 @@ struct PluginHost::State {
   ThreadPool& pool;
   Memory memory;
   zr_host* abi = nullptr;
-  mutable std::mutex mutex;
-  std::map<std::string, const void*> services;
-  std::map<std::string, void*> contexts;
-  std::set<std::string> missing_services;
+  Mutex mutex;
+  std::map<std::string, const void*> services ZR_GUARDED_BY(mutex);
+  std::map<std::string, void*> contexts ZR_GUARDED_BY(mutex);
+  std::set<std::string> missing_services ZR_GUARDED_BY(mutex);
 
   static const void* service(const zr_host* abi, const char* id) {
     if (!abi->ctx) return nullptr;
     State& state = *PluginHost::from_abi(abi).state_;
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     const auto at = state.services.find(id);
     if (at != state.services.end()) return at->second;
     state.missing_services.insert(id);
@@ -72,7 +72,7 @@ PluginHost::~PluginHost() {
 }
 
 void PluginHost::offer(const std::string& id, const void* table) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->services[id] = table;
 }
 
@@ -80,13 +80,13 @@ const zr_host* PluginHost::abi() const { return state_->abi; }
 PluginHost& PluginHost::from_abi(const zr_host* host) { return *static_cast<PluginHost*>(host->ctx); }
 
 void* PluginHost::context(const std::string& id) const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   const auto at = state_->contexts.find(id);
   return at == state_->contexts.end() ? nullptr : at->second;
 }
 
 void PluginHost::set_context(const std::string& id, void* context) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->contexts[id] = context;
 }
 
@@ -95,7 +95,7 @@ ThreadPool& PluginHost::pool() { return state_->pool; }
 PluginHost::Memory& PluginHost::memory() { return state_->memory; }
 
 std::vector<std::string> PluginHost::take_missing_services() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   std::vector<std::string> all(state_->missing_services.begin(), state_->missing_services.end());
   state_->missing_services.clear();
   return all;

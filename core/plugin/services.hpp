@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "base/huge_page_memory.hpp"
 #include "plugin/plugin_host.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::plugin {
 
@@ -26,11 +26,11 @@ struct PluginHost::Memory {
       pages.reset();
     }
   };
-  std::mutex mutex;
-  std::map<void*, Block> blocks;
-  std::exception_ptr failure;  // of the last failed allocation
+  Mutex mutex;
+  std::map<void*, Block> blocks ZR_GUARDED_BY(mutex);
+  std::exception_ptr failure ZR_GUARDED_BY(mutex);  // of the last failed allocation
   /// Frees all blocks; returns their bytes.
-  int64_t clear(Ledger& ledger);
+  int64_t clear(Ledger& ledger) ZR_EXCLUDES(mutex);
 };
 
 }  // namespace zr::host::plugin

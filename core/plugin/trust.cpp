@@ -13,8 +13,9 @@
 #include <deque>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <system_error>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host::plugin {
 
@@ -58,9 +59,9 @@ std::string user_text(uid_t user) {
 
 // True if `group` is the owner's private group, and all its members in this machine's user tables are trusted.
 bool is_private_group(gid_t group, uid_t owner) {
-  static std::mutex mutex;  // getgrgid(), getpwuid() and getpwent() are not thread-safe
-  static std::map<std::pair<gid_t, uid_t>, bool> known;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;  // getgrgid(), getpwuid() and getpwent() are not thread-safe
+  static std::map<std::pair<gid_t, uid_t>, bool> known ZR_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   const auto [at, fresh] = known.try_emplace({group, owner}, false);
   if (!fresh) return at->second;
   const struct group* entry = ::getgrgid(group);

@@ -333,15 +333,15 @@ TEST(StoreTest, SurvivesUnauthenticatedConnectionsAndGarbage) {
   }
   {
     RawConnection raw(store);  // a truncated hello whose inner lengths exceed it
-    std::string hello = control::protocol::encode(control::protocol::Hello{"job", "token", 0, 2, {}});
+    std::string hello = control::protocol::encode(control::protocol::JoinRequest{"job", "token", 0, 2, {}});
     hello[control::protocol::kHeaderBytes] = 127;
     raw.say(hello);
     EXPECT_EQ(raw.answer(), "");
   }
   {
     RawConnection raw(store);
-    raw.say(control::protocol::encode(control::protocol::Hello{"zr-000000000000", "00000000000000000000000000000000", 1,
-                                                               2, control::protocol::this_peer()}));
+    raw.say(control::protocol::encode(control::protocol::JoinRequest{
+        "zr-000000000000", "00000000000000000000000000000000", 1, 2, control::protocol::this_peer()}));
     const std::string answer = raw.answer();
     EXPECT_THAT(answer, HasSubstr("this store belongs to another job"));
   }

@@ -122,7 +122,7 @@ int run(int argc, char** argv) {
       fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Plan");
     plan.values[key] = std::atoll(equals + 1);
   }
-  if (!plan["reacts"]) control::end_absent_process_with([](int exit_code) { std::_Exit(exit_code); });
+  if (!plan["reacts"]) control::set_exit_function([](int exit_code) { std::_Exit(exit_code); });
   Page& page = *map_page(std::getenv("ZR_TEST_PAGE"));
   // Find the rank from the environment, because its entry in the page is needed before join() returns.
   int env_rank = 0;

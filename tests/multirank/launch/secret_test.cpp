@@ -105,7 +105,8 @@ TEST_F(JobSecretTest, StoreRejectsTokenGuessedFromLauncherVariables) {
   ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << store_host.err();
   for (const std::string& token : {job_name(), std::string()}) {
     Peer unauthenticated(port_);
-    ASSERT_TRUE(unauthenticated.say(protocol::encode(protocol::Hello{job_name(), token, 1, 2, protocol::this_peer()})));
+    ASSERT_TRUE(
+        unauthenticated.say(protocol::encode(protocol::JoinRequest{job_name(), token, 1, 2, protocol::this_peer()})));
     EXPECT_THAT(unauthenticated.read_some(), HasSubstr("this store belongs to another job"));
   }
   Job other(scene_, program(), torchrun(1, 2, 2));
@@ -204,7 +205,7 @@ TEST_F(JobSecretTest, StoreLimitsBytesPerRank) {
   Job store_host(scene_, program("steps=1000000"), environment);
   ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
   Peer peer(port_);
-  ASSERT_TRUE(peer.say(protocol::encode(protocol::Hello{job_name(), "known", 1, 2, protocol::this_peer()})));
+  ASSERT_TRUE(peer.say(protocol::encode(protocol::JoinRequest{job_name(), "known", 1, 2, protocol::this_peer()})));
   ASSERT_NE(peer.read_some(), "");
   int64_t peak = 0;
   for (int i = 0; i < 300; ++i) {
@@ -229,7 +230,7 @@ TEST_F(JobSecretTest, StoreRejectsOversizedHeartbeat) {
   heartbeat.activity.what = "computing\n  rank 9  pid 1  forged\x1b[2J";
   EXPECT_EQ(protocol::decode_heartbeat(body(protocol::encode(protocol::Type::heartbeat, heartbeat))).activity.what,
             "computing\\n  rank 9  pid 1  forged\\x1b[2J");
-  heartbeat.recent.resize(protocol::kMaxCalls + 1);
+  heartbeat.recent.resize(protocol::kMaxCollectives + 1);
   EXPECT_THROW(protocol::decode_heartbeat(body(protocol::encode(protocol::Type::heartbeat, heartbeat))),
                protocol::Malformed);
 }

@@ -174,10 +174,10 @@ TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
 TEST_F(MembersTest, LostRankTakesPrecedenceOverReportedError) {
   members.reported(0, "all_reduce 'x': the peer is gone");
   EXPECT_EQ(members.failure_notice(), "rank 0: all_reduce 'x': the peer is gone");
-  EXPECT_FALSE(members.settled(now, now));
+  EXPECT_FALSE(members.report_is_ready(now, now));
   members.disconnected(1);
   members.on_final_status(0, {}, now);
-  EXPECT_TRUE(members.settled(now, now));
+  EXPECT_TRUE(members.report_is_ready(now, now));
   EXPECT_EQ(members.failure_notice(), "rank 1 (pid 101) is lost: its connection closed");
 }
 
@@ -189,11 +189,11 @@ TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
 
 TEST(ProtocolTest, RejectsTruncatedOrOverlongMessages) {
   const std::string hello =
-      control::protocol::encode(control::protocol::Hello{"job", "token", 1, 2, {5, "host", "machine"}})
+      control::protocol::encode(control::protocol::JoinRequest{"job", "token", 1, 2, {5, "host", "machine"}})
           .substr(control::protocol::kHeaderBytes);
-  EXPECT_EQ(control::protocol::decode_hello(hello).peer.machine, "machine");
+  EXPECT_EQ(control::protocol::decode_join_request(hello).peer.machine, "machine");
   for (std::size_t n = 0; n < hello.size(); ++n)
-    EXPECT_THROW(control::protocol::decode_hello(hello.substr(0, n)), control::protocol::Malformed);
-  EXPECT_THROW(control::protocol::decode_hello(hello + "x"), control::protocol::Malformed);
+    EXPECT_THROW(control::protocol::decode_join_request(hello.substr(0, n)), control::protocol::Malformed);
+  EXPECT_THROW(control::protocol::decode_join_request(hello + "x"), control::protocol::Malformed);
 }
 }  // namespace
