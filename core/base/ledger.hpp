@@ -18,7 +18,7 @@ enum class MemoryKind {
   weights,
   gradients,
   master,
-  slots,
+  optimizer,
   buckets,
   gather_buffer,
   communicator,

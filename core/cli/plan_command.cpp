@@ -50,10 +50,10 @@ constexpr Column kColumns[] = {
     {"weights", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
     {"gradients", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
     {"master", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
-    {"optimizer", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::slots}); }},
+    {"optimizer", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::optimizer}); }},
     {"= model states",
      [](const plan::MemoryPlan&, const Kinds& k) {
-       return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::slots});
+       return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::optimizer});
      }},
     {"buckets", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
     {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},

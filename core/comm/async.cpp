@@ -22,7 +22,7 @@ void done_resolve(zr_done* done, zr_code code, int64_t native, const char* messa
     return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
   done->native = native;
   if (message) done->message = message;
-  if (done->then) done->then(code);
+  if (done->on_resolved) done->on_resolved(code);
   done->code.store(code == ZR_AGAIN ? zr_code{ZR_INTERNAL} : code, std::memory_order_release);
   done->code.notify_all();
 }

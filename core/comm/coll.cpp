@@ -106,9 +106,10 @@ std::string view_problem(const char* name, const zr_view& view) {
   return "";
 }
 
-std::string length_problem(const char* name, int64_t has, int64_t expected, const char* what) {
-  if (has == expected) return "";
-  return std::string(name) + " has " + std::to_string(has) + " elements, " + what + " has " + std::to_string(expected);
+std::string length_problem(const char* name, int64_t actual, int64_t expected, const char* what) {
+  if (actual == expected) return "";
+  return std::string(name) + " has " + std::to_string(actual) + " elements, " + what + " has " +
+         std::to_string(expected);
 }
 
 std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int rank, int world) {
@@ -123,9 +124,9 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
     return first_of(
         sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "the received data"));
   }
-  const int64_t total = total_of(coll, world), mine = part_of_rank(coll.counts, total, rank, world).count;
-  const auto of = [&](const char* name, int64_t count, bool part) {
-    return length_problem(name, count, part ? mine : total, part ? "this rank's part" : "the full tensor");
+  const int64_t total = total_of(coll, world), local_count = part_of_rank(coll.counts, total, rank, world).count;
+  const auto of = [&](const char* name, int64_t count, bool is_part) {
+    return length_problem(name, count, is_part ? local_count : total, is_part ? "this rank's part" : "the full tensor");
   };
   if (reads && writes && !gathers(coll) && !scatters(coll))
     return length_problem("dst", coll.dst.count, coll.src.count, "src");
@@ -148,12 +149,12 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
     return "reduction code " + std::to_string(coll.reduce) + " is not defined";
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
-    if (std::string why = view_problem("src", coll.src); !why.empty()) return why;
+    if (std::string problem = view_problem("src", coll.src); !problem.empty()) return problem;
   if (writes)
-    if (std::string why = view_problem("dst", coll.dst); !why.empty()) return why;
-  const bool widens =
+    if (std::string problem = view_problem("dst", coll.dst); !problem.empty()) return problem;
+  const bool upcasts =
       is_reduction(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
-  if (reads && writes && coll.src.dtype != coll.dst.dtype && !widens)
+  if (reads && writes && coll.src.dtype != coll.dst.dtype && !upcasts)
     return "src is " + std::string(name_of(coll.src.dtype)) + " and dst is " + std::string(name_of(coll.dst.dtype));
   for (const int64_t* counts : {coll.counts, coll.recv_counts})
     for (int r = 0; counts && r < world; ++r)

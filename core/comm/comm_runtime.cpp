@@ -12,7 +12,7 @@
 namespace zr::host::comm {
 
 namespace {
-constexpr int64_t kMessageRun = 64;  // minimal number of bytes per rank and transfer
+constexpr int64_t kTransferGranularity = 64;  // the bytes per rank of a transfer are a multiple of it
 }
 
 // Memory and control messages, in addition to the submission of collectives.
@@ -22,8 +22,8 @@ struct CommRuntime::State {
     Tier tier;
     MemoryKind kind;
     std::string tag;
-    enum class From { host, plugin, alias } from;
-    HugePageMemory own;  // set if the host allocated the memory
+    enum class From { host, plugin, shared_weights } from;
+    HugePageMemory host_memory;  // set if the host allocated the memory
   };
 
   State(plugin::PluginHost& h, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
@@ -32,11 +32,11 @@ struct CommRuntime::State {
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
 
-  // Calls fn(first, count) for consecutive runs of [0, total), so that `shares` runs fit the staging buffer.
+  // Calls fn(first, count) for consecutive ranges of [0, total), so that `shares` of them fit the staging buffer.
   template <class Fn>
-  void in_runs(int64_t total, int64_t shares, Fn&& fn) {
-    const int64_t run = staging_bytes / shares / kMessageRun * kMessageRun;
-    for (int64_t first = 0; first < total; first += run) fn(first, std::min(run, total - first));
+  void for_each_transfer(int64_t total, int64_t shares, Fn&& fn) {
+    const int64_t length = staging_bytes / shares / kTransferGranularity * kTransferGranularity;
+    for (int64_t first = 0; first < total; first += length) fn(first, std::min(length, total - first));
   }
 
   plugin::PluginHost& host;
@@ -71,7 +71,9 @@ CommRuntime::~CommRuntime() {
   for (auto& [memory, m] : s.memory) s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
 }
 
-int64_t CommRuntime::staging_bytes(int world) { return std::max<int64_t>(64 << 10, kMessageRun * (world + 1)); }
+int64_t CommRuntime::staging_bytes(int world) {
+  return std::max<int64_t>(64 << 10, kTransferGranularity * (world + 1));
+}
 int CommRuntime::rank() const { return state_->submission.rank(); }
 int CommRuntime::world() const { return state_->submission.world(); }
 zr_comm_ref CommRuntime::ref() const { return state_->submission.ref(); }
@@ -85,16 +87,16 @@ void CommRuntime::barrier(const char* label) {
   run_control(coll);
 }
 
-std::vector<std::string> CommRuntime::all_gather_bytes(const std::string& mine, const char* label) {
+std::vector<std::string> CommRuntime::all_gather_bytes(const std::string& bytes, const char* label) {
   const int n = world();
-  const auto length = static_cast<int64_t>(mine.size());
-  std::vector<std::string> all(static_cast<std::size_t>(n), std::string(mine.size(), '\0'));
-  state_->in_runs(length, n + 1, [&](int64_t first, int64_t count) {
-    char* own = state_->staging + n * count;
-    std::memcpy(own, mine.data() + first, static_cast<std::size_t>(count));
+  const auto length = static_cast<int64_t>(bytes.size());
+  std::vector<std::string> all(static_cast<std::size_t>(n), std::string(bytes.size(), '\0'));
+  state_->for_each_transfer(length, n + 1, [&](int64_t first, int64_t count) {
+    char* const part = state_->staging + n * count;
+    std::memcpy(part, bytes.data() + first, static_cast<std::size_t>(count));
     zr_coll coll{};
     coll.op = ZR_ALL_GATHER;
-    coll.src = {own, count, ZR_U8, 0, {1, 0}};
+    coll.src = {part, count, ZR_U8, 0, {1, 0}};
     coll.dst = {state_->staging, n * count, ZR_U8, 0, {1, 0}};
     coll.label = label;
     run_control(coll);
@@ -105,19 +107,19 @@ std::vector<std::string> CommRuntime::all_gather_bytes(const std::string& mine, 
   return all;
 }
 
-std::string CommRuntime::broadcast_bytes(const std::string& mine, int root, const char* label) {
+std::string CommRuntime::broadcast_bytes(const std::string& bytes_of_root, int root, const char* label) {
   zr_coll coll{};
   coll.op = ZR_BROADCAST;
   coll.root = root;
   coll.label = label;
-  auto length = static_cast<int64_t>(mine.size());
+  auto length = static_cast<int64_t>(bytes_of_root.size());
   std::memcpy(state_->staging, &length, sizeof length);
   coll.src = coll.dst = {state_->staging, 1, ZR_I64, 0, {1, 0}};
   run_control(coll);
   std::memcpy(&length, state_->staging, sizeof length);
-  std::string bytes = rank() == root ? mine : std::string(static_cast<std::size_t>(length), '\0');
-  state_->in_runs(length, 1, [&](int64_t first, int64_t count) {
-    if (rank() == root) std::memcpy(state_->staging, mine.data() + first, static_cast<std::size_t>(count));
+  std::string bytes = rank() == root ? bytes_of_root : std::string(static_cast<std::size_t>(length), '\0');
+  state_->for_each_transfer(length, 1, [&](int64_t first, int64_t count) {
+    if (rank() == root) std::memcpy(state_->staging, bytes_of_root.data() + first, static_cast<std::size_t>(count));
     coll.src = coll.dst = {state_->staging, count, ZR_U8, 0, {1, 0}};
     run_control(coll);
     std::memcpy(bytes.data() + first, state_->staging, static_cast<std::size_t>(count));
@@ -130,16 +132,16 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
   const int64_t staging = std::max<int64_t>(bytes, 64);
   void* memory =
       s.submission.mem_alloc(static_cast<uint64_t>(staging), static_cast<uint64_t>(std::max<int64_t>(align, 64)));
-  HugePageMemory own;
+  HugePageMemory host_memory;
   if (!memory) {
-    own = allocate_huge_pages(staging, align);
-    if (!own)
+    host_memory = allocate_huge_pages(staging, align);
+    if (!host_memory)
       fail_environment("cannot allocate " + bytes_text(bytes) + " for " + tag +
                        " (each rank needs this amount); use more ranks or a smaller model");
-    memory = std::memset(own.get(), 0, static_cast<std::size_t>(staging));
+    memory = std::memset(host_memory.get(), 0, static_cast<std::size_t>(staging));
   }
-  const auto from = own ? State::Memory::From::host : State::Memory::From::plugin;
-  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from, std::move(own)});
+  const auto from = host_memory ? State::Memory::From::host : State::Memory::From::plugin;
+  s.memory.emplace(memory, State::Memory{bytes, tier, kind, tag, from, std::move(host_memory)});
   try {
     s.host.ledger().add(tier, kind, tag, bytes);
   } catch (...) {  // the ledger has counted it, and free() subtracts it
@@ -156,28 +158,30 @@ void CommRuntime::free(void* memory) {
   s.host.ledger().add(at->second.tier, at->second.kind, at->second.tag, -at->second.bytes);
   switch (at->second.from) {
     case State::Memory::From::plugin: s.submission.mem_free(memory); break;
-    case State::Memory::From::alias: s.submission.shared_free(memory); break;
+    case State::Memory::From::shared_weights: s.submission.shared_free(memory); break;
     case State::Memory::From::host: break;
   }
   s.memory.erase(at);
-  s.submission.counter().forget(memory);
+  s.submission.counter().remove_buffer(memory);
 }
 
 std::pair<void*, const void*> CommRuntime::allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
                                                            const std::string& tag) {
   State& s = *state_;
   const auto views = s.submission.shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
-  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::alias, {}});
+  s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::shared_weights, {}});
   s.host.ledger().add(tier, kind, tag, share);
   return views;
 }
 
-void CommRuntime::set_live(LiveRuns live) { state_->submission.counter().set_live(std::move(live)); }
+void CommRuntime::set_planned_buffer(NonPaddingRanges buffer) {
+  state_->submission.counter().set_planned_buffer(std::move(buffer));
+}
 CommVolume CommRuntime::volume() const { return state_->submission.counter().count(); }
-void CommRuntime::note_step(int64_t step) { state_->submission.note_step(step); }
+void CommRuntime::set_step(int64_t step) { state_->submission.set_step(step); }
 int64_t CommRuntime::submitted() const { return state_->submission.submitted(); }
-void CommRuntime::on_end(std::function<void(const zr_coll&, const void*)> ended) {
-  state_->submission.on_end(std::move(ended));
+void CommRuntime::on_completed(std::function<void(const zr_coll&, const void*)> observer) {
+  state_->submission.on_completed(std::move(observer));
 }
 void CommRuntime::set_collective_staging(CollectiveStaging* staging) {
   state_->submission.set_collective_staging(staging);

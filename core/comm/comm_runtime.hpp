@@ -50,9 +50,10 @@ class CommRuntime {
   void run_control(zr_coll coll);
   void barrier(const char* label);
   /// Every rank's bytes, in rank order, equal length on all ranks. Control traffic.
-  std::vector<std::string> all_gather_bytes(const std::string& mine, const char* label);
-  /// Sends the bytes of `root` to all ranks; the other ranks need not know the length. Control traffic.
-  std::string broadcast_bytes(const std::string& mine, int root, const char* label);
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const char* label);
+  /// Sends `bytes_of_root`, which only `root` needs to pass, to all ranks; the other ranks need not know the length.
+  /// Control traffic.
+  std::string broadcast_bytes(const std::string& bytes_of_root, int root, const char* label);
 
   /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the engine if the plug-in has no
   /// allocator. The alignment is at least 64.
@@ -64,16 +65,16 @@ class CommRuntime {
   std::pair<void*, const void*> allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
                                                 const std::string& tag);
   /// Makes the volume counters leave out the alignment padding of a planned buffer.
-  void set_live(LiveRuns live);
+  void set_planned_buffer(NonPaddingRanges buffer);
   CommVolume volume() const;
   /// Sets the number of completed steps, for reports.
-  void note_step(int64_t step);
+  void set_step(int64_t step);
   /// The number of collectives submitted so far with a completion, including those that were resolved during submit.
   int64_t submitted() const;
   /// Registers a callback for every successful collective of a plug-in, called on the thread that observed its
   /// completion. `dst`: the memory that contains its destination. Replaces the earlier callback; an empty callback
   /// removes it. [use]
-  void on_end(std::function<void(const zr_coll& coll, const void* dst)> ended);
+  void on_completed(std::function<void(const zr_coll& coll, const void* dst)> observer);
   /// Sets the object that stages disk-backed addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
   /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.

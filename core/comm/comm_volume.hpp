@@ -21,36 +21,38 @@ struct CommVolume {
   CommVolume& operator+=(const CommVolume& other);
 };
 
-/// The elements of a planned buffer that are not alignment padding, as ascending, disjoint runs.
-struct LiveRuns {
+/// The elements of a planned buffer that are not alignment padding, as ascending, disjoint ranges.
+struct NonPaddingRanges {
   const char* base;
   zr_dtype dtype;
   int64_t elements;
-  std::vector<std::pair<int64_t, int64_t>> runs;  // [first, end) in elements
+  std::vector<std::pair<int64_t, int64_t>> ranges;  // [first, end) in elements
 };
 
 class CommVolumeCounter {
  public:
   CommVolumeCounter(int rank, int world) : rank_(rank), world_(world) {}
-  void set_live(LiveRuns live);  // adds a buffer, or replaces the one at the same base
+  /// Adds a buffer, or replaces the one at the same base.
+  void set_planned_buffer(NonPaddingRanges buffer);
   /// Removes the buffer at `base`, which has been freed.
-  void forget(const void* base);
+  void remove_buffer(const void* base);
   /// Bytes that this rank receives in `coll`: the minimum that a communicator must transfer, where each rank reduces an
   /// equal part of an all_reduce.
-  int64_t received(const zr_coll& coll) const;
+  int64_t received_bytes(const zr_coll& coll) const;
   void add(uint32_t op, int64_t bytes, bool control);
   const CommVolume& count() const { return count_; }
 
  private:
   struct Buffer {
-    LiveRuns live;
-    std::vector<int64_t> before;  // live elements before each run
-    int64_t until(int64_t element) const;
+    NonPaddingRanges non_padding;
+    std::vector<int64_t> preceding;  // for each range: the number of non-padding elements before it
+    int64_t non_padding_before(int64_t element) const;
   };
   const Buffer* find(const zr_view& view) const;
-  // The number of live elements in [first, first + count) of dst if dst is in a planned buffer, else of src if src is;
-  // otherwise `count`.
-  int64_t live(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first, int64_t count) const;
+  // The number of non-padding elements in [first, first + count) of dst if dst is in a planned buffer, else of src if
+  // src is; otherwise `count`.
+  int64_t non_padding_elements(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first,
+                               int64_t count) const;
 
   int rank_, world_;
   std::vector<Buffer> buffers_;

@@ -22,6 +22,6 @@ struct Primitives {
 
 /// Performs `coll`, which problem_of() has accepted, in pieces that fit the staging buffer, identically on every rank.
 /// Returns "", or why `coll` cannot be composed: sends and receives cannot be composed of collectives.
-std::string compose(const zr_coll& coll, const Primitives& with);
+std::string compose(const zr_coll& coll, const Primitives& primitives);
 
 }  // namespace zr::host::comm

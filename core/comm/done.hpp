@@ -14,7 +14,7 @@ struct zr_done_s {
   int64_t native = 0;
   std::string message;
   const zr_host* host = nullptr;
-  std::function<void(zr_code)> then;  // called once by the resolver, before `code` changes
+  std::function<void(zr_code)> on_resolved;  // called once by the resolver, before `code` changes
   // The collective that was submitted with this completion, for reports; written before submit returns.
   uint64_t sequence = 0, fingerprint = 0;
   std::string what;

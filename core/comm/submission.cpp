@@ -67,10 +67,10 @@ zr_comm_ref Submission::ref() {
 std::exception_ptr Submission::take_failure() { return std::exchange(failure_, nullptr); }
 
 // The job has failed on this rank. The failure report goes into the Error that every later call throws.
-zr_code Submission::fail_job(const std::string& mine, zr_error* error) {
-  if (!lost_) lost_ = std::make_exception_ptr(PeerLostError(control_->report(mine)));
-  failure_ = lost_;
-  return fill(error, ZR_COMM, mine);
+zr_code Submission::fail_job(const std::string& observation, zr_error* error) {
+  if (!job_failure_) job_failure_ = std::make_exception_ptr(PeerLostError(control_->report(observation)));
+  failure_ = job_failure_;
+  return fill(error, ZR_COMM, observation);
 }
 
 zr_code Submission::reject(zr_code code, int exit_code, const std::string& text, zr_error* error) {
@@ -81,13 +81,13 @@ zr_code Submission::reject(zr_code code, int exit_code, const std::string& text,
 // Converts the result of the plug-in to an Error. activity_ still describes the collective.
 zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
-  const std::string said = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
-  if (too_long_)
+  const std::string plugin_text = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
+  if (exceeded_timeout_)
     return fail_job("waited longer than communicator.timeout (" +
                         duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what,
                     error);
-  if (code == ZR_MISMATCH) return fail_job(said, error);
-  const std::string what = activity_.what.empty() ? said : activity_.what + ": " + said;
+  if (code == ZR_MISMATCH) return fail_job(plugin_text, error);
+  const std::string what = activity_.what.empty() ? plugin_text : activity_.what + ": " + plugin_text;
   if (ends_job(code)) return fail_job(what, error);
   const int exit = code == ZR_INVALID                                            ? exit_code::user
                    : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? exit_code::environment
@@ -99,14 +99,14 @@ zr_code Submission::finish(zr_code code, zr_error* error) {
 bool Submission::is_native(const zr_coll& coll) const {
   if (!(caps_.ops & bit(coll.op))) return false;
   if (coll.op == ZR_BARRIER) return true;
-  const zr_dtype travels =
+  const zr_dtype sent_dtype =
       coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
-  if (!(caps_.dtypes & bit(static_cast<uint64_t>(travels)))) return false;
+  if (!(caps_.dtypes & bit(static_cast<uint64_t>(sent_dtype)))) return false;
   if (!is_reduction(coll)) return true;
-  const bool low_precision = travels == ZR_BF16 || travels == ZR_F16;
-  const bool floating = low_precision || travels == ZR_F32 || travels == ZR_F64;
+  const bool low_precision = sent_dtype == ZR_BF16 || sent_dtype == ZR_F16;
+  const bool floating = low_precision || sent_dtype == ZR_F32 || sent_dtype == ZR_F64;
   // In a reduce, only the root knows whether it upcasts; the ranks must decide identically.
-  const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != travels;
+  const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != sent_dtype;
   return (caps_.reduces & bit(coll.reduce)) &&
          (!floating || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
          (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
@@ -120,7 +120,7 @@ void Submission::run_single_rank(const zr_coll& coll) {
     std::memmove(coll.dst.data, coll.src.data, static_cast<std::size_t>(coll.src.count * size_of(coll.src.dtype)));
 }
 
-zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error) {
+zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* error) {
   if (!staging_) staging_ = allocate_staging_();
   int64_t received = 0;
   std::vector<int64_t> bytes;
@@ -128,7 +128,7 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
     part.size = sizeof part;
     part.fingerprint = coll.fingerprint;
     part.label = coll.label;
-    received += counter_.received(part);
+    received += counter_.received_bytes(part);
     if (!(caps_.dtypes & bit(static_cast<uint64_t>(part.src.dtype)))) {  // transferred as bytes
       const int64_t size = size_of(part.src.dtype);
       for (zr_view* view : {&part.src, &part.dst}) *view = {view->data, view->count * size, ZR_U8, 0, view->device};
@@ -152,26 +152,27 @@ zr_code Submission::composed(const zr_coll& coll, bool control, zr_error* error)
   return ZR_OK;
 }
 
-void Submission::ended(const zr_coll& coll, const void* dst, Trace::Time begin) {
+void Submission::notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin) {
   if (trace_)
     trace_->span("collectives", std::string(name_of_op(coll.op)) + " " + (coll.label ? coll.label : ""), begin,
                  Clock::now());
-  if (ended_) ended_(coll, dst);
+  if (on_completed_) on_completed_(coll, dst);
 }
 
 // Staging buffers are released in the order of submission, and all ranks submit in the same order, so waiting for the
 // oldest collective cannot deadlock.
-zr_code Submission::stage(StagedCollective& views, zr_error* error) {
+zr_code Submission::stage(StagedCollective& staged, zr_error* error) {
   if (!collective_staging_) return ZR_OK;
-  while (!staged_.empty() && staged_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
-    done_release(staged_.front());
-    staged_.pop_front();
+  while (!staged_completions_.empty() &&
+         staged_completions_.front()->code.load(std::memory_order_acquire) != ZR_AGAIN) {
+    done_release(staged_completions_.front());
+    staged_completions_.pop_front();
   }
-  while ((views.number = collective_staging_->stage(views.coll)) == CollectiveStaging::kNoCapacity) {
-    if (staged_.empty())
+  while ((staged.number = collective_staging_->stage(staged.coll)) == CollectiveStaging::kNoCapacity) {
+    if (staged_completions_.empty())
       fail_internal("no staging buffer for a collective that reads from a tier, although no other is in flight");
-    zr_done* first = staged_.front();
-    staged_.pop_front();
+    zr_done* first = staged_completions_.front();
+    staged_completions_.pop_front();
     const zr_code code = wait(first, -1, error);
     done_release(first);
     if (code != ZR_OK) return code;
@@ -183,53 +184,56 @@ void Submission::unstage(uint64_t number, bool succeeded) noexcept {
   if (number != CollectiveStaging::kNotStaged && collective_staging_) collective_staging_->unstage(number, succeeded);
 }
 
-// `coll` is the collective as submitted; it is counted and observed. `views` is the staged collective; it is performed.
-zr_code Submission::issue(const zr_coll& coll, const StagedCollective& views, zr_done* done, bool control,
+// `coll` is the collective as submitted; it is counted and observed. `staged` is the staged collective; it is
+// performed.
+zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
                           zr_error* error) {
   const bool native = world_ > 1 && is_native(coll), asynchronous = native && done && (caps_.flags & ZR_COMM_ASYNC);
-  const bool observed = !control && (trace_ || ended_);
-  const uint64_t number = views.number;
+  const bool observed = !control && (trace_ || on_completed_);
+  const uint64_t number = staged.number;
   const auto begin = Clock::now();
   zr_code code = ZR_OK;
   if (asynchronous) {
     if (observed || number)
-      done->then = [this, coll, begin, observed, number, dst = views.coll.dst.data,
-                    label = std::string(coll.label ? coll.label : "")](zr_code code) {
-        zr_coll own = coll;
-        own.label = label.c_str();
-        own.counts = own.recv_counts = nullptr;
-        if (code == ZR_OK && observed) ended(own, dst, begin);
+      done->on_resolved = [this, coll, begin, observed, number, dst = staged.coll.dst.data,
+                           label = std::string(coll.label ? coll.label : "")](zr_code code) {
+        zr_coll completed = coll;
+        completed.label = label.c_str();
+        completed.counts = completed.recv_counts = nullptr;
+        if (code == ZR_OK && observed) notify_completed(completed, dst, begin);
         unstage(number, code == ZR_OK);
       };
     control_->set_activity(activity_);
-    code = finish(api_->submit(comm_, &views.coll, nullptr, done, error), error);
+    code = finish(api_->submit(comm_, &staged.coll, nullptr, done, error), error);
     if (code == ZR_OK && number) {
       done->references.fetch_add(1, std::memory_order_relaxed);
-      staged_.push_back(done);
+      staged_completions_.push_back(done);
     }
     activity_.what.clear();
     control_->set_activity(activity_);
   } else if (world_ == 1) {
-    run_single_rank(views.coll);
+    run_single_rank(staged.coll);
   } else {
     const Waiting waiting(*this);
-    const zr_coll& own = views.coll;
-    code = finish(native ? api_->submit(comm_, &own, nullptr, nullptr, error) : composed(own, control, error), error);
+    const zr_coll& staged_coll = staged.coll;
+    code = finish(
+        native ? api_->submit(comm_, &staged_coll, nullptr, nullptr, error) : run_composed(staged_coll, control, error),
+        error);
   }
   if (code != ZR_OK) {  // `done` is not resolved
-    if (asynchronous) done->then = nullptr;
+    if (asynchronous) done->on_resolved = nullptr;
     unstage(number, false);
     return code;
   }
-  if (native || world_ == 1) counter_.add(coll.op, counter_.received(coll), control);
-  if (observed && !asynchronous) ended(coll, views.coll.dst.data, begin);
+  if (native || world_ == 1) counter_.add(coll.op, counter_.received_bytes(coll), control);
+  if (observed && !asynchronous) notify_completed(coll, staged.coll.dst.data, begin);
   if (!asynchronous) unstage(number, true);
   if (done && !asynchronous) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
 
 zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
-  if (lost_) return fail_job("the job has failed", error);
+  if (job_failure_) return fail_job("the job has failed", error);
   failure_ = nullptr;  // set by an earlier call whose caller continued
   zr_coll coll = given;
   coll.size = sizeof coll;
@@ -237,14 +241,14 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
     return reject(ZR_INVALID, exit_code::user,
                   std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
   coll.fingerprint = fingerprint_of(coll, world_);
-  StagedCollective views{coll, CollectiveStaging::kNotStaged};
-  if (const zr_code code = stage(views, error); code != ZR_OK) return code;
+  StagedCollective staged{coll, CollectiveStaging::kNotStaged};
+  if (const zr_code code = stage(staged, error); code != ZR_OK) return code;
   if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
   if (world_ > 1) {
     describe(coll, world_, activity_.what, call_);
     if (control_->broken()) {
-      unstage(views.number, false);
+      unstage(staged.number, false);
       return fail_job("about to issue " + activity_.what, error);
     }
   }
@@ -255,9 +259,9 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
     done->what = activity_.what;
   }
   try {
-    return issue(coll, views, done, control, error);
+    return issue(coll, staged, done, control, error);
   } catch (...) {
-    unstage(views.number, false);
+    unstage(staged.number, false);
     throw;
   }
 }
@@ -289,7 +293,7 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
       if (timeout_ns >= 0 && waited > limit)
         return fill(error, ZR_TIMEOUT, "the completion was not resolved within the timeout");
       if (waited > limit || control_->broken()) {
-        too_long_ = too_long_ || waited > limit;
+        exceeded_timeout_ = exceeded_timeout_ || waited > limit;
         code = ZR_CANCELLED;
         fill(error, code, "the job has failed");
         break;
@@ -331,8 +335,9 @@ zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
 // All operations: those that the plug-in lacks are composed.
 zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept {
   const auto& submission = *static_cast<Submission*>(self);
-  const uint64_t all = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
-  const uint64_t ops = submission.world_ == 1 ? all & ~messages : (all & ~messages) | (submission.caps_.ops & messages);
+  const uint64_t all_ops = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
+  const uint64_t ops =
+      submission.world_ == 1 ? all_ops & ~messages : (all_ops & ~messages) | (submission.caps_.ops & messages);
   const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops,
                           bit(ZR_I64 + 1) - bit(ZR_F32), bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
   const uint32_t size = std::min<uint32_t>(out->size, sizeof caps);

@@ -46,8 +46,8 @@ class Submission {
 
   /// Called with every successful collective of a plug-in, on the thread that observed its completion. [use]
   /// `dst`: the address that was written, which differs from that in `coll` if the collective was staged.
-  using Ended = std::function<void(const zr_coll& coll, const void* dst)>;
-  void on_end(Ended ended) { ended_ = std::move(ended); }
+  using CompletionObserver = std::function<void(const zr_coll& coll, const void* dst)>;
+  void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
@@ -60,13 +60,13 @@ class Submission {
   void* mem_alloc(uint64_t bytes, uint64_t align);
   void mem_free(void* memory);  // accepts null
   /// The shared-weights extension of the plug-in; null if it has none. shared_alloc() and shared_free() require it.
-  const zr_shared_weights_api* alias() const;
+  const zr_shared_weights_api* shared_weights() const;
   std::pair<void*, const void*> shared_alloc(uint64_t bytes);  // writable and read-only address; collective
   void shared_free(void* writer);                              // takes the writable address
   CommVolumeCounter& counter() { return counter_; }
   const CommVolumeCounter& counter() const { return counter_; }
   /// Sets the number of completed steps, for reports.
-  void note_step(int64_t step) {
+  void set_step(int64_t step) {
     activity_.step = step;
     control_->set_activity(activity_);
   }
@@ -79,17 +79,17 @@ class Submission {
     zr_coll coll;
     uint64_t number;
   };
-  zr_code stage(StagedCollective& views, zr_error* error);
+  zr_code stage(StagedCollective& staged, zr_error* error);
   void unstage(uint64_t number, bool succeeded) noexcept;
-  zr_code issue(const zr_coll& coll, const StagedCollective& views, zr_done* done, bool control, zr_error* error);
-  zr_code composed(const zr_coll& coll, bool control, zr_error* error);
+  zr_code issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control, zr_error* error);
+  zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;
   zr_code finish(zr_code code, zr_error* error);
-  zr_code fail_job(const std::string& mine, zr_error* error);
+  zr_code fail_job(const std::string& observation, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
   void run_watchdog(const std::stop_token& stop);
-  void ended(const zr_coll& coll, const void* dst, Trace::Time begin);
+  void notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
   static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
@@ -107,18 +107,18 @@ class Submission {
 
   control::Activity activity_;
   CommVolumeCounter counter_;
-  Ended ended_;
+  CompletionObserver on_completed_;
   CollectiveStaging* collective_staging_ = nullptr;
-  std::deque<zr_done*> staged_;  // completions of collectives that may still be staged, in submission order
+  std::deque<zr_done*> staged_completions_;  // completions of collectives that may still be staged, in submission order
   Trace* trace_ = nullptr;
   std::string call_;
   int64_t submitted_ = 0;
-  std::exception_ptr lost_;     // the failure of the job: every later call throws it
-  std::exception_ptr failure_;  // for take_failure()
+  std::exception_ptr job_failure_;  // the failure of the job: every later call throws it
+  std::exception_ptr failure_;      // for take_failure()
 
   // Watchdog: ends calls that exceed the time limit inside the plug-in.
   std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits
-  std::atomic<bool> too_long_{false};
+  std::atomic<bool> exceeded_timeout_{false};
   std::jthread watchdog_;
 };
 

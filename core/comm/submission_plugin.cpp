@@ -33,9 +33,9 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
   if (world_ == 1) return;
   if (!instance_) fail_internal("a communicator of " + std::to_string(world_) + " ranks was created without a plug-in");
   api_ = instance_->api<zr_communicator_api>();
-  const zr_comm_open how{sizeof(zr_comm_open), rank_, world_, 0, "data"};
+  const zr_comm_open options{sizeof(zr_comm_open), rank_, world_, 0, "data"};
   CallError error;
-  check(api_->open(instance_->self(), &how, &comm_, &error), error, instance_->who("open"));
+  check(api_->open(instance_->self(), &options, &comm_, &error), error, instance_->who("open"));
   try {
     caps_.size = sizeof caps_;
     check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
@@ -52,7 +52,7 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
 }
 
 void Submission::close() {
-  for (; !staged_.empty(); staged_.pop_front()) done_release(staged_.front());
+  for (; !staged_completions_.empty(); staged_completions_.pop_front()) done_release(staged_completions_.front());
   if (!comm_) return;
   control_->on_broken(this, {});
   watchdog_ = {};
@@ -69,7 +69,7 @@ void Submission::run_watchdog(const std::stop_token& stop) {
     const int64_t since = waiting_since_.load(std::memory_order_relaxed);
     if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count())
       continue;
-    too_long_ = true;
+    exceeded_timeout_ = true;
     abort();
     return;
   }
@@ -91,7 +91,7 @@ void Submission::mem_free(void* memory) {
   if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
 }
 
-const zr_shared_weights_api* Submission::alias() const {
+const zr_shared_weights_api* Submission::shared_weights() const {
   return instance_ ? shared_weights_of(instance_->component()) : nullptr;
 }
 
@@ -99,12 +99,12 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
   CallError error;
-  check(alias()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("shared_weights alloc"));
+  check(shared_weights()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("shared_weights alloc"));
   return {writer, reader};
 }
 
 void Submission::shared_free(void* writer) {
-  if (comm_) alias()->free(comm_, writer);
+  if (comm_) shared_weights()->free(comm_, writer);
 }
 
 }  // namespace zr::host::comm

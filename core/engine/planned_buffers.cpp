@@ -19,18 +19,19 @@ bool holds_weights(uint32_t role) {
   return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD || role == ZR_ROLE_ALL_GATHER;
 }
 
-std::vector<comm::LiveRuns> live_runs(const plan::MemoryPlan& plan, const std::vector<void*>& buffers) {
-  std::vector<comm::LiveRuns> live;
+std::vector<comm::NonPaddingRanges> non_padding_ranges(const plan::MemoryPlan& plan,
+                                                       const std::vector<void*>& buffers) {
+  std::vector<comm::NonPaddingRanges> result;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const plan::Buffer& buffer = plan.rank_plan.buffers[i];
-    comm::LiveRuns runs{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
+    comm::NonPaddingRanges non_padding{static_cast<const char*>(buffers[i]), buffer.dtype, buffer.elements, {}};
     for (const auto* pieces : {&plan.rank_plan.weights, &plan.rank_plan.reduced_gradients})
       for (const plan::Piece& piece : *pieces)
-        if (piece.buffer == i) runs.runs.emplace_back(piece.offset, piece.offset + piece.count);
-    std::sort(runs.runs.begin(), runs.runs.end());
-    if (!runs.runs.empty()) live.push_back(std::move(runs));
+        if (piece.buffer == i) non_padding.ranges.emplace_back(piece.offset, piece.offset + piece.count);
+    std::sort(non_padding.ranges.begin(), non_padding.ranges.end());
+    if (!non_padding.ranges.empty()) result.push_back(std::move(non_padding));
   }
-  return live;
+  return result;
 }
 }  // namespace
 
@@ -45,7 +46,8 @@ PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers
     allocate(buffer, plan.input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].tier);
     views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, {1, 0}});
   }
-  for (comm::LiveRuns& live : live_runs(plan, memory_)) context.comm.set_live(std::move(live));
+  for (comm::NonPaddingRanges& non_padding : non_padding_ranges(plan, memory_))
+    context.comm.set_planned_buffer(std::move(non_padding));
 }
 
 void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {

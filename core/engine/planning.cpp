@@ -193,7 +193,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       {context.communicator.value_or(0),
        "start fewer ranks on this node, because the communicator of each rank takes memory"},
       {context.snapshot ? plan.snapshot_bytes() : 0, "set checkpoint.async = false, which needs no copy"},
-      {kinds[MemoryKind::master] + kinds[MemoryKind::slots],
+      {kinds[MemoryKind::master] + kinds[MemoryKind::optimizer],
        "keep more of offload.optimizer on the device, or set it to a disk tier"},
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},

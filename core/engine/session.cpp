@@ -188,7 +188,7 @@ bool Session::step() {
   if (!reached) reject_step();
 
   progress_.made(global.loss, norm, applied);
-  context.comm.note_step(progress_.step());
+  context.comm.set_step(progress_.step());
   monitor_.forget_saved();
   job_.name.at_step(progress_.step());
   finish_step(global, rate);

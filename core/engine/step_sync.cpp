@@ -9,10 +9,10 @@ namespace zr::host::engine {
 StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* pages)
     : comm_(context.comm), norm_(context, slices, pages) {
-  comm_.on_end([this](const zr_coll& coll, const void* dst) { norm_.arrived(coll.dst, dst); });
+  comm_.on_completed([this](const zr_coll& coll, const void* dst) { norm_.arrived(coll.dst, dst); });
 }
 
-StepSync::~StepSync() { comm_.on_end({}); }
+StepSync::~StepSync() { comm_.on_completed({}); }
 
 namespace {
 // The fixed part of a rank's statistics, which encode() writes as bytes of the same length on all ranks.

@@ -17,7 +17,7 @@ namespace zr::host::offload {
 OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
   const auto kind = [&](std::size_t array) {
-    return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::slots;
+    return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::optimizer;
   };
   allocations_.resize(plan.input.tiers.size());
   for (const plan::StateRange& at : plan.placement.states) {

@@ -117,8 +117,8 @@ Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void*
   zr_done* done = transfer.done();
   if (!done) fail_environment("cannot allocate a transfer for tier '" + info_.id + "'");
   if (trace_)
-    done->then = [trace = trace_, track = info_.id, name = (writes ? "write " : "read ") + what,
-                  begin = Trace::Time::clock::now()](zr_code) {
+    done->on_resolved = [trace = trace_, track = info_.id, name = (writes ? "write " : "read ") + what,
+                         begin = Trace::Time::clock::now()](zr_code) {
       trace->span(track, name, begin, Trace::Time::clock::now());
     };
   CallError error;

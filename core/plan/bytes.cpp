@@ -36,8 +36,8 @@ void each_holding(const MemoryPlan& plan, F&& fn) {
       for (const StateRange& run : plan.placement.states)
         if (run.tier == static_cast<int>(tier)) elements += run.count;
       if (elements > 0 || tier == 0)
-        fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::slots, arrays[a].name, elements,
-           arrays[a].dtype);
+        fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer, arrays[a].name,
+           elements, arrays[a].dtype);
     }
   fn(on(0), MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
   static const TierInfo staging{"host memory", Tier::host};

@@ -168,7 +168,7 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   validation.accepted = true;
   for (uint32_t i = 0; i < module->n_components; ++i)
     for (const Role role : kRoles)
-      if (kind_of(role) == module->components[i]->kind)
+      if (abi_kind_of(role) == module->components[i]->kind)
         validation.components.push_back({module->components[i], module, file});
   return validation;
 }

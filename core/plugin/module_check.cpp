@@ -108,7 +108,7 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
     if (!component || !component->id || !component->kind)
       return "component " + std::to_string(i) + " has no id or no kind";
     for (const Role role : kRoles) {
-      if (kind_of(role) != component->kind) continue;
+      if (abi_kind_of(role) != component->kind) continue;
       const std::string who = std::string(name_of(role)) + " '" + component->id + "'";
       if (!is_id(component->id)) return who + ": an id consists of lower-case letters, digits and underscores";
       if (!seen.insert(who).second) return "it contains " + who + " twice";
@@ -121,7 +121,7 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
   for (const Role role : tags.roles)
     if (std::none_of(seen.begin(), seen.end(),
                      [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
-      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " announces a " + std::string(kind_of(role)) +
+      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " announces a " + std::string(abi_kind_of(role)) +
              ", but it contains none";
   return "";
 }

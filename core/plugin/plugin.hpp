@@ -12,8 +12,8 @@
 namespace zr::host::plugin {
 
 enum class Role { strategy, communicator, optimizer, offload };
-std::string_view name_of(Role role);  // "strategy"
-std::string_view kind_of(Role role);  // "zr.strategy/1"
+std::string_view name_of(Role role);      // "strategy"
+std::string_view abi_kind_of(Role role);  // "zr.strategy/1"
 
 /// A loaded component; plain pointers into a library that stays loaded for the life of the process.
 struct Component {

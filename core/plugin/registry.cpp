@@ -22,7 +22,7 @@ std::string_view name_of(Role role) {
   }
 }
 
-std::string_view kind_of(Role role) {
+std::string_view abi_kind_of(Role role) {
   switch (role) {
     case Role::strategy: return "zr.strategy/1";
     case Role::communicator: return "zr.communicator/1";
@@ -33,7 +33,7 @@ std::string_view kind_of(Role role) {
 
 std::string_view role_of(const Component& component) {
   for (const Role role : kRoles)
-    if (kind_of(role) == component.table->kind) return name_of(role);
+    if (abi_kind_of(role) == component.table->kind) return name_of(role);
   fail_internal(component.file.string() + ": a component of the unknown kind '" + component.table->kind +
                 "' was loaded");
 }
@@ -68,7 +68,7 @@ bool split_name(const fs::path& file, Role& role, std::string& id) {
 
 const Component* find(const PluginValidation& validation, Role role, const std::string& id) {
   for (const Component& one : validation.components)
-    if (kind_of(role) == one.table->kind && (id.empty() || id == one.table->id)) return &one;
+    if (abi_kind_of(role) == one.table->kind && (id.empty() || id == one.table->id)) return &one;
   return nullptr;
 }
 
@@ -204,7 +204,7 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
   if (!by_path)
     if (const std::string problem = name_problem(validation, role, id); !problem.empty())
       fail_environment(prefix + problem);
-  const auto of_role = [&](const Component& one) { return kind_of(role) == one.table->kind; };
+  const auto of_role = [&](const Component& one) { return abi_kind_of(role) == one.table->kind; };
   if (by_path && std::count_if(validation.components.begin(), validation.components.end(), of_role) > 1)
     fail_user(prefix +
               "it contains several plug-ins of this role; name one by its id, and add the folder to ZR_PLUGIN_PATH");

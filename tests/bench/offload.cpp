@@ -163,7 +163,7 @@ class DiskAlone {
         host_, std::make_unique<zr::host::plugin::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"),
         1);
     const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
-    slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::slots, "same bytes", bytes}});
+    slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::optimizer, "same bytes", bytes}});
     memory_ = zr::host::allocate_huge_pages(buffers_ * placement.largest_tile);
     std::memset(memory_.get(), 1, static_cast<std::size_t>(buffers_ * placement.largest_tile));
     tier_->prepare(memory_.get(), buffers_ * placement.largest_tile);

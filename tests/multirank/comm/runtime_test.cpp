@@ -124,15 +124,15 @@ TEST(CommRuntimeTest, CountsBytesPerOperationWithoutPadding) {
     const int r = seat.rank.rank;
     float* x = seat.floats(3000);
     float* y = seat.floats(3000);
-    // 70 of every 100 elements of y are live.
-    zr::host::comm::LiveRuns live{reinterpret_cast<const char*>(y), ZR_F32, 3000, {}};
-    for (int64_t i = 0; i < 3000; i += 100) live.runs.emplace_back(i, i + 70);
-    seat.comm.set_live(live);
+    // 70 of every 100 elements of y are not padding.
+    zr::host::comm::NonPaddingRanges non_padding{reinterpret_cast<const char*>(y), ZR_F32, 3000, {}};
+    for (int64_t i = 0; i < 3000; i += 100) non_padding.ranges.emplace_back(i, i + 70);
+    seat.comm.set_planned_buffer(non_padding);
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * r, 1000), "x"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
     seat.comm.run(collective(ZR_REDUCE_SCATTER, view(x, 3000), view(y + 1000 * r, 1000), "into y"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4 + 2 * 700 * 4)
-        << "the live runs of the destination must count";
+        << "only the elements of the destination that are not padding must count";
     seat.comm.run(collective(ZR_ALL_GATHER, view(y + 1000 * r, 1000), view(y, 3000), "y"));
     EXPECT_EQ(seat.comm.volume().bytes[ZR_ALL_GATHER], 2 * 700 * 4);
     const int64_t counts[] = {50, 120, 2830};

@@ -130,8 +130,8 @@ TEST(LedgerTest, RecordsPlanPeakAndHolders) {
   Ledger ledger;
   ledger.plan(Tier::device, MemoryKind::weights, 100);
   ledger.add(Tier::device, MemoryKind::weights, "weights", 100);
-  ledger.add(Tier::device, MemoryKind::slots, "m", 50);
-  ledger.add(Tier::device, MemoryKind::slots, "m", -50);
+  ledger.add(Tier::device, MemoryKind::optimizer, "m", 50);
+  ledger.add(Tier::device, MemoryKind::optimizer, "m", -50);
   ASSERT_EQ(ledger.rows().size(), 2u);
   EXPECT_EQ(ledger.rows()[0].planned, 100);
   EXPECT_EQ(ledger.rows()[1].now, 0);
@@ -163,9 +163,9 @@ TEST(LedgerTest, NotifiesTheObserverOfATier) {
   });
   ledger.add(Tier::host, MemoryKind::other, "elsewhere", 1000);
   ledger.add(Tier::device, MemoryKind::weights, "weights", 80);
-  EXPECT_THROW(ledger.add(Tier::device, MemoryKind::slots, "m", 40), Error);
+  EXPECT_THROW(ledger.add(Tier::device, MemoryKind::optimizer, "m", 40), Error);
   ledger.on_change(Tier::device, {});
-  ledger.add(Tier::device, MemoryKind::slots, "m", -40);
+  ledger.add(Tier::device, MemoryKind::optimizer, "m", -40);
   EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
 }
 
