@@ -20,7 +20,7 @@ enum class MemoryKind {
   master,
   optimizer,
   buckets,
-  gather_buffer,
+  all_gather,
   communicator,
   snapshot,
   staging,

@@ -56,7 +56,7 @@ constexpr Column kColumns[] = {
        return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::optimizer});
      }},
     {"buckets", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
-    {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gather_buffer}); }},
+    {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::all_gather}); }},
     {"other", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
     {"= total", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
     {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.communication().bytes(); }},

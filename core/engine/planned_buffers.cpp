@@ -11,7 +11,7 @@ namespace {
 MemoryKind kind_of(uint32_t role) {
   return role == ZR_ROLE_WEIGHT || role == ZR_ROLE_WEIGHT_SHARD ? MemoryKind::weights
          : role == ZR_ROLE_BUCKET                               ? MemoryKind::buckets
-         : role == ZR_ROLE_ALL_GATHER                           ? MemoryKind::gather_buffer
+         : role == ZR_ROLE_ALL_GATHER                           ? MemoryKind::all_gather
                                                                 : MemoryKind::gradients;
 }
 

@@ -16,7 +16,7 @@ MemoryKind kind_of_role(uint32_t role) {
     case ZR_ROLE_GRAD:
     case ZR_ROLE_REDUCED_GRAD: return MemoryKind::gradients;
     case ZR_ROLE_BUCKET: return MemoryKind::buckets;
-    default: return MemoryKind::gather_buffer;
+    default: return MemoryKind::all_gather;
   }
 }
 

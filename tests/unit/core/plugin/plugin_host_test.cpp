@@ -66,7 +66,7 @@ TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
   memory->account(host.abi(), "arena", 1000);
   const auto rows = ledger.rows();
   ASSERT_EQ(rows.size(), 2u);
-  EXPECT_EQ(rows[0].kind, MemoryKind::gather_buffer);
+  EXPECT_EQ(rows[0].kind, MemoryKind::all_gather);
   EXPECT_EQ(rows[0].now, 100);
   EXPECT_EQ(rows[1].kind, MemoryKind::communicator);
   EXPECT_EQ(rows[1].now, 1000);
