@@ -1,5 +1,7 @@
 #include "control/call_mismatch.hpp"
 
+#include <fmt/format.h>
+
 #include "base/operation.hpp"
 
 namespace zr::host::control {
@@ -26,9 +28,9 @@ std::string mismatch_remedy(std::string_view a, std::string_view b) {
   if (!first.empty() && first == second)
     return first + " is collective: call it on all ranks with the same arguments and in the same order";
   if (!first.empty() && !second.empty())
-    return first + " and " + second + " are collective: call them on all ranks in the same order";
+    return fmt::format("{} and {} are collective: call them on all ranks in the same order", first, second);
   if (!first.empty() || !second.empty())
-    return first + second + " is collective: call it on all ranks, at the same point in the program";
+    return fmt::format("{}{} is collective: call it on all ranks, at the same point in the program", first, second);
   for (const std::string_view what : {a, b})
     if (call_in(what).starts_with("an in-place write to "))
       return "in-place writes to parameters are collective: make the same write on all ranks";

@@ -1,5 +1,6 @@
 #include "control/client.hpp"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -59,7 +60,7 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
   connector_ =
       std::make_shared<Connector>(io_, std::move(endpoints), first_message,
                                   secret_ ? "rank 0 has not written the job's secret to " + secret_->path() : "",
-                                  deadline, "rank " + std::to_string(rank_info_.rank));
+                                  deadline, fmt::format("rank {}", rank_info_.rank));
   connector_->start([this](std::shared_ptr<Connection> connection) { on_connected(std::move(connection)); },
                     [this](const Error& failure) {
                       const MutexLock lock(mutex_);
@@ -123,10 +124,10 @@ ip::address ControlClient::address_to_bind(const ip::address& remote) {
 
 void ControlClient::warn_if_open(const std::string& address) const {
   if (!rank_info_.guessable) return;
-  log(ZR_LOG_WARN, "the job's store listens on " + address + ", port " + std::to_string(store_->port()) + ", and " +
-                       rank_info_.launcher +
-                       " gave the ranks no secret: any process that reaches this port can "
-                       "join the job or end it. Set ZR_TOKEN to the same secret on every rank (SECURITY.md)");
+  log(ZR_LOG_WARN,
+      fmt::format("the job's store listens on {}, port {}, and {} gave the ranks no secret: any process that reaches "
+                  "this port can join the job or end it. Set ZR_TOKEN to the same secret on every rank (SECURITY.md)",
+                  address, store_->port(), rank_info_.launcher));
 }
 
 void ControlClient::wait_joined(Clock::time_point deadline) {
@@ -164,11 +165,11 @@ void ControlClient::post_send(std::string message) {
 
 void ControlClient::put(const std::string& key, const std::string& value) {
   if (key.size() > protocol::kMaxKeyBytes)
-    fail_internal("the job's store accepts keys of at most 4 KiB, but '" + key.substr(0, 60) + "...' has " +
-                  bytes_text(static_cast<int64_t>(key.size())));
+    fail_internal(fmt::format("the job's store accepts keys of at most 4 KiB, but '{}...' has {}", key.substr(0, 60),
+                              bytes_text(static_cast<int64_t>(key.size()))));
   if (value.size() > protocol::kMaxValueBytes)
-    fail_internal("the job's store accepts values of at most 1 MiB, but the value of '" + key + "' has " +
-                  bytes_text(static_cast<int64_t>(value.size())));
+    fail_internal(fmt::format("the job's store accepts values of at most 1 MiB, but the value of '{}' has {}", key,
+                              bytes_text(static_cast<int64_t>(value.size()))));
   post_send(protocol::Writer().text(key).text(value).message(Type::put));
 }
 
@@ -189,9 +190,10 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   if (value) return *value;
   lock.unlock();
   if (broken()) throw PeerLostError(report(""));
-  if (gone) throw PeerLostError("cannot get key '" + waited + "': rank 0, which hosted the job's store, has ended");
-  throw PeerLostError("no rank has put '" + waited + "' into the job's store within " +
-                      duration_text(static_cast<double>(timeout.count()) / 1000));
+  if (gone)
+    throw PeerLostError(fmt::format("cannot get key '{}': rank 0, which hosted the job's store, has ended", waited));
+  throw PeerLostError(fmt::format("no rank has put '{}' into the job's store within {}", waited,
+                                  duration_text(static_cast<double>(timeout.count()) / 1000)));
 }
 
 void ControlClient::set_activity(const Activity& activity) {
@@ -224,11 +226,10 @@ std::string ControlClient::report(const std::string& observation) {
     post_send(protocol::Writer().text(observation.substr(0, protocol::kMaxReportBytes)).message(Type::report));
   changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_ || store_gone_; });
   if (!failure_report_) {
-    std::string headline =
-        headline_.empty() ? "rank " + std::to_string(rank_info_.rank) + ": " + observation : headline_;
+    std::string headline = headline_.empty() ? fmt::format("rank {}: {}", rank_info_.rank, observation) : headline_;
     if (!store_gone_) {
-      headline += "; " + store_host_text_locked() + " has not answered for " +
-                  duration_text(static_cast<double>(ms_since(last_message_at_)) / 1000);
+      headline += fmt::format("; {} has not answered for {}", store_host_text_locked(),
+                              duration_text(static_cast<double>(ms_since(last_message_at_)) / 1000));
       const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
       const std::string state = near ? process_state_text(protocol::state_of(start_.peers[0].pid)) : "";
       if (!state.empty()) headline += ", and its process is " + state;

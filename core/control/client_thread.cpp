@@ -1,5 +1,7 @@
 // The thread of ControlClient: messages from and to the store, and the end of the process if the training thread does
 // not react to a failure.
+#include <fmt/format.h>
+
 #include <boost/asio/post.hpp>
 #include <utility>
 
@@ -116,8 +118,8 @@ void ControlClient::check_store_host() {
   if (left_ || closed_ || !activity_.waiting) return;
   const bool in_vain = store_host_left_->leaves > leaves_ ? activity_.sequence > store_host_left_->left_sequence : true;
   if (!in_vain) return;
-  const std::string headline = "rank 0 " + left_while_awaited_text(*store_host_left_) + " while rank " +
-                               std::to_string(rank_info_.rank) + " waits in " + activity_.what;
+  const std::string headline = fmt::format("rank 0 {} while rank {} waits in {}",
+                                           left_while_awaited_text(*store_host_left_), rank_info_.rank, activity_.what);
   if (!failure_report_) failure_report_ = local_failure_report_locked(headline);
   lock.unlock();
   handle_job_failure(headline);
@@ -162,10 +164,8 @@ void ControlClient::end_if_unresponsive() {
   if (!end) return;
   MutexLock lock(mutex_);
   if (reported_ || left_ || closed_) return;
-  std::string text =
-      "rank " + std::to_string(rank_info_.rank) + " (pid " + std::to_string(pid_) +
-      ") exits because the job has failed; last activity: " + activity_text(activity_, ms_since(activity_since_)) +
-      "; " + headline_;
+  std::string text = fmt::format("rank {} (pid {}) exits because the job has failed; last activity: {}; {}",
+                                 rank_info_.rank, pid_, activity_text(activity_, ms_since(activity_since_)), headline_);
   if (rank_info_.hosts_store && failure_report_) text = *failure_report_;  // no other process prints the report
   lock.unlock();
   log(ZR_LOG_ERROR, text);
@@ -177,7 +177,7 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
   heartbeat.activity = activity_;
   heartbeat.age_ms = ms_since(activity_since_);
   if (!awaited_key_.empty()) {
-    heartbeat.activity.what = ("get of key '" + awaited_key_ + "'").substr(0, protocol::kMaxWhatBytes);
+    heartbeat.activity.what = fmt::format("get of key '{}'", awaited_key_).substr(0, protocol::kMaxWhatBytes);
     heartbeat.activity.waiting = true;
     heartbeat.age_ms = ms_since(get_since_);
   }

@@ -1,5 +1,7 @@
 #include "control/connector.hpp"
 
+#include <fmt/format.h>
+
 #include <thread>
 #include <utility>
 
@@ -27,9 +29,10 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
       for (const auto& entry : found) endpoints.emplace_back(entry.endpoint().address(), port);
     if (!endpoints.empty()) return endpoints;
     if (std::chrono::steady_clock::now() + kResolvePause > deadline)
-      fail_environment("cannot resolve '" + host + "', the address of the job's store: " + error.message() +
-                       ". It comes from MASTER_ADDR, ZR_STORE or the launcher's node list: give a host name that all "
-                       "ranks can reach");
+      fail_environment(
+          fmt::format("cannot resolve '{}', the address of the job's store: {}. It comes from MASTER_ADDR, ZR_STORE or "
+                      "the launcher's node list: give a host name that all ranks can reach",
+                      host, error.message()));
     std::this_thread::sleep_for(kResolvePause);
   }
 }
@@ -85,9 +88,10 @@ void Connector::try_endpoint(std::size_t index) {
                                      message = first_message->message](const error_code& error) {
     if (finished_ || this_attempt != attempt_) return;
     if (error == boost::asio::error::network_unreachable && endpoints_[index].address().is_loopback())
-      return fail(EnvironmentError(rank_name_ + " cannot reach the job's store at " +
-                                   endpoints_[index].address().to_string() + ": " + error.message() +
-                                   "; the loopback interface is down: enable it with `ip link set lo up`"));
+      return fail(
+          EnvironmentError(fmt::format("{} cannot reach the job's store at {}: {}; the loopback interface is down: "
+                                       "enable it with `ip link set lo up`",
+                                       rank_name_, endpoints_[index].address().to_string(), error.message())));
     if (error) return try_next(index, error.message());
     request_to_join(index, std::move(*socket), message);
   });
@@ -130,14 +134,14 @@ void Connector::try_next(std::size_t index, const std::string& problem) {
     std::exchange(socket_, nullptr)->close(ignored);
   }
   if (std::chrono::steady_clock::now() >= deadline_)
-    return fail(EnvironmentError(
-        rank_name_ + " cannot find the store of its job at " + endpoint_.address().to_string() + " port " +
-        (endpoints_.front().port() == endpoints_.back().port()
-             ? std::to_string(endpoint_.port())
-             : std::to_string(endpoints_.front().port()) + " to " + std::to_string(endpoints_.back().port())) +
-        ": " + last_problem_ +
-        ". Check that rank 0, which runs the store, is running, and that this is its address; to use another "
-        "address, set ZR_STORE=host:port to the same value on every rank"));
+    return fail(EnvironmentError(fmt::format(
+        "{} cannot find the store of its job at {} port {}: {}. Check that rank 0, which runs the store, is running, "
+        "and that this is its address; to use another address, set ZR_STORE=host:port to the same value on every rank",
+        rank_name_, endpoint_.address().to_string(),
+        endpoints_.front().port() == endpoints_.back().port()
+            ? std::to_string(endpoint_.port())
+            : fmt::format("{} to {}", endpoints_.front().port(), endpoints_.back().port()),
+        last_problem_)));
   if (index + 1 < endpoints_.size()) return try_endpoint(index + 1);
   timer_.expires_after(kPauseBetweenRounds);
   timer_.async_wait([this, self = shared_from_this(), this_attempt = attempt_](const error_code& error) {

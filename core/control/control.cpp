@@ -1,5 +1,6 @@
 #include "control/control.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -30,8 +31,8 @@ class SingleRankControl final : public Control {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     MutexLock lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&]() ZR_REQUIRES(mutex_) { return values_.count(key) > 0; }))
-      throw PeerLostError("no rank has put '" + key + "' into the job's store within " +
-                          duration_text(static_cast<double>(timeout.count()) / 1000));
+      throw PeerLostError(fmt::format("no rank has put '{}' into the job's store within {}", key,
+                                      duration_text(static_cast<double>(timeout.count()) / 1000)));
     return values_[key];
   }
   void drop(const std::string& key) override {
@@ -80,8 +81,8 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
     membership.control = membership.client;
     membership.pid = getpid();
   } else {
-    const std::string job = "alone-" + std::to_string(getpid()) + "-" +
-                            std::to_string(std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
+    const std::string job =
+        fmt::format("alone-{}-{}", getpid(), std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
     membership.control = std::make_shared<SingleRankControl>(job);
   }
   return membership.control;

@@ -1,5 +1,7 @@
 #include "control/environment.hpp"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <string_view>
 
@@ -23,7 +25,7 @@ struct LauncherVariables {
   std::string text(const char* name, const char* remedy) const {
     const char* value = variables(name);
     if (!value || !*value)
-      fail_environment(std::string(name) + " is not set, but " + launcher + "'s other variables are: " + remedy);
+      fail_environment(fmt::format("{} is not set, but {}'s other variables are: {}", name, launcher, remedy));
     return value;
   }
   int number(const char* name, int minimum, int maximum, const char* remedy) const {
@@ -31,8 +33,7 @@ struct LauncherVariables {
     int result = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
     if (error != std::errc() || end != value.data() + value.size() || result < minimum || result > maximum)
-      fail_environment(std::string(name) + "=" + value + " is not a number from " + std::to_string(minimum) + " to " +
-                       std::to_string(maximum) + ": " + remedy);
+      fail_environment(fmt::format("{}={} is not a number from {} to {}: {}", name, value, minimum, maximum, remedy));
     return result;
   }
   int number_or(const char* name, int minimum, int maximum, int fallback, const char* remedy) const {
@@ -66,7 +67,7 @@ bool read_store_address(const LauncherVariables& variables, RankInfo& rank_info)
   int port = 0;
   if (colon != std::string::npos) std::from_chars(store.data() + colon + 1, store.data() + store.size(), port);
   if (colon == 0 || port < 1 || port > 65535)
-    fail_environment("ZR_STORE=" + store + " is not of the form host:port; example: ZR_STORE=node01:29600");
+    fail_environment(fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600", store));
   rank_info.address = store.substr(0, colon);
   rank_info.ports = {static_cast<uint16_t>(port)};
   return true;
@@ -111,8 +112,8 @@ RankInfo from_torchrun(const LauncherVariables& variables) {
   rank_info.address = variables.text("MASTER_ADDR", remedy);
   const int port = variables.number("MASTER_PORT", 1, 65534, remedy);
   rank_info.ports = ports_from(port + 1);  // MASTER_PORT itself is used by the store of torchrun
-  rank_info.job = "torchrun-" + variables.optional("TORCHELASTIC_RUN_ID") + "-" + rank_info.address + "-" +
-                  std::to_string(port) + "-" + variables.optional("TORCHELASTIC_RESTART_COUNT");
+  rank_info.job = fmt::format("torchrun-{}-{}-{}-{}", variables.optional("TORCHELASTIC_RUN_ID"), rank_info.address,
+                              port, variables.optional("TORCHELASTIC_RESTART_COUNT"));
   return rank_info;
 }
 
@@ -141,7 +142,7 @@ RankInfo from_pmi(const LauncherVariables& variables, int64_t parent) {
   RankInfo rank_info = ranks(variables, "PMI_RANK", "PMI_SIZE", remedy);
   read_local_ranks(variables, rank_info, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", remedy);
   if (rank_info.local_world == rank_info.world) {  // one proxy process is the parent of all ranks
-    rank_info.job = "mpiexec-" + std::to_string(parent);
+    rank_info.job = fmt::format("mpiexec-{}", parent);
     rank_info.address = "127.0.0.1";
     rank_info.ports = ports_from(port_of_job(rank_info.job));
   } else if (rank_info.world > 1 && !read_store_address(variables, rank_info)) {
@@ -157,7 +158,8 @@ RankInfo from_slurm(const LauncherVariables& variables) {
   const char* remedy = "start the program with srun or `zeroth launch`, or unset SLURM_PROCID";
   RankInfo rank_info = ranks(variables, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", remedy);
   rank_info.local_rank = variables.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
-  rank_info.job = "srun-" + variables.text("SLURM_JOB_ID", remedy) + "." + variables.text("SLURM_STEP_ID", remedy);
+  rank_info.job =
+      fmt::format("srun-{}.{}", variables.text("SLURM_JOB_ID", remedy), variables.text("SLURM_STEP_ID", remedy));
   if (variables.optional("SLURM_STEP_NUM_NODES") == "1") {
     rank_info.address = "127.0.0.1";
   } else {

@@ -1,5 +1,7 @@
 #include "control/failure_report.hpp"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <set>
 
@@ -33,17 +35,17 @@ std::string failure_report_text(const std::string& headline, const std::vector<R
     if (hosts.size() > 1) text += "  " + padded(line.host, host_width);
     text += "  " + line.state;
   }
-  if (lines.size() > kMaxLines) text += "\n  and " + std::to_string(lines.size() - kMaxLines) + " more ranks";
+  if (lines.size() > kMaxLines) text += fmt::format("\n  and {} more ranks", lines.size() - kMaxLines);
   return text;
 }
 
 std::string activity_text(const Activity& activity, int64_t age_ms) {
   const std::string age = duration_text(static_cast<double>(age_ms) / 1000);
   const std::string what = activity.what.empty() ? "computing" : activity.what;
-  std::string text = activity.waiting ? "waits " + age + " in " + what : what + " for " + age;
+  std::string text = activity.waiting ? fmt::format("waits {} in {}", age, what) : fmt::format("{} for {}", what, age);
   if (activity.sequence > 0)
     text += (activity.waiting ? ", collective " : ", after collective ") + std::to_string(activity.sequence);
-  return text + ", step " + std::to_string(activity.step);
+  return fmt::format("{}, step {}", text, activity.step);
 }
 
 std::string left_text(const protocol::Heartbeat& heartbeat) {
@@ -53,17 +55,16 @@ std::string left_text(const protocol::Heartbeat& heartbeat) {
 
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
   return heartbeat.failed ? left_text(heartbeat)
-                          : "ended after step " + std::to_string(heartbeat.left_step) + " (ran out of data?)";
+                          : fmt::format("ended after step {} (ran out of data?)", heartbeat.left_step);
 }
 
 std::string exit_status_text(const ExitStatus& exit_status) {
-  std::string text = "ended with exit code " + std::to_string(exit_status.code);
+  std::string text = fmt::format("ended with exit code {}", exit_status.code);
   if (exit_status.signal) {
     const char* name = sigabbrev_np(exit_status.signal);
-    text =
-        "was killed by signal " + std::to_string(exit_status.signal) + (name ? " (SIG" + std::string(name) + ")" : "");
+    text = fmt::format("was killed by signal {}{}", exit_status.signal, name ? fmt::format(" (SIG{})", name) : "");
   }
-  return exit_status.note.empty() ? text : text + ": " + exit_status.note;
+  return exit_status.note.empty() ? text : fmt::format("{}: {}", text, exit_status.note);
 }
 
 std::string process_state_text(char state) {
@@ -81,7 +82,7 @@ std::string process_state_text(char state) {
 }
 
 std::string rank_text(int rank, int64_t pid) {
-  return "rank " + std::to_string(rank) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
+  return fmt::format("rank {}{}", rank, pid ? fmt::format(" (pid {})", pid) : "");
 }
 
 }  // namespace zr::host::control

@@ -1,6 +1,7 @@
 #include "control/job_secret.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,16 +31,16 @@ std::string hash_text(const std::string& text) {
   return hex(hash);
 }
 
-// Opens the folder if only this user can access it; else returns -1 and sets `why`.
-int open_private(const std::string& folder, std::string& why) {
+// Opens the folder if only this user can access it; else returns -1 and sets `problem`.
+int open_private(const std::string& folder, std::string& problem) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   struct stat status {};
   if (fd < 0 || ::fstat(fd, &status) != 0) {
-    why = std::strerror(errno);
+    problem = std::strerror(errno);
   } else if (status.st_uid != ::geteuid()) {
-    why = "it belongs to user " + std::to_string(status.st_uid);
+    problem = fmt::format("it belongs to user {}", status.st_uid);
   } else if (status.st_mode & 077) {
-    why = "other users have access to it (chmod 700 " + folder + ")";
+    problem = fmt::format("other users have access to it (chmod 700 {})", folder);
   } else {
     return fd;
   }
@@ -48,8 +49,8 @@ int open_private(const std::string& folder, std::string& why) {
 }
 
 bool is_private(const std::string& folder) {
-  std::string why;
-  const int fd = folder.empty() || folder[0] != '/' ? -1 : open_private(folder, why);
+  std::string problem;
+  const int fd = folder.empty() || folder[0] != '/' ? -1 : open_private(folder, problem);
   if (fd >= 0) ::close(fd);
   return fd >= 0;
 }
@@ -65,15 +66,16 @@ std::string random_hex(std::size_t bytes) {
 JobSecret::JobSecret(const std::string& job) : name_("job-" + hash_text(job)) {
   const char* set = std::getenv("XDG_RUNTIME_DIR");
   const std::string runtime = set ? set : "";
-  folder_ = is_private(runtime) ? runtime + "/zeroth" : "/tmp/zeroth-" + std::to_string(::geteuid());
-  path_ = folder_ + "/" + name_;
-  std::string why;
-  const bool made = ::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST;
-  if (!made) why = std::strerror(errno);
-  if (made) fd_ = open_private(folder_, why);
+  folder_ = is_private(runtime) ? runtime + "/zeroth" : fmt::format("/tmp/zeroth-{}", ::geteuid());
+  path_ = fmt::format("{}/{}", folder_, name_);
+  std::string problem;
+  const bool folder_exists = ::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST;
+  if (!folder_exists) problem = std::strerror(errno);
+  if (folder_exists) fd_ = open_private(folder_, problem);
   if (fd_ < 0)
-    fail_environment("the ranks on this node cannot share a secret in " + folder_ + ": " + why +
-                     "; make it a folder that only this user can access" + kRemedy);
+    fail_environment(fmt::format(
+        "the ranks on this node cannot share a secret in {}: {}; make it a folder that only this user can access{}",
+        folder_, problem, kRemedy));
 }
 
 JobSecret::~JobSecret() {
@@ -86,17 +88,17 @@ std::string new_secret() { return random_hex(kSecretBytes); }
 void JobSecret::create(const Shared& shared) {
   std::array<char, kPortDigits + 1> port{};
   std::snprintf(port.data(), port.size(), "%0*u", kPortDigits, static_cast<unsigned>(shared.port));
-  const std::string secret = shared.token + port.data(), made = name_ + "." + std::to_string(::getpid());
-  ::unlinkat(fd_, made.c_str(), 0);
-  const int fd = ::openat(fd_, made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  const std::string secret = shared.token + port.data(), temporary_name = fmt::format("{}.{}", name_, ::getpid());
+  ::unlinkat(fd_, temporary_name.c_str(), 0);
+  const int fd = ::openat(fd_, temporary_name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && ::write(fd, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (!written || ::renameat(fd_, made.c_str(), fd_, name_.c_str()) != 0) {
+  if (!written || ::renameat(fd_, temporary_name.c_str(), fd_, name_.c_str()) != 0) {
     const int last = written ? errno : error;
-    ::unlinkat(fd_, made.c_str(), 0);
-    fail_environment(path_ + ": cannot write the job's secret: " + std::strerror(last) + "; make the folder writable" +
-                     kRemedy);
+    ::unlinkat(fd_, temporary_name.c_str(), 0);
+    fail_environment(fmt::format("{}: cannot write the job's secret: {}; make the folder writable{}", path_,
+                                 std::strerror(last), kRemedy));
   }
   created_ = shared;
 }
@@ -107,9 +109,9 @@ std::optional<JobSecret::Shared> JobSecret::read() const {
   struct stat status {};
   std::array<char, kFileBytes + 1> text{};
   const bool sound = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
-  const ssize_t got = sound ? ::read(fd, text.data(), text.size()) : -1;
+  const ssize_t bytes_read = sound ? ::read(fd, text.data(), text.size()) : -1;
   ::close(fd);
-  if (got != static_cast<ssize_t>(kFileBytes)) return {};
+  if (bytes_read != static_cast<ssize_t>(kFileBytes)) return {};
   Shared shared{std::string(text.data(), 2 * kSecretBytes), 0};
   const char* const end = text.data() + kFileBytes;
   const auto [stop, error] = std::from_chars(text.data() + 2 * kSecretBytes, end, shared.port);

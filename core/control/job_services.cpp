@@ -1,5 +1,7 @@
 #include "control/job_services.hpp"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -42,10 +44,9 @@ zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out,
   const std::string value = control_of(host).get(
       key, timeout_ns < 0 ? state_of(host).timeout : std::chrono::milliseconds(timeout_ns / 1000000));
   if (value.size() > *bytes)
-    return fill(error, ZR_INVALID,
-                ("the value of '" + std::string(key) + "' has " + std::to_string(value.size()) +
-                 " bytes, but the buffer has " + std::to_string(*bytes))
-                    .c_str());
+    return fill(
+        error, ZR_INVALID,
+        fmt::format("the value of '{}' has {} bytes, but the buffer has {}", key, value.size(), *bytes).c_str());
   std::memcpy(out, value.data(), value.size());
   *bytes = value.size();
   return ZR_OK;

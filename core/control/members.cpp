@@ -1,5 +1,7 @@
 #include "control/members.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -24,15 +26,14 @@ void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
 std::string Members::admit(const protocol::JoinRequest& request, Time now) {
   if (request.world != world())
-    return "rank " + std::to_string(request.rank) + " expects " + std::to_string(request.world) +
-           " ranks, but the job has " + std::to_string(world()) + ": start all ranks with one launcher command";
+    return fmt::format("rank {} expects {} ranks, but the job has {}: start all ranks with one launcher command",
+                       request.rank, request.world, world());
   if (request.rank < 0 || request.rank >= world())
-    return "rank " + std::to_string(request.rank) + " is out of range (world size " + std::to_string(world()) + ")";
+    return fmt::format("rank {} is out of range (world size {})", request.rank, world());
   Member& member = at(static_cast<int>(request.rank));
   if (member.joined)
-    return rank_text(static_cast<int>(request.rank), member.peer.pid) + " has joined already, but pid " +
-           std::to_string(request.peer.pid) + " on " + request.peer.host +
-           " has the same rank: give each process its own rank";
+    return fmt::format("{} has joined already, but pid {} on {} has the same rank: give each process its own rank",
+                       rank_text(static_cast<int>(request.rank), member.peer.pid), request.peer.pid, request.peer.host);
   member.joined = member.connected = true;
   member.peer = request.peer;
   member.heard = now;
@@ -104,11 +105,11 @@ void Members::compare(int rank, const protocol::Heartbeat& heartbeat) {
     FirstIssue low = first->second, high{rank, call.fingerprint, call.what};
     if (low.rank > high.rank) std::swap(low, high);
     const std::string remedy = mismatch_remedy(low.what, high.what);
-    record_cause(Cause::mismatch, rank,
-                 "collective " + std::to_string(call.sequence) + " differs between ranks: rank " +
-                     std::to_string(low.rank) + " issued " + low.what + ", rank " + std::to_string(high.rank) +
-                     " issued " + high.what + ". All ranks must issue the same collectives in the same order" +
-                     (remedy.empty() ? "" : "; " + remedy));
+    record_cause(
+        Cause::mismatch, rank,
+        fmt::format("collective {} differs between ranks: rank {} issued {}, rank {} issued {}. All ranks must issue "
+                    "the same collectives in the same order{}",
+                    call.sequence, low.rank, low.what, high.rank, high.what, remedy.empty() ? "" : "; " + remedy));
   }
   while (first_issues_.size() > kMaxIssued) first_issues_.erase(first_issues_.begin());
 }
@@ -120,20 +121,20 @@ bool Members::waits_for_departed(const Member& waiting, const Member& other) con
   return other.heartbeat.left && !other.connected;  // the process exited between two Engines
 }
 
-std::string Members::waited_for_departed(int gone, int waiting) const {
+std::string Members::waited_for_departed(int departed, int waiting) const {
   const std::string& what = at(waiting).heartbeat.activity.what;
   const std::string call = collective_call(what);
-  return "rank " + std::to_string(gone) + " " + left_while_awaited_text(at(gone).heartbeat) + " while rank " +
-         std::to_string(waiting) + " waits in " + what +
-         (call.empty() ? "" : "; " + call + " is collective: call it on all ranks");
+  return fmt::format("rank {} {} while rank {} waits in {}{}", departed,
+                     left_while_awaited_text(at(departed).heartbeat), waiting, what,
+                     call.empty() ? "" : fmt::format("; {} is collective: call it on all ranks", call));
 }
 
 void Members::detect_waits_on_departed() {
-  for (int gone = 0; gone < world(); ++gone) {
-    if (at(gone).heartbeat.leaves == 0) continue;
+  for (int departed = 0; departed < world(); ++departed) {
+    if (at(departed).heartbeat.leaves == 0) continue;
     for (int waiting = 0; waiting < world(); ++waiting)
-      if (waits_for_departed(at(waiting), at(gone)))
-        return record_cause(Cause::left, gone, waited_for_departed(gone, waiting));
+      if (waits_for_departed(at(waiting), at(departed)))
+        return record_cause(Cause::left, departed, waited_for_departed(departed, waiting));
   }
 }
 
@@ -171,7 +172,7 @@ std::string Members::loss_reason(int rank) const {
   }
   std::string text = exit_status_text(*member.exit_status);
   if (!member.joined) return text + " before it joined the job";
-  if (member.heartbeat.left) return text + " after step " + std::to_string(member.heartbeat.left_step);
+  if (member.heartbeat.left) return fmt::format("{} after step {}", text, member.heartbeat.left_step);
   return member.exit_status->good() ? text + " without leaving the job" : text;
 }
 
@@ -183,62 +184,66 @@ std::string Members::state_of_other_ranks(Time now) const {
     const Member& member = at(rank);
     if (rank == cause_rank_) continue;
     if (!member.joined) {
-      text += "; " + rank_text(rank, member.peer.pid) + " has not joined";
+      text += fmt::format("; {} has not joined", rank_text(rank, member.peer.pid));
     } else if (member.heartbeat.left) {
-      text += "; rank " + std::to_string(rank) + " " + left_while_awaited_text(member.heartbeat);
+      text += fmt::format("; rank {} {}", rank, left_while_awaited_text(member.heartbeat));
     } else if (silent(rank)) {
       const std::string process =
           member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
-      text += "; " + rank_text(rank, member.peer.pid) + " has not answered for " +
-              duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000) +
-              (process.empty() ? "" : ", and its process is " + process);
+      text += fmt::format("; {} has not answered for {}{}", rank_text(rank, member.peer.pid),
+                          duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000),
+                          process.empty() ? "" : ", and its process is " + process);
     } else if (!member.heartbeat.left && member.heartbeat.leaves == reporter.leaves && reporter.activity.waiting &&
                member.heartbeat.activity.sequence < reporter.activity.sequence) {
-      text += "; rank " + std::to_string(rank) + " has not reached this collective";
+      text += fmt::format("; rank {} has not reached this collective", rank);
     }
   }
   return text;
 }
 
 std::string Members::failure_notice() const {
-  if (cause_ == Cause::lost) return rank_text(cause_rank_, at(cause_rank_).peer.pid) + " " + loss_reason(cause_rank_);
-  return cause_ == Cause::reported ? "rank " + std::to_string(cause_rank_) + ": " + cause_text_ : cause_text_;
+  if (cause_ == Cause::lost)
+    return fmt::format("{} {}", rank_text(cause_rank_, at(cause_rank_).peer.pid), loss_reason(cause_rank_));
+  return cause_ == Cause::reported ? fmt::format("rank {}: {}", cause_rank_, cause_text_) : cause_text_;
 }
 
 std::string Members::headline(Time now) const {
   return cause_ == Cause::reported ? failure_notice() + state_of_other_ranks(now) : failure_notice();
 }
 
-std::string Members::state(int rank, Time now) const {
+std::string Members::status_text(int rank, Time now) const {
   const Member& member = at(rank);
-  const std::string doing = activity_text(member.heartbeat.activity, member.heartbeat.age_ms);
+  const std::string activity = activity_text(member.heartbeat.activity, member.heartbeat.age_ms);
   std::string text;
   if (member.exit_status && !(member.exit_status->good() && member.heartbeat.left)) {
-    text = loss_reason(rank) + (member.joined && !member.heartbeat.left ? "; last seen: " + doing : "");
+    text = loss_reason(rank) + (member.joined && !member.heartbeat.left ? "; last seen: " + activity : "");
   } else if (!member.joined) {
     text = "has not joined the job";
   } else if (member.heartbeat.left) {
     text = left_text(member.heartbeat);
   } else if (!member.connected) {
-    text = loss_reason(rank) + "; last seen: " + doing;
+    text = fmt::format("{}; last seen: {}", loss_reason(rank), activity);
   } else if (!member.answered) {
     const std::string process =
         member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
-    text = "no answer for " + duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000) +
-           (process.empty() ? "" : ", " + process) + "; last seen: " + doing;
+    text = fmt::format("no answer for {}{}; last seen: {}",
+                       duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000),
+                       process.empty() ? "" : ", " + process, activity);
   } else {
-    text = doing;
+    text = activity;
   }
   const bool in_headline = cause_ == Cause::reported && member.reported_text == cause_text_;
-  return member.reported_text.empty() || in_headline ? text : text + "; reported: " + member.reported_text;
+  return member.reported_text.empty() || in_headline ? text
+                                                     : fmt::format("{}; reported: {}", text, member.reported_text);
 }
 
 std::string Members::failure_report(Time now) const {
   // With one rank, the table would only repeat the headline.
-  if (world() == 1 && cause_ == Cause::lost && at(0).joined) return rank_text(0, at(0).peer.pid) + " " + state(0, now);
+  if (world() == 1 && cause_ == Cause::lost && at(0).joined)
+    return fmt::format("{} {}", rank_text(0, at(0).peer.pid), status_text(0, now));
   std::vector<ReportLine> lines;
   for (int rank = 0; rank < world(); ++rank)
-    lines.push_back({rank, at(rank).peer.pid, at(rank).peer.host, state(rank, now)});
+    lines.push_back({rank, at(rank).peer.pid, at(rank).peer.host, status_text(rank, now)});
   const bool any_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
   return any_joined ? failure_report_text(headline(now), lines) : headline(now);
 }

@@ -67,12 +67,12 @@ class Members {
   int world() const { return static_cast<int>(members_.size()); }
   void record_cause(Cause cause, int rank, std::string text);
   void compare(int rank, const protocol::Heartbeat& heartbeat);
-  std::string waited_for_departed(int gone, int waiting) const;
+  std::string waited_for_departed(int departed, int waiting) const;
   void detect_waits_on_departed();
   bool waits_for_departed(const Member& waiting, const Member& other) const;
   bool silent(int rank) const;
   std::string loss_reason(int rank) const;
-  std::string state(int rank, Time now) const;
+  std::string status_text(int rank, Time now) const;
   std::string state_of_other_ranks(Time now) const;
 
   const bool launched_;

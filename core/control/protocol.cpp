@@ -1,5 +1,6 @@
 #include "control/protocol.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -160,11 +161,11 @@ Peer this_peer() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   const auto n = readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
-  return {getpid(), name.data(), std::string(name.data()) + "/" + boot + "/" + (n > 0 ? space.data() : "")};
+  return {getpid(), name.data(), fmt::format("{}/{}/{}", name.data(), boot, n > 0 ? space.data() : "")};
 }
 
 char state_of(int64_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const auto name_end = text.rfind(')');
   return name_end == std::string::npos || name_end + 2 >= text.size() ? char{0} : text[name_end + 2];

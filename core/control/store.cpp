@@ -1,5 +1,7 @@
 #include "control/store.hpp"
 
+#include <fmt/format.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -110,10 +112,11 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
     error_code ignored;
     acceptor.close(ignored);
   }
-  fail_environment("cannot listen for the job's ranks on " + address.to_string() + " port " +
-                   std::to_string(ports.front()) + (ports.size() > 1 ? " to " + std::to_string(ports.back()) : "") +
-                   ": " + error.message() +
-                   ". Choose a free port on rank 0's node and set ZR_STORE=host:port on every rank");
+  fail_environment(
+      fmt::format("cannot listen for the job's ranks on {} port {}{}: {}. Choose a free port on rank 0's node and set "
+                  "ZR_STORE=host:port on every rank",
+                  address.to_string(), ports.front(), ports.size() > 1 ? fmt::format(" to {}", ports.back()) : "",
+                  error.message()));
 }
 
 void Store::State::accept() {
@@ -219,10 +222,12 @@ void Store::State::put(int rank, std::string key, std::string value) {
       bytes_of_values - before + bytes > kMaxValueBytesOfAll) {
     const bool over_rank_limit = bytes_of_this_rank - freed + bytes > kMaxValueBytesOfRank;
     members.reported(
-        rank, "the job's store is full: cannot put '" + key + "', because " +
-                  (over_rank_limit ? "the values of one rank may use at most " + bytes_text(kMaxValueBytesOfRank)
-                                   : "the values of all ranks may use at most " + bytes_text(kMaxValueBytesOfAll)) +
-                  "; put less data, or put \"\" under keys that every rank has read");
+        rank,
+        fmt::format("the job's store is full: cannot put '{}', because {}; put less data, or put \"\" under keys that "
+                    "every rank has read",
+                    key,
+                    over_rank_limit ? "the values of one rank may use at most " + bytes_text(kMaxValueBytesOfRank)
+                                    : "the values of all ranks may use at most " + bytes_text(kMaxValueBytesOfAll)));
     return check_for_failure();
   }
   if (at != values.end()) bytes_of_rank[at->second.rank] -= before;
