@@ -110,6 +110,28 @@ TEST(Session, RejectsBackwardAfterOneThatFailedHalfway) {
   EXPECT_THAT(failure_of([&] { f.session->begin_backward(1, 1); }), HasSubstr("its gradients are incomplete"));
 }
 
+TEST(Session, ChangesTheNumberOfMicroBatchesBetweenSteps) {
+  Fixture f({"train.gradient_accumulation=2"});
+  f.session->set_accumulation(1);
+  EXPECT_TRUE(f.step(1));
+  f.session->set_accumulation(3);
+  EXPECT_FALSE(f.step(1));
+  EXPECT_EQ(failure_of([&] { f.session->set_accumulation(2); }),
+            "engine.set_accumulation(2) was called within a step; call it after the engine.step() that ends the step");
+  EXPECT_FALSE(f.step(2));
+  EXPECT_TRUE(f.step(6));
+  EXPECT_EQ(f.read(1, engine::LogicalRole::gradient), std::vector<float>(40, 3)) << "the mean of three";
+}
+
+TEST(Session, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
+  Fixture f;
+  EXPECT_EQ(failure_of([&] { f.session->set_accumulation(0); }),
+            "engine.set_accumulation(0): a step has at least one micro-batch per rank; pass 1 or more");
+  EXPECT_THAT(failure_of([&] { f.session->set_accumulation(2); }),
+              HasSubstr("the memory plan has no sums over micro-batches"));
+  EXPECT_TRUE(f.step(1));
+}
+
 TEST(Session, SetsAndHashesWeightsByName) {
   Fixture f;
   const std::string before = f.session->tensors().weights_hash();

@@ -1,0 +1,89 @@
+// The learning rate of an update, and gradients that the program edits, on one rank.
+#include "engine/optimizer_update.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+struct Fixture {
+  explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
+  OneRankJob rig;
+  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::OptimizerUpdate update{rig.context(), state};
+};
+
+TEST(OptimizerUpdate, LearningRateFollowsTheConfiguration) {
+  const Fixture f({"optimizer.lr=0.5", "schedule.id=linear", "schedule.linear.decay_steps=4"});
+  EXPECT_EQ(f.update.learning_rate(0), 0.5);
+  EXPECT_EQ(f.update.learning_rate(2), 0.25);
+}
+
+TEST(OptimizerUpdate, LearningRateComesFromTheScheduleOfTheProgram) {
+  Fixture f({"optimizer.lr=0.5"});
+  f.update.set_schedule([](int64_t index) { return 0.125 * static_cast<double>(index + 1); });
+  EXPECT_EQ(f.update.learning_rate(0), 0.125);
+  EXPECT_EQ(f.update.learning_rate(7), 1.0);
+  f.update.set_schedule({});
+  EXPECT_EQ(f.update.learning_rate(7), 0.5);
+}
+
+TEST(OptimizerUpdate, RejectsALearningRateThatIsNegativeOrNotFinite) {
+  Fixture f;
+  for (const auto& [rate, text] :
+       {std::pair{-1.0, "-1"}, std::pair{std::nan(""), "nan"}, std::pair<double, const char*>{INFINITY, "inf"}}) {
+    f.update.set_schedule([rate = rate](int64_t) { return rate; });
+    EXPECT_EQ(failure_of([&] { f.update.learning_rate(3); }),
+              std::string("engine.step(): the learning rate of update 3, which the program set, is ") + text +
+                  " on rank 0, but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
+  }
+}
+
+TEST(OptimizerUpdate, ThrowsTheExceptionOfTheSchedule) {
+  Fixture f;
+  f.update.set_schedule([](int64_t) -> double { throw std::range_error("no rate"); });
+  EXPECT_THROW(f.update.learning_rate(0), std::range_error);
+}
+
+TEST(OptimizerUpdate, AveragesAndEditsGradientsOfTouchedParametersOnly) {
+  Fixture f;
+  for (const update::UpdateSlice& slice : f.state.slices())
+    std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, 6.0f);
+  std::vector<int> calls(1500, 0);
+  EXPECT_FALSE(f.update.edits_gradients());
+  f.update.set_gradient_edit([&](uint32_t param, int64_t first, int64_t count, float* values) {
+    EXPECT_EQ(param, 0u);
+    for (int64_t i = 0; i < count; ++i) {
+      ++calls[static_cast<std::size_t>(first + i)];
+      values[i] += static_cast<float>(first + i);
+    }
+  });
+  EXPECT_TRUE(f.update.edits_gradients());
+  f.update.edit_gradients(4, {1, 0});
+  EXPECT_EQ(calls, std::vector<int>(1500, 1)) << "each element once";
+  for (const update::UpdateSlice& slice : f.state.slices())
+    for (int64_t i = 0; i < slice.grad.count; ++i)
+      ASSERT_EQ(static_cast<const float*>(slice.grad.data)[i],
+                slice.param == 0 ? 1.5f + static_cast<float>(slice.first + i) : 6.0f);
+}
+
+TEST(OptimizerUpdate, DoesNotEditGradientsThatAreNotFinite) {
+  Fixture f;
+  for (const update::UpdateSlice& slice : f.state.slices())
+    std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, slice.param == 1 ? INFINITY : 6.0f);
+  std::vector<uint32_t> edited;
+  f.update.set_gradient_edit([&](uint32_t param, int64_t, int64_t, float*) { edited.push_back(param); });
+  f.update.edit_gradients(2, {1, 1});
+  EXPECT_EQ(std::count(edited.begin(), edited.end(), 1u), 0) << "the step will be skipped";
+  EXPECT_GT(std::count(edited.begin(), edited.end(), 0u), 0);
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,87 @@
+// Writes of the program to weights: the masters follow, and a write that a checkpoint missed is logged.
+#include "engine/weight_monitor.hpp"
+
+#include <gtest/gtest.h>
+
+#include "one_rank.hpp"
+#include "update/cast.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+// bf16 weights with fp32 masters.
+struct Fixture {
+  void write(uint32_t param, float value) {
+    const std::vector<float> values(static_cast<std::size_t>(rig.model.parameters()[param].count), value);
+    update::downcast(values.data(), std::ssize(values), ZR_BF16, rig.model.memory[param]);
+  }
+  std::vector<float> master(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalRole::value); }
+  std::string logged(const std::function<void()>& call) {
+    ::testing::internal::CaptureStderr();
+    call();
+    return ::testing::internal::GetCapturedStderr();
+  }
+  OneRankJob rig{{"train.dtype=bf16"}};
+  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::WeightFlow flow{rig.context(), state};
+  engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
+  engine::TrainingProgress progress{rig.job.config(), 2};
+  engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, progress}};
+};
+
+TEST(WeightMonitor, MasterFollowsAWriteThatTheModelReports) {
+  Fixture f;
+  EXPECT_FALSE(f.monitor.has_written());
+  f.write(1, 3);
+  f.rig.model.written_to = {1};
+  f.monitor.take_written();
+  EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
+  EXPECT_EQ(f.master(0), FakeModel::initial(1500));
+  EXPECT_FALSE(f.monitor.has_written());
+}
+
+TEST(WeightMonitor, MasterFollowsAWriteThatNobodyReports) {
+  Fixture f;
+  f.write(1, 3);
+  EXPECT_TRUE(f.monitor.has_written());
+  f.monitor.take_written();
+  EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
+  EXPECT_FALSE(f.monitor.has_written());
+}
+
+TEST(WeightMonitor, LogsTheFirstWriteAfterACheckpointOnce) {
+  Fixture f;
+  f.monitor.remember_saved();
+  f.write(1, 3);
+  f.rig.model.written_to = {1};
+  EXPECT_EQ(
+      f.logged([&] { f.monitor.take_written(); }),
+      "zeroth: warning: the program wrote to weights ('b') after the checkpoint of step 0 was saved, so the "
+      "checkpoint does not contain the new values: checkpoint.every saves at the end of engine.step(); to include "
+      "such writes, call engine.save() after them instead\n");
+  f.monitor.remember_saved();
+  f.write(0, 4);
+  f.rig.model.written_to = {0};
+  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "") << "once per session";
+}
+
+TEST(WeightMonitor, DoesNotLogAWriteOfTheSameValues) {
+  Fixture f;
+  f.monitor.remember_saved();
+  f.rig.model.written_to = {1};
+  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "");
+}
+
+TEST(WeightMonitor, DoesNotLogAWriteAfterTheNextStep) {
+  Fixture f;
+  f.monitor.remember_saved();
+  f.monitor.forget_saved();
+  f.write(1, 3);
+  f.rig.model.written_to = {1};
+  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "");
+}
+
+}  // namespace
+}  // namespace zr::testing
