@@ -18,14 +18,14 @@ struct Fixture {
   Fixture()
       : session(std::make_unique<engine::Session>(one_rank_setup(scratch.folder().string(), {}, control), model)) {}
   bool agree(engine::ParameterChange& change) {
-    return session->refresh().agree_on_change([&](engine::ParameterChange&) { return other.parameters(); }, change);
+    return session->refresh().compare_changes([&](engine::ParameterChange&) { return other.parameters(); }, change);
   }
   static void backward(engine::Session& session, FakeModel& model) {
     session.begin_backward(1, 1);
     for (auto param = static_cast<uint32_t>(model.parameters().size()); param-- > 0;) model.give_gradient(param, 0.5f);
     session.end_backward();
   }
-  static std::vector<float> read(engine::Session& session, const std::string& name, engine::LogicalRole role,
+  static std::vector<float> read(engine::Session& session, const std::string& name, engine::TensorKind role,
                                  const std::string& slot = "") {
     std::vector<float> values(40);
     session.tensors().read(session.tensors().find(name), role, slot, values.data());
@@ -67,7 +67,7 @@ TEST(ModelRefresh, FailedLookAtTheModelChangesNothing) {
   Fixture f;
   engine::ParameterChange change;
   EXPECT_THROW(
-      f.session->refresh().agree_on_change(
+      f.session->refresh().compare_changes(
           [](engine::ParameterChange&) -> std::vector<plan::Parameter> { throw std::range_error("no model"); }, change),
       std::range_error);
   Fixture::backward(*f.session, f.model);
@@ -78,8 +78,8 @@ TEST(ModelRefresh, NextSessionContinuesStepWeightsAndStates) {
   Fixture f;
   Fixture::backward(*f.session, f.model);
   f.session->step();
-  const std::vector<float> weights = Fixture::read(*f.session, "b", engine::LogicalRole::value);
-  const std::vector<float> states = Fixture::read(*f.session, "b", engine::LogicalRole::state, "exp_avg");
+  const std::vector<float> weights = Fixture::read(*f.session, "b", engine::TensorKind::value);
+  const std::vector<float> states = Fixture::read(*f.session, "b", engine::TensorKind::state, "exp_avg");
   auto before = std::make_unique<engine::RefreshState>(f.session->hand_over(Fixture::with_c()));
   const std::string saved = before->folder;
   EXPECT_TRUE(std::filesystem::exists(saved));
@@ -88,10 +88,10 @@ TEST(ModelRefresh, NextSessionContinuesStepWeightsAndStates) {
   EXPECT_FALSE(std::filesystem::exists(saved)) << "the checkpoint between the sessions is deleted";
   EXPECT_EQ(next.progress().step(), 1);
   EXPECT_EQ(next.progress().steps_of_run(), 1);
-  EXPECT_EQ(Fixture::read(next, "b", engine::LogicalRole::value), weights);
-  EXPECT_EQ(Fixture::read(next, "b", engine::LogicalRole::state, "exp_avg"), states);
-  EXPECT_EQ(Fixture::read(next, "c", engine::LogicalRole::value), FakeModel::initial(40));
-  EXPECT_EQ(Fixture::read(next, "c", engine::LogicalRole::state, "exp_avg"), std::vector<float>(40, 0));
+  EXPECT_EQ(Fixture::read(next, "b", engine::TensorKind::value), weights);
+  EXPECT_EQ(Fixture::read(next, "b", engine::TensorKind::state, "exp_avg"), states);
+  EXPECT_EQ(Fixture::read(next, "c", engine::TensorKind::value), FakeModel::initial(40));
+  EXPECT_EQ(Fixture::read(next, "c", engine::TensorKind::state, "exp_avg"), std::vector<float>(40, 0));
   Fixture::backward(next, f.other);
   EXPECT_TRUE(next.step());
   EXPECT_EQ(next.progress().step(), 2);

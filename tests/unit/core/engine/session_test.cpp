@@ -120,7 +120,7 @@ TEST(Session, ChangesTheNumberOfMicroBatchesBetweenSteps) {
             "engine.set_accumulation(2) was called within a step; call it after the engine.step() that ends the step");
   EXPECT_FALSE(f.step(2));
   EXPECT_TRUE(f.step(6));
-  EXPECT_EQ(f.read(1, engine::LogicalRole::gradient), std::vector<float>(40, 3)) << "the mean of three";
+  EXPECT_EQ(f.read(1, engine::TensorKind::gradient), std::vector<float>(40, 3)) << "the mean of three";
 }
 
 TEST(Session, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
